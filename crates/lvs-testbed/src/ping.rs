@@ -20,7 +20,7 @@ pub struct PingOptions {
     size: u16,
 }
 
-/// Sends one request; the reply must arrive within [`PATIENCE`] and return every byte.
+/// Sends one request; the reply must arrive within `PATIENCE` and return every byte.
 ///
 /// # Errors
 ///
