@@ -788,7 +788,7 @@ fn priority_tags_do_not_get_past_the_shield() {
         ..Intercept::default()
     };
     shield.update(&spec).unwrap();
-    // What came late is not to be taken for what is sent next.
+    // Discards the packets that arrive late, so that the next ones are told apart from them.
     host.set_read_timeout(Some(SILENCE)).unwrap();
     while host.recv(&mut [0; 16]).is_ok() {}
     for tags in single {

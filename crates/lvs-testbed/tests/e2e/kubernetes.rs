@@ -291,7 +291,7 @@ fn service_of_kubernetes_is_served_and_survives_the_loss_of_the_api_server() -> 
     )?;
     cluster.wait("all nodes again", &lvsd, || usable(site) == [0, 1, 2])?;
 
-    // A wrong annotation changes nothing, and is told.
+    // A wrong annotation changes no service, and lvsd reports it.
     cluster.merge(
         web,
         &json!({ "metadata": { "annotations": { "lvsd/chek": "x" } } }),

@@ -170,7 +170,7 @@ fn route_to_clients_is_followed() -> Result<()> {
 
     let download = Download::start(&site)?;
     site.director.sh("ip route delete default")?;
-    // Those of a new connection, if the download is over.
+    // The packets may be those of a new connection, if the download is over.
     let url = format!("http://{}/id", site.vip);
     let _new = site.client.spawn("curl", &["-sS", "-m", "240", &url])?;
     wait_until("packets without a route", PATIENCE, || {

@@ -30,7 +30,7 @@ const PART: usize = 16;
 pub(super) struct Caller {
     pub(super) thread: u32,
     directory: OwnedFd,
-    /// Of the thread, whose descriptors may not be those of its process. Before Linux 6.9, of its process.
+    /// A pidfd of the thread, which may have other descriptors than its process. Before Linux 6.9, one of the process.
     pidfd: OwnedFd,
     /// Its user namespace.
     user: NamespaceId,

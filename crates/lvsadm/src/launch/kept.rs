@@ -222,7 +222,7 @@ mod tests {
                 service: service(2),
                 server: server(2, 2, 1).server,
             },
-            // Of a service that another program has added.
+            // A server of a service that another program has added.
             Call::ServerAdd(server(77, 1, 1)),
             Call::ServiceZero { service: None },
             Call::TimeoutsSet(timeouts(100, 20, 30)),
@@ -255,7 +255,7 @@ mod tests {
         assert!(!kept.keep(&Call::ServerAdd(server(1, all, 1))));
         assert!(kept.is_empty());
         assert!(kept.keep(&Call::ServiceAdd(add(2, "rr"))) && kept.is_empty());
-        // A flush begins anew.
+        // A flush removes everything that was kept, and calls are kept again.
         kept.keep(&Call::ServiceFlush {});
         assert!(kept.keep(&Call::ServiceAdd(add(2, "rr"))));
         assert!(!kept.is_empty());

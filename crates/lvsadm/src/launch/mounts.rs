@@ -36,7 +36,7 @@ pub(super) struct Mounts {
 pub(super) fn prepare() -> io::Result<(Mounts, OwnedFd)> {
     let requests = File::options().read(true).write(true).open("/dev/fuse")?;
     unshare(CloneFlags::CLONE_NEWNS)?;
-    // What is mounted below /proc from here on is not mounted for others.
+    // The following mounts below /proc stay in this mount namespace.
     mount_change(
         "/proc",
         MountPropagationFlags::PRIVATE | MountPropagationFlags::REC,

@@ -112,7 +112,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Space {
-    /// Of the `namespace` that this thread is in.
+    /// A new `Space` for `namespace`, which is the network namespace of this thread.
     pub(super) fn here(
         id: NamespaceId,
         namespace: File,
