@@ -82,7 +82,7 @@ unit: ## unit, property and recorded-kernel tests
 	@$(call build_tests,--exclude lvs-bench --exclude lvs-testbed)
 	$(CARGO) test --locked --workspace --exclude lvs-bench --exclude lvs-testbed
 
-e2e: ## the tests in network namespaces (LVS_IN_KERNEL=off: the engine forwards all packets)
+e2e: ## the tests in network namespaces (LVS_IN_KERNEL=off: the dataplane forwards all packets)
 	@$(call build_tests,--exclude lvs-bench)
 	@$(MAKE) --no-print-directory ONLY=$(or $(ONLY),e2e::) run-tests
 
@@ -109,7 +109,7 @@ $(CLANG) -O2 -g0 -Wall -Wextra -Werror -target bpf -mcpu=v3 -I/usr/include/$$(un
 llvm-strip -x $(1)
 endef
 
-bpf: ## compile the programs of the path in the kernel; their object is committed and built into the engine
+bpf: ## compile the programs of the path in the kernel; their object is committed and built into the dataplane
 	@tools/setup bpf
 	$(call compile_bpf,$(BPF)/fast.bpf.o)
 

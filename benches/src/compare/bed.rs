@@ -384,16 +384,16 @@ impl Bed {
             Contender::Direct | Contender::Route => Ok(()),
             Contender::Ipvs(method) => self.start_ipvs(method),
             Contender::Nftables => peers::nftables(&self.director),
-            Contender::AfPacket(method) => self.start_engine("af_packet", method, None),
+            Contender::AfPacket(method) => self.start_dataplane("af_packet", method, None),
             // Its table is allocated at once; a few packets of each connection of a million are
             // enough to open.
-            Contender::InKernel(method) => self.start_engine("af_packet", method, None),
-            Contender::Xdp => self.start_engine("af_packet", Method::Nat, None),
+            Contender::InKernel(method) => self.start_dataplane("af_packet", method, None),
+            Contender::Xdp => self.start_dataplane("af_packet", Method::Nat, None),
             Contender::Other => {
                 let dir = yardsticks.other.as_deref().context("no --other")?;
-                self.start_engine("af_packet", Method::Nat, Some(dir))
+                self.start_dataplane("af_packet", Method::Nat, Some(dir))
             }
-            Contender::Tun => self.start_engine("tun", Method::Nat, None),
+            Contender::Tun => self.start_dataplane("tun", Method::Nat, None),
             Contender::NullV2Send => self.start_null(yardsticks, "v2", "mmsg"),
             Contender::NullV3Send => self.start_null(yardsticks, "v3", "mmsg"),
             Contender::NullV3Ring => self.start_null(yardsticks, "v3", "ring"),
@@ -419,11 +419,11 @@ impl Bed {
     }
 
     /// The programs are those of `dir`, or the ones next to this one.
-    fn start_engine(&mut self, backend: &str, method: Method, dir: Option<&Path>) -> Result<()> {
+    fn start_dataplane(&mut self, backend: &str, method: Method, dir: Option<&Path>) -> Result<()> {
         let program =
             |name: &str| dir.map_or_else(|| programs::find(name), |dir| Ok(dir.join(name)));
         let [_, d, e, _] = &self.devices;
-        let engine = program("lvs-dataplane")?.display().to_string();
+        let dataplane = program("lvs-dataplane")?.display().to_string();
         let in_kernel = self.who.is_in_kernel();
         let connections = if in_kernel {
             self.connections + self.connections / 5
@@ -431,7 +431,7 @@ impl Bed {
             CONNECTIONS
         };
         let (cpu, connections) = (DIRECTOR.to_string(), connections.to_string());
-        let mut words = vec!["-c", &cpu, &engine, "--backend", backend];
+        let mut words = vec!["-c", &cpu, &dataplane, "--backend", backend];
         words.extend([
             "--interface",
             d,
@@ -461,8 +461,8 @@ impl Bed {
         }
         let mut process = self.director.spawn("taskset", &words)?;
         let director = &self.director;
-        wait_until("the engine", Duration::from_secs(10), || {
-            director.has_engine() || !process.is_running()
+        wait_until("the dataplane", Duration::from_secs(10), || {
+            director.has_dataplane() || !process.is_running()
         })
         .with_context(|| process.log())?;
         ensure!(

@@ -27,15 +27,15 @@ impl Method {
 /// A director, or what stands in its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub(crate) enum Contender {
-    /// This project's engine, on packet sockets.
+    /// This project's dataplane, on packet sockets.
     AfPacket(Method),
     /// The same, with established connections forwarded in the kernel.
     InKernel(Method),
     /// The same, NAT, before there is a socket buffer.
     Xdp,
-    /// Another build of this project's engine, on packet sockets, NAT.
+    /// Another build of this project's dataplane, on packet sockets, NAT.
     Other,
-    /// This project's engine, on a TUN device, NAT.
+    /// This project's dataplane, on a TUN device, NAT.
     Tun,
     /// This project's daemon, which relays itself (`forward = "proxy"`).
     Proxy,
@@ -96,7 +96,7 @@ impl Contender {
         }
     }
 
-    /// It is this project's engine.
+    /// It is this project's dataplane.
     pub(crate) fn is_ours(self) -> bool {
         matches!(
             self,
@@ -118,7 +118,7 @@ impl Contender {
         self.is_ours() || matches!(self, Self::Ipvs(_))
     }
 
-    /// It is this project's engine, and forwards in the kernel.
+    /// It is this project's dataplane, and forwards in the kernel.
     pub(crate) fn is_in_kernel(self) -> bool {
         matches!(self, Self::InKernel(_) | Self::Xdp)
     }

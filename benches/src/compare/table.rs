@@ -101,7 +101,7 @@ pub(super) fn all() -> Vec<Group> {
 const IN_KERNEL: Contender = Contender::InKernel(Method::Nat);
 
 impl Group {
-    /// NAT in the kernel against routing, nftables and the engine itself.
+    /// NAT in the kernel against routing, nftables and the dataplane itself.
     fn nat_in_kernel(&mut self, flows: u32, text: &str, short: &str, bounds: [f64; 3]) {
         let bits = if flows > 100_000 {
             OWN_CLIENTS
@@ -114,7 +114,7 @@ impl Group {
         for (suffix, against, who, bound) in [
             ("", "routing", Contender::Route, routing),
             ("-nft", "nftables DNAT", Contender::Nftables, nft),
-            ("-off", "the engine itself", NAT, Bound::Shown),
+            ("-off", "the dataplane itself", NAT, Bound::Shown),
         ] {
             let other = self.flood(who, Place::Usual, "nat", flood);
             self.row(
@@ -252,7 +252,7 @@ fn in_kernel_tcp() -> Group {
         let ours = job(who);
         let against = [
             ("", "routing", job(Contender::Route)),
-            ("-off", "the engine itself", job(NAT)),
+            ("-off", "the dataplane itself", job(NAT)),
             ("-haproxy", "HAProxy", job(Contender::Haproxy)),
         ];
         let bounds = bounds.into_iter().chain([None]);
@@ -332,7 +332,7 @@ fn other() -> Group {
         ),
         (
             "other-nat-100k-1c",
-            "NAT, 100,000 flows, receive work and engine on one core",
+            "NAT, 100,000 flows, receive work and dataplane on one core",
             |who| Work::Flood(who, Place::OneCore, forward(100_000, SHARED_CLIENTS)),
         ),
         ("other-bulk", "one TCP stream, NAT", |who| {
@@ -443,7 +443,7 @@ fn one_core() -> Group {
     let routing = group.flood(Contender::Route, Place::OneCore, "1c", flood);
     let nft = group.flood(Contender::Nftables, Place::OneCore, "1c", flood);
     let split = group.flood(NAT, Place::Usual, "split", flood);
-    let what = "NAT, 100,000 flows, receive work and engine on one core";
+    let what = "NAT, 100,000 flows, receive work and dataplane on one core";
     group.row("nat-100k-1c", what, &ours, nulls, Bound::AtLeast(0.85));
     let what = "the same, against routing on one core";
     group.row(

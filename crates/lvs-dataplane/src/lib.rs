@@ -3,7 +3,7 @@
 // These macros wait for the reader of the stream, and panic if it is closed: `log` does neither.
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
 
-pub mod engine;
+pub mod dataplane;
 pub mod host;
 pub mod in_kernel;
 pub mod io;

@@ -1,4 +1,4 @@
-//! `lvs-dataplane`: the engine as a program. It stays in the foreground and logs to stderr.
+//! `lvs-dataplane`: the dataplane as a program. It stays in the foreground and logs to stderr.
 
 use std::env;
 use std::ffi::c_int;
@@ -17,7 +17,7 @@ use lvs_api::directors;
 use lvs_api::{Address, Client, sweep};
 use lvs_core::api::Confinement;
 use lvs_core::mark::parse_rules;
-use lvs_dataplane::engine::{self, Config, Engine, PeersConfig};
+use lvs_dataplane::dataplane::{self, Config, Dataplane, PeersConfig};
 use lvs_dataplane::in_kernel::InKernel as InKernelPath;
 use lvs_dataplane::outlive::{self, Holder};
 use lvs_packet::icmp_limit::Limits;
@@ -34,11 +34,11 @@ use signal_hook::iterator::Signals;
 use tracing::{Level, info, warn};
 use tracing_subscriber::EnvFilter;
 
-/// The engine of a Linux Virtual Server in userspace.
+/// The dataplane of a Linux Virtual Server in userspace.
 ///
 /// Forwards the connections of virtual services to real servers by NAT, full NAT, direct routing or
 /// tunnelling. `lvsadm` and `lvsd` configure it through its control socket, which answers as soon
-/// as the engine is ready. Runs in the foreground and logs to standard error; LVS_LOG sets the
+/// as the dataplane is ready. Runs in the foreground and logs to standard error; LVS_LOG sets the
 /// level (info by default). SIGTERM, SIGINT and SIGQUIT stop it in an orderly way; SIGHUP, SIGUSR1,
 /// SIGUSR2 and SIGALRM are ignored, so that it goes on when its terminal is closed.
 #[derive(Debug, Parser)]
@@ -54,12 +54,12 @@ struct Args {
     backend: Backend,
 
     /// Whether established connections are forwarded in the kernel, by programs at the interfaces
-    /// that read the engine's connection table (Linux 6.1, root). Default: auto, and `lvsadm
+    /// that read the dataplane's connection table (Linux 6.1, root). Default: auto, and `lvsadm
     /// doctor` does not mind if it is not possible.
     #[arg(long, value_enum)]
     in_kernel: Option<InKernel>,
 
-    /// Whether a small process holds connections, services and counters, should this engine be
+    /// Whether a small process holds connections, services and counters, should this dataplane be
     /// killed, until the next one comes. With --in-kernel, the kernel does. auto: if that is
     /// possible.
     #[arg(long, value_enum, default_value_t = Outlive::Off)]
@@ -78,13 +78,13 @@ struct Args {
     #[arg(long, hide = true, default_value_t = lvs_dataplane::in_kernel::RIPE, value_name = "N")]
     in_kernel_after: std::num::NonZeroU32,
 
-    /// Whether the engine drops the rights that it does not need: most of the file system, starting
+    /// Whether the dataplane drops the rights that it does not need: most of the file system, starting
     /// programs, and system calls that administer the host (Landlock and seccomp, as far as the
     /// kernel has them).
     #[arg(long, value_enum, default_value_t = Confine::Auto)]
     confine: Confine,
 
-    /// Remove the state that a killed engine has left in the kernel (its connections end), and
+    /// Remove the state that a killed dataplane has left in the kernel (its connections end), and
     /// exit.
     #[arg(long)]
     cleanup: bool,
@@ -109,7 +109,7 @@ struct Args {
     socket: Option<String>,
 
     /// Let members of this group change things over the control socket, besides root with
-    /// CAP_NET_ADMIN and the engine's own user.
+    /// CAP_NET_ADMIN and the dataplane's own user.
     #[arg(long, value_name = "GROUP", value_parser = group)]
     group: Option<u32>,
 
@@ -136,7 +136,7 @@ struct Args {
     own_vips: bool,
 
     /// Local address for full NAT: what real servers see instead of the client's; may be given
-    /// several times. The engine answers ARP and neighbour discovery for an address that the
+    /// several times. The dataplane answers ARP and neighbour discovery for an address that the
     /// host does not have.
     #[arg(long, value_name = "ADDRESS")]
     local_address: Vec<IpAddr>,
@@ -147,7 +147,7 @@ struct Args {
     #[arg(long, requires = "local_address")]
     hairpin: bool,
 
-    /// Whether to answer or drop echo requests to addresses that the engine owns. The host answers
+    /// Whether to answer or drop echo requests to addresses that the dataplane owns. The host answers
     /// for its own.
     #[arg(long, default_value = "answer", value_name = "answer|drop")]
     echo: Echo,
@@ -289,9 +289,14 @@ impl FromStr for Workers {
             return Ok(Self::Auto);
         }
         let number = text.parse().ok();
-        let number = number.filter(|n: &NonZeroUsize| n.get() <= engine::WORKERS_MAX);
+        let number = number.filter(|n: &NonZeroUsize| n.get() <= dataplane::WORKERS_MAX);
         let number = number.map(Self::Some);
-        number.ok_or_else(|| format!("give auto, or a number from 1 to {}", engine::WORKERS_MAX))
+        number.ok_or_else(|| {
+            format!(
+                "give auto, or a number from 1 to {}",
+                dataplane::WORKERS_MAX
+            )
+        })
     }
 }
 
@@ -403,13 +408,13 @@ fn main() -> ExitCode {
         .with_default_directive(Level::INFO.into())
         .from_env_lossy();
     // Both write to the same standard error then.
-    let mark = env::var_os("LVS_STARTED_BY").map(|_| "engine");
+    let mark = env::var_os("LVS_STARTED_BY").map(|_| "dataplane");
     // Without a log it forwards all the same.
     let _log = log::start(filter, mark).inspect_err(|error| {
         log::say(Level::ERROR, format_args!("lvs-dataplane: no log: {error}"));
     });
     if let (false, false) = (confinement.not_by.is_empty(), args.cleanup) {
-        warn!("the engine is {confinement}");
+        warn!("the dataplane is {confinement}");
     }
     match run(args, confinement, holder) {
         Ok(()) => ExitCode::SUCCESS,
@@ -434,7 +439,7 @@ fn told(error: &anyhow::Error) -> String {
     text
 }
 
-/// Where the engine of these arguments listens.
+/// Where the dataplane of these arguments listens.
 fn address(args: &Args) -> Address {
     let socket = args.socket.as_ref().filter(|text| !text.is_empty());
     socket.map_or_else(Address::default, Address::new)
@@ -456,7 +461,7 @@ fn confine(args: &Args) -> Confinement {
         // system is used.
         let _ = mount_bpf(Path::new("/sys/fs/bpf"));
     }
-    confine::engine(&confine::Places {
+    confine::dataplane(&confine::Places {
         socket: address(args).path().map(Path::to_owned),
         // Files of rules may have names, which are looked up.
         tcp: args.sync_key.is_some() || args.rules.is_some(),
@@ -468,12 +473,12 @@ fn clean_up() -> anyhow::Result<()> {
     let address = Address::from_env();
     anyhow::ensure!(
         Client::connect(&address).is_err(),
-        "an engine runs at {address}: stop it, and nothing is left"
+        "a dataplane runs at {address}: stop it, and nothing is left"
     );
-    let look = "cannot look for what an engine has left";
+    let look = "cannot look for what a dataplane has left";
     let held = Holder::clean_up(&address.to_string()).context(look)?;
     if held {
-        println!("took away connections that an engine had left");
+        println!("took away connections that a dataplane had left");
     }
     // If BPF is not permitted, no dataplane can have left programs.
     let left = match InKernelPath::clean_up() {
@@ -482,8 +487,8 @@ fn clean_up() -> anyhow::Result<()> {
     };
     match left {
         0 if held => {}
-        0 => println!("no engine has left anything"),
-        left => println!("took away {left} maps and links that an engine had left"),
+        0 => println!("no dataplane has left anything"),
+        left => println!("took away {left} maps and links that a dataplane had left"),
     }
     Ok(())
 }
@@ -502,37 +507,37 @@ fn run(
         (Ok(holder), _) => holder,
         (Err(error), Outlive::On) => return Err(error).context("--outlive on"),
         (Err(error), _) => {
-            warn!("connections do not outlive this engine: {error}");
+            warn!("connections do not outlive this dataplane: {error}");
             None
         }
     };
-    // Before the engine's threads exist, so that a signal during the start is not lost.
+    // Before the dataplane's threads exist, so that a signal during the start is not lost.
     let ignored = IGNORED.map(|(signal, _)| signal);
     let mut signals =
         Signals::new(ENDING.into_iter().chain(ignored)).context("cannot handle signals")?;
-    let engine = Engine::start(config)?;
-    engine.handle().set_confinement(confinement);
+    let dataplane = Dataplane::start(config)?;
+    dataplane.handle().set_confinement(confinement);
     let notify = Notify::from_env();
     notify.send("READY=1");
-    let _fed = match (watchdog::interval(), engine.address()) {
+    let _fed = match (watchdog::interval(), dataplane.address()) {
         (Some(interval), Some(address)) => {
             let feeder = Feeder::start(address.clone(), notify, interval);
             Some(feeder.context("cannot feed the watchdog")?)
         }
         _ => None,
     };
-    let dataplane = engine.handle();
+    let running = dataplane.handle();
     let handle = signals.handle();
     let waiter = std::thread::spawn(move || {
         for signal in signals.forever() {
             let ignored = IGNORED.iter().find(|(number, _)| *number == signal);
             let Some((_, name)) = ignored else {
-                return dataplane.stop();
+                return running.stop();
             };
             info!("{name} is ignored: SIGTERM stops the dataplane; lvsadm and lvsd configure it");
         }
     });
-    engine.join();
+    dataplane.join();
     handle.close();
     let _ = waiter.join();
     Ok(())
@@ -563,15 +568,15 @@ fn config(args: Args) -> anyhow::Result<Config> {
     };
     Ok(Config {
         backend: match args.backend {
-            Backend::Auto => engine::Backend::Auto,
-            Backend::Tun => engine::Backend::Tun,
-            Backend::AfPacket => engine::Backend::AfPacket,
+            Backend::Auto => dataplane::Backend::Auto,
+            Backend::Tun => dataplane::Backend::Tun,
+            Backend::AfPacket => dataplane::Backend::AfPacket,
         },
         in_kernel: match args.in_kernel {
-            Some(InKernel::Off) => engine::UseKernel::Off,
-            None => engine::UseKernel::Try,
-            Some(InKernel::Auto) => engine::UseKernel::Auto,
-            Some(InKernel::On) => engine::UseKernel::On,
+            Some(InKernel::Off) => dataplane::UseKernel::Off,
+            None => dataplane::UseKernel::Try,
+            Some(InKernel::Auto) => dataplane::UseKernel::Auto,
+            Some(InKernel::On) => dataplane::UseKernel::On,
         },
         xdp: args.xdp,
         in_kernel_after: Some(args.in_kernel_after),

@@ -155,7 +155,7 @@ pub struct Hello {
     /// [`VERSION`] of the dataplane.
     pub version: u32,
     /// Name and version of the dataplane: `lvs-dataplane 0.1.0`.
-    pub engine: String,
+    pub dataplane: String,
     /// Size of the connection table as the kernel prints it (`size=4096`).
     pub table_size: u32,
     /// The client may change things.

@@ -54,7 +54,7 @@ impl Keeper {
         }
         if changes.steering && self.interception.is_routed() {
             self.interception.distrust();
-            self.changed.get_or_insert(self.engine.now());
+            self.changed.get_or_insert(self.dataplane.now());
         }
         if changes.links || changes.addresses {
             self.tables.follow_addresses();
@@ -64,7 +64,7 @@ impl Keeper {
         } else if changes.routes {
             // The packet path follows at once; the servers' next hops can wait for the end of a
             // storm.
-            self.changed.get_or_insert(self.engine.now());
+            self.changed.get_or_insert(self.dataplane.now());
         }
         self.announce_behind(&changes.appeared);
         self.follow_neighbours(&changes);
@@ -106,9 +106,9 @@ impl Keeper {
             return;
         }
         let call = Call::LocalSet(self.pool.clone());
-        let now = self.engine.now();
+        let now = self.dataplane.now();
         let host = self.view_of_tables();
-        let applied = self.engine.control().apply(&[call], &host, now);
+        let applied = self.dataplane.control().apply(&[call], &host, now);
         if let Err(refused) = applied {
             warn!("{}", refused.failure.message);
         }
@@ -234,7 +234,7 @@ impl Keeper {
                 warn!(
                     "the BPF program lvs_back is gone from the egress of {name}, or another one is before it (`bpftool net show dev \
                      {name}`): what is given back to the host comes in by {} instead, and rules of the host that name an \
-                     interface should name that one too. Restart the engine where the program shall be back",
+                     interface should name that one too. Restart the dataplane where the program shall be back",
                     HostDevice::NAME
                 );
             }
@@ -271,10 +271,12 @@ impl Keeper {
                 );
                 let remedy = format!(
                     "see with `{show}` who put another one in front of it or detached it; have that one attach behind it, and \
-                     the engine goes on by itself, or start the engine again where lvs_ingress is gone; with --in-kernel off \
+                     the dataplane goes on by itself, or start the dataplane again where lvs_ingress is gone; with --in-kernel off \
                      it does not mind"
                 );
-                warn!("all packets are forwarded by the engine itself: {reason}. To do: {remedy}");
+                warn!(
+                    "all packets are forwarded by the dataplane itself: {reason}. To do: {remedy}"
+                );
                 in_kernel.stands_aside(Some((reason, remedy)));
                 self.aside = Some(in_kernel.hold());
             }
@@ -286,8 +288,10 @@ impl Keeper {
             if self.aside.is_none() {
                 let reason =
                     "frames get lost before they reach lvs_ingress, the BPF program at the ingress";
-                let remedy = "`bpftool net` tells which other programs there are; start the engine with --in-kernel off";
-                warn!("all packets are forwarded by the engine itself: {reason}. To do: {remedy}");
+                let remedy = "`bpftool net` tells which other programs there are; start the dataplane with --in-kernel off";
+                warn!(
+                    "all packets are forwarded by the dataplane itself: {reason}. To do: {remedy}"
+                );
                 in_kernel.stands_aside(Some((reason.to_owned(), remedy.to_owned())));
                 self.aside = Some(in_kernel.hold());
             }

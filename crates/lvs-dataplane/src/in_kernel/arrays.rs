@@ -1,4 +1,4 @@
-//! The maps that programs and engine share.
+//! The maps that programs and dataplane share.
 
 use std::sync::Arc;
 

@@ -56,7 +56,7 @@ impl InKernel {
                     ),
                     put => put?,
                 }
-                // That of an engine which attached itself the other way.
+                // That of a dataplane which attached itself the other way.
                 if let Some(pin) = &pin {
                     let _ = fs::remove_file(pin);
                 }
@@ -98,7 +98,7 @@ impl InKernel {
         }
     }
 
-    /// Takes away the filters that engines have left, but for those that are this one's.
+    /// Takes away the filters that dataplanes have left, but for those that are this one's.
     pub(super) fn sweep_filters(&self) {
         let attached = lock(&self.attached);
         let done = match &self.filters {
@@ -106,7 +106,7 @@ impl InKernel {
             None => sweep_all(),
         };
         if let Err(error) = done {
-            warn!("cannot look for filters that another engine has left: {error}");
+            warn!("cannot look for filters that another dataplane has left: {error}");
         }
     }
 }
@@ -153,7 +153,7 @@ fn is_taken(error: &io::Error) -> bool {
     )
 }
 
-/// Takes away all filters of engines in this network namespace; gives how many there were.
+/// Takes away all filters of dataplanes in this network namespace; gives how many there were.
 pub(super) fn sweep_all() -> io::Result<usize> {
     sweep(&mut Filters::open()?, &HashSet::new())
 }

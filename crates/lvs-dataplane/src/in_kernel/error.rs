@@ -40,7 +40,7 @@ pub enum InKernelError {
     },
     /// The maps cannot be kept for a successor.
     #[error(
-        "as filters (clsact), its programs stay when the engine is killed, and its successor would not find what they use: {0}"
+        "as filters (clsact), its programs stay when the dataplane is killed, and its successor would not find what they use: {0}"
     )]
     NoPins(#[source] io::Error),
     /// The kernel has no memory for the maps.
@@ -72,7 +72,7 @@ impl From<InKernelError> for InKernelInfo {
         };
         let remedy = match &error {
             InKernelError::Permission(_) => {
-                "run the engine as root, or with CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN (systemd: AmbientCapabilities=, CapabilityBoundingSet=), outside of containers"
+                "run the dataplane as root, or with CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN (systemd: AmbientCapabilities=, CapabilityBoundingSet=), outside of containers"
             }
             InKernelError::Kernel { .. } => {
                 "Linux 6.1 or newer with CONFIG_BPF_SYSCALL, CONFIG_NET_SCH_INGRESS and CONFIG_NET_CLS_BPF has what it needs; from 6.6 on, CONFIG_NET_XGRESS is enough"
@@ -83,10 +83,10 @@ impl From<InKernelError> for InKernelInfo {
             }
             InKernelError::NoPins(_) => "mount a BPF file system: mount -t bpf bpf /sys/fs/bpf",
             InKernelError::NoMemory { .. } => {
-                "a smaller --max-connections or --max-ipv6 takes less; the engine's control group (systemd: MemoryMax=) may permit more"
+                "a smaller --max-connections or --max-ipv6 takes less; the dataplane's control group (systemd: MemoryMax=) may permit more"
             }
             InKernelError::Setting { remedy, .. } => *remedy,
-            InKernelError::Object => "make bpf, and build the engine again",
+            InKernelError::Object => "make bpf, and build the dataplane again",
         };
         Self {
             wanted: true,

@@ -1,4 +1,4 @@
-//! Numbers that the engine and its programs share: the other half of `bpf/layout.h`.
+//! Numbers that the dataplane and its programs share: the other half of `bpf/layout.h`.
 
 /// Words of the settings.
 pub(super) mod conf {

@@ -65,7 +65,7 @@ pub(super) struct Locals {
 }
 
 impl Locals {
-    /// Without the map, which another engine may have left.
+    /// Without the map, which another dataplane may have left.
     pub(super) fn new(layout: &Layout, maps: Maps<'_>) -> io::Result<Self> {
         let place = match maps {
             Maps::Found(pins) => MapPlace::pinned(&pins.path(PLACE))?,
@@ -280,7 +280,7 @@ impl InKernel {
     pub(crate) fn locals_left(&self) -> Option<LocalsLeft<'_>> {
         let path = self.pins.as_ref()?.path(ENDS);
         let found = Ends::pinned(&path).and_then(|ends| {
-            // That engine may have been killed before programs found it.
+            // That dataplane may have been killed before programs found it.
             self.locals.place.put(&ends)?;
             let left = ends.entries()?.into_iter().collect();
             Ok(LocalsLeft {
@@ -299,7 +299,7 @@ impl InKernel {
     }
 }
 
-/// Local ends that another engine has left.
+/// Local ends that another dataplane has left.
 #[derive(Debug)]
 pub(crate) struct LocalsLeft<'a> {
     kernel: &'a InKernel,
@@ -413,7 +413,7 @@ mod tests {
         assert_eq!(take(&kept), None);
         left.end();
         assert_eq!(in_kernel.locals(), LocalsAre::Ready);
-        let map = locals.ends.get().expect("it is this engine's");
+        let map = locals.ends.get().expect("it is this dataplane's");
         assert!(map.get(&locals.request(7)).is_some() && map.get(&reply(&kept)).is_some());
         assert_eq!(map.entries().map_or(0, |all| all.len()), 2);
     }

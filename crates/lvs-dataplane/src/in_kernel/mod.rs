@@ -67,13 +67,13 @@ pub(crate) use self::services::HeldServices;
 use self::xdp::Xdp;
 use crate::lock::lock;
 use crate::netlink::Filters;
-use crate::outlive::WITHOUT_ENGINE;
+use crate::outlive::WITHOUT_DATAPLANE;
 use lvs_packet::rewrite::tunnel::Template;
 use lvs_packet::wire::Mac;
 use lvs_sys::{Jump, PacketSocket, Program, ProgramArray, SharedSet};
 
 /// Packets from the client after which a connection is published: shorter ones stay with the
-/// engine, and a flood publishes nothing.
+/// dataplane, and a flood publishes nothing.
 pub const RIPE: NonZeroU32 = NonZeroU32::new(16).unwrap();
 /// A dataplane that runs for this time has proved that the inherited state does not crash it.
 const LONG_ENOUGH: Duration = Duration::from_secs(30);
@@ -110,7 +110,7 @@ pub struct Shares {
     pub unfit: u64,
     /// Handed up: neither TCP nor UDP, or with options, fragments, tags of VLANs.
     pub other: u64,
-    /// Dropped while there was no engine: their senders repeat them.
+    /// Dropped while there was no dataplane: their senders repeat them.
     pub waiting: u64,
     /// Dropped for want of memory, or left to a program that was not run.
     pub lost: u64,
@@ -156,9 +156,9 @@ pub struct InKernel {
     known_rules: Mutex<Vec<[u64; RULE_WORDS]>>,
     /// Where the maps are kept for a successor.
     pins: Option<Pins>,
-    /// Keeps other engines from them.
+    /// Keeps other dataplanes from them.
     claim: Option<File>,
-    /// Another engine has left them.
+    /// Another dataplane has left them.
     found: bool,
     /// When this was opened, by the machine's clock, in nanoseconds.
     opened: u64,
@@ -206,7 +206,7 @@ impl InKernel {
         self.arrays.conf.words()[word].store(value, Release);
     }
 
-    /// Whether connections outlive an engine that is killed.
+    /// Whether connections outlive a dataplane that is killed.
     pub(crate) const fn outlives(&self) -> bool {
         self.pins.is_some()
     }
@@ -281,7 +281,7 @@ impl InKernel {
 
     /// Records that the dataplane runs.
     pub(crate) fn is_alive(&self, now: Instant) {
-        let until = now + WITHOUT_ENGINE;
+        let until = now + WITHOUT_DATAPLANE;
         self.set(conf::ALIVE, until.as_nanos());
         let lived = lvs_sys::monotonic().saturating_sub(self.opened);
         if Duration::from_nanos(lived) > LONG_ENOUGH {

@@ -21,7 +21,7 @@ use super::room::Room;
 use super::xdp::{Xdp, XdpMemory};
 use super::{InKernel, attach, object};
 use crate::lock::lock;
-use crate::outlive::{INCOMPLETE, WITHOUT_ENGINE};
+use crate::outlive::{INCOMPLETE, WITHOUT_DATAPLANE};
 use lvs_sys::{
     self, Instruction, Jump, PerCpuArray, Program, ProgramArray, ProgramKind, SharedSet,
 };
@@ -73,7 +73,7 @@ impl InKernel {
         let pins = match Pins::here() {
             Ok(pins) => pins,
             Err(error) => {
-                info!("connections do not outlive this engine: no BPF file system: {error}");
+                info!("connections do not outlive this dataplane: no BPF file system: {error}");
                 return alone(error);
             }
         };
@@ -86,7 +86,7 @@ impl InKernel {
                 });
             }
             Err(error) => {
-                warn!("connections do not outlive this engine: {error}");
+                warn!("connections do not outlive this dataplane: {error}");
                 return alone(error);
             }
         };
@@ -103,13 +103,13 @@ impl InKernel {
                     return Ok(this);
                 }
                 Err(why) => {
-                    warn!("connections of the engine before this one have ended: {why}");
+                    warn!("connections of the dataplane before this one have ended: {why}");
                     pins.empty();
                 }
             }
         }
         if let Err(error) = attach::sweep_all() {
-            warn!("cannot look for filters that another engine has left: {error}");
+            warn!("cannot look for filters that another dataplane has left: {error}");
         }
         room.takes(layout.bytes())?;
         let opened = Self::open_with(layout, Maps::Pinned(&pins), xdp, |code| code);
@@ -126,7 +126,7 @@ impl InKernel {
     /// number.
     ///
     /// # Errors
-    /// If another engine uses it, or it cannot be looked at.
+    /// If another dataplane uses it, or it cannot be looked at.
     pub fn clean_up() -> io::Result<usize> {
         let pins = Pins::if_mounted()?;
         if !pins.are_there() {
@@ -483,7 +483,7 @@ fn found(pins: &Pins, layout: &Layout) -> Result<Layout, String> {
         return Err("it had another --max-connections".to_owned());
     }
     if wide_buckets != layout.wide_buckets {
-        info!("another --max-ipv6 takes effect when this engine is stopped and started again");
+        info!("another --max-ipv6 takes effect when this dataplane is stopped and started again");
     }
     // Without services, their connections would be reset one by one.
     if pins
@@ -496,11 +496,11 @@ fn found(pins: &Pins, layout: &Layout) -> Result<Layout, String> {
     let conf = words("lvs_conf", conf::WORDS)?;
     if conf[conf::TRIES] >= TRIES_MOST {
         return Err(format!(
-            "{TRIES_MOST} engines ended soon after they had taken over what it left"
+            "{TRIES_MOST} dataplanes ended soon after they had taken over what it left"
         ));
     }
     if pins::is_over(&conf) {
-        let seconds = WITHOUT_ENGINE.as_secs();
+        let seconds = WITHOUT_DATAPLANE.as_secs();
         return Err(format!("it was killed more than {seconds} s ago"));
     }
     Ok(left)

@@ -22,7 +22,7 @@ use lvs_sys::SharedArray;
 const SETTLED: Duration = Duration::from_millis(2);
 
 impl InKernel {
-    /// Another engine has left its connections.
+    /// Another dataplane has left its connections.
     pub(crate) const fn is_successor(&self) -> bool {
         self.found
     }
@@ -124,7 +124,7 @@ impl InKernel {
         (end < all).then_some(end)
     }
 
-    /// The engine ends in an orderly way, and leaves nothing.
+    /// The dataplane ends in an orderly way, and leaves nothing.
     pub(crate) fn leave_nothing(&self) {
         if let Some(pins) = &self.pins {
             self.sweep_filters();

@@ -41,8 +41,9 @@ const LINK: &str = "link-";
 const XDP_LINK: &str = "xdp-";
 
 /// Why a directory cannot be claimed.
-pub(super) const ANOTHER: &str = "another engine of this network namespace forwards in the kernel";
-/// For so long an engine waits for others that claim a directory or sweep.
+pub(super) const ANOTHER: &str =
+    "another dataplane of this network namespace forwards in the kernel";
+/// For so long a dataplane waits for others that claim a directory or sweep.
 const TURN: Duration = Duration::from_secs(1);
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -89,7 +90,7 @@ impl Pins {
     /// options, any user can create directories.
     ///
     /// # Errors
-    /// If there is another engine, or the directory is not this user's alone.
+    /// If there is another dataplane, or the directory is not this user's alone.
     pub(super) fn claim(&self) -> io::Result<File> {
         if let Some(all) = self.directory.parent() {
             make(all)?;
@@ -143,7 +144,7 @@ impl Pins {
     /// Locks the directory; `None` if it was taken away meanwhile.
     ///
     /// # Errors
-    /// If there is another engine, or the directory is not this user's alone.
+    /// If there is another dataplane, or the directory is not this user's alone.
     fn lock(&self) -> io::Result<Option<File>> {
         let there = |meta: io::Result<Metadata>| match meta {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -158,7 +159,7 @@ impl Pins {
             directory => directory?,
         };
         flock(&directory, FlockOperation::NonBlockingLockExclusive).map_err(|_| another())?;
-        // The engine that had it may have removed it before it let go.
+        // The dataplane that had it may have removed it before it let go.
         let now = there(fs::symlink_metadata(&self.directory))?;
         let locked = directory.metadata()?;
         let same = now.is_some_and(|now| (now.dev(), now.ino()) == (locked.dev(), locked.ino()));
@@ -249,7 +250,7 @@ fn make(directory: &Path) -> io::Result<()> {
         _ => {}
     }
     match fs::symlink_metadata(directory) {
-        // Its engine took it away.
+        // Its dataplane took it away.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         meta => is_own(directory, &meta?),
     }
@@ -270,7 +271,7 @@ fn another() -> io::Error {
     io::Error::new(io::ErrorKind::AddrInUse, ANOTHER)
 }
 
-/// Whether an engine of these words of `lvs_conf` was killed so long ago that its connections have
+/// Whether a dataplane of these words of `lvs_conf` was killed so long ago that its connections have
 /// ended.
 pub(super) fn is_over(conf: &[u64]) -> bool {
     lvs_sys::monotonic().wrapping_sub(conf[conf::BASE]) > conf[conf::ALIVE]
@@ -314,7 +315,7 @@ pub(super) fn attach(
     let link = program.attach(ifindex)?;
     if let Err(error) = link.pin(path) {
         warn!(
-            "connections do not outlive this engine: {}: {error}",
+            "connections do not outlive this dataplane: {}: {error}",
             path.display()
         );
     }

@@ -211,7 +211,7 @@ fn opened(memory: BorrowedFd<'_>) -> io::Result<File> {
 fn locked(shared: BorrowedFd<'_>) -> io::Result<File> {
     let memory = opened(shared)?;
     flock(&memory, FlockOperation::NonBlockingLockExclusive)
-        .map_err(|_| refused("another engine has the holder of this name"))?;
+        .map_err(|_| refused("another dataplane has the holder of this name"))?;
     Ok(memory)
 }
 
@@ -471,7 +471,10 @@ mod tests {
         assert!(!first.is_successor());
         assert!(first.area().save(b"services"));
         let refused = Holder::of(&name).map(drop).expect_err("it is in use");
-        assert!(refused.to_string().contains("another engine"), "{refused}");
+        assert!(
+            refused.to_string().contains("another dataplane"),
+            "{refused}"
+        );
         drop(first);
         // A table with another seed has the same layout: the seed in the memory is used.
         let second = Outlive::open(Layout::new(1000, 8), 1, Holder::of(&name)?)?;

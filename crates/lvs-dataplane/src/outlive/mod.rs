@@ -34,7 +34,7 @@ use crate::lock::lock;
 use lvs_sys::SharedArray;
 
 /// How long connections are kept for the next dataplane.
-pub(crate) const WITHOUT_ENGINE: Duration = Duration::from_secs(300);
+pub(crate) const WITHOUT_DATAPLANE: Duration = Duration::from_secs(300);
 /// The most servers whose counters are kept. Only the written pages use memory.
 const RECORDS: usize = 1 << 20;
 /// Bytes for services and settings, twice: more than enough for a million servers.
@@ -187,7 +187,7 @@ impl Outlive {
         if holder.is_used() {
             match found(&holder) {
                 Ok(mapped) => left = Some(mapped),
-                Err(why) => warn!("connections of the engine before this one have ended: {why}"),
+                Err(why) => warn!("connections of the dataplane before this one have ended: {why}"),
             }
         }
         // Unreadable memory stays locked until the state keeper has the new memory.
@@ -349,7 +349,7 @@ fn set_clock(mapped: &Mapped, now: Instant) {
 }
 
 fn is_alive(mapped: &Mapped, now: Instant) {
-    mapped.set(head::ALIVE, (now + WITHOUT_ENGINE).as_nanos());
+    mapped.set(head::ALIVE, (now + WITHOUT_DATAPLANE).as_nanos());
 }
 
 /// Whether a successor may still take over the state of a dataplane with these words.
@@ -373,7 +373,7 @@ fn found(holder: &Holder) -> Result<Mapped, String> {
         return Err("its memory has another length".to_owned());
     }
     if !is_worth_waiting(word(head::BASE), word(head::ALIVE)) {
-        let seconds = WITHOUT_ENGINE.as_secs();
+        let seconds = WITHOUT_DATAPLANE.as_secs();
         return Err(format!("it was killed more than {seconds} s ago"));
     }
     let mapped = Mapped::map(holder.memory(), layout, tables).map_err(|error| error.to_string())?;

@@ -39,7 +39,7 @@ fn site(label: &str, forward: Forward, servers: usize) -> Result<Site> {
     let mut options = SiteOptions::new(label, forward);
     options.servers = servers;
     let mut site = Site::new(options)?;
-    site.start_engine(&ON)?;
+    site.start_dataplane(&ON)?;
     Ok(site)
 }
 
@@ -292,7 +292,7 @@ fn another_program_in_front_is_noticed() -> Result<()> {
     let other = put_in_front(&site.director, "eth0", ProgramKind::Ingress, &pass)?;
     let told = || doctor().is_ok_and(|text| text.replace("\n  ", " ").contains("is not the first"));
     wait_until("a finding", common::SOON, told)?;
-    // All goes through the engine.
+    // All goes through the dataplane.
     let before = wait_for_none(&site, |(requests, replies)| requests + replies)?;
     download.goes_on()?;
     drop(other);
@@ -379,13 +379,13 @@ fn stopped_dataplane_removes_its_programs() -> Result<()> {
         site.add_service(80, "rr")?;
         common::bulk(&site)?;
         ensure!(shares(&site)?.0 > 100, "packets in the kernel");
-        let mut engine = site.engine.take().context("it runs")?;
-        engine.signal(signal)?;
-        engine.wait(Duration::from_secs(10))?;
+        let mut dataplane = site.dataplane.take().context("it runs")?;
+        dataplane.signal(signal)?;
+        dataplane.wait(Duration::from_secs(10))?;
         let url = format!("http://{}/s/1", site.vip);
         let answer = site.client.run("curl", &["-sS", "-m", "1", &url]);
         ensure!(answer.is_err(), "nobody forwards: {answer:?}");
-        site.start_engine(&ON)?;
+        site.start_dataplane(&ON)?;
         ensure!(
             shares(&site)? == (0, 0),
             "its successor has forwarded nothing yet"
@@ -470,12 +470,12 @@ fn killed(label: &str, forward: Forward) -> Result<()> {
         servers.map(|row| Ok(row.number(1)? as f64)).sum()
     };
     let before = stats(&site)?;
-    let mut engine = site.engine.take().context("it runs")?;
-    engine.signal(Signal::SIGKILL)?;
-    engine.wait(Duration::from_secs(10))?;
+    let mut dataplane = site.dataplane.take().context("it runs")?;
+    dataplane.signal(Signal::SIGKILL)?;
+    dataplane.wait(Duration::from_secs(10))?;
     std::thread::sleep(Duration::from_secs(5));
     ensure!(downloads.is_running(), "{}", downloads.log());
-    site.start_engine(&ON)?;
+    site.start_dataplane(&ON)?;
     let status = downloads.wait(Duration::from_secs(80))?;
     let log = common::says(&site, "took over")?;
     ensure!(status.success(), "{status}: {}{log}", downloads.log());
@@ -496,9 +496,9 @@ fn killed(label: &str, forward: Forward) -> Result<()> {
     site.client
         .run("curl", &["-sS", "-f", "-m", "120", "-o", "/dev/null", &url])?;
     // An orderly end leaves nothing.
-    let mut engine = site.engine.take().context("it runs")?;
-    engine.signal(Signal::SIGTERM)?;
-    engine.wait(Duration::from_secs(10))?;
+    let mut dataplane = site.dataplane.take().context("it runs")?;
+    dataplane.signal(Signal::SIGTERM)?;
+    dataplane.wait(Duration::from_secs(10))?;
     let left = site
         .director
         .sh("ls /sys/fs/bpf/lvs/* 2>/dev/null || true")?;
@@ -507,25 +507,25 @@ fn killed(label: &str, forward: Forward) -> Result<()> {
 }
 
 #[test]
-fn connections_outlive_a_killed_engine_nat() -> Result<()> {
+fn connections_outlive_a_killed_dataplane_nat() -> Result<()> {
     killed("ink-killn", Forward::Nat)
 }
 
 #[test]
 #[ignore = "long"]
-fn connections_outlive_a_killed_engine_full_nat() -> Result<()> {
+fn connections_outlive_a_killed_dataplane_full_nat() -> Result<()> {
     killed("ink-killf", Forward::FullNat)
 }
 
 #[test]
 #[ignore = "long"]
-fn connections_outlive_a_killed_engine_dr() -> Result<()> {
+fn connections_outlive_a_killed_dataplane_dr() -> Result<()> {
     killed("ink-killd", Forward::Dr)
 }
 
 #[test]
 #[ignore = "long"]
-fn connections_outlive_a_killed_engine_tunnel() -> Result<()> {
+fn connections_outlive_a_killed_dataplane_tunnel() -> Result<()> {
     killed("ink-killt", Forward::Tun)
 }
 
@@ -541,25 +541,25 @@ fn cleanup_removes_programs_of_killed_dataplane() -> Result<()> {
     // A second dataplane does not take what the first one has.
     let second = format!("{program} --in-kernel on --socket @second 2>&1 || true");
     let refused = site.director.sh(&second)?;
-    ensure!(refused.contains("another engine"), "{refused}");
+    ensure!(refused.contains("another dataplane"), "{refused}");
     for cleanup in [true, false] {
-        let mut engine = site.engine.take().context("it runs")?;
-        engine.signal(Signal::SIGKILL)?;
-        engine.wait(Duration::from_secs(10))?;
+        let mut dataplane = site.dataplane.take().context("it runs")?;
+        dataplane.signal(Signal::SIGKILL)?;
+        dataplane.wait(Duration::from_secs(10))?;
         let links = site.director.sh("ls /sys/fs/bpf/lvs/*")?;
         ensure!(links.contains("link-"), "{links}");
         if cleanup {
             let told = site.director.sh(&format!("{program} --cleanup"))?;
             ensure!(told.starts_with("took away"), "{told}");
             let told = site.director.sh(&format!("{program} --cleanup"))?;
-            ensure!(told.starts_with("no engine"), "{told}");
-            site.start_engine(&ON)?;
+            ensure!(told.starts_with("no dataplane"), "{told}");
+            site.start_dataplane(&ON)?;
             ensure!(!site.lvsadm("-L -n")?.contains(":80"), "it begins anew");
             site.add_service(80, "rr")?;
             continue;
         }
         // One with another table cannot go on, and says so.
-        site.start_engine(&["--in-kernel", "on", "--max-connections", "5000"])?;
+        site.start_dataplane(&["--in-kernel", "on", "--max-connections", "5000"])?;
         common::says(&site, "it had another --max-connections")?;
         ensure!(!site.lvsadm("-L -n")?.contains(":80"), "it begins anew");
     }
@@ -572,15 +572,15 @@ fn successor_starts_daemons_when_interface_is_created() -> Result<()> {
     let director = site.director.clone();
     let make = "ip link add d1 type veth peer name d2; ip link set d1 up; ip link set d2 up";
     director.sh(make)?;
-    wait_until("the engine to know it", common::SOON, || {
+    wait_until("the dataplane to know it", common::SOON, || {
         site.lvsadm("--start-daemon backup --mcast-interface d1")
             .is_ok()
     })?;
-    let mut engine = site.engine.take().context("it runs")?;
-    engine.signal(Signal::SIGKILL)?;
-    engine.wait(Duration::from_secs(10))?;
+    let mut dataplane = site.dataplane.take().context("it runs")?;
+    dataplane.signal(Signal::SIGKILL)?;
+    dataplane.wait(Duration::from_secs(10))?;
     director.sh("ip link del d1")?;
-    site.start_engine(&ON)?;
+    site.start_dataplane(&ON)?;
     let daemons = site.lvsadm("-L --daemon")?;
     ensure!(daemons.is_empty(), "its interface is gone: {daemons}");
     director.sh(make)?;

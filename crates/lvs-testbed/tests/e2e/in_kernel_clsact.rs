@@ -27,7 +27,7 @@ fn site(label: &str, servers: usize) -> Result<Site> {
 /// Starts a dataplane as on a kernel without tcx.
 fn start(site: &mut Site) -> Result<()> {
     let testbed = programs::own()?.display().to_string();
-    site.start_engine_by(&[&testbed, "without-tcx"], &["--in-kernel", "on"])
+    site.start_dataplane_by(&[&testbed, "without-tcx"], &["--in-kernel", "on"])
 }
 
 /// tc's view of the ingress of an interface: queueing discipline and filters.
@@ -46,9 +46,9 @@ fn filters(host: &Host) -> Result<usize> {
 }
 
 fn end(site: &mut Site, signal: Signal) -> Result<()> {
-    let mut engine = site.engine.take().context("it runs")?;
-    engine.signal(signal)?;
-    engine.wait(Duration::from_secs(10)).map(drop)
+    let mut dataplane = site.dataplane.take().context("it runs")?;
+    dataplane.signal(signal)?;
+    dataplane.wait(Duration::from_secs(10)).map(drop)
 }
 
 /// A download that is in the kernel.
@@ -159,7 +159,7 @@ fn foreign_filter_in_front_is_reported() -> Result<()> {
 
 /// Filters stay when the dataplane is killed, and its successor replaces them.
 #[test]
-fn connections_outlive_a_killed_engine() -> Result<()> {
+fn connections_outlive_a_killed_dataplane() -> Result<()> {
     let mut site = site("inkc-kill", 2)?;
     let mut running = download(&site)?;
     let before = filters(&site.director)?;
@@ -179,7 +179,7 @@ fn connections_outlive_a_killed_engine() -> Result<()> {
     ensure!(site.lvsadm("-L -n")?.contains(":80"));
     // The next one attaches itself the other way, if there is one, and takes the filters away.
     end(&mut site, Signal::SIGKILL)?;
-    site.start_engine(&["--in-kernel", "on"])?;
+    site.start_dataplane(&["--in-kernel", "on"])?;
     let log = common::says(&site, common::READY)?;
     ensure!(log.contains("took over"), "{log}");
     if log.contains("(tcx)") {
@@ -210,7 +210,7 @@ fn cleanup_removes_filters_of_killed_dataplane() -> Result<()> {
             let told = site.director.sh(&format!("{program} --cleanup"))?;
             ensure!(told.starts_with("took away"), "{told}");
             let told = site.director.sh(&format!("{program} --cleanup"))?;
-            ensure!(told.starts_with("no engine"), "{told}");
+            ensure!(told.starts_with("no dataplane"), "{told}");
             let left = shown(&site.director, "eth0")?;
             ensure!(
                 !left.contains("clsact") && filters(&site.director)? == 0,
@@ -221,7 +221,7 @@ fn cleanup_removes_filters_of_killed_dataplane() -> Result<()> {
             continue;
         }
         // One that forwards all packets itself takes them away, too.
-        site.start_engine(&["--in-kernel", "off"])?;
+        site.start_dataplane(&["--in-kernel", "off"])?;
         ensure!(filters(&site.director)? == 0, "none is left");
     }
     Ok(())

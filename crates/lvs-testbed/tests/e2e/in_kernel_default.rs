@@ -11,17 +11,17 @@ use super::in_kernel::{is_permitted, require_permission, shares};
 
 /// Messages of the dataplane at its start.
 const IN_KERNEL: &str = "established connections are forwarded in the kernel";
-const BY_ITSELF: &str = "all packets are forwarded by the engine itself";
+const BY_ITSELF: &str = "all packets are forwarded by the dataplane itself";
 
 fn kill(site: &mut Site) -> Result<()> {
-    let mut engine = site.engine.take().context("it runs")?;
-    engine.signal(Signal::SIGKILL)?;
-    engine.wait(Duration::from_secs(10)).map(drop)
+    let mut dataplane = site.dataplane.take().context("it runs")?;
+    dataplane.signal(Signal::SIGKILL)?;
+    dataplane.wait(Duration::from_secs(10)).map(drop)
 }
 
 /// Starts a dataplane with the options `words`, independent of the environment.
 fn start(site: &mut Site, words: &[&str]) -> Result<()> {
-    site.start_engine_untold(words)
+    site.start_dataplane_untold(words)
 }
 
 /// Some connections that live long enough.
@@ -70,7 +70,7 @@ fn in_kernel_auto_falls_back_silently() -> Result<()> {
         ensure!(!doctor.contains("* established"), "{doctor}");
         let told = site.lvsadm(&format!("explain tcp 192.0.2.77:1000 {}", site.service(80)))?;
         let expected =
-            format!("in kernel   no: the engine does not use the path in the kernel{why}");
+            format!("in kernel   no: the dataplane does not use the path in the kernel{why}");
         ensure!(told.contains(&expected), "{told}");
     }
     Ok(())
@@ -90,7 +90,7 @@ fn capabilities_that_are_missing_are_named() -> Result<()> {
     ] {
         let set = format!("-all,+net_admin,+net_raw,+bpf{more}");
         let launcher = ["setpriv", "--bounding-set", &set];
-        site.start_engine_by(&launcher, &["--in-kernel", "auto"])?;
+        site.start_dataplane_by(&launcher, &["--in-kernel", "auto"])?;
         says(&site, expected)?;
         let log = says(&site, READY)?;
         ensure!(!log.contains("R0="), "{log}");
@@ -117,7 +117,7 @@ fn dataplane_without_fast_path_removes_inherited_programs() -> Result<()> {
 
 /// The inherited state may be the cause of the crashes.
 #[test]
-fn engines_that_die_in_turn_do_not_take_over_for_ever() -> Result<()> {
+fn dataplanes_that_die_in_turn_do_not_take_over_for_ever() -> Result<()> {
     require_permission()?;
     let mut site = Site::new(SiteOptions::new("inkd-tries", Forward::Nat))?;
     start(&mut site, &[])?;
@@ -148,7 +148,7 @@ fn in_kernel_continues_connections_of_state_keeper() -> Result<()> {
     ensure!(site.lvsadm("-L -n")?.contains(":80"), "it took over");
     download(&site)?;
     let program = programs::find("lvs-dataplane")?.display().to_string();
-    site.engine = None;
+    site.dataplane = None;
     site.director.sh(&format!("{program} --cleanup"))?;
     start(&mut site, &["--outlive", "on"])?;
     let expected = if is_permitted()? {

@@ -42,7 +42,7 @@ fn xdp(site: &Site) -> Result<Vec<String>> {
 fn start(site: &mut Site) -> Result<()> {
     let words = xdp(site)?;
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    site.start_engine(&words)
+    site.start_dataplane(&words)
 }
 
 /// Packets forwarded in the kernel: by XDP, and by the program behind it.
@@ -88,11 +88,14 @@ fn forwards(label: &str, forward: Forward) -> Result<()> {
     let doctor = site
         .director
         .sh(&format!("{lvsadm} doctor || [ $? = 1 ]"))?;
-    ensure!(!doctor.contains("XDP"), "it is the engine's own: {doctor}");
+    ensure!(
+        !doctor.contains("XDP"),
+        "it is the dataplane's own: {doctor}"
+    );
     common::iperf_and_dns(&site)?;
-    let mut engine = site.engine.take().context("it runs")?;
-    engine.signal(nix::sys::signal::Signal::SIGTERM)?;
-    engine.wait(Duration::from_secs(10))?;
+    let mut dataplane = site.dataplane.take().context("it runs")?;
+    dataplane.signal(nix::sys::signal::Signal::SIGTERM)?;
+    dataplane.wait(Duration::from_secs(10))?;
     wait_until("nothing to be left", common::SOON, || {
         programs_of(&site).is_ok_and(|left| left.is_empty())
     })
@@ -169,18 +172,18 @@ fn xdp_program_survives_dataplane() -> Result<()> {
     let mut site = site("xdp-kill", Forward::Nat)?;
     start(&mut site)?;
     let download = download(&site)?;
-    let mut engine = site.engine.take().context("it runs")?;
-    engine.signal(nix::sys::signal::Signal::SIGKILL)?;
-    engine.wait(Duration::from_secs(10))?;
+    let mut dataplane = site.dataplane.take().context("it runs")?;
+    dataplane.signal(nix::sys::signal::Signal::SIGKILL)?;
+    dataplane.wait(Duration::from_secs(10))?;
     std::thread::sleep(Duration::from_secs(1));
     start(&mut site)?;
     let (before, _) = shares(&site)?;
     let flows = || shares(&site).is_ok_and(|(xdp, _)| xdp > before + 50);
     wait_until("packets by XDP again", Duration::from_secs(20), flows)?;
-    let mut engine = site.engine.take().context("it runs")?;
-    engine.signal(nix::sys::signal::Signal::SIGKILL)?;
-    engine.wait(Duration::from_secs(10))?;
-    site.start_engine(&["--in-kernel", "on"])?;
+    let mut dataplane = site.dataplane.take().context("it runs")?;
+    dataplane.signal(nix::sys::signal::Signal::SIGKILL)?;
+    dataplane.wait(Duration::from_secs(10))?;
+    site.start_dataplane(&["--in-kernel", "on"])?;
     let gone = || programs_of(&site).is_ok_and(|text| text.is_empty());
     wait_until("no XDP any more", common::SOON, gone)?;
     download.finish()

@@ -79,7 +79,7 @@ fn downloads(
     options.real_time = real_time;
     if by == By::Device {
         options.ip_forward = true;
-        options.vip = Vip::Engine;
+        options.vip = Vip::Dataplane;
     }
     let mut site = Site::new(options)?;
     start(&mut site, by, None)?;
@@ -163,14 +163,14 @@ fn start(site: &mut Site, by: By, directory: Option<&str>) -> Result<()> {
     if let Some(exec) = &exec {
         launcher.extend(["sh", "-c", exec]);
     }
-    site.start_engine_by(&launcher, words)
+    site.start_dataplane_by(&launcher, words)
 }
 
 /// Kills the dataplane; after a while another one goes on.
 fn replace(site: &mut Site, by: By, directory: Option<&str>) -> Result<()> {
-    let mut engine = site.engine.take().context("it runs")?;
-    engine.signal(Signal::SIGKILL)?;
-    engine.wait(Duration::from_secs(10))?;
+    let mut dataplane = site.dataplane.take().context("it runs")?;
+    dataplane.signal(Signal::SIGKILL)?;
+    dataplane.wait(Duration::from_secs(10))?;
     thread::sleep(DEAD);
     let started = Instant::now();
     start(site, by, directory)?;
@@ -256,10 +256,10 @@ fn killed_dataplane_keeps_downloads_in_other_tables() -> Result<()> {
         &["--workers", "2", "--max-connections", "5000"],
         &[],
     ] {
-        let mut engine = site.engine.take().context("it runs")?;
-        engine.signal(Signal::SIGKILL)?;
-        engine.wait(Duration::from_secs(10))?;
-        site.start_engine(&[&["--outlive", "on"], words].concat())?;
+        let mut dataplane = site.dataplane.take().context("it runs")?;
+        dataplane.signal(Signal::SIGKILL)?;
+        dataplane.wait(Duration::from_secs(10))?;
+        site.start_dataplane(&[&["--outlive", "on"], words].concat())?;
         common::says(&site, &format!("connections={number}"))
             .with_context(|| format!("{words:?}"))?;
         thread::sleep(Duration::from_secs(2));
@@ -283,18 +283,18 @@ fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     let program = lvs_testbed::programs::find("lvs-dataplane")?;
     let program = program.display().to_string();
     let refused = director.sh(&format!("{program} --outlive on 2>&1 || true"))?;
-    ensure!(refused.contains("another engine"), "{refused}");
+    ensure!(refused.contains("another dataplane"), "{refused}");
     let kill = |site: &mut Site, signal| -> Result<()> {
-        let mut engine = site.engine.take().context("it runs")?;
-        engine.signal(signal)?;
-        engine.wait(Duration::from_secs(10)).map(drop)
+        let mut dataplane = site.dataplane.take().context("it runs")?;
+        dataplane.signal(signal)?;
+        dataplane.wait(Duration::from_secs(10)).map(drop)
     };
     kill(&mut site, Signal::SIGKILL)?;
     ensure!(holders()?.trim() == "1", "{}", holders()?);
     // The host does not see what nobody handles.
     let rules = director.sh("nft list tables")?;
     ensure!(rules.contains("lvs-"), "{rules}");
-    site.start_engine(&["--outlive", "on", "--max-connections", "5000"])?;
+    site.start_dataplane(&["--outlive", "on", "--max-connections", "5000"])?;
     common::says(&site, "took over")?;
     ensure!(site.lvsadm("-L -n")?.contains(":80"), "it goes on");
     kill(&mut site, Signal::SIGKILL)?;

@@ -6,7 +6,7 @@ use crate::expand::{Expanded, expand};
 use crate::health::Probe;
 use crate::sources::Gathered;
 
-mod engine;
+mod dataplane;
 mod forwarding;
 mod refused;
 mod reports;
@@ -49,7 +49,7 @@ manual_changes = "report"
 interface = ["eth0", "eth1"]
 backend = "af_packet"
 workers = 1
-socket = "/run/lvs/engine.sock"
+socket = "/run/lvs/dataplane.sock"
 group = "adm"
 readers = "4"
 hang_limit = "5s"
@@ -340,7 +340,7 @@ fn socket_is_read_from_file_only_if_it_may_name_one() {
     }
     std::fs::write(&path, tunnelled("", "")).unwrap();
     std::fs::create_dir(directory.path().join("conf.d")).unwrap();
-    std::fs::write(directory.path().join("conf.d/engine.toml"), named).unwrap();
+    std::fs::write(directory.path().join("conf.d/dataplane.toml"), named).unwrap();
     assert!(Config::may_name_socket(&path));
     assert!(Config::may_name_socket(&directory.path().join("gone")));
 }
