@@ -41,7 +41,7 @@ fn measure(count: u32) -> Result<()> {
     let first = site.director.clone();
     let extra = |peer| {
         [
-            "--in-kernel",
+            "--fast-path",
             "off",
             "--max-connections",
             &room,

@@ -168,7 +168,7 @@ fn compare(rounds: usize, wanted: &[&str]) -> Result<()> {
             // Without the dataplane, so that nothing looks at the packets.
             site.dataplane = None;
             kernel.push(run(&site.client, direct)?);
-            site.start_dataplane(&["--backend", backend, "--in-kernel", "off"])?;
+            site.start_dataplane(&["--backend", backend, "--fast-path", "off"])?;
             site.add_service(PORT, "rr")?;
             director.push(run(&site.client, service)?);
         }

@@ -85,7 +85,7 @@ fn main() -> Result<()> {
 fn measure(site: &mut Site, yardsticks: &Yardsticks, key: &str, told: bool) -> Result<f64> {
     let synchronised = |peer: &'static str| match told {
         true => vec![
-            "--in-kernel",
+            "--fast-path",
             "off",
             "--sync-peer",
             peer,
@@ -95,7 +95,7 @@ fn measure(site: &mut Site, yardsticks: &Yardsticks, key: &str, told: bool) -> R
             "--sysctl",
             "sync_threshold=1 50",
         ],
-        false => vec!["--in-kernel", "off"],
+        false => vec!["--fast-path", "off"],
     };
     let (first, second) = (site.director.clone(), site.standby()?.clone());
     site.dataplane = Some(site.start_dataplane_on(&first, &[], &synchronised("192.0.2.2"))?);

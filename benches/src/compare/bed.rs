@@ -45,7 +45,7 @@ pub(crate) const SERVER6: &str = "fd00:72::11";
 const CONNECTIONS: u32 = 10_100_000;
 /// Connections of TCP that ours may have, where the memory for all of them is taken at once; of a
 /// flood, those that it has, and a fifth more.
-pub(crate) const IN_KERNEL: u32 = 1_000_000;
+pub(crate) const FAST_PATH: u32 = 1_000_000;
 /// Arguments of `ipvsadm` so that no connection ends during the measurement.
 const TIMEOUTS: [&str; 4] = ["--set", "7200", "120", "7200"];
 /// Cores.
@@ -209,7 +209,7 @@ impl Bed {
     }
 
     /// Packets that ours has forwarded in the kernel.
-    pub(crate) fn in_kernel(&self) -> Result<u64> {
+    pub(crate) fn fast_path(&self) -> Result<u64> {
         #[derive(serde::Deserialize)]
         struct Reason {
             reason: String,
@@ -361,7 +361,7 @@ impl Bed {
         let on_host = matches!(
             self.who,
             Contender::AfPacket(_)
-                | Contender::InKernel(_)
+                | Contender::FastPath(_)
                 | Contender::Xdp
                 | Contender::Other
                 | Contender::Ipvs(_)
@@ -387,7 +387,7 @@ impl Bed {
             Contender::AfPacket(method) => self.start_dataplane("af_packet", method, None),
             // Its table is allocated at once; a few packets of each connection of a million are
             // enough to open.
-            Contender::InKernel(method) => self.start_dataplane("af_packet", method, None),
+            Contender::FastPath(method) => self.start_dataplane("af_packet", method, None),
             Contender::Xdp => self.start_dataplane("af_packet", Method::Nat, None),
             Contender::Other => {
                 let dir = yardsticks.other.as_deref().context("no --other")?;
@@ -424,8 +424,8 @@ impl Bed {
             |name: &str| dir.map_or_else(|| programs::find(name), |dir| Ok(dir.join(name)));
         let [_, d, e, _] = &self.devices;
         let dataplane = program("lvs-dataplane")?.display().to_string();
-        let in_kernel = self.who.is_in_kernel();
-        let connections = if in_kernel {
+        let fast_path = self.who.is_fast_path();
+        let connections = if fast_path {
             self.connections + self.connections / 5
         } else {
             CONNECTIONS
@@ -440,8 +440,8 @@ impl Bed {
             "--max-connections",
             &connections,
         ]);
-        words.extend(["--in-kernel", if in_kernel { "on" } else { "off" }]);
-        if in_kernel {
+        words.extend(["--fast-path", if fast_path { "on" } else { "off" }]);
+        if fast_path {
             if self.who == Contender::Xdp {
                 words.extend(["--xdp", d, "--xdp", e]);
                 // With generic receive offload, NAPI receives redirected frames.
@@ -453,7 +453,7 @@ impl Bed {
             // Millions of connections are opened with as few packets as possible; those of TCP are
             // as they always are.
             if self.purpose == Purpose::Flood {
-                words.extend(["--in-kernel-after", "1"]);
+                words.extend(["--fast-path-after", "1"]);
             }
         }
         if backend == "tun" {

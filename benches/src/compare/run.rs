@@ -174,7 +174,7 @@ impl<'a> Runner<'a> {
     // --- standing ready --------------------------------------------------------------------------
 
     fn bed(&mut self, key: Key) -> Result<&mut Bed> {
-        self.bed_for(key, bed::IN_KERNEL)
+        self.bed_for(key, bed::FAST_PATH)
     }
 
     /// A bed whose director has a table for so many connections, where that is taken at once.

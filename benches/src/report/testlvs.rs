@@ -364,7 +364,7 @@ fn defend(bed: &mut Bed, turn: &Turn<'_>) -> Result<()> {
             &dataplane,
             "--backend",
             "af_packet",
-            "--in-kernel",
+            "--fast-path",
             "off",
             "--interface",
             &front,

@@ -21,7 +21,7 @@
 #define CHECKED(p) __asm__ volatile("" : "+r"(p))
 #define READ(x) (*(volatile __typeof__(x) *)&(x))
 // What was read before is older than what is read after: an atomic operation on the stack. Where the processor keeps reads in
-// order anyway, the loader takes it out (in_kernel/mod.rs).
+// order anyway, the loader takes it out (fast_path/mod.rs).
 #define IN_ORDER() do { \
 		u64 cell = 0, old = __sync_fetch_and_add((volatile u64 *)&cell, 0); \
 		__asm__ volatile("" : : "r"(old)); \

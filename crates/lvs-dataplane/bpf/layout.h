@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // What the dataplane and its programs in the kernel share: numbers, not types, because the dataplane writes the same memory as
-// 64-bit words. `lvs-dataplane/src/in_kernel/layout.rs` has the other half, and a test compares the two.
+// 64-bit words. `lvs-dataplane/src/fast_path/layout.rs` has the other half, and a test compares the two.
 #pragma once
 
 // ---- connections (lvs-core/src/conn/table/slot.rs) ----

@@ -4,12 +4,12 @@
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
 
 pub mod dataplane;
+pub mod fast_path;
 pub mod host;
-pub mod in_kernel;
 pub mod io;
 mod lock;
 mod mailbox;
 pub mod netlink;
-pub mod outlive;
 mod random;
 mod sync;
+pub mod warm_restart;

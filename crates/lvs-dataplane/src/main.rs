@@ -18,8 +18,8 @@ use lvs_api::{Address, Client, sweep};
 use lvs_core::api::Confinement;
 use lvs_core::mark::parse_rules;
 use lvs_dataplane::dataplane::{self, Config, Dataplane, PeersConfig};
-use lvs_dataplane::in_kernel::InKernel as InKernelPath;
-use lvs_dataplane::outlive::{self, Holder};
+use lvs_dataplane::fast_path::FastPath as KernelFastPath;
+use lvs_dataplane::warm_restart::{self, Holder};
 use lvs_packet::icmp_limit::Limits;
 use lvs_packet::pipeline::{ClampMss, Echo, ReversePath, Settings};
 use lvs_process::await_predecessor;
@@ -57,13 +57,13 @@ struct Args {
     /// that read the dataplane's connection table (Linux 6.1, root). Default: auto, and `lvsadm
     /// doctor` does not mind if it is not possible.
     #[arg(long, value_enum)]
-    in_kernel: Option<InKernel>,
+    fast_path: Option<FastPath>,
 
     /// Whether a small process holds connections, services and counters, should this dataplane be
-    /// killed, until the next one comes. With --in-kernel, the kernel does. auto: if that is
+    /// killed, until the next one comes. With --fast-path, the kernel does. auto: if that is
     /// possible.
-    #[arg(long, value_enum, default_value_t = Outlive::Off)]
-    outlive: Outlive,
+    #[arg(long, value_enum, default_value_t = WarmRestart::Off)]
+    warm_restart: WarmRestart,
 
     /// Be that process.
     #[arg(long, hide = true, value_name = "NAME")]
@@ -75,8 +75,8 @@ struct Args {
     xdp: Vec<String>,
 
     /// Packets from the client after which a connection is forwarded there; for measurements.
-    #[arg(long, hide = true, default_value_t = lvs_dataplane::in_kernel::RIPE, value_name = "N")]
-    in_kernel_after: std::num::NonZeroU32,
+    #[arg(long, hide = true, default_value_t = lvs_dataplane::fast_path::RIPE, value_name = "N")]
+    fast_path_after: std::num::NonZeroU32,
 
     /// Whether the dataplane drops the rights that it does not need: most of the file system, starting
     /// programs, and system calls that administer the host (Landlock and seccomp, as far as the
@@ -90,7 +90,7 @@ struct Args {
     cleanup: bool,
 
     /// Packet workers: threads that each have a part of the connections (up to 64); auto: one for
-    /// each processor, 8 at most. More than one does not go with --in-kernel.
+    /// each processor, 8 at most. More than one does not go with --fast-path.
     #[arg(long, default_value = "1", value_name = "N|auto")]
     workers: Workers,
 
@@ -184,7 +184,7 @@ struct Args {
     max_connections: u32,
 
     /// How many of them may be of IPv6, or have a server of another family than the client, where
-    /// the path in the kernel takes the memory for all of them at the start. Default: all up to
+    /// the kernel fast path takes the memory for all of them at the start. Default: all up to
     /// 1,048,576, and a quarter where that is more.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
     max_ipv6: Option<u32>,
@@ -241,7 +241,7 @@ enum Backend {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Outlive {
+enum WarmRestart {
     /// No
     Off,
     /// If that is possible; the log says if not
@@ -251,7 +251,7 @@ enum Outlive {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum InKernel {
+enum FastPath {
     /// No
     Off,
     /// If that is possible, and a quarter of the free memory is enough; the log says if not
@@ -386,7 +386,7 @@ fn main() -> ExitCode {
     let args = Args::parse();
     if let Some(name) = &args.hold {
         // Its log would have no reader.
-        return match outlive::hold(name) {
+        return match warm_restart::hold(name) {
             Ok(()) => ExitCode::SUCCESS,
             Err(_) => ExitCode::FAILURE,
         };
@@ -447,7 +447,7 @@ fn address(args: &Args) -> Address {
 
 /// The state keeper for a warm restart; `None` if the arguments turn warm restarts off.
 fn holder(args: &Args) -> Option<io::Result<Holder>> {
-    let wanted = !matches!(args.outlive, Outlive::Off) && !args.cleanup;
+    let wanted = !matches!(args.warm_restart, WarmRestart::Off) && !args.cleanup;
     wanted.then(|| Holder::of(&address(args).to_string()))
 }
 
@@ -456,7 +456,7 @@ fn confine(args: &Args) -> Confinement {
     if args.cleanup || matches!(args.confine, Confine::Off) {
         return Confinement::default();
     }
-    if !matches!(args.in_kernel, Some(InKernel::Off)) {
+    if !matches!(args.fast_path, Some(FastPath::Off)) {
         // The process may not mount file systems after this. A failure is reported where the file
         // system is used.
         let _ = mount_bpf(Path::new("/sys/fs/bpf"));
@@ -481,7 +481,7 @@ fn clean_up() -> anyhow::Result<()> {
         println!("took away connections that a dataplane had left");
     }
     // If BPF is not permitted, no dataplane can have left programs.
-    let left = match InKernelPath::clean_up() {
+    let left = match KernelFastPath::clean_up() {
         Err(_) if held => return Ok(()),
         left => left.context(look)?,
     };
@@ -501,11 +501,11 @@ fn run(
     if args.cleanup {
         return clean_up();
     }
-    let outlive = args.outlive;
+    let warm_restart = args.warm_restart;
     let mut config = config(args)?;
-    config.outlive = match (holder.transpose(), outlive) {
+    config.warm_restart = match (holder.transpose(), warm_restart) {
         (Ok(holder), _) => holder,
-        (Err(error), Outlive::On) => return Err(error).context("--outlive on"),
+        (Err(error), WarmRestart::On) => return Err(error).context("--warm-restart on"),
         (Err(error), _) => {
             warn!("connections do not outlive this dataplane: {error}");
             None
@@ -572,14 +572,14 @@ fn config(args: Args) -> anyhow::Result<Config> {
             Backend::Tun => dataplane::Backend::Tun,
             Backend::AfPacket => dataplane::Backend::AfPacket,
         },
-        in_kernel: match args.in_kernel {
-            Some(InKernel::Off) => dataplane::UseKernel::Off,
+        fast_path: match args.fast_path {
+            Some(FastPath::Off) => dataplane::UseKernel::Off,
             None => dataplane::UseKernel::Try,
-            Some(InKernel::Auto) => dataplane::UseKernel::Auto,
-            Some(InKernel::On) => dataplane::UseKernel::On,
+            Some(FastPath::Auto) => dataplane::UseKernel::Auto,
+            Some(FastPath::On) => dataplane::UseKernel::On,
         },
         xdp: args.xdp,
-        in_kernel_after: Some(args.in_kernel_after),
+        fast_path_after: Some(args.fast_path_after),
         workers: Some(workers),
         pin: args.pin.map(|pin| matches!(pin, Pin::On)),
         real_time: matches!(args.real_time, RealTime::Auto),

@@ -147,7 +147,7 @@ pub(super) fn restart(
     let lvsadm = programs::find("lvsadm")?;
     bed.run_instead(|host, cpu| {
         let mut words = vec!["-c", cpu, &dataplane, "--backend", "af_packet"];
-        words.extend(["--in-kernel", "off"]);
+        words.extend(["--fast-path", "off"]);
         for interface in interfaces {
             words.extend(["--interface", interface]);
         }

@@ -11,9 +11,9 @@ use lvs_core::memory::OutOfMemory;
 use lvs_core::{Profile, Registry, WhenFull};
 
 use super::hook::PacketHook;
+use crate::fast_path::FastPathError;
 use crate::host::{Backend, HostError, is_interface_name};
-use crate::in_kernel::InKernelError;
-use crate::outlive::Holder;
+use crate::warm_restart::Holder;
 use lvs_api::Address;
 use lvs_packet::pipeline::Settings;
 use lvs_process::server::BindError;
@@ -44,14 +44,14 @@ pub struct Config {
     /// The way in which packets are received and sent.
     pub backend: Backend,
     /// Whether the kernel forwards established connections.
-    pub in_kernel: UseKernel,
+    pub fast_path: UseKernel,
     /// Interfaces to which the XDP program of the kernel fast path is attached.
     pub xdp: Vec<String>,
     /// Packets from the client after which a connection is offloaded; `None` for
-    /// [16](crate::in_kernel::RIPE).
-    pub in_kernel_after: Option<NonZeroU32>,
+    /// [16](crate::fast_path::RIPE).
+    pub fast_path_after: Option<NonZeroU32>,
     /// The state keeper: it keeps connections for a warm restart if there is no kernel fast path.
-    pub outlive: Option<Holder>,
+    pub warm_restart: Option<Holder>,
     /// Packet workers, [`WORKERS_MAX`] at most; `None` for one.
     pub workers: Option<NonZeroUsize>,
     /// Whether each packet worker runs on a processor of its own; `None` for several workers only.
@@ -82,7 +82,7 @@ pub struct Config {
     /// The maximum number of connections; `None` for 2^20.
     pub max_connections: Option<usize>,
     /// Connections of IPv6, or to servers of another family, for which the [kernel fast
-    /// path](Self::in_kernel) takes memory at the start; `None` for a quarter of all. Without the
+    /// path](Self::fast_path) takes memory at the start; `None` for a quarter of all. Without the
     /// kernel fast path, memory is taken when such connections open.
     pub max_ipv6: Option<usize>,
     /// Policy for a new connection if the table is full.
@@ -178,10 +178,10 @@ pub enum StartError {
     #[error("--interface {0}")]
     Interface(String),
     /// The kernel fast path is not available.
-    #[error("--in-kernel on: {0}")]
-    InKernel(#[source] InKernelError),
+    #[error("--fast-path on: {0}")]
+    FastPath(#[source] FastPathError),
     /// XDP is configured without the kernel fast path.
-    #[error("--xdp is a part of the path in the kernel: leave out --xdp, or --in-kernel off")]
+    #[error("--xdp is a part of the kernel fast path: leave out --xdp, or --fast-path off")]
     XdpAlone,
     /// Replication with peers cannot start.
     #[error("{0}")]

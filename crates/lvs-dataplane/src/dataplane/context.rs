@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant as SystemInstant};
 
-use lvs_core::api::InKernelInfo;
+use lvs_core::api::FastPathInfo;
 use lvs_core::{Control, Instant};
 
 use super::pauses::Longest;
+use crate::fast_path::FastPath;
 use crate::host::view::{Published, View};
-use crate::in_kernel::InKernel;
 use crate::lock::lock;
 
 /// How often other threads give way to packets that wait for the control half, before they queue
@@ -19,7 +19,7 @@ use crate::lock::lock;
 const PATIENCE: usize = 1000;
 
 /// The kernel fast path, or the reason why the dataplane does not use it.
-pub(super) type KernelPath = Result<Arc<InKernel>, InKernelInfo>;
+pub(super) type KernelPath = Result<Arc<FastPath>, FastPathInfo>;
 
 /// The context of all threads of a dataplane.
 #[derive(Debug)]
@@ -58,7 +58,7 @@ impl Context {
     /// The context of a dataplane without the kernel fast path.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn without_kernel(control: Control) -> Arc<Self> {
-        Arc::new(Self::new(control, Err(InKernelInfo::default())))
+        Arc::new(Self::new(control, Err(FastPathInfo::default())))
     }
 
     /// The director's control half. The lock is held for one short operation at a time, never while
@@ -114,10 +114,10 @@ impl Context {
     pub(super) fn publish(&self, view: Arc<View>) {
         let ways = view.ways;
         self.published.publish(view);
-        if let Some(in_kernel) = self.in_kernel()
+        if let Some(fast_path) = self.fast_path()
             && self.ways.swap(ways, Ordering::AcqRel) != ways
         {
-            in_kernel.changed();
+            fast_path.changed();
         }
     }
 
@@ -133,22 +133,22 @@ impl Context {
     }
 
     /// The kernel fast path.
-    pub(super) fn in_kernel(&self) -> Option<&Arc<InKernel>> {
+    pub(super) fn fast_path(&self) -> Option<&Arc<FastPath>> {
         self.kernel.as_ref().ok()
     }
 
     /// The state of the kernel fast path, for the control socket.
-    pub(super) fn in_kernel_info(&self) -> InKernelInfo {
+    pub(super) fn fast_path_info(&self) -> FastPathInfo {
         match &self.kernel {
-            Ok(in_kernel) => in_kernel.info(),
+            Ok(fast_path) => fast_path.info(),
             Err(why_not) => why_not.clone(),
         }
     }
 
     /// Adds the counters of the kernel fast path to those of the control half.
     pub(super) fn fold(&self) {
-        if let Some(in_kernel) = self.in_kernel() {
-            in_kernel.fold(|| self.control());
+        if let Some(fast_path) = self.fast_path() {
+            fast_path.fold(|| self.control());
         }
     }
 }

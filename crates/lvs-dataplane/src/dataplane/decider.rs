@@ -18,7 +18,7 @@ use lvs_core::{
 use super::context::Context;
 use super::hook::{HookAction, PacketHook};
 use super::kernel_path::WithDataplane;
-use crate::in_kernel::RIPE;
+use crate::fast_path::RIPE;
 use lvs_packet::intercept::Intercept;
 use lvs_packet::pipeline::Decide;
 use lvs_sys::prefetch;
@@ -193,12 +193,12 @@ impl Decider {
         (number, piece, next)
     }
 
-    /// Explains the fate of a packet and changes nothing. `in_kernel`: whether a connection, or a new
+    /// Explains the fate of a packet and changes nothing. `fast_path`: whether a connection, or a new
     /// one (`None`), is offloaded.
     pub(super) fn explain(
         &self,
         question: &Question,
-        in_kernel: impl FnOnce(Option<ConnId>) -> Result<(), WithDataplane>,
+        fast_path: impl FnOnce(Option<ConnId>) -> Result<(), WithDataplane>,
     ) -> Explanation {
         let Question {
             tuple,
@@ -226,9 +226,9 @@ impl Decider {
         };
         told.mark_why = why;
         if told.has_connection() {
-            let why = self.with_dataplane(tuple, in_kernel);
-            told.in_kernel = Some(why.is_none());
-            told.in_kernel_why = why.unwrap_or_default();
+            let why = self.with_dataplane(tuple, fast_path);
+            told.fast_path = Some(why.is_none());
+            told.fast_path_why = why.unwrap_or_default();
         }
         told
     }
@@ -237,9 +237,9 @@ impl Decider {
     fn with_dataplane(
         &self,
         tuple: &Tuple,
-        in_kernel: impl FnOnce(Option<ConnId>) -> Result<(), WithDataplane>,
+        fast_path: impl FnOnce(Option<ConnId>) -> Result<(), WithDataplane>,
     ) -> Option<String> {
-        let info = self.context.in_kernel_info();
+        let info = self.context.fast_path_info();
         if !info.active {
             let mut why = WithDataplane::NotUsed.to_string();
             if !info.reason.is_empty() {
@@ -250,7 +250,7 @@ impl Decider {
         }
         let &Tuple { protocol, src, dst } = tuple;
         let known = self.shard.lookup(protocol, src, dst, self.context.now());
-        in_kernel(known.map(|known| known.id))
+        fast_path(known.map(|known| known.id))
             .err()
             .map(|why| why.to_string())
     }

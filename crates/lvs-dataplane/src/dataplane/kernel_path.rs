@@ -5,15 +5,15 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use lvs_core::Control;
-use lvs_core::api::InKernelInfo;
+use lvs_core::api::FastPathInfo;
 use lvs_core::memory::Memory;
 use lvs_core::offload::Unpublished;
 use tracing::{info, warn};
 
 use super::config::{StartError, UseKernel};
+use crate::fast_path::{FastPath, FastPathError, Room};
 use crate::host::Backend;
-use crate::in_kernel::{InKernel, InKernelError, Room};
-use crate::outlive::Holder;
+use crate::warm_restart::Holder;
 use lvs_packet::pipeline::{ReversePath, Settings};
 use lvs_packet::ways::NoWay;
 
@@ -24,11 +24,11 @@ pub(super) struct Wanted {
     /// The number of connections in wide slots.
     pub(super) wide: usize,
     /// The state keeper, for a dataplane without the kernel fast path.
-    pub(super) outlive: Option<Holder>,
+    pub(super) warm_restart: Option<Holder>,
 }
 
 /// The kernel fast path, and the memory of its connection table.
-type Opened = (Arc<InKernel>, Memory);
+type Opened = (Arc<FastPath>, Memory);
 
 impl Wanted {
     /// Opens the kernel fast path, if it is configured and possible; otherwise returns the reason.
@@ -37,14 +37,14 @@ impl Wanted {
         control: &Control,
         against: Option<Against>,
         xdp: bool,
-    ) -> Result<Result<Opened, InKernelInfo>, StartError> {
+    ) -> Result<Result<Opened, FastPathInfo>, StartError> {
         self.wanted = with_xdp(self.wanted, xdp)?;
         if self.wanted == UseKernel::Off {
             end_what_is_left();
-            return Ok(Err(InKernelInfo::default()));
+            return Ok(Err(FastPathInfo::default()));
         }
         let opened = match against.or_else(|| self.held_elsewhere()) {
-            Some(Against { why, remedy }) => Err(InKernelError::Setting { why, remedy }),
+            Some(Against { why, remedy }) => Err(FastPathError::Setting { why, remedy }),
             None => self.open_now(control, xdp),
         };
         match opened {
@@ -53,21 +53,21 @@ impl Wanted {
                 info!("established connections are forwarded in the kernel ({by})");
                 Ok(Ok(opened))
             }
-            Err(error) if self.wanted == UseKernel::On => Err(StartError::InKernel(error)),
+            Err(error) if self.wanted == UseKernel::On => Err(StartError::FastPath(error)),
             Err(error) => {
                 let cause = match (&error, self.wanted) {
-                    // The operator has asked for that setting, and not for the path in the kernel.
-                    (InKernelError::Setting { why, .. }, UseKernel::Try) => (*why).to_owned(),
+                    // The operator has asked for that setting, and not for the kernel fast path.
+                    (FastPathError::Setting { why, .. }, UseKernel::Try) => (*why).to_owned(),
                     _ => error.to_string(),
                 };
                 info!("all packets are forwarded by the dataplane itself: {cause}");
                 if xdp {
                     warn!(
-                        "--xdp has no effect: it is a part of the path in the kernel, which is not used"
+                        "--xdp has no effect: it is a part of the kernel fast path, which is not used"
                     );
                 }
                 end_what_is_left();
-                let info = InKernelInfo {
+                let info = FastPathInfo {
                     wanted: self.wanted == UseKernel::Auto,
                     ..error.into()
                 };
@@ -76,29 +76,29 @@ impl Wanted {
         }
     }
 
-    fn open_now(&self, control: &Control, xdp: bool) -> Result<Opened, InKernelError> {
+    fn open_now(&self, control: &Control, xdp: bool) -> Result<Opened, FastPathError> {
         let room = match self.wanted {
             UseKernel::On => Room::default(),
             _ => Room::of_this_host(),
         };
         let layout = control.layout().with_wide(self.wide);
-        let in_kernel = InKernel::open_or_find(layout, xdp, room)?;
-        if self.wanted == UseKernel::Try && self.outlive.is_some() && !in_kernel.outlives() {
-            return Err(InKernelError::Setting {
-                why: "connections would not outlive the dataplane (--outlive): nothing can be left in /sys/fs/bpf, as the log says",
-                remedy: "mend that, or --in-kernel auto",
+        let fast_path = FastPath::open_or_find(layout, xdp, room)?;
+        if self.wanted == UseKernel::Try && self.warm_restart.is_some() && !fast_path.outlives() {
+            return Err(FastPathError::Setting {
+                why: "connections would not outlive the dataplane (--warm-restart): nothing can be left in /sys/fs/bpf, as the log says",
+                remedy: "mend that, or --fast-path auto",
             });
         }
-        let memory = in_kernel.memory()?;
-        Ok((Arc::new(in_kernel), memory))
+        let memory = fast_path.memory()?;
+        Ok((Arc::new(fast_path), memory))
     }
 
     /// A further obstacle, if the configuration does not name the kernel fast path.
     fn held_elsewhere(&self) -> Option<Against> {
-        let held = self.outlive.as_ref().is_some_and(Holder::is_used);
+        let held = self.warm_restart.as_ref().is_some_and(Holder::is_used);
         (held && self.wanted == UseKernel::Try).then_some(Against {
-            why: "connections of the dataplane before this one are held without it (--outlive)",
-            remedy: "stop the dataplane and start it again, or --in-kernel auto, which ends them",
+            why: "connections of the dataplane before this one are held without it (--warm-restart)",
+            remedy: "stop the dataplane and start it again, or --fast-path auto, which ends them",
         })
     }
 }
@@ -106,7 +106,7 @@ impl Wanted {
 /// The reason why a connection is not offloaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum WithDataplane {
-    #[error("the dataplane does not use the path in the kernel")]
+    #[error("the dataplane does not use the kernel fast path")]
     NotUsed,
     #[error("captures are running")]
     Captures,
@@ -147,7 +147,7 @@ fn with_xdp(wanted: UseKernel, xdp: bool) -> Result<UseKernel, StartError> {
 /// Removes the kernel fast path of a killed predecessor: it and this dataplane would forward the same
 /// packets.
 fn end_what_is_left() {
-    match InKernel::clean_up() {
+    match FastPath::clean_up() {
         Ok(0) => {}
         Ok(_) => warn!(
             "connections that the dataplane before this one forwarded in the kernel have ended: this one does not"

@@ -330,7 +330,7 @@ pub(super) const KERNEL: [(&str, [&str; 3]); 9] = [
         [
             "kernel_requests",
             "Packets from clients that were forwarded in the kernel.",
-            "Nothing: this is what --in-kernel is for.",
+            "Nothing: this is what --fast-path is for.",
         ],
     ),
     (
@@ -338,7 +338,7 @@ pub(super) const KERNEL: [(&str, [&str; 3]); 9] = [
         [
             "kernel_replies",
             "Packets from servers that were forwarded in the kernel.",
-            "Nothing: this is what --in-kernel is for.",
+            "Nothing: this is what --fast-path is for.",
         ],
     ),
     (

@@ -7,7 +7,7 @@ use lvs_core::{AcceptReason, DropReason, Evictions};
 
 use super::decider::Decider;
 use super::remedies;
-use crate::in_kernel::Shares;
+use crate::fast_path::Shares;
 use lvs_packet::common::Common;
 use lvs_packet::drop::FrameDrop;
 use lvs_packet::net::PortId;

@@ -24,13 +24,13 @@ use super::threads::{Requests, Threads};
 use super::warm_state::WarmState;
 use super::worker::{Equipment, Worker};
 use super::{pages, rules};
+use crate::fast_path::RIPE;
 use crate::host::keeper::Keeper;
 use crate::host::setup::{Outliving, Setup};
 use crate::host::update::Update;
 use crate::host::view::View;
-use crate::in_kernel::RIPE;
-use crate::outlive::{Holder, Outlive};
 use crate::random::random;
+use crate::warm_restart::{Holder, WarmRestart};
 use lvs_api::Address;
 use lvs_packet::common::Common;
 use lvs_packet::pipeline::{Request, Settings};
@@ -69,17 +69,17 @@ impl Dataplane {
             backend: config.backend,
             interfaces: config.interfaces,
             own_all_vips: config.own_vips,
-            in_kernel: None,
+            fast_path: None,
             xdp: config.xdp,
             steering: (workers.get() > 1).then(|| steering(workers, &options, &config.ftp_ports)),
-            outlive: Outliving::default(),
+            warm_restart: Outliving::default(),
         };
         let wanted = Wanted {
-            wanted: config.in_kernel,
+            wanted: config.fast_path,
             wide: config
                 .max_ipv6
                 .unwrap_or_else(|| kernel_path::wide(options.max_connections)),
-            outlive: config.outlive,
+            warm_restart: config.warm_restart,
         };
         let against = kernel_path::against(
             workers,
@@ -91,7 +91,7 @@ impl Dataplane {
             pin: config.pin.unwrap_or(workers.get() > 1),
             hook: config.hook,
             real_time: config.real_time,
-            ripe: config.in_kernel_after.unwrap_or(RIPE).get(),
+            ripe: config.fast_path_after.unwrap_or(RIPE).get(),
         };
 
         let xdp = !setup.xdp.is_empty();
@@ -236,16 +236,16 @@ impl ConnTables {
         mut wanted: Wanted,
     ) -> Result<Self, StartError> {
         let (kernel, opened) = match wanted.open(control, against, xdp)? {
-            Ok((in_kernel, memory)) => {
-                if let Some(holder) = wanted.outlive {
+            Ok((fast_path, memory)) => {
+                if let Some(holder) = wanted.warm_restart {
                     holder.end();
                 }
-                let made = successor::shards(control, &*in_kernel, vec![memory], None);
-                let state: Arc<dyn WarmState> = in_kernel.clone();
-                (Ok(in_kernel), Some((state, made)))
+                let made = successor::shards(control, &*fast_path, vec![memory], None);
+                let state: Arc<dyn WarmState> = fast_path.clone();
+                (Ok(fast_path), Some((state, made)))
             }
             Err(why_not) => {
-                let holder = wanted.outlive;
+                let holder = wanted.warm_restart;
                 let opened = holder.and_then(|holder| open_outlive(control, workers, holder));
                 (Err(why_not), opened)
             }
@@ -301,11 +301,11 @@ impl OnHost {
             inheritance,
             pages,
         } = tables;
-        setup.in_kernel = kernel.as_ref().ok().cloned();
+        setup.fast_path = kernel.as_ref().ok().cloned();
         let context = Arc::new(Context::new(control, kernel));
         let threads = Threads::new(workers.get()).map_err(StartError::Thread)?;
         if let Some(state) = &state {
-            setup.outlive = state.outliving();
+            setup.warm_restart = state.outliving();
             // A successor sets its clock after it has taken over.
             if inheritance.is_none() {
                 state.set_clock(context.now());
@@ -382,7 +382,7 @@ impl OnHost {
             let (context, threads, hook) = (context.clone(), threads.clone(), hook.take());
             let mut worker =
                 Worker::new(context, threads, number, shard, equipment, requests, hook);
-            worker.use_in_kernel(ripe);
+            worker.use_fast_path(ripe);
             if let Some(Some(pages)) = pages.next() {
                 worker.use_pages(pages);
             }
@@ -468,11 +468,11 @@ fn open_outlive(
     workers: NonZeroUsize,
     holder: Holder,
 ) -> Option<(Arc<dyn WarmState>, Shards)> {
-    let opened = Outlive::open(control.layout(), workers.get(), holder);
-    let made = opened.and_then(|outlive| {
-        let (memories, left) = (outlive.memories()?, outlive.memories_left()?);
-        let shards = successor::shards(control, &outlive, memories, left);
-        Ok((Arc::new(outlive) as Arc<dyn WarmState>, shards))
+    let opened = WarmRestart::open(control.layout(), workers.get(), holder);
+    let made = opened.and_then(|warm_restart| {
+        let (memories, left) = (warm_restart.memories()?, warm_restart.memories_left()?);
+        let shards = successor::shards(control, &warm_restart, memories, left);
+        Ok((Arc::new(warm_restart) as Arc<dyn WarmState>, shards))
     });
     made.inspect_err(|error| warn!("connections do not outlive this dataplane: {error}"))
         .ok()

@@ -19,9 +19,9 @@ use tracing::{info, warn};
 
 use super::context::Context;
 use super::warm_state::WarmState;
-use crate::in_kernel::HeldServices;
+use crate::fast_path::HeldServices;
 use crate::lock::lock;
-use crate::outlive::Record;
+use crate::warm_restart::Record;
 use lvs_packet::steer::Steering;
 
 /// Services and servers up to which each change is stored at once. With more, changes are stored
@@ -362,20 +362,20 @@ mod tests {
     use lvs_core::{Family, Forwarding, Options, ServerConfig, ServiceConfig};
 
     use super::*;
+    use crate::fast_path::{FastPath, FastPathError};
     use crate::host::view::View;
-    use crate::in_kernel::{InKernel, InKernelError};
 
     #[test]
     fn successor_of_a_dataplane_with_100_000_servers_has_them_all() {
         const SERVICES: u16 = 1000;
         const SERVERS: u16 = 100;
-        let in_kernel = match InKernel::open(Layout::new(1000, 7), Instant::ZERO) {
-            Ok(in_kernel) => Arc::new(in_kernel),
+        let fast_path = match FastPath::open(Layout::new(1000, 7), Instant::ZERO) {
+            Ok(fast_path) => Arc::new(fast_path),
             // Where BPF is not permitted, there is nothing to see.
-            Err(InKernelError::Permission(_)) => return,
+            Err(FastPathError::Permission(_)) => return,
             Err(error) => panic!("{error}"),
         };
-        let state: Arc<dyn WarmState> = in_kernel;
+        let state: Arc<dyn WarmState> = fast_path;
         assert!(state.saved().is_none());
         let id = |n: u16| ServiceId::Tcp {
             address: SocketAddr::from((Ipv4Addr::from(0xc000_0000 + u32::from(n)), 80)),

@@ -1,5 +1,5 @@
 //! The state that outlives a killed dataplane: the connection table, services, servers, settings
-//! and counters, in the [kernel](crate::in_kernel) or with a [state keeper](crate::outlive).
+//! and counters, in the [kernel](crate::fast_path) or with a [state keeper](crate::outlive).
 
 use std::fmt::Debug;
 use std::io;
@@ -11,10 +11,10 @@ use lvs_core::{Control, Instant};
 use tracing::warn;
 
 use super::context::Context;
+use crate::fast_path::{FastPath, Held, HeldServices, LocalsLeft};
 use crate::host::keeper::Keeper;
 use crate::host::setup::Outliving;
-use crate::in_kernel::{Held, HeldServices, InKernel, LocalsLeft};
-use crate::outlive::{Outlive, Record};
+use crate::warm_restart::{Record, WarmRestart};
 
 /// Servers whose counters are stored while the control half is locked once.
 const PORTION: usize = 4096;
@@ -86,7 +86,7 @@ pub(super) trait WarmState: Debug + Send + Sync {
 }
 
 /// Maps in the kernel. The programs continue to forward by them.
-impl WarmState for InKernel {
+impl WarmState for FastPath {
     fn is_found(&self) -> bool {
         self.is_successor()
     }
@@ -139,7 +139,7 @@ impl WarmState for InKernel {
 }
 
 /// Memory that a state keeper holds.
-impl WarmState for Outlive {
+impl WarmState for WarmRestart {
     fn is_found(&self) -> bool {
         self.is_successor()
     }

@@ -28,7 +28,7 @@ use super::view::{KnownPort, Tables, View};
 use super::vips::Vips;
 use super::waiting::Waits;
 use super::{DataplaneSide, HostError, NeighbourNews, is_interface_name};
-use crate::in_kernel::Held;
+use crate::fast_path::Held;
 use crate::io::af_packet::Group;
 use crate::io::port::Port;
 use crate::mailbox::{Closing, Mailbox};
@@ -86,7 +86,7 @@ pub(crate) struct Keeper {
     /// When everything was last gone through.
     pub(super) updated: Instant,
     next_housekeeping: Instant,
-    /// How often frames have missed the programs of the path in the kernel.
+    /// How often frames have missed the programs of the kernel fast path.
     pub(super) missed: u32,
     /// As long as they may, nothing is forwarded there.
     pub(super) aside: Option<Held>,
@@ -142,10 +142,10 @@ impl Keeper {
         requests: Vec<mpsc::Receiver<Request>>,
     ) -> Result<Self, HostError> {
         let (interception, device) =
-            Interception::open(setup.backend, std::mem::take(&mut setup.outlive))?;
+            Interception::open(setup.backend, std::mem::take(&mut setup.warm_restart))?;
         let routed = interception.is_routed();
-        if let (Some(in_kernel), Some(turn)) = (&setup.in_kernel, interception.turn_back()) {
-            in_kernel.set_mark(turn.mark());
+        if let (Some(fast_path), Some(turn)) = (&setup.fast_path, interception.turn_back()) {
+            fast_path.set_mark(turn.mark());
         }
         let local_nodes = match routed {
             false => Some(LocalNodes::open().map_err(HostError::Requests)?),
@@ -164,7 +164,7 @@ impl Keeper {
         }) {
             return Err(HostError::NoXdpInterface(name.clone()));
         }
-        let xdp = match &setup.in_kernel {
+        let xdp = match &setup.fast_path {
             Some(_) if !setup.xdp.is_empty() => Some(XdpFeatures::open().map_err(HostError::Xdp)?),
             _ => None,
         };
@@ -521,8 +521,8 @@ impl Keeper {
     /// Runs due timers of the control half; returns the time of the next one.
     fn advance_control(&self, now: Instant) -> Option<Instant> {
         let memory = free_memory();
-        if let Some(in_kernel) = &self.setup.in_kernel {
-            in_kernel.fold(|| self.dataplane.control());
+        if let Some(fast_path) = &self.setup.fast_path {
+            fast_path.fold(|| self.dataplane.control());
         }
         let mut control = self.dataplane.control();
         if let Some(pages) = memory {
@@ -530,10 +530,10 @@ impl Keeper {
         }
         let before = control.generation();
         control.advance(now);
-        if let Some(in_kernel) = &self.setup.in_kernel
+        if let Some(fast_path) = &self.setup.fast_path
             && control.generation() != before
         {
-            in_kernel.changed();
+            fast_path.changed();
         }
         control.next_wakeup()
     }

@@ -30,7 +30,7 @@ fn is_usable(link: &Link) -> bool {
     link.is_arp_capable() && link.up && link.master.is_none()
 }
 
-/// How often a frame may miss the programs of the path in the kernel, though they are where they
+/// How often a frame may miss the programs of the kernel fast path, though they are where they
 /// belong.
 const MISSED_MAX: u32 = 8;
 
@@ -248,21 +248,21 @@ impl Keeper {
     /// fast path is suspended. (The programs notice it themselves at the next frame, and one frame
     /// is lost.)
     pub(super) fn check_programs(&mut self) {
-        let Some(in_kernel) = self.setup.in_kernel.clone() else {
+        let Some(fast_path) = self.setup.fast_path.clone() else {
             return;
         };
         self.follow_takers();
         let behind: Vec<&str> = self
             .tables
             .interfaces()
-            .filter(|(_, known)| !in_kernel.is_first_at(known.ifindex))
+            .filter(|(_, known)| !fast_path.is_first_at(known.ifindex))
             .map(|(_, known)| &*known.name)
             .collect();
-        let missed = in_kernel.has_missed();
+        let missed = fast_path.has_missed();
         if !behind.is_empty() {
             if self.aside.is_none() {
                 let names = behind.join(", ");
-                let show = match in_kernel.attached_by() {
+                let show = match fast_path.attached_by() {
                     "clsact" => format!("tc filter show dev {} ingress", behind[0]),
                     _ => format!("bpftool net show dev {}", behind[0]),
                 };
@@ -271,33 +271,33 @@ impl Keeper {
                 );
                 let remedy = format!(
                     "see with `{show}` who put another one in front of it or detached it; have that one attach behind it, and \
-                     the dataplane goes on by itself, or start the dataplane again where lvs_ingress is gone; with --in-kernel off \
+                     the dataplane goes on by itself, or start the dataplane again where lvs_ingress is gone; with --fast-path off \
                      it does not mind"
                 );
                 warn!(
                     "all packets are forwarded by the dataplane itself: {reason}. To do: {remedy}"
                 );
-                in_kernel.stands_aside(Some((reason, remedy)));
-                self.aside = Some(in_kernel.hold());
+                fast_path.stands_aside(Some((reason, remedy)));
+                self.aside = Some(fast_path.hold());
             }
         } else if missed && self.missed < MISSED_MAX {
             self.missed += 1;
             warn!("a frame was lost on its way into the kernel: a BPF program came or went there");
-            in_kernel.forgive();
+            fast_path.forgive();
         } else if missed {
             if self.aside.is_none() {
                 let reason =
                     "frames get lost before they reach lvs_ingress, the BPF program at the ingress";
-                let remedy = "`bpftool net` tells which other programs there are; start the dataplane with --in-kernel off";
+                let remedy = "`bpftool net` tells which other programs there are; start the dataplane with --fast-path off";
                 warn!(
                     "all packets are forwarded by the dataplane itself: {reason}. To do: {remedy}"
                 );
-                in_kernel.stands_aside(Some((reason.to_owned(), remedy.to_owned())));
-                self.aside = Some(in_kernel.hold());
+                fast_path.stands_aside(Some((reason.to_owned(), remedy.to_owned())));
+                self.aside = Some(fast_path.hold());
             }
         } else if self.aside.take().is_some() {
             info!("established connections are forwarded in the kernel again");
-            in_kernel.stands_aside(None);
+            fast_path.stands_aside(None);
         }
     }
 
@@ -307,9 +307,9 @@ impl Keeper {
         let opened = match self.plan() {
             Some(plan) => AfPacket::open_group(link.index, &link.name, turn, &plan)?,
             None => {
-                let in_kernel = self.setup.in_kernel.as_ref();
+                let fast_path = self.setup.fast_path.as_ref();
                 let xdp = self.setup.xdp.contains(&link.name);
-                let io = AfPacket::open_with(link.index, &link.name, turn, in_kernel, xdp)?;
+                let io = AfPacket::open_with(link.index, &link.name, turn, fast_path, xdp)?;
                 (vec![io], None)
             }
         };
@@ -319,24 +319,24 @@ impl Keeper {
 
     /// Reads anew by which interfaces frames without socket buffers can leave.
     pub(super) fn follow_takers(&mut self) {
-        let (Some(in_kernel), Some(xdp)) = (&self.setup.in_kernel, &mut self.xdp) else {
+        let (Some(fast_path), Some(xdp)) = (&self.setup.fast_path, &mut self.xdp) else {
             return;
         };
         match xdp.takers() {
-            Ok(takers) => in_kernel.set_takers(takers),
+            Ok(takers) => fast_path.set_takers(takers),
             Err(error) => {
                 warn!(
                     "XDP forwards nothing: the kernel does not tell what interfaces can: {error}"
                 );
-                in_kernel.set_takers(HashSet::new());
+                fast_path.set_takers(HashSet::new());
             }
         }
     }
 
     /// Writes an interface's address for the kernel fast path.
     fn tell_address(&self, ifindex: u32, mac: Mac) {
-        if let Some(in_kernel) = &self.setup.in_kernel {
-            in_kernel.set_address(ifindex, mac);
+        if let Some(fast_path) = &self.setup.fast_path {
+            fast_path.set_address(ifindex, mac);
         }
     }
 

@@ -29,7 +29,7 @@ use std::time::Duration;
 use self::open::Back;
 pub use self::open::{Group, OpenError, SLOT};
 use super::{BATCH, Capabilities, PacketIo, vnet};
-use crate::in_kernel::Attached;
+use crate::fast_path::Attached;
 use lvs_packet::frame::{Frame, MAX_FRAME};
 use lvs_packet::wire::{Mac, vlan};
 use lvs_sys::{MessageBatch, PacketRing, PacketSocket, RingFrame};

@@ -389,7 +389,7 @@ impl Site {
     }
 
     /// Starts the dataplane on the director and waits until it answers. If `extra` does not select
-    /// the kernel fast path, the environment (`LVS_IN_KERNEL`) does.
+    /// the kernel fast path, the environment (`LVS_FAST_PATH`) does.
     ///
     /// # Errors
     ///
@@ -442,11 +442,11 @@ impl Site {
         launcher: &[&str],
         extra: &[&str],
     ) -> Result<Proc> {
-        let in_kernel = env::var("LVS_IN_KERNEL").unwrap_or_default();
-        if in_kernel.is_empty() || extra.contains(&"--in-kernel") {
+        let fast_path = env::var("LVS_FAST_PATH").unwrap_or_default();
+        if fast_path.is_empty() || extra.contains(&"--fast-path") {
             return self.start(director, launcher, extra);
         }
-        let told = [extra, &["--in-kernel", &in_kernel]].concat();
+        let told = [extra, &["--fast-path", &fast_path]].concat();
         self.start(director, launcher, &told)
     }
 
@@ -456,7 +456,7 @@ impl Site {
         words.push(&program);
         words.extend(self.dataplane_arguments());
         words.extend_from_slice(extra);
-        let off = extra.windows(2).any(|two| two == ["--in-kernel", "off"]);
+        let off = extra.windows(2).any(|two| two == ["--fast-path", "off"]);
         self.leave_unfinished(director, off)?;
         let mut dataplane = director.spawn(words[0], &words[1..])?;
         let mut ended = false;

@@ -75,12 +75,12 @@ fn dataplane_missing_interface_is_used_when_created() -> Result<()> {
 
 #[test]
 fn dataplane_missing_xdp_interface_is_used_when_created() -> Result<()> {
-    if !super::in_kernel::is_permitted()? {
+    if !super::fast_path::is_permitted()? {
         return Ok(());
     }
     let mut site = site("bootxdp")?;
     site.start_dataplane(&[
-        "--in-kernel",
+        "--fast-path",
         "on",
         "--interface",
         "late0",
@@ -202,7 +202,7 @@ fn pid_that_answers(site: &Site) -> Option<u64> {
 #[test]
 fn dataplane_start_right_after_signal_waits_for_the_one_that_ends() -> Result<()> {
     let site = site("bootkill")?;
-    for words in [&[][..], &["--in-kernel", "off", "--outlive", "on"]] {
+    for words in [&[][..], &["--fast-path", "off", "--warm-restart", "on"]] {
         let mut before = start(&site, words)?;
         wait_until("an answer", PATIENCE, || {
             pid_that_answers(&site) == Some(before.pid().into())

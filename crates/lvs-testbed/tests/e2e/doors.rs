@@ -195,7 +195,7 @@ fn hung_dataplane_is_replaced() -> Result<()> {
     let site = site("hang")?;
     let config = site.testbed.dir().join("lvsd.toml");
     let mut text = format!(
-        "[dataplane]\ninterface = [\"eth0\", \"eth1\"]\nhang_limit = \"5s\"\nin_kernel = \"off\"\n[[service]]\naddress = \"{}\"\nforward = \"nat\"\nscheduler = \"rr\"\n",
+        "[dataplane]\ninterface = [\"eth0\", \"eth1\"]\nhang_limit = \"5s\"\nfast_path = \"off\"\n[[service]]\naddress = \"{}\"\nforward = \"nat\"\nscheduler = \"rr\"\n",
         site.service(80)
     );
     for index in 0..2 {

@@ -82,7 +82,7 @@ fn killed_dataplane_restarts_cleanly() -> Result<()> {
     says(&old, "answered\n")?;
     site.dataplane.as_mut().context("started above")?.kill();
     let path = rules.display().to_string();
-    site.start_dataplane(&["--rules", &path, "--in-kernel", "off"])?;
+    site.start_dataplane(&["--rules", &path, "--fast-path", "off"])?;
 
     // New connections work at once.
     let mut load = site.load();

@@ -83,7 +83,7 @@ fn nat_to_the_director_itself() -> Result<()> {
             .client
             .sh("curl -sS -f -m 60 http://10.0.0.1:8080/id")?;
         ensure!(direct == "director\n");
-        site.start_dataplane(&["--in-kernel", "off"])?;
+        site.start_dataplane(&["--fast-path", "off"])?;
         has_rule(&site, "sport 8080", false)?;
 
         // A server that goes takes its rule along.

@@ -501,7 +501,7 @@ fn vlans_of_a_trunk_in_the_kernel() -> Result<()> {
         not_run("the kernel fast path needs root, outside of containers");
     }
     let mut site = trunk("vlan-ink", 1500)?;
-    site.start_dataplane(&["--in-kernel", "on"])?;
+    site.start_dataplane(&["--fast-path", "on"])?;
     site.downloads_and_uploads()?;
     for reason in ["kernel_requests", "kernel_replies"] {
         let count = site.counted(reason)?;

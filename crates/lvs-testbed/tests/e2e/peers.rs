@@ -16,7 +16,7 @@ const ONE: &str = "192.0.2.1";
 const TWO: &str = "192.0.2.2";
 
 /// The successor of a killed dataplane starts empty.
-const ALONE: [&str; 2] = ["--in-kernel", "off"];
+const ALONE: [&str; 2] = ["--fast-path", "off"];
 
 /// A site of two directors, without dataplanes.
 fn site(label: &str, forward: Forward, rate: u64) -> Result<Site> {

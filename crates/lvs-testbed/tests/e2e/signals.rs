@@ -46,7 +46,7 @@ fn survives_hangup(pid: u32) -> bool {
 fn dataplane_signals_to_reload_are_ignored() -> Result<()> {
     for (label, words) in [
         ("sigkernel", &[][..]),
-        ("sigkeeper", &["--in-kernel", "off", "--outlive", "on"]),
+        ("sigkeeper", &["--fast-path", "off", "--warm-restart", "on"]),
     ] {
         let mut site = site(label)?;
         site.start_dataplane(words)?;
@@ -64,7 +64,7 @@ fn dataplane_signals_to_reload_are_ignored() -> Result<()> {
         download.goes_on()?;
         let after = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
         ensure!(after == children, "{children:?} {after:?}");
-        ensure!(!words.contains(&"--outlive") || !children.is_empty());
+        ensure!(!words.contains(&"--warm-restart") || !children.is_empty());
         download.finish()?;
         // As SIGTERM does.
         let mut dataplane = site.dataplane.take().context("it runs")?;

@@ -13,8 +13,8 @@ use nix::sys::signal::Signal;
 
 /// How long anything may take on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
-const KERNEL: [&str; 2] = ["--in-kernel", "on"];
-const HOLDER: [&str; 4] = ["--in-kernel", "off", "--outlive", "on"];
+const KERNEL: [&str; 2] = ["--fast-path", "on"];
+const HOLDER: [&str; 4] = ["--fast-path", "off", "--warm-restart", "on"];
 
 fn kill(site: &mut Site) -> Result<()> {
     let mut dataplane = site.dataplane.take().context("it runs")?;
@@ -24,14 +24,14 @@ fn kill(site: &mut Site) -> Result<()> {
 
 /// The available state keepers: the kernel fast path only if it is permitted.
 fn ways() -> Result<Vec<&'static [&'static str]>> {
-    let kernel = super::in_kernel::is_permitted()?.then_some(&KERNEL[..]);
+    let kernel = super::fast_path::is_permitted()?.then_some(&KERNEL[..]);
     Ok(kernel.into_iter().chain([&HOLDER[..]]).collect())
 }
 
 /// The kernel gives the number of a namespace that is gone to the next one.
 #[test]
 fn dataplane_in_a_namespace_that_is_gone_has_no_successor() -> Result<()> {
-    super::in_kernel::require_permission()?;
+    super::fast_path::require_permission()?;
     let mut site = Site::new(SiteOptions::new("wr-ns", Forward::Nat))?;
     site.start_dataplane(&KERNEL)?;
     site.add_service(80, "rr")?;
@@ -46,7 +46,7 @@ fn dataplane_in_a_namespace_that_is_gone_has_no_successor() -> Result<()> {
         "own=$(stat -Lc %i /proc/self/ns/net); exec unshare -n sh -c '\
          mv /sys/fs/bpf/lvs/'$own' /sys/fs/bpf/lvs/$(stat -Lc %i /proc/self/ns/net) && \
          ip link set lo up && ip link add d0 type veth peer name d1 && ip link set d0 up && \
-         {{ {program} --in-kernel on >{log} 2>&1 & pid=$!; \
+         {{ {program} --fast-path on >{log} 2>&1 & pid=$!; \
          for n in $(seq 2400); do {lvsadm} -L -n >/dev/null 2>&1 && break; sleep .05; done; \
          {lvsadm} -L -n; {lvsadm} mark list; kill $pid; wait $pid; echo left: $(ls /sys/fs/bpf/lvs); }}'"
     );
@@ -169,7 +169,7 @@ fn services_by_mark_and_sctp_are_held_without_a_dataplane() -> Result<()> {
 #[test]
 fn files_of_namespaces_that_are_gone_are_swept_at_a_start() -> Result<()> {
     // Others cannot see all processes.
-    super::in_kernel::require_permission()?;
+    super::fast_path::require_permission()?;
     let mut site = Site::new(SiteOptions::new("wr-sweep", Forward::Nat))?;
     // A number that no namespace has.
     site.director.sh("mkdir -p -m 755 /run/lvs; \

@@ -188,9 +188,9 @@ fn changes_while_traffic_runs() -> Result<()> {
 }
 
 #[test]
-fn in_kernel_with_several_workers_is_refused() -> Result<()> {
+fn fast_path_with_several_workers_is_refused() -> Result<()> {
     let mut site = Site::new(options("kernel", Forward::Nat))?;
-    let refused = site.start_dataplane(&["--workers", "2", "--in-kernel", "on"]);
+    let refused = site.start_dataplane(&["--workers", "2", "--fast-path", "on"]);
     ensure!(refused.is_err(), "it starts");
     Ok(())
 }

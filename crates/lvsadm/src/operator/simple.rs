@@ -35,7 +35,7 @@ pub(super) fn drops(run: &mut Invocation<'_>, words: &Words) -> Outcome {
                 "drop" => "Dropped",
                 "host" => "Left to this host",
                 "kernel" => "Forwarded in the kernel",
-                "up" => "Handed to the dataplane by the path in the kernel",
+                "up" => "Handed to the dataplane by the kernel fast path",
                 "sync" => "Synchronisation",
                 other => other,
             };

@@ -549,13 +549,13 @@ impl View {
             ),
             (
                 "kernel",
-                "lvs_in_kernel_packets",
+                "lvs_fast_path_packets",
                 "Packets forwarded in the kernel",
             ),
             (
                 "up",
-                "lvs_in_kernel_handed_up_packets",
-                "Packets that the path in the kernel handed to the dataplane, by the reason",
+                "lvs_fast_path_handed_up_packets",
+                "Packets that the kernel fast path handed to the dataplane, by the reason",
             ),
         ] {
             if reasons.iter().all(|reason| reason.action != action) {

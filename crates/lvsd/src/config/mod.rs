@@ -198,9 +198,9 @@ pub struct Dataplane {
     /// `off`, `loose` or `strict`.
     pub reverse_path: Option<String>,
     /// `off`, `auto` or `on`.
-    pub in_kernel: Option<String>,
+    pub fast_path: Option<String>,
     /// Whether a process holds connections, should the dataplane be killed.
-    pub outlive: Option<String>,
+    pub warm_restart: Option<String>,
     /// Interfaces where that begins before there is a socket buffer.
     pub xdp: Vec<String>,
     /// `off` or `auto`.
@@ -376,8 +376,8 @@ impl Dataplane {
             ("--readers", self.readers.clone()),
             ("--echo", self.echo.clone()),
             ("--reverse-path", self.reverse_path.clone()),
-            ("--in-kernel", self.in_kernel.clone()),
-            ("--outlive", self.outlive.clone()),
+            ("--fast-path", self.fast_path.clone()),
+            ("--warm-restart", self.warm_restart.clone()),
             ("--confine", self.confine.clone()),
             ("--real-time", self.real_time.clone()),
             ("--echo-limit", number(self.echo_limit)),

@@ -130,10 +130,10 @@ pub(super) struct RawDataplane {
     pub(super) reverse_path: Option<Spanned<String>>,
     /// Whether established connections are forwarded in the kernel: `off`, `auto` or `on`.
     /// Default: `auto`, and nobody is told to mend it if it is not possible.
-    pub(super) in_kernel: Option<Spanned<String>>,
+    pub(super) fast_path: Option<Spanned<String>>,
     /// Whether a process holds connections, should the dataplane be killed: `off`, `auto` or `on`.
     /// Default: `off`.
-    pub(super) outlive: Option<Spanned<String>>,
+    pub(super) warm_restart: Option<Spanned<String>>,
     /// Interfaces where that begins before there is a socket buffer (XDP). Default: none.
     pub(super) xdp: Option<Spanned<OneOrMore>>,
     /// Whether the dataplane gives up what it does not need, by seccomp and Landlock: `off` or `auto`.

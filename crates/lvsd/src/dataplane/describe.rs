@@ -184,7 +184,7 @@ const fn role(role: SyncRole) -> &'static str {
 pub(super) fn without_dataplane(how: Option<&str>, seen: &DataplaneView) -> &'static str {
     // A dataplane that stops takes its programs out of the kernel.
     let stopped = how.is_some_and(|how| how.ends_with("exit status: 0"));
-    if seen.info.in_kernel.active && !stopped {
+    if seen.info.fast_path.active && !stopped {
         return match how {
             Some(_) => {
                 "established connections go on in the kernel, and packets of new ones wait for the next dataplane"
@@ -219,10 +219,10 @@ mod tests {
 
     use super::*;
 
-    fn view(in_kernel: bool, own: bool) -> DataplaneView {
+    fn view(fast_path: bool, own: bool) -> DataplaneView {
         let vip = [192, 0, 2, 10];
         let mut view = DataplaneView::default();
-        view.info.in_kernel.active = in_kernel;
+        view.info.fast_path.active = fast_path;
         if own {
             view.info.own_vips.push(vip.into());
         }
@@ -242,7 +242,7 @@ mod tests {
     fn host_stack_is_named_only_if_it_sees_packets() {
         let killed = Some("it ended with signal: 9 (SIGKILL)");
         let stopped = Some("it ended with exit status: 0");
-        for (how, in_kernel, own, words) in [
+        for (how, fast_path, own, words) in [
             (killed, true, false, "established connections go on"),
             (None, true, false, "unless it was stopped, established"),
             (stopped, true, false, "the host's own stack sees"),
@@ -250,8 +250,8 @@ mod tests {
             (killed, false, false, "the host's own stack sees"),
             (None, false, true, "nobody answers"),
         ] {
-            let told = without_dataplane(how, &view(in_kernel, own));
-            assert!(told.starts_with(words), "{how:?} {in_kernel} {own}: {told}");
+            let told = without_dataplane(how, &view(fast_path, own));
+            assert!(told.starts_with(words), "{how:?} {fast_path} {own}: {told}");
         }
     }
 }

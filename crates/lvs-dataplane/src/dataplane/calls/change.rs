@@ -10,9 +10,9 @@ use serde_json::Value;
 
 use super::to_value;
 use crate::dataplane::handle::Handle;
+use crate::fast_path::FastPath;
 use crate::host::update::Update;
 use crate::host::view::View;
-use crate::in_kernel::InKernel;
 use crate::sync::Prepared;
 
 /// Changes that are made with the control half locked: some ten microseconds.
@@ -41,7 +41,7 @@ impl Handle {
         let applied = {
             // The kernel's counters belong to the services before the change, and the kernel fast
             // path must not use a half-made change.
-            let _held = self.context.in_kernel().map(InKernel::hold);
+            let _held = self.context.fast_path().map(FastPath::hold);
             self.context.fold();
             self.make(changes, &daemons)?
         };

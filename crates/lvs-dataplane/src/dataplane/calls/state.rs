@@ -47,7 +47,7 @@ impl Handle {
             too_big: report.common.oversize.all(),
             total,
             workers,
-            in_kernel: self.context.in_kernel_info(),
+            fast_path: self.context.fast_path_info(),
             sync: self.sync_counts(&report),
             confinement: self.confinement(),
             peers: self
@@ -114,8 +114,8 @@ impl Handle {
         let templates = self.context.control().evicted_templates();
         let mut reasons = report.reasons(templates);
         reasons.extend(sync(&self.sync_counts(&report)));
-        if let Some(in_kernel) = self.context.in_kernel() {
-            reasons.extend(shares(&in_kernel.shares()));
+        if let Some(fast_path) = self.context.fast_path() {
+            reasons.extend(shares(&fast_path.shares()));
         }
         let view = self.context.view();
         for reason in reasons.iter_mut().filter(|reason| reason.count > 0) {

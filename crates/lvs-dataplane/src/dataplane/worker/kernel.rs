@@ -9,7 +9,7 @@ use tracing::warn;
 
 use super::Worker;
 use crate::dataplane::kernel_path::WithDataplane;
-use crate::in_kernel::{Held, InKernel, LocalsAre, WayOut};
+use crate::fast_path::{FastPath, Held, LocalsAre, WayOut};
 use lvs_packet::net::Way;
 use lvs_packet::ways::Ways;
 
@@ -27,7 +27,7 @@ const WITHDRAW_BUDGET: usize = 1 << 20;
 #[derive(Default)]
 pub(super) struct KernelSide {
     /// The path, if there is one.
-    pub(super) path: Option<Arc<InKernel>>,
+    pub(super) path: Option<Arc<FastPath>>,
     /// When everything that had come in was on its way, as far as it was looked at.
     pub(super) quiet: Instant,
     /// As long as there are captures, nothing passes them by in the kernel.
@@ -41,9 +41,9 @@ pub(super) struct KernelSide {
 impl Worker {
     /// Offloads connections from now on, each after so many packets, if there is a kernel fast
     /// path.
-    pub(in crate::dataplane) fn use_in_kernel(&mut self, after: u32) {
-        if let Some(in_kernel) = self.context.in_kernel() {
-            self.kernel.path = Some(in_kernel.clone());
+    pub(in crate::dataplane) fn use_fast_path(&mut self, after: u32) {
+        if let Some(fast_path) = self.context.fast_path() {
+            self.kernel.path = Some(fast_path.clone());
             self.decider.shard.follow_local_ends();
             self.decider.ripe_after = after;
         }
@@ -116,7 +116,7 @@ impl Worker {
     fn what_to_publish(
         &self,
         conn: ConnId,
-        kernel: &InKernel,
+        kernel: &FastPath,
         now: Instant,
     ) -> Result<(Offer, Ways), WithDataplane> {
         let offer = self.decider.shard.offer(conn)?;
@@ -137,7 +137,7 @@ impl Worker {
 
     /// Whether packets of a connection are forwarded in the kernel, or of one that opens now
     /// (`None`); else why not.
-    pub(super) fn in_kernel(&self, conn: Option<ConnId>) -> Result<(), WithDataplane> {
+    pub(super) fn fast_path(&self, conn: Option<ConnId>) -> Result<(), WithDataplane> {
         let kernel = self.kernel.path.as_ref().ok_or(WithDataplane::NotUsed)?;
         let epoch = kernel.epoch();
         if let Some(why) = self.publishes_none(epoch) {
@@ -165,7 +165,7 @@ impl Worker {
         &mut self,
         conn: ConnId,
         epoch: u16,
-        kernel: &Arc<InKernel>,
+        kernel: &Arc<FastPath>,
         now: Instant,
     ) -> Option<()> {
         let (offer, ways) = self.what_to_publish(conn, kernel, now).ok()?;
@@ -235,7 +235,7 @@ impl Worker {
         false
     }
 
-    /// Follows the clock and the epochs of the path in the kernel.
+    /// Follows the clock and the epochs of the kernel fast path.
     pub(super) fn keep_kernel(&mut self, now: Instant) {
         let Some(kernel) = &self.kernel.path else {
             return;

@@ -32,8 +32,8 @@ use super::pages;
 use super::priority::Priority;
 use super::report::Report;
 use super::threads::{Requests, Threads, WorkerLink};
+use crate::fast_path::FastPath;
 use crate::host::NeighbourNews;
-use crate::in_kernel::InKernel;
 use crate::io::BATCH;
 use crate::io::port::{Batch, Port, Ports};
 use crate::sync::Ticket;
@@ -797,7 +797,7 @@ impl Worker {
         if self.decider.shard.is_behind() {
             self.decider.sweep();
         }
-        let mut told = self.decider.explain(question, |conn| self.in_kernel(conn));
+        let mut told = self.decider.explain(question, |conn| self.fast_path(conn));
         // Packets that cannot be sent, whatever the director decides.
         let ends = told.server.map(|server| ("server", server.ip()));
         let ends = ends.map(|server| [server, ("client", question.tuple.src.ip())]);
@@ -835,7 +835,7 @@ impl Worker {
     /// Shows packets from now on.
     pub(super) fn capture(&mut self, capture: Capture) {
         // All packets are to be shown.
-        let hold = || self.kernel.path.as_ref().map(InKernel::hold);
+        let hold = || self.kernel.path.as_ref().map(FastPath::hold);
         self.kernel.shown = self.kernel.shown.take().or_else(hold);
         self.captures.push(capture);
     }

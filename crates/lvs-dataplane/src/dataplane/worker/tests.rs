@@ -149,11 +149,11 @@ fn query_about_connection_reports_why_it_is_not_offloaded() {
         interface: None,
     };
     let told = worker.explain(&question);
-    assert_eq!(told.in_kernel, Some(false), "{told:?}");
-    assert_eq!(told.in_kernel_why, WithDataplane::NotUsed.to_string());
+    assert_eq!(told.fast_path, Some(false), "{told:?}");
+    assert_eq!(told.fast_path_why, WithDataplane::NotUsed.to_string());
     question.tuple.dst.set_port(VIRT.1 + 1);
     let told = worker.explain(&question);
-    assert_eq!(told.in_kernel, None, "nothing opens: {told:?}");
+    assert_eq!(told.fast_path, None, "nothing opens: {told:?}");
 }
 
 #[test]

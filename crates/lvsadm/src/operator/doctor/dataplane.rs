@@ -1,6 +1,6 @@
 //! Findings about the dataplane: its interfaces, its connection table, its counters.
 
-use lvs_core::api::{InKernelInfo, Info, ReasonCount, TablesState};
+use lvs_core::api::{FastPathInfo, Info, ReasonCount, TablesState};
 
 use super::Findings;
 
@@ -37,14 +37,14 @@ fn state(info: &Info, findings: &mut Findings) {
             "start lvs-dataplane with a larger --max-connections; when the table is full, new connections are dropped",
         );
     }
-    let in_kernel = &info.in_kernel;
-    if in_kernel.wanted && !in_kernel.active {
+    let fast_path = &info.fast_path;
+    if fast_path.wanted && !fast_path.active {
         findings.add(
             format!(
                 "established connections are not forwarded in the kernel: {}",
-                in_kernel.reason
+                fast_path.reason
             ),
-            in_kernel.remedy.clone(),
+            fast_path.remedy.clone(),
         );
     }
     for peer in info.peers.iter().filter(|peer| peer.is_alarming()) {
@@ -89,7 +89,7 @@ fn state(info: &Info, findings: &mut Findings) {
 }
 
 /// Where established connections are forwarded, if nothing is to be done about it.
-pub(super) fn in_kernel(info: &InKernelInfo) -> Option<String> {
+pub(super) fn fast_path(info: &FastPathInfo) -> Option<String> {
     if info.active {
         let by = &info.attached_by;
         return Some(format!(
@@ -130,10 +130,10 @@ mod tests {
         let found = |active: bool| {
             let mut info = Info::default();
             info.interfaces.clear();
-            info.in_kernel.wanted = true;
-            info.in_kernel.active = active;
-            info.in_kernel.reason = "another is first".to_owned();
-            info.in_kernel.remedy = "have it go".to_owned();
+            info.fast_path.wanted = true;
+            info.fast_path.active = active;
+            info.fast_path.reason = "another is first".to_owned();
+            info.fast_path.remedy = "have it go".to_owned();
             let mut findings = Findings::default();
             state(&info, &mut findings);
             let mut found = findings.0.into_iter();

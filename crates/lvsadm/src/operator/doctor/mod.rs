@@ -59,7 +59,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     }
     if !run.json {
         writeln!(run.output, "the dataplane is {}", info.confinement)?;
-        if let Some(words) = dataplane::in_kernel(&info.in_kernel) {
+        if let Some(words) = dataplane::fast_path(&info.fast_path) {
             writeln!(run.output, "{words}")?;
         }
         if let Some(words) = director.stands_by() {

@@ -30,8 +30,8 @@ impl Checker<'_> {
         let when_full = self.one_of(raw.when_full.as_ref(), &["drop", "evict"]);
         let echo = self.one_of(raw.echo.as_ref(), &["answer", "drop"]);
         let reverse_path = self.one_of(raw.reverse_path.as_ref(), &["off", "loose", "strict"]);
-        let in_kernel = self.one_of(raw.in_kernel.as_ref(), &["off", "auto", "on"]);
-        let outlive = self.one_of(raw.outlive.as_ref(), &["off", "auto", "on"]);
+        let fast_path = self.one_of(raw.fast_path.as_ref(), &["off", "auto", "on"]);
+        let warm_restart = self.one_of(raw.warm_restart.as_ref(), &["off", "auto", "on"]);
         let confine = self.one_of(raw.confine.as_ref(), &["off", "auto"]);
         let real_time = self.one_of(raw.real_time.as_ref(), &["off", "auto"]);
         self.helpers(raw);
@@ -49,7 +49,7 @@ impl Checker<'_> {
         );
         self.clamp_mss(raw);
         self.workers(raw);
-        self.in_kernel(raw);
+        self.fast_path(raw);
         self.xdp(raw);
         let max_connections = self
             .number(
@@ -91,8 +91,8 @@ impl Checker<'_> {
             helpers: list(&raw.helper).unwrap_or_default(),
             echo,
             reverse_path,
-            in_kernel,
-            outlive,
+            fast_path,
+            warm_restart,
             xdp: list(&raw.xdp).unwrap_or_default(),
             confine,
             real_time,
@@ -265,36 +265,36 @@ impl Checker<'_> {
             self.report(Diagnostic::error(value.span(), title).help(format!(
                 "write workers = 1, a number up to {WORKERS_MAX}, or \"auto\""
             )));
-        } else if text != "1" && is(raw.in_kernel.as_ref(), "on") {
-            let title = "the path in the kernel goes with one packet worker".to_owned();
+        } else if text != "1" && is(raw.fast_path.as_ref(), "on") {
+            let title = "the kernel fast path goes with one packet worker".to_owned();
             self.report(
                 Diagnostic::error(value.span(), title)
-                    .help("leave out workers, or write in_kernel = \"off\""),
+                    .help("leave out workers, or write fast_path = \"off\""),
             );
         }
     }
 
-    /// Checks the combinations with which a dataplane refuses to start if `in_kernel = "on"`.
-    fn in_kernel(&mut self, raw: &RawDataplane) {
-        if !is(raw.in_kernel.as_ref(), "on") {
+    /// Checks the combinations with which a dataplane refuses to start if `fast_path = "on"`.
+    fn fast_path(&mut self, raw: &RawDataplane) {
+        if !is(raw.fast_path.as_ref(), "on") {
             return;
         }
         if let Some(backend) = &raw.backend
             && backend.get_ref() == "tun"
         {
-            let title = "the path in the kernel goes without the backend `tun`";
+            let title = "the kernel fast path goes without the backend `tun`";
             self.report(
                 Diagnostic::error(backend.span(), title)
-                    .help("leave out backend, or write in_kernel = \"off\""),
+                    .help("leave out backend, or write fast_path = \"off\""),
             );
         }
         if let Some(reverse_path) = &raw.reverse_path
             && matches!(&**reverse_path.get_ref(), "loose" | "strict")
         {
-            let title = "the path in the kernel goes without checks of the reverse path";
+            let title = "the kernel fast path goes without checks of the reverse path";
             self.report(
                 Diagnostic::error(reverse_path.span(), title)
-                    .help("leave out reverse_path, or write in_kernel = \"off\""),
+                    .help("leave out reverse_path, or write fast_path = \"off\""),
             );
         }
     }
@@ -303,9 +303,9 @@ impl Checker<'_> {
         let Some(xdp) = &raw.xdp else {
             return;
         };
-        if is(raw.in_kernel.as_ref(), "off") {
-            let title = "xdp is a part of the path in the kernel, which is off".to_owned();
-            let help = "leave out in_kernel, or xdp";
+        if is(raw.fast_path.as_ref(), "off") {
+            let title = "xdp is a part of the kernel fast path, which is off".to_owned();
+            let help = "leave out fast_path, or xdp";
             self.report(Diagnostic::error(xdp.span(), title).help(help));
         }
     }

@@ -69,34 +69,34 @@ fn unsupported_dataplane_key_is_refused_with_its_position() {
             "one of: auto, af_packet, tun",
         ),
         (
-            "xdp = \"eth0\"\nin_kernel = \"off\"",
+            "xdp = \"eth0\"\nfast_path = \"off\"",
             "test.toml:2:7",
-            "xdp is a part of the path in the kernel, which is off",
-            "leave out in_kernel, or xdp",
+            "xdp is a part of the kernel fast path, which is off",
+            "leave out fast_path, or xdp",
         ),
         (
-            "in_kernel = \"on\"\nbackend = \"tun\"",
+            "fast_path = \"on\"\nbackend = \"tun\"",
             "test.toml:3:11",
-            "the path in the kernel goes without the backend `tun`",
-            "leave out backend, or write in_kernel = \"off\"",
+            "the kernel fast path goes without the backend `tun`",
+            "leave out backend, or write fast_path = \"off\"",
         ),
         (
-            "reverse_path = \"loose\"\nin_kernel = \"on\"",
+            "reverse_path = \"loose\"\nfast_path = \"on\"",
             "test.toml:2:16",
-            "the path in the kernel goes without checks of the reverse path",
-            "leave out reverse_path, or write in_kernel = \"off\"",
+            "the kernel fast path goes without checks of the reverse path",
+            "leave out reverse_path, or write fast_path = \"off\"",
         ),
         (
-            "in_kernel = \"on\"\nreverse_path = \"strict\"",
+            "fast_path = \"on\"\nreverse_path = \"strict\"",
             "test.toml:3:16",
-            "the path in the kernel goes without checks of the reverse path",
-            "leave out reverse_path, or write in_kernel = \"off\"",
+            "the kernel fast path goes without checks of the reverse path",
+            "leave out reverse_path, or write fast_path = \"off\"",
         ),
         (
-            "in_kernel = \"on\"\nworkers = 4",
+            "fast_path = \"on\"\nworkers = 4",
             "test.toml:3:11",
-            "the path in the kernel goes with one packet worker",
-            "leave out workers, or write in_kernel = \"off\"",
+            "the kernel fast path goes with one packet worker",
+            "leave out workers, or write fast_path = \"off\"",
         ),
         (
             "workers = 65",
@@ -117,12 +117,12 @@ fn unsupported_dataplane_key_is_refused_with_its_position() {
         }
     }
     // Where it need not be used, the dataplane goes without.
-    for in_kernel in ["off", "auto"] {
+    for fast_path in ["off", "auto"] {
         load(&format!(
-            "[dataplane]\nin_kernel = \"{in_kernel}\"\nbackend = \"tun\"\nreverse_path = \"loose\"\n"
+            "[dataplane]\nfast_path = \"{fast_path}\"\nbackend = \"tun\"\nreverse_path = \"loose\"\n"
         ));
     }
-    load("[dataplane]\nin_kernel = \"on\"\nbackend = \"af_packet\"\nreverse_path = \"off\"\n");
+    load("[dataplane]\nfast_path = \"on\"\nbackend = \"af_packet\"\nreverse_path = \"off\"\n");
 }
 
 #[test]

@@ -28,10 +28,10 @@ mod layout;
 mod locals;
 mod object;
 mod open;
-mod outlive;
 mod pins;
 mod room;
 mod services;
+mod warm_restart;
 mod xdp;
 
 use std::collections::{HashMap, HashSet};
@@ -45,7 +45,7 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
 use std::time::Duration;
 
-use lvs_core::api::InKernelInfo;
+use lvs_core::api::FastPathInfo;
 use lvs_core::memory::{Layout, Memory};
 use lvs_core::{Control, Counts, Instant, Tunnel};
 
@@ -53,7 +53,7 @@ use self::arrays::Arrays;
 pub use self::attach::Attached;
 use self::epochs::Epochs;
 pub use self::epochs::Held;
-pub use self::error::InKernelError;
+pub use self::error::FastPathError;
 use self::error::step;
 use self::layout::{
     COUNT_WORDS, HOP_WORDS, HOPS, RULE_WORDS, SERVERS, SERVICE_WORDS, SHARE_WORDS, TUNNEL_WORDS,
@@ -67,7 +67,7 @@ pub(crate) use self::services::HeldServices;
 use self::xdp::Xdp;
 use crate::lock::lock;
 use crate::netlink::Filters;
-use crate::outlive::WITHOUT_DATAPLANE;
+use crate::warm_restart::WITHOUT_DATAPLANE;
 use lvs_packet::rewrite::tunnel::Template;
 use lvs_packet::wire::Mac;
 use lvs_sys::{Jump, PacketSocket, Program, ProgramArray, SharedSet};
@@ -126,7 +126,7 @@ struct Hops {
 }
 
 /// The programs and the maps that they share with the dataplane.
-pub struct InKernel {
+pub struct FastPath {
     arrays: Arrays,
     filter: Program,
     /// The jump to the filter, for a socket that has no room for the filter.
@@ -174,7 +174,7 @@ pub struct InKernel {
     aside: Mutex<Option<(String, String)>>,
 }
 
-impl Drop for InKernel {
+impl Drop for FastPath {
     /// An orderly end. State that was found and not taken over stays for another successor.
     fn drop(&mut self) {
         if self.taking_over.load(Relaxed) {
@@ -185,9 +185,9 @@ impl Drop for InKernel {
     }
 }
 
-impl fmt::Debug for InKernel {
+impl fmt::Debug for FastPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InKernel")
+        f.debug_struct("FastPath")
             .field("epoch", &self.epoch())
             .field("shares", &self.shares())
             .finish_non_exhaustive()
@@ -201,7 +201,7 @@ fn add(sums: &mut [u64], words: &[AtomicU64]) {
     }
 }
 
-impl InKernel {
+impl FastPath {
     fn set(&self, word: usize, value: u64) {
         self.arrays.conf.words()[word].store(value, Release);
     }
@@ -215,7 +215,7 @@ impl InKernel {
     ///
     /// # Errors
     /// None at present.
-    pub fn memory(&self) -> Result<Memory, InKernelError> {
+    pub fn memory(&self) -> Result<Memory, FastPathError> {
         let arrays = [
             self.arrays.narrow.clone(),
             self.arrays.narrow_tags.clone(),
@@ -462,9 +462,9 @@ impl InKernel {
     }
 
     /// The state of the kernel fast path, for the control socket.
-    pub(crate) fn info(&self) -> InKernelInfo {
+    pub(crate) fn info(&self) -> FastPathInfo {
         let (reason, remedy) = lock(&self.aside).clone().unwrap_or_default();
-        InKernelInfo {
+        FastPathInfo {
             wanted: true,
             active: reason.is_empty(),
             attached_by: self.attached_by().to_owned(),
@@ -483,10 +483,10 @@ mod tests {
 
     /// Where this is not permitted, there is nothing to see; root of the first user namespace has
     /// no excuse.
-    pub(super) fn open() -> Option<Arc<InKernel>> {
-        match InKernel::open(Layout::new(1000, 7), Instant::ZERO) {
-            Ok(in_kernel) => Some(Arc::new(in_kernel)),
-            Err(error @ InKernelError::Permission(_)) => {
+    pub(super) fn open() -> Option<Arc<FastPath>> {
+        match FastPath::open(Layout::new(1000, 7), Instant::ZERO) {
+            Ok(fast_path) => Some(Arc::new(fast_path)),
+            Err(error @ FastPathError::Permission(_)) => {
                 assert!(!lvs_sys::is_root_of_all(), "{error}");
                 lvs_sys::testing::not_run(&format!("needs BPF: {error}"))
             }
@@ -496,7 +496,7 @@ mod tests {
 
     #[test]
     fn ways_out_that_run_out_rest_before_they_mean_something_else() {
-        let Some(in_kernel) = open() else { return };
+        let Some(fast_path) = open() else { return };
         let way = |n: u32| WayOut {
             ifindex: 1,
             mtu: n,
@@ -505,15 +505,15 @@ mod tests {
         };
         let now = Instant::ZERO;
         for n in 1..u32::from(HOPS) {
-            let hop = in_kernel.hop(way(n), now).map(u32::from);
+            let hop = fast_path.hop(way(n), now).map(u32::from);
             assert_eq!(hop, Some(n));
         }
-        assert_eq!(in_kernel.hop(way(7), now), Some(7));
-        let epoch = in_kernel.epoch();
-        assert_eq!(in_kernel.hop(way(1 << 20), now), None);
-        assert_ne!(in_kernel.epoch(), epoch, "nobody uses them any more");
-        assert_eq!(in_kernel.hop(way(7), now), None);
-        assert_eq!(in_kernel.hop(way(7), now + HOPS_REST), Some(1));
+        assert_eq!(fast_path.hop(way(7), now), Some(7));
+        let epoch = fast_path.epoch();
+        assert_eq!(fast_path.hop(way(1 << 20), now), None);
+        assert_ne!(fast_path.epoch(), epoch, "nobody uses them any more");
+        assert_eq!(fast_path.hop(way(7), now), None);
+        assert_eq!(fast_path.hop(way(7), now + HOPS_REST), Some(1));
     }
 
     #[test]

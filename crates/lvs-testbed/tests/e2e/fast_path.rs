@@ -1,4 +1,4 @@
-//! The path in the kernel, end to end: the same traffic as through the dataplane alone, and the
+//! The kernel fast path, end to end: the same traffic as through the dataplane alone, and the
 //! same listings.
 //!
 //! Needs BPF in the first user namespace; where that is not permitted, there is nothing to test.
@@ -16,7 +16,7 @@ use lvs_testbed::{Forward, Host, LoadOptions, Mode, Site, SiteOptions, programs,
 use nix::sched::{CloneFlags, setns};
 use nix::sys::signal::Signal;
 
-const ON: [&str; 2] = ["--in-kernel", "on"];
+const ON: [&str; 2] = ["--fast-path", "on"];
 
 /// Whether the kernel fast path is permitted here. Root of the first user namespace has no excuse.
 pub(super) fn is_permitted() -> Result<bool> {
@@ -345,7 +345,7 @@ fn explain_shows_offloaded_connections() -> Result<()> {
         let told = site.lvsadm(&format!("{question} --json"));
         let told = told.ok().and_then(|told| told.parse().ok());
         told.is_some_and(|told: serde_json::Value| {
-            told["in_kernel"] == true && told["in_kernel_why"] == ""
+            told["fast_path"] == true && told["fast_path_why"] == ""
         })
     })?;
     let new = format!("explain tcp 192.0.2.77:1000 {}", site.service(80));
@@ -539,7 +539,7 @@ fn cleanup_removes_programs_of_killed_dataplane() -> Result<()> {
         .sh(&format!("{program} --cleanup 2>&1 || true"))?;
     ensure!(refused.contains("stop it"), "{refused}");
     // A second dataplane does not take what the first one has.
-    let second = format!("{program} --in-kernel on --socket @second 2>&1 || true");
+    let second = format!("{program} --fast-path on --socket @second 2>&1 || true");
     let refused = site.director.sh(&second)?;
     ensure!(refused.contains("another dataplane"), "{refused}");
     for cleanup in [true, false] {
@@ -559,7 +559,7 @@ fn cleanup_removes_programs_of_killed_dataplane() -> Result<()> {
             continue;
         }
         // One with another table cannot go on, and says so.
-        site.start_dataplane(&["--in-kernel", "on", "--max-connections", "5000"])?;
+        site.start_dataplane(&["--fast-path", "on", "--max-connections", "5000"])?;
         common::says(&site, "it had another --max-connections")?;
         ensure!(!site.lvsadm("-L -n")?.contains(":80"), "it begins anew");
     }

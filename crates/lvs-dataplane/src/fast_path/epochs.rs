@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use super::InKernel;
+use super::FastPath;
 use super::layout::conf;
 use crate::lock::lock;
 
@@ -19,7 +19,7 @@ pub(super) struct Epochs {
     pub(super) used_up: bool,
 }
 
-impl InKernel {
+impl FastPath {
     /// The current epoch; 0 for none. A worker that offloads a connection reads the epoch before it
     /// reads the configuration, so that a change in between invalidates the offload.
     #[inline]
@@ -76,7 +76,7 @@ impl InKernel {
 
 /// Suspends the kernel fast path until it is dropped.
 #[derive(Debug)]
-pub struct Held(Arc<InKernel>);
+pub struct Held(Arc<FastPath>);
 
 impl Drop for Held {
     fn drop(&mut self) {
@@ -92,31 +92,31 @@ mod tests {
 
     #[test]
     fn offload_before_change_is_invalid_after_it() {
-        let Some(in_kernel) = open() else { return };
-        let first = in_kernel.epoch();
+        let Some(fast_path) = open() else { return };
+        let first = fast_path.epoch();
         assert_ne!(first, 0);
-        in_kernel.changed();
-        let second = in_kernel.epoch();
+        fast_path.changed();
+        let second = fast_path.epoch();
         assert!(second != 0 && second != first);
-        let (one, other) = (in_kernel.hold(), in_kernel.hold());
-        assert_eq!(in_kernel.epoch(), 0);
-        in_kernel.changed();
+        let (one, other) = (fast_path.hold(), fast_path.hold());
+        assert_eq!(fast_path.epoch(), 0);
+        fast_path.changed();
         drop(one);
-        assert_eq!(in_kernel.epoch(), 0);
+        assert_eq!(fast_path.epoch(), 0);
         drop(other);
-        assert!(![0, first, second].contains(&in_kernel.epoch()));
+        assert!(![0, first, second].contains(&fast_path.epoch()));
     }
 
     #[test]
     fn no_epoch_comes_again_before_everything_is_withdrawn() {
-        let Some(in_kernel) = open() else { return };
+        let Some(fast_path) = open() else { return };
         for _ in 0..u16::MAX - 1 {
-            in_kernel.changed();
+            fast_path.changed();
         }
-        assert!(in_kernel.epoch() == u16::MAX && !in_kernel.is_used_up());
-        in_kernel.changed();
-        assert!(in_kernel.epoch() == 0 && in_kernel.is_used_up());
-        in_kernel.renew();
-        assert!(in_kernel.epoch() == 1 && !in_kernel.is_used_up());
+        assert!(fast_path.epoch() == u16::MAX && !fast_path.is_used_up());
+        fast_path.changed();
+        assert!(fast_path.epoch() == 0 && fast_path.is_used_up());
+        fast_path.renew();
+        assert!(fast_path.epoch() == 1 && !fast_path.is_used_up());
     }
 }

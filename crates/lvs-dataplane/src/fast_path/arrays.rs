@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use lvs_core::memory::Layout;
 
-use super::error::{InKernelError, step};
+use super::error::{FastPathError, step};
 use super::growing::Growing;
 use super::layout::{
     ABOUT_WORDS, COUNT_WORDS, HOP_WORDS, HOPS, RULE_WORDS, RULES, SERVERS, SHARE_WORDS,
     TUNNEL_WORDS, conf,
 };
 use super::pins::Maps;
-use crate::outlive::{KEPT_WORDS, text_words};
+use crate::warm_restart::{KEPT_WORDS, text_words};
 use lvs_sys::SharedArray;
 
 /// Bytes of services and settings that there is room for at first, twice.
@@ -43,7 +43,7 @@ impl Arrays {
         layout: &Layout,
         processors: u32,
         maps: Maps<'_>,
-    ) -> Result<Self, InKernelError> {
+    ) -> Result<Self, FastPathError> {
         let array = |name: &'static str, words: usize, entries: u32| {
             let array = match maps {
                 Maps::New | Maps::Pinned(_) => SharedArray::new(name, words, entries),

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use tracing::warn;
 
-use super::InKernel;
+use super::FastPath;
 use super::pins::attach;
 use super::xdp::AttachedXdp;
 use crate::lock::lock;
@@ -18,7 +18,7 @@ use lvs_sys::{Instruction, Program, ProgramKind, ProgramLink};
 /// A program at an interface; it goes with this value, not with the process.
 #[derive(Debug)]
 pub struct Attached {
-    kernel: Arc<InKernel>,
+    kernel: Arc<FastPath>,
     ifindex: u32,
     _xdp: Option<AttachedXdp>,
     /// Where it is not a filter.
@@ -38,7 +38,7 @@ impl Drop for Attached {
     }
 }
 
-impl InKernel {
+impl FastPath {
     /// Puts the program at the ingress of an interface, whose packet socket has the filter; and with
     /// `xdp` the one that is before there is a socket buffer.
     ///

@@ -5,7 +5,7 @@ use lvs_core::{
     Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, Segment,
     ServerConfig, ServiceConfig, ServiceKey, Transport, Tuple, Verdict,
 };
-use lvs_dataplane::in_kernel::{InKernel, InKernelError, WayOut};
+use lvs_dataplane::fast_path::{FastPath, FastPathError, WayOut};
 use lvs_packet::wire::Mac;
 
 const LOOPBACK: u32 = 1;
@@ -57,14 +57,14 @@ fn frame(data: usize) -> Vec<u8> {
 }
 
 /// A connection that is forwarded in the kernel by this method; `None` where BPF is not permitted.
-fn published(method: Forwarding) -> Option<(InKernel, Director)> {
+fn published(method: Forwarding) -> Option<(FastPath, Director)> {
     let options = Options {
         max_connections: 1000,
         ..Options::default()
     };
     let mut opened = None;
     let mut director = Director::new_in(options, |layout| {
-        let kernel = InKernel::open(layout, Instant::ZERO);
+        let kernel = FastPath::open(layout, Instant::ZERO);
         let memory = kernel.as_ref().map(|kernel| kernel.memory().expect("maps"));
         let memory = memory.unwrap_or_else(|_| lvs_core::memory::Memory::heap(layout));
         opened = Some(kernel);
@@ -72,7 +72,7 @@ fn published(method: Forwarding) -> Option<(InKernel, Director)> {
     });
     let kernel = match opened.expect("it was asked for") {
         Ok(kernel) => kernel,
-        Err(error @ InKernelError::Permission(_)) => {
+        Err(error @ FastPathError::Permission(_)) => {
             assert!(!lvs_sys::is_root_of_all(), "{error}");
             lvs_sys::testing::not_run(&format!("needs BPF: {error}"));
         }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-use super::InKernel;
+use super::FastPath;
 use super::layout::{HOP_WORDS, MAC_PLACES, MAC_WORDS, TOLD_BYTES, hop, mac};
 use super::pins::attach;
 use crate::lock::lock;
@@ -95,7 +95,7 @@ impl Xdp {
 /// The program at an interface; it goes with this value, not with the process.
 #[derive(Debug)]
 pub(super) struct AttachedXdp {
-    kernel: Arc<InKernel>,
+    kernel: Arc<FastPath>,
     ifindex: u32,
     _link: Option<ProgramLink>,
 }
@@ -112,7 +112,7 @@ impl Drop for AttachedXdp {
     }
 }
 
-impl InKernel {
+impl FastPath {
     /// Puts the program at an interface. It takes nothing yet.
     pub(super) fn attach_xdp(self: &Arc<Self>, ifindex: u32) -> io::Result<AttachedXdp> {
         let xdp = self.xdp.as_ref().ok_or(io::ErrorKind::Unsupported)?;

@@ -13,15 +13,15 @@ use tracing::{info, warn};
 
 use super::arrays::Arrays;
 use super::epochs::Epochs;
-use super::error::{InKernelError, step};
+use super::error::{FastPathError, step};
 use super::layout::{ABOUT_WORDS, COUNT_WORDS, SERVERS, SERVICE_WORDS, TOLD_BYTES, conf, next};
 use super::locals::Locals;
 use super::pins::{self, Maps, Pins};
 use super::room::Room;
 use super::xdp::{Xdp, XdpMemory};
-use super::{InKernel, attach, object};
+use super::{FastPath, attach, object};
 use crate::lock::lock;
-use crate::outlive::{INCOMPLETE, WITHOUT_DATAPLANE};
+use crate::warm_restart::{INCOMPLETE, WITHOUT_DATAPLANE};
 use lvs_sys::{
     self, Instruction, Jump, PerCpuArray, Program, ProgramArray, ProgramKind, SharedSet,
 };
@@ -34,13 +34,13 @@ const SERVICES: u32 = 1 << 17;
 /// the reason why they crash.
 const TRIES_MOST: u64 = 5;
 
-impl InKernel {
+impl FastPath {
     /// Makes the maps and loads the programs for a connection table of this layout. The clock of the
     /// dataplane shows `now`.
     ///
     /// # Errors
-    /// [`InKernelError`]; then nothing is left in the kernel.
-    pub fn open(layout: Layout, now: Instant) -> Result<Self, InKernelError> {
+    /// [`FastPathError`]; then nothing is left in the kernel.
+    pub fn open(layout: Layout, now: Instant) -> Result<Self, FastPathError> {
         let this = Self::open_with(layout, Maps::New, false, |code| code)?;
         this.set_clock(now);
         Ok(this)
@@ -56,14 +56,14 @@ impl InKernel {
         layout: Layout,
         xdp: bool,
         room: Room,
-    ) -> Result<Self, InKernelError> {
+    ) -> Result<Self, FastPathError> {
         try_atomics()?;
         let filters = attach::filters().map_err(step("attach a filter (clsact)"))?;
         let by_filters = filters.is_some();
         let alone = |why| {
             // Filters would stay when the dataplane is killed, and no successor would find them.
             if by_filters {
-                return Err(InKernelError::NoPins(why));
+                return Err(FastPathError::NoPins(why));
             }
             room.takes(layout.bytes())?;
             let this = Self::open_with(layout, Maps::New, xdp, |code| code)?;
@@ -80,7 +80,7 @@ impl InKernel {
         let claim = match pins.claim() {
             Ok(claim) => claim,
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                return Err(InKernelError::Setting {
+                return Err(FastPathError::Setting {
                     why: pins::ANOTHER,
                     remedy: "stop one of them",
                 });
@@ -142,7 +142,7 @@ impl InKernel {
     /// # Errors
     /// As [`open`](Self::open).
     #[cfg(any(test, feature = "testing"))]
-    pub fn open_in_virtual_time(layout: Layout) -> Result<Self, InKernelError> {
+    pub fn open_in_virtual_time(layout: Layout) -> Result<Self, FastPathError> {
         Self::open_with(layout, Maps::New, true, |mut code| {
             for instruction in &mut code {
                 // call bpf_ktime_get_coarse_ns: r0 = 0 instead.
@@ -182,7 +182,7 @@ impl InKernel {
         maps: Maps<'_>,
         xdp: bool,
         change: impl Fn(Vec<Instruction>) -> Vec<Instruction>,
-    ) -> Result<Self, InKernelError> {
+    ) -> Result<Self, FastPathError> {
         let processors = processors();
         let all = AllMaps::open(&layout, processors, maps, xdp)?;
         let programs = Programs::load(&all, change)?;
@@ -199,7 +199,7 @@ impl InKernel {
         maps: Maps<'_>,
         all: AllMaps,
         programs: Programs,
-    ) -> Result<Self, InKernelError> {
+    ) -> Result<Self, FastPathError> {
         let Programs {
             filter,
             ingress,
@@ -299,7 +299,7 @@ impl AllMaps {
         processors: u32,
         maps: Maps<'_>,
         xdp: bool,
-    ) -> Result<Self, InKernelError> {
+    ) -> Result<Self, FastPathError> {
         let arrays = Arrays::new(layout, processors, maps)?;
         let (told, services, next) = match maps {
             // The remaining programs of the predecessor use their own maps until they are replaced.
@@ -342,9 +342,9 @@ impl AllMaps {
     }
 
     /// Pins the maps for a successor.
-    fn pin(&self, pins: &Pins) -> Result<(), InKernelError> {
+    fn pin(&self, pins: &Pins) -> Result<(), FastPathError> {
         let pin = |name: &str, done: io::Result<()>| {
-            done.map_err(|error| InKernelError::Kernel {
+            done.map_err(|error| FastPathError::Kernel {
                 step: "pin a map",
                 source: io::Error::other(format!("{name}: {error}")),
             })
@@ -377,11 +377,11 @@ impl Programs {
     fn load(
         maps: &AllMaps,
         change: impl Fn(Vec<Instruction>) -> Vec<Instruction>,
-    ) -> Result<Self, InKernelError> {
+    ) -> Result<Self, FastPathError> {
         let load = |section, kind, name| {
             let code = object::code(OBJECT, section)
                 .and_then(|code| code.linked(|name: &str| maps.number(name)));
-            let code = in_order(code.ok_or(InKernelError::Object)?);
+            let code = in_order(code.ok_or(FastPathError::Object)?);
             Program::load(kind, name, &change(code)).map_err(step("load a program"))
         };
         let filter = load("socket", ProgramKind::SocketFilter, "lvs_filter")?;
@@ -409,7 +409,7 @@ impl Programs {
 }
 
 /// Checks that the kernel has atomic operations with results, which the programs need most.
-fn try_atomics() -> Result<(), InKernelError> {
+fn try_atomics() -> Result<(), FastPathError> {
     let op = |code, registers, offset, immediate| Instruction {
         code,
         registers,
@@ -425,9 +425,9 @@ fn try_atomics() -> Result<(), InKernelError> {
     match Program::load(ProgramKind::SocketFilter, "lvs_atomics", &code) {
         Ok(_) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            Err(InKernelError::Permission(error))
+            Err(FastPathError::Permission(error))
         }
-        Err(error) => Err(InKernelError::Old(error)),
+        Err(error) => Err(FastPathError::Old(error)),
     }
 }
 
@@ -528,7 +528,7 @@ mod tests {
         let directory = format!("/sys/fs/bpf/lvs-test-{}", std::process::id());
         let pins = Pins::at(directory.into()).expect("a directory");
         let layout = Layout::new(1000, 7);
-        let first = InKernel::open_with(layout, Maps::Pinned(&pins), false, |code| code);
+        let first = FastPath::open_with(layout, Maps::Pinned(&pins), false, |code| code);
         let first = first.expect("it is permitted");
         first.set_clock(Instant::ZERO);
         assert_eq!(found(&pins, &layout), Err(INCOMPLETE.to_owned()));
@@ -546,7 +546,7 @@ mod tests {
         let gone = found(&pins, &layout).expect_err("another namespace");
         assert!(gone.contains("namespace that is gone"), "{gone}");
         cookie.fetch_sub(1, Relaxed);
-        let second = InKernel::open_with(layout, Maps::Found(&pins), false, |code| code);
+        let second = FastPath::open_with(layout, Maps::Found(&pins), false, |code| code);
         let second = second.expect("it is permitted");
         assert_eq!(second.saved().map(|text| text.len()), Some(7));
         // The next successor finds an array that a successor has enlarged.

@@ -1,4 +1,4 @@
-//! The path in the kernel by filters (clsact), as on kernels without tcx.
+//! The kernel fast path by filters (clsact), as on kernels without tcx.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use lvs_testbed::{Forward, Host, Site, SiteOptions, programs, wait_until};
 use nix::sys::signal::Signal;
 
 use super::common;
-use super::in_kernel::{require_permission, shares};
+use super::fast_path::{require_permission, shares};
 
 /// The dataplane's filter, as tc shows it where the dataplane has made what it is in; and where
 /// not.
@@ -27,7 +27,7 @@ fn site(label: &str, servers: usize) -> Result<Site> {
 /// Starts a dataplane as on a kernel without tcx.
 fn start(site: &mut Site) -> Result<()> {
     let testbed = programs::own()?.display().to_string();
-    site.start_dataplane_by(&[&testbed, "without-tcx"], &["--in-kernel", "on"])
+    site.start_dataplane_by(&[&testbed, "without-tcx"], &["--fast-path", "on"])
 }
 
 /// tc's view of the ingress of an interface: queueing discipline and filters.
@@ -179,7 +179,7 @@ fn connections_outlive_a_killed_dataplane() -> Result<()> {
     ensure!(site.lvsadm("-L -n")?.contains(":80"));
     // The next one attaches itself the other way, if there is one, and takes the filters away.
     end(&mut site, Signal::SIGKILL)?;
-    site.start_dataplane(&["--in-kernel", "on"])?;
+    site.start_dataplane(&["--fast-path", "on"])?;
     let log = common::says(&site, common::READY)?;
     ensure!(log.contains("took over"), "{log}");
     if log.contains("(tcx)") {
@@ -221,7 +221,7 @@ fn cleanup_removes_filters_of_killed_dataplane() -> Result<()> {
             continue;
         }
         // One that forwards all packets itself takes them away, too.
-        site.start_dataplane(&["--in-kernel", "off"])?;
+        site.start_dataplane(&["--fast-path", "off"])?;
         ensure!(filters(&site.director)? == 0, "none is left");
     }
     Ok(())

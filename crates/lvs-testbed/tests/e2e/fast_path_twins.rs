@@ -1,8 +1,8 @@
-//! The programs of the path in the kernel against the packet path: the same frames, honest and
+//! The programs of the kernel fast path against the packet path: the same frames, honest and
 //! hostile, go through one with and one without them, and the same frames leave, with the same
 //! connections, states, deadlines and counters.
 
-use lvs_dataplane::in_kernel::InKernelError;
+use lvs_dataplane::fast_path::FastPathError;
 use lvs_sys::is_root_of_all;
 use lvs_sys::testing::not_run;
 use lvs_testbed::hostile::{Forwarded, Method, twins};
@@ -13,8 +13,8 @@ const QUICK_FRAMES: u64 = 15_000;
 const FULL_FRAMES: u64 = 150_000;
 
 /// Without BPF there is nothing to compare; root of the first user namespace has no excuse.
-fn not_tested(error: &InKernelError) -> ! {
-    let excused = matches!(error, InKernelError::Permission(_)) && !is_root_of_all();
+fn not_tested(error: &FastPathError) -> ! {
+    let excused = matches!(error, FastPathError::Permission(_)) && !is_root_of_all();
     assert!(excused, "{error:?}");
     not_run(&format!("needs BPF: {error}"));
 }

@@ -16,7 +16,7 @@ fn site(label: &str, forward: Forward) -> Result<Site> {
 }
 
 fn site_as_it_is(label: &str, forward: Forward, offloads: bool) -> Result<Site> {
-    super::in_kernel::require_permission()?;
+    super::fast_path::require_permission()?;
     let mut options = SiteOptions::new(label, forward);
     options.servers = 4;
     if forward == Forward::FullNat {
@@ -30,7 +30,7 @@ fn site_as_it_is(label: &str, forward: Forward, offloads: bool) -> Result<Site> 
 
 /// The dataplane's words for XDP at the director's interfaces.
 fn xdp(site: &Site) -> Result<Vec<String>> {
-    let mut words = vec!["--in-kernel".to_owned(), "on".to_owned()];
+    let mut words = vec!["--fast-path".to_owned(), "on".to_owned()];
     for name in site.director.sh("ls /sys/class/net")?.split_whitespace() {
         if name.starts_with("eth") {
             words.extend(["--xdp".to_owned(), name.to_owned()]);
@@ -183,7 +183,7 @@ fn xdp_program_survives_dataplane() -> Result<()> {
     let mut dataplane = site.dataplane.take().context("it runs")?;
     dataplane.signal(nix::sys::signal::Signal::SIGKILL)?;
     dataplane.wait(Duration::from_secs(10))?;
-    site.start_dataplane(&["--in-kernel", "on"])?;
+    site.start_dataplane(&["--fast-path", "on"])?;
     let gone = || programs_of(&site).is_ok_and(|text| text.is_empty());
     wait_until("no XDP any more", common::SOON, gone)?;
     download.finish()
@@ -197,14 +197,14 @@ fn xdp_impossible_options_are_refused() -> Result<()> {
     let program = programs::find("lvs-dataplane")?.display().to_string();
     for (words, told) in [
         (
-            "--in-kernel off --xdp eth0",
-            "leave out --xdp, or --in-kernel off",
+            "--fast-path off --xdp eth0",
+            "leave out --xdp, or --fast-path off",
         ),
         (
-            "--in-kernel on --interface eth0 --xdp eth1",
+            "--fast-path on --interface eth0 --xdp eth1",
             "none of the interfaces",
         ),
-        ("--in-kernel on --xdp d0", "no native XDP"),
+        ("--fast-path on --xdp d0", "no native XDP"),
     ] {
         let refused = site
             .director

@@ -165,7 +165,7 @@ impl Mapped {
 
 /// The memory and its state keeper.
 #[derive(Debug)]
-pub struct Outlive {
+pub struct WarmRestart {
     mapped: Mapped,
     found: bool,
     /// The memory of an earlier dataplane, from which the connections move. Its lock excludes other
@@ -174,7 +174,7 @@ pub struct Outlive {
     holder: Holder,
 }
 
-impl Outlive {
+impl WarmRestart {
     /// Takes over the state of an earlier dataplane, if this version can read it and the kill was
     /// not too long ago. Otherwise it starts without state and logs the reason. `tables` is the
     /// number of tables with this layout.

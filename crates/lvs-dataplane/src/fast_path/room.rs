@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::error::InKernelError;
+use super::error::FastPathError;
 
 /// The size of the maps next to the connection table: services, settings, servers, next hops.
 const BESIDE: u64 = 16 << 20;
@@ -29,10 +29,10 @@ impl Room {
     }
 
     /// Refuses a connection table of `table` bytes if it is too large.
-    pub(super) fn takes(self, table: usize) -> Result<(), InKernelError> {
+    pub(super) fn takes(self, table: usize) -> Result<(), FastPathError> {
         let needs = BESIDE.saturating_add(table as u64);
         match self.free {
-            Some(free) if needs > free / 4 => Err(InKernelError::Memory {
+            Some(free) if needs > free / 4 => Err(FastPathError::Memory {
                 needs: needs >> 20,
                 free: free >> 20,
             }),

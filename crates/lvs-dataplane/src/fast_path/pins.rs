@@ -19,7 +19,7 @@ use rustix::fs::{FlockOperation, flock};
 use tracing::warn;
 
 use super::layout::{ABOUT_WORDS, conf};
-use crate::outlive::Area;
+use crate::warm_restart::Area;
 use lvs_sys::{Program, ProgramLink, SharedArray, netns};
 
 /// The origin of the maps of a dataplane.

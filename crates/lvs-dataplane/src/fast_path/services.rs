@@ -9,7 +9,7 @@ use lvs_core::mark::{MarkAction, MarkRule, PortRange};
 use lvs_core::{Control, Family, Prefix, Protocol, ServiceFlags, ServiceKey};
 use tracing::warn;
 
-use super::InKernel;
+use super::FastPath;
 use super::layout::{RULE_WORDS, RULES, SERVICE_DATA, SERVICE_WORDS, rule};
 use crate::lock::lock;
 
@@ -55,7 +55,7 @@ impl HeldServices {
     }
 }
 
-impl InKernel {
+impl FastPath {
     /// Replaces the services in the map.
     pub(crate) fn set_services(&self, new: &HeldServices) {
         let mut known = lock(&self.known_services);
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn program_without_dataplane_holds_packets_that_open_connections() {
-        let Some(in_kernel) = open() else { return };
+        let Some(fast_path) = open() else { return };
         let services = [
             (Protocol::TCP, "192.0.2.1:80"),
             (Protocol::SCTP, "192.0.2.1:36412"),
@@ -288,7 +288,7 @@ mod tests {
             "--destination 192.0.2.99 --drop",
             "--destination 192.0.2.1 --protocol tcp --mark 8",
         ];
-        in_kernel.set_services(&held(&services, &texts));
+        fast_path.set_services(&held(&services, &texts));
         let (tcp, udp, sctp) = (Protocol::TCP, Protocol::UDP, Protocol::SCTP);
         let client = "198.51.100.1:999";
         for (protocol, from, to, expected) in [
@@ -315,14 +315,14 @@ mod tests {
             (tcp, "203.0.113.4:5", "192.0.2.50:443", HOST),
             (tcp, "203.0.114.4:5", "192.0.2.50:443", DROPPED),
         ] {
-            let (verdict, _) = in_kernel
+            let (verdict, _) = fast_path
                 .held_alone(&frame(protocol, from, to))
                 .expect("it runs");
             assert_eq!(verdict, expected, "{protocol:?} {from} {to}");
         }
         // Fewer rules end earlier.
-        in_kernel.set_services(&held(&services, &texts[1..2]));
-        let (verdict, _) = in_kernel
+        fast_path.set_services(&held(&services, &texts[1..2]));
+        let (verdict, _) = fast_path
             .held_alone(&frame(tcp, client, "192.0.2.50:443"))
             .expect("it runs");
         assert_eq!(verdict, HOST);
@@ -330,12 +330,12 @@ mod tests {
 
     #[test]
     fn program_without_dataplane_follows_as_many_rules_as_there_is_room_for() {
-        let Some(in_kernel) = open() else { return };
+        let Some(fast_path) = open() else { return };
         let texts: Vec<String> = (0..RULES + 5)
             .map(|n| format!("--destination 10.0.{}.{} --mark 7", n / 256, n % 256))
             .collect();
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-        in_kernel.set_services(&held(&[], &texts));
+        fast_path.set_services(&held(&[], &texts));
         for (n, expected) in [
             (0, DROPPED),
             (63, DROPPED),
@@ -345,7 +345,7 @@ mod tests {
         ] {
             let to = format!("10.0.{}.{}:80", n / 256, n % 256);
             let frame = frame(Protocol::TCP, "192.0.2.7:1", &to);
-            let (verdict, _) = in_kernel.held_alone(&frame).expect("it runs");
+            let (verdict, _) = fast_path.held_alone(&frame).expect("it runs");
             assert_eq!(verdict, expected, "{n}");
         }
     }

@@ -11,17 +11,17 @@ use std::time::Duration;
 use lvs_core::{Control, Instant};
 use tracing::debug;
 
-use super::InKernel;
+use super::FastPath;
 use super::layout::{COUNT_WORDS, SERVERS, conf};
 use crate::lock::lock;
-use crate::outlive::{Area, KEPT_WORDS, Record, text_words};
+use crate::warm_restart::{Area, KEPT_WORDS, Record, text_words};
 use lvs_sys::SharedArray;
 
 /// The longest time for which a program may still handle a frame by data that are not valid any
 /// more.
 const SETTLED: Duration = Duration::from_millis(2);
 
-impl InKernel {
+impl FastPath {
     /// Another dataplane has left its connections.
     pub(crate) const fn is_successor(&self) -> bool {
         self.found

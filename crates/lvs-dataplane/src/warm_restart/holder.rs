@@ -89,7 +89,7 @@ impl Holder {
     /// # Errors
     /// If none can be started, if it belongs to another user, or if another dataplane uses it.
     pub fn of(name: &str) -> io::Result<Self> {
-        let name = format!("lvs-outlive:{name}").into_bytes();
+        let name = format!("lvs-state:{name}").into_bytes();
         let mut child = None;
         let shared = match call(&name, ask::GIVE, None) {
             Ok(Some(memory)) => memory,
@@ -189,7 +189,7 @@ impl Holder {
     /// # Errors
     /// If it belongs to another user, or a dataplane uses it.
     pub fn clean_up(name: &str) -> io::Result<bool> {
-        let abstract_name = format!("lvs-outlive:{name}").into_bytes();
+        let abstract_name = format!("lvs-state:{name}").into_bytes();
         match connect(&abstract_name).map(drop) {
             Ok(()) => {
                 Self::of(name)?.end();
@@ -448,13 +448,13 @@ fn serve(stream: &UnixStream, held: &mut Held) -> io::Result<bool> {
 mod tests {
     use lvs_core::memory::Layout;
 
-    use super::super::Outlive;
+    use super::super::WarmRestart;
     use super::*;
 
     /// A state keeper on a thread of this process.
     fn holder(of: &str) -> (String, thread::JoinHandle<io::Result<()>>) {
         let name = format!("test-{of}-{}", std::process::id());
-        let full = format!("lvs-outlive:{name}");
+        let full = format!("lvs-state:{name}");
         let abstract_name = full.clone().into_bytes();
         let running = thread::spawn(move || hold(&full));
         while connect(&abstract_name).is_err() {
@@ -467,7 +467,7 @@ mod tests {
     fn leftovers_of_dataplane_are_locked_by_one_successor() -> io::Result<()> {
         let (name, running) = holder("found");
         let layout = Layout::new(1000, 7);
-        let first = Outlive::open(layout, 1, Holder::of(&name)?)?;
+        let first = WarmRestart::open(layout, 1, Holder::of(&name)?)?;
         assert!(!first.is_successor());
         assert!(first.area().save(b"services"));
         let refused = Holder::of(&name).map(drop).expect_err("it is in use");
@@ -477,7 +477,7 @@ mod tests {
         );
         drop(first);
         // A table with another seed has the same layout: the seed in the memory is used.
-        let second = Outlive::open(Layout::new(1000, 8), 1, Holder::of(&name)?)?;
+        let second = WarmRestart::open(Layout::new(1000, 8), 1, Holder::of(&name)?)?;
         assert!(second.is_successor() && second.memories_left()?.is_none());
         assert_eq!(second.area().saved().as_deref(), Some(&b"services"[..]));
         drop(second);
@@ -485,7 +485,7 @@ mod tests {
         for (size, tables, were) in [(2000, 1, 1), (1000, 3, 1), (1000, 3, 3), (1000, 1, 3)] {
             let layout = Layout::new(size, 7);
             for done in [false, true] {
-                let next = Outlive::open(layout, tables, Holder::of(&name)?)?;
+                let next = WarmRestart::open(layout, tables, Holder::of(&name)?)?;
                 assert!(next.is_successor());
                 assert_eq!(next.memories()?.len(), tables);
                 let left = next.memories_left()?.map(|left| left.len());
@@ -499,7 +499,7 @@ mod tests {
                 }
             }
         }
-        let last = Outlive::open(Layout::new(1000, 7), 1, Holder::of(&name)?)?;
+        let last = WarmRestart::open(Layout::new(1000, 7), 1, Holder::of(&name)?)?;
         assert!(last.is_successor() && last.memories_left()?.is_none());
         last.end();
         running.join().expect("it ends")?;
@@ -518,10 +518,10 @@ mod tests {
             (head::TABLES, 2),
             (head::TABLES, u64::MAX),
         ] {
-            let before = Outlive::open(layout, 1, Holder::of(&name)?)?;
+            let before = WarmRestart::open(layout, 1, Holder::of(&name)?)?;
             before.set(word, value);
             drop(before);
-            let after = Outlive::open(layout, 1, Holder::of(&name)?)?;
+            let after = WarmRestart::open(layout, 1, Holder::of(&name)?)?;
             assert!(!after.is_successor(), "{word}");
         }
         assert!(Holder::clean_up(&name)?);
@@ -532,10 +532,10 @@ mod tests {
     fn successor_after_deadline_starts_without_state() -> io::Result<()> {
         let (name, running) = holder("late");
         let layout = Layout::new(1000, 7);
-        let first = Outlive::open(layout, 1, Holder::of(&name)?)?;
+        let first = WarmRestart::open(layout, 1, Holder::of(&name)?)?;
         first.set(head::ALIVE, 0);
         drop(first);
-        let second = Outlive::open(layout, 1, Holder::of(&name)?)?;
+        let second = WarmRestart::open(layout, 1, Holder::of(&name)?)?;
         assert!(!second.is_successor());
         drop(second);
         assert!(Holder::clean_up(&name)?);
@@ -546,7 +546,7 @@ mod tests {
     /// keeper.
     #[test]
     fn state_keeper_that_hangs_up_is_asked_again() -> io::Result<()> {
-        let name = format!("lvs-outlive:test-hangs-up-{}", std::process::id());
+        let name = format!("lvs-state:test-hangs-up-{}", std::process::id());
         let ending = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name.as_bytes())?)?;
         let holding = name.clone();
         let running = thread::spawn(move || {
@@ -576,7 +576,7 @@ mod tests {
     #[test]
     fn foreign_process_at_the_name_delays_start_for_bounded_time() -> io::Result<()> {
         let name = format!("test-deaf-{}", std::process::id());
-        let full = format!("lvs-outlive:{name}");
+        let full = format!("lvs-state:{name}");
         let address = SocketAddr::from_abstract_name(full.as_bytes())?;
         let deaf = UnixListener::bind_addr(&address)?;
         rustix::net::listen(&deaf, 0)?;

@@ -7,10 +7,10 @@ use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, programs};
 use nix::sys::signal::Signal;
 
 use super::common::{READY, says};
-use super::in_kernel::{is_permitted, require_permission, shares};
+use super::fast_path::{is_permitted, require_permission, shares};
 
 /// Messages of the dataplane at its start.
-const IN_KERNEL: &str = "established connections are forwarded in the kernel";
+const FAST_PATH: &str = "established connections are forwarded in the kernel";
 const BY_ITSELF: &str = "all packets are forwarded by the dataplane itself";
 
 fn kill(site: &mut Site) -> Result<()> {
@@ -33,7 +33,7 @@ fn download(site: &Site) -> Result<()> {
 }
 
 #[test]
-fn in_kernel_auto_falls_back_silently() -> Result<()> {
+fn fast_path_auto_falls_back_silently() -> Result<()> {
     let mut site = Site::new(SiteOptions::new("inkd", Forward::Nat))?;
     let permitted = is_permitted()?;
     start(&mut site, &[])?;
@@ -43,8 +43,8 @@ fn in_kernel_auto_falls_back_silently() -> Result<()> {
         .lvsadm("doctor")
         .unwrap_or_else(|error| error.to_string());
     if permitted {
-        says(&site, IN_KERNEL)?;
-        ensure!(doctor.contains(IN_KERNEL), "{doctor}");
+        says(&site, FAST_PATH)?;
+        ensure!(doctor.contains(FAST_PATH), "{doctor}");
         ensure!(shares(&site)?.0 > 0, "downloads of 10 MiB are published");
     } else {
         says(&site, BY_ITSELF)?;
@@ -70,7 +70,7 @@ fn in_kernel_auto_falls_back_silently() -> Result<()> {
         ensure!(!doctor.contains("* established"), "{doctor}");
         let told = site.lvsadm(&format!("explain tcp 192.0.2.77:1000 {}", site.service(80)))?;
         let expected =
-            format!("in kernel   no: the dataplane does not use the path in the kernel{why}");
+            format!("in kernel   no: the dataplane does not use the kernel fast path{why}");
         ensure!(told.contains(&expected), "{told}");
     }
     Ok(())
@@ -90,7 +90,7 @@ fn capabilities_that_are_missing_are_named() -> Result<()> {
     ] {
         let set = format!("-all,+net_admin,+net_raw,+bpf{more}");
         let launcher = ["setpriv", "--bounding-set", &set];
-        site.start_dataplane_by(&launcher, &["--in-kernel", "auto"])?;
+        site.start_dataplane_by(&launcher, &["--fast-path", "auto"])?;
         says(&site, expected)?;
         let log = says(&site, READY)?;
         ensure!(!log.contains("R0="), "{log}");
@@ -105,7 +105,7 @@ fn dataplane_without_fast_path_removes_inherited_programs() -> Result<()> {
     start(&mut site, &[])?;
     site.add_service(80, "rr")?;
     kill(&mut site)?;
-    start(&mut site, &["--in-kernel", "off"])?;
+    start(&mut site, &["--fast-path", "off"])?;
     says(&site, "have ended")?;
     let left = site
         .director
@@ -135,24 +135,24 @@ fn dataplanes_that_die_in_turn_do_not_take_over_for_ever() -> Result<()> {
     Ok(())
 }
 
-/// With `--outlive`, a process may hold connections of a dataplane before: it is not asked for the
+/// With `--warm-restart`, a process may hold connections of a dataplane before: it is not asked for the
 /// other way, so it goes on with them.
 #[test]
-fn in_kernel_continues_connections_of_state_keeper() -> Result<()> {
+fn fast_path_continues_connections_of_state_keeper() -> Result<()> {
     let mut site = Site::new(SiteOptions::new("inkd-hold", Forward::Nat))?;
-    start(&mut site, &["--outlive", "on", "--in-kernel", "off"])?;
+    start(&mut site, &["--warm-restart", "on", "--fast-path", "off"])?;
     site.add_service(80, "rr")?;
     kill(&mut site)?;
-    start(&mut site, &["--outlive", "on"])?;
+    start(&mut site, &["--warm-restart", "on"])?;
     says(&site, BY_ITSELF)?;
     ensure!(site.lvsadm("-L -n")?.contains(":80"), "it took over");
     download(&site)?;
     let program = programs::find("lvs-dataplane")?.display().to_string();
     site.dataplane = None;
     site.director.sh(&format!("{program} --cleanup"))?;
-    start(&mut site, &["--outlive", "on"])?;
+    start(&mut site, &["--warm-restart", "on"])?;
     let expected = if is_permitted()? {
-        IN_KERNEL
+        FAST_PATH
     } else {
         BY_ITSELF
     };

@@ -2,20 +2,20 @@
 
 use std::io;
 
-use lvs_core::api::InKernelInfo;
+use lvs_core::api::FastPathInfo;
 
 /// The reason why the kernel fast path is not available.
 #[derive(Debug, thiserror::Error)]
-pub enum InKernelError {
+pub enum FastPathError {
     /// The kernel does not permit it.
     #[error(
-        "the path in the kernel is not permitted: it needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN in the first user namespace, that is, \
+        "the kernel fast path is not permitted: it needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN in the first user namespace, that is, \
          root outside of containers: {0}"
     )]
     Permission(#[source] io::Error),
     /// The kernel lacks a feature.
     #[error(
-        "cannot {step} for the path in the kernel (Linux 6.1 or newer has what it needs): {source}"
+        "cannot {step} for the kernel fast path (Linux 6.1 or newer has what it needs): {source}"
     )]
     Kernel {
         /// The failed step.
@@ -44,7 +44,7 @@ pub enum InKernelError {
     )]
     NoPins(#[source] io::Error),
     /// The kernel has no memory for the maps.
-    #[error("cannot {step} for the path in the kernel, which takes it at once: {source}")]
+    #[error("cannot {step} for the kernel fast path, which takes it at once: {source}")]
     NoMemory {
         /// The failed step.
         step: &'static str,
@@ -64,29 +64,29 @@ pub enum InKernelError {
     Object,
 }
 
-impl From<InKernelError> for InKernelInfo {
-    fn from(error: InKernelError) -> Self {
+impl From<FastPathError> for FastPathInfo {
+    fn from(error: FastPathError) -> Self {
         let reason = match &error {
-            InKernelError::Setting { why, .. } => (*why).to_owned(),
+            FastPathError::Setting { why, .. } => (*why).to_owned(),
             error => error.to_string(),
         };
         let remedy = match &error {
-            InKernelError::Permission(_) => {
+            FastPathError::Permission(_) => {
                 "run the dataplane as root, or with CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN (systemd: AmbientCapabilities=, CapabilityBoundingSet=), outside of containers"
             }
-            InKernelError::Kernel { .. } => {
+            FastPathError::Kernel { .. } => {
                 "Linux 6.1 or newer with CONFIG_BPF_SYSCALL, CONFIG_NET_SCH_INGRESS and CONFIG_NET_CLS_BPF has what it needs; from 6.6 on, CONFIG_NET_XGRESS is enough"
             }
-            InKernelError::Old(_) => "a newer kernel, or --in-kernel off",
-            InKernelError::Memory { .. } => {
-                "a smaller --max-connections or --max-ipv6 takes less; --in-kernel on takes it all the same"
+            FastPathError::Old(_) => "a newer kernel, or --fast-path off",
+            FastPathError::Memory { .. } => {
+                "a smaller --max-connections or --max-ipv6 takes less; --fast-path on takes it all the same"
             }
-            InKernelError::NoPins(_) => "mount a BPF file system: mount -t bpf bpf /sys/fs/bpf",
-            InKernelError::NoMemory { .. } => {
+            FastPathError::NoPins(_) => "mount a BPF file system: mount -t bpf bpf /sys/fs/bpf",
+            FastPathError::NoMemory { .. } => {
                 "a smaller --max-connections or --max-ipv6 takes less; the dataplane's control group (systemd: MemoryMax=) may permit more"
             }
-            InKernelError::Setting { remedy, .. } => *remedy,
-            InKernelError::Object => "make bpf, and build the dataplane again",
+            FastPathError::Setting { remedy, .. } => *remedy,
+            FastPathError::Object => "make bpf, and build the dataplane again",
         };
         Self {
             wanted: true,
@@ -98,11 +98,11 @@ impl From<InKernelError> for InKernelInfo {
     }
 }
 
-pub(super) fn step(step: &'static str) -> impl FnOnce(io::Error) -> InKernelError {
+pub(super) fn step(step: &'static str) -> impl FnOnce(io::Error) -> FastPathError {
     move |source| match source.kind() {
-        io::ErrorKind::PermissionDenied => InKernelError::Permission(source),
-        io::ErrorKind::OutOfMemory => InKernelError::NoMemory { step, source },
-        _ => InKernelError::Kernel { step, source },
+        io::ErrorKind::PermissionDenied => FastPathError::Permission(source),
+        io::ErrorKind::OutOfMemory => FastPathError::NoMemory { step, source },
+        _ => FastPathError::Kernel { step, source },
     }
 }
 
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn missing_right_is_named_in_the_fix() {
-        let advised = |errno: Errno| InKernelInfo::from(step("make memory")(errno.into())).remedy;
+        let advised = |errno: Errno| FastPathInfo::from(step("make memory")(errno.into())).remedy;
         assert!(advised(Errno::NOMEM).contains("--max-connections"));
         assert!(advised(Errno::PERM).contains("root"));
         assert!(advised(Errno::INVAL).contains("Linux 6.1"));
@@ -122,12 +122,12 @@ mod tests {
 
     #[test]
     fn fix_of_a_setting_is_printed_once() {
-        let error = InKernelError::Setting {
+        let error = FastPathError::Setting {
             why: "this",
             remedy: "do that",
         };
         assert_eq!(error.to_string(), "this: do that");
-        let info = InKernelInfo::from(error);
+        let info = FastPathInfo::from(error);
         assert_eq!((&*info.reason, &*info.remedy), ("this", "do that"));
     }
 }

@@ -23,7 +23,7 @@ use lvs_core::memory::Layout;
 use lvs_core::offload::{LocalChange, LocalEnd};
 use tracing::{debug, warn};
 
-use super::InKernel;
+use super::FastPath;
 use super::layout::{LOCAL_KEY_WORDS, LOCAL_WORDS, local};
 use super::pins::{Maps, Pins};
 use lvs_sys::{MapPlace, SharedMap};
@@ -43,7 +43,7 @@ type Key = [u64; LOCAL_KEY_WORDS];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LocalsAre {
     Ready,
-    /// The caller that gets this [makes](InKernel::make_locals) the map; no other caller gets it.
+    /// The caller that gets this [makes](FastPath::make_locals) the map; no other caller gets it.
     Wanted,
     Coming,
     Impossible,
@@ -208,7 +208,7 @@ fn end_of(value: &[u64; LOCAL_WORDS], like: SocketAddr) -> SocketAddr {
     SocketAddr::new(addr, port)
 }
 
-impl InKernel {
+impl FastPath {
     /// Whether local addresses and ports can be written for the BPF programs.
     #[inline]
     pub(crate) fn locals(&self) -> LocalsAre {
@@ -302,7 +302,7 @@ impl InKernel {
 /// Local ends that another dataplane has left.
 #[derive(Debug)]
 pub(crate) struct LocalsLeft<'a> {
-    kernel: &'a InKernel,
+    kernel: &'a FastPath,
     ends: Ends,
     /// Entries of the map whose connection has not been found yet.
     left: RefCell<HashMap<Key, [u64; LOCAL_WORDS]>>,
@@ -362,37 +362,37 @@ mod tests {
 
     #[test]
     fn local_ends_are_found_again() {
-        let Some(in_kernel) = open() else { return };
-        let wide = in_kernel.locals.wide;
+        let Some(fast_path) = open() else { return };
+        let wide = fast_path.locals.wide;
         let ends = [
             end(7, "10.0.0.1:80", "10.0.0.2:31007"),
             end(wide + 7, "[fd00::1]:80", "[fd00::2]:31007"),
         ];
-        assert!(!in_kernel.set_local(&ends[0]));
-        assert_eq!(in_kernel.locals(), LocalsAre::Wanted);
-        assert_eq!(in_kernel.locals(), LocalsAre::Coming);
-        in_kernel.make_locals();
-        assert_eq!(in_kernel.locals(), LocalsAre::Ready);
+        assert!(!fast_path.set_local(&ends[0]));
+        assert_eq!(fast_path.locals(), LocalsAre::Wanted);
+        assert_eq!(fast_path.locals(), LocalsAre::Coming);
+        fast_path.make_locals();
+        assert_eq!(fast_path.locals(), LocalsAre::Ready);
         for end in &ends {
-            assert!(in_kernel.set_local(end));
+            assert!(fast_path.set_local(end));
         }
-        let map = in_kernel.locals.ends.get().expect("it is made");
+        let map = fast_path.locals.ends.get().expect("it is made");
         for end in &ends {
-            let value = map.get(&in_kernel.locals.request(end.slot));
+            let value = map.get(&fast_path.locals.request(end.slot));
             assert_eq!(map.get(&reply(end)), value);
             let value = value.expect("it is there");
             assert_eq!(value[local::PORT] >> 32, 7);
             assert_eq!(end_of(&value, end.server), end.local);
-            in_kernel.forget_local(end);
+            fast_path.forget_local(end);
             assert_eq!(map.get(&reply(end)), None);
-            assert_eq!(map.get(&in_kernel.locals.request(end.slot)), None);
+            assert_eq!(map.get(&fast_path.locals.request(end.slot)), None);
         }
     }
 
     #[test]
     fn leftovers_of_dataplane_are_taken_once_then_dropped() {
-        let Some(in_kernel) = open() else { return };
-        let locals = &in_kernel.locals;
+        let Some(fast_path) = open() else { return };
+        let locals = &fast_path.locals;
         let ends = locals.make().expect("there is memory");
         let kept = end(7, "10.0.0.1:80", "10.0.0.2:31007");
         let gone = end(8, "10.0.0.1:80", "10.0.0.2:31008");
@@ -402,7 +402,7 @@ mod tests {
         let left = ends.entries().expect("they can be read");
         assert_eq!(left.len(), 4);
         let left = LocalsLeft {
-            kernel: &in_kernel,
+            kernel: &fast_path,
             ends,
             left: RefCell::new(left.into_iter().collect()),
         };
@@ -412,7 +412,7 @@ mod tests {
         assert_eq!(take(&kept), Some(kept.local));
         assert_eq!(take(&kept), None);
         left.end();
-        assert_eq!(in_kernel.locals(), LocalsAre::Ready);
+        assert_eq!(fast_path.locals(), LocalsAre::Ready);
         let map = locals.ends.get().expect("it is this dataplane's");
         assert!(map.get(&locals.request(7)).is_some() && map.get(&reply(&kept)).is_some());
         assert_eq!(map.entries().map_or(0, |all| all.len()), 2);
@@ -420,24 +420,24 @@ mod tests {
 
     #[test]
     fn local_ends_are_bounded() {
-        let Some(in_kernel) = open() else { return };
-        in_kernel.make_locals();
-        let (entries, slots) = (in_kernel.locals.entries, slots_of(&in_kernel.layout));
+        let Some(fast_path) = open() else { return };
+        fast_path.make_locals();
+        let (entries, slots) = (fast_path.locals.entries, slots_of(&fast_path.layout));
         assert!(entries >= slots && entries <= 2 * slots);
         let of_slot = |slot: u32| {
             let port = 1024 + u16::try_from(slot).expect("these are few");
             end(slot, "10.0.0.1:80", &format!("10.0.0.2:{port}"))
         };
-        let all = (0..slots).take_while(|&slot| in_kernel.set_local(&of_slot(slot)));
+        let all = (0..slots).take_while(|&slot| fast_path.set_local(&of_slot(slot)));
         let count = u32::try_from(all.count()).expect("these are few");
         assert!(
             count <= entries / 2 && count >= entries / 2 - 1,
             "{count} of {entries}"
         );
         // An entry without room leaves no part of itself.
-        let map = in_kernel.locals.ends.get().expect("it is made");
-        assert_eq!(map.get(&in_kernel.locals.request(count)), None);
-        in_kernel.forget_local(&of_slot(0));
-        assert!(in_kernel.set_local(&of_slot(count)));
+        let map = fast_path.locals.ends.get().expect("it is made");
+        assert_eq!(map.get(&fast_path.locals.request(count)), None);
+        fast_path.forget_local(&of_slot(0));
+        assert!(fast_path.set_local(&of_slot(count)));
     }
 }
