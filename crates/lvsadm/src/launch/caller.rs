@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn look_reads_what_the_memory_has() {
+    fn look_at_mapped_memory_gives_its_bytes() {
         let bytes = *b"a request";
         let (at, own) = (bytes.as_ptr().addr() as u64, Look(std::process::id()));
         let mut copy = [0; 9];
