@@ -33,7 +33,7 @@ pub(super) struct Caller {
     directory: OwnedFd,
     /// A pidfd of the thread, which may have other descriptors than its process. Before Linux 6.9, one of the process.
     pidfd: OwnedFd,
-    /// Keeps the inode of its user namespace in memory. Otherwise the kernel would make one for each look.
+    /// Keeps the inode of its user namespace in memory. If nobody holds it, each look makes a new one.
     _pin: Option<OwnedFd>,
     /// Its user namespace.
     user: NamespaceId,
