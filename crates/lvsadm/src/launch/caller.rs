@@ -1,12 +1,13 @@
 //! The thread that makes a noticed call: its rights, its descriptors and its request.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, IoSliceMut, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
 use lvs_sys::notify::{Call, Kind, Listener, NamespaceId};
 use nix::libc;
+use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use rustix::fs::{self, AtFlags, Mode, OFlags};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use rustix::thread::{CapabilitySet, capabilities};
@@ -32,6 +33,8 @@ pub(super) struct Caller {
     directory: OwnedFd,
     /// A pidfd of the thread, which may have other descriptors than its process. Before Linux 6.9, one of the process.
     pidfd: OwnedFd,
+    /// Keeps the inode of its user namespace in memory. If nobody holds it, each look makes a new one.
+    _pin: Option<OwnedFd>,
     /// Its user namespace.
     user: NamespaceId,
     has_net_admin: bool,
@@ -64,10 +67,17 @@ impl Caller {
             Err(_) => pidfd_open(pid(process(&directory)?)?, PidfdFlags::empty()).ok()?,
         };
         let (user, has_net_admin) = rights(&directory, thread)?;
+        let pin = fs::openat(
+            &directory,
+            USER,
+            OFlags::PATH | OFlags::CLOEXEC,
+            Mode::empty(),
+        );
         Some(Self {
             thread,
             directory,
             pidfd,
+            _pin: pin.ok(),
             user,
             has_net_admin,
         })
@@ -116,6 +126,12 @@ impl Caller {
         bytes
     }
 
+    /// Its memory, for reading only. Cheaper than [`memory`](Self::memory): the bytes count only if the call is still
+    /// valid after they were read.
+    pub(super) const fn look(&self) -> Look {
+        Look(self.thread)
+    }
+
     /// Its memory; `None` if it has ended.
     pub(super) fn memory(&self, call: &Call, listener: &Listener) -> Option<Memory> {
         let memory = Memory(self.file("mem", OFlags::RDWR).ok()?);
@@ -136,13 +152,15 @@ impl Caller {
 
 /// The user namespace of a thread, and whether it has CAP_NET_ADMIN there; `None` if it has ended.
 fn rights(directory: &OwnedFd, thread: u32) -> Option<(NamespaceId, bool)> {
-    let user = namespace(directory, "ns/user")?;
+    let user = namespace(directory, USER)?;
     // Without a number, they would be those of this thread.
     let thread = Pid::from_raw(i32::try_from(thread).ok()?)?;
     let rights = capabilities(Some(thread)).ok()?;
     Some((user, rights.effective.contains(CapabilitySet::NET_ADMIN)))
 }
 
+/// The user namespace of a thread, in its directory.
+const USER: &str = "ns/user";
 /// The network namespace of a thread, in its directory.
 const NETWORK: &str = "ns/net";
 
@@ -179,15 +197,41 @@ impl Memory {
         File::options().read(true).write(true).open(path).map(Self)
     }
 
-    /// Fills `bytes` from address `at`.
-    pub(super) fn read(&self, at: u64, bytes: &mut [u8]) -> io::Result<()> {
-        self.0.read_exact_at(bytes, at)
-    }
-
     /// Writes `bytes` to address `at`.
     pub(super) fn write(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
         self.0.write_all_at(bytes, at)
     }
+}
+
+impl Source for Memory {
+    fn read(&self, at: u64, bytes: &mut [u8]) -> io::Result<()> {
+        self.0.read_exact_at(bytes, at)
+    }
+}
+
+/// The memory of the thread that has this number when it is read.
+#[derive(Debug)]
+pub(super) struct Look(u32);
+
+impl Source for Look {
+    fn read(&self, at: u64, bytes: &mut [u8]) -> io::Result<()> {
+        let out_of_range = |_| io::ErrorKind::InvalidInput;
+        let thread = nix::unistd::Pid::from_raw(i32::try_from(self.0).map_err(out_of_range)?);
+        let base = usize::try_from(at).map_err(out_of_range)?;
+        let len = bytes.len();
+        let remote = [RemoteIoVec { base, len }];
+        let read = process_vm_readv(thread, &mut [IoSliceMut::new(bytes)], &remote)?;
+        match read == len {
+            true => Ok(()),
+            false => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+}
+
+/// Memory that can be read.
+pub(super) trait Source {
+    /// Fills `bytes` from address `at`.
+    fn read(&self, at: u64, bytes: &mut [u8]) -> io::Result<()>;
 }
 
 /// Parts of a program's memory.
@@ -196,7 +240,7 @@ pub(super) struct Parts(Vec<(u64, usize)>);
 
 impl Parts {
     /// Reads `count` parts (`struct iovec`) from address `at`.
-    fn read(memory: &Memory, at: u64, count: u64) -> Option<Self> {
+    fn read(memory: &impl Source, at: u64, count: u64) -> Option<Self> {
         let count = usize::try_from(count).ok().filter(|n| *n <= PARTS_MAX)?;
         let mut bytes = vec![0; count * PART];
         memory.read(at, &mut bytes).ok()?;
@@ -222,7 +266,7 @@ impl Parts {
     }
 
     /// Copies all parts; `None` if they are too long.
-    fn copy(&self, memory: &Memory) -> Option<Vec<u8>> {
+    fn copy(&self, memory: &impl Source) -> Option<Vec<u8>> {
         let length = self.room(REQUEST_MAX + 1);
         if length > REQUEST_MAX {
             return None;
@@ -250,7 +294,7 @@ impl Parts {
 
 /// A copy of the bytes that a call sends to the kernel. `None`: they are for another receiver, too
 /// long, or cannot be read; the kernel then handles the call itself.
-pub(super) fn sent(call: &Call, memory: &Memory) -> Option<Vec<u8>> {
+pub(super) fn sent(call: &Call, memory: &impl Source) -> Option<Vec<u8>> {
     let [_, a, b, _, name, name_length] = call.arguments;
     let (parts, name, name_length) = match call.kind {
         Kind::Sendto => (Parts::one(a, b)?, name, name_length),
@@ -394,6 +438,19 @@ mod tests {
         assert!(memory.write(u64::MAX - 2, &[0; 4]).is_err());
         assert!(memory.read(8, &mut []).is_ok());
         assert!(Memory::open(0).is_err());
+    }
+
+    #[test]
+    fn look_at_mapped_memory_gives_its_bytes() {
+        let bytes = *b"a request";
+        let (at, own) = (bytes.as_ptr().addr() as u64, Look(std::process::id()));
+        let mut copy = [0; 9];
+        own.read(at, &mut copy).expect("readable");
+        assert_eq!(copy, bytes);
+        assert!(own.read(8, &mut [0; 4]).is_err(), "no page is there");
+        assert!(own.read(u64::MAX - 2, &mut [0; 4]).is_err());
+        assert!(own.read(8, &mut []).is_ok());
+        assert!(Look(u32::MAX).read(at, &mut copy).is_err());
     }
 
     #[test]

@@ -38,7 +38,7 @@ use rustix::process::{
     Pid, PidfdFlags, Resource, Signal, getrlimit, pidfd_open, pidfd_send_signal,
 };
 
-use self::caller::Memory;
+use self::caller::{Memory, Source as _};
 use self::space::generic_socket;
 use self::supervisor::{Supervisor, is_placed};
 

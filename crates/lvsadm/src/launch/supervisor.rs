@@ -20,7 +20,7 @@ use rustix::net::sockopt::{socket_domain, socket_protocol};
 use rustix::net::{AddressFamily, netlink};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use super::caller::{self, Buffers, Caller};
+use super::caller::{self, Buffers, Caller, Source as _};
 use super::space::{Rest, Space, generic_socket, lock, port_of};
 use super::{family, files, log, options, wire};
 
@@ -484,8 +484,7 @@ impl Supervisor {
     fn send(&self, call: &Call, caller: &Caller, worker: &mut Worker) -> Option<Answered> {
         let socket = Self::generic(caller, call.arguments[0])?;
         let space = self.of_socket(caller, &socket, worker)?;
-        let memory = caller.memory(call, &self.listener)?;
-        let bytes = caller::sent(call, &memory)?;
+        let bytes = caller::sent(call, &caller.look())?;
         if !wire::messages(&bytes).any(|message| family::is_ours(&message)) {
             return None;
         }
