@@ -189,6 +189,8 @@ impl Client {
             let opened = Connection::open(&settings.server, settings.tls.as_ref()).await?;
             self.connection = Some(opened);
         }
+        // A server may close a connection that waits. A request that reads is sent again on another one.
+        let again = ready && method == Method::GET;
         let kind = match method {
             Method::PATCH => "application/merge-patch+json",
             _ => "application/json",
@@ -214,7 +216,13 @@ impl Client {
         let Some(connection) = &mut self.connection else {
             return Err(Error::Failed("is not connected".to_owned()));
         };
-        let answer = connection.send(request).await?;
+        let answer = match connection.send(request.clone()).await {
+            Err(_) if again => {
+                let opened = Connection::open(&settings.server, settings.tls.as_ref()).await?;
+                self.connection.insert(opened).send(request).await?
+            }
+            answer => answer?,
+        };
         let status = answer.status();
         if status.is_success() {
             return Ok(answer.into_body());

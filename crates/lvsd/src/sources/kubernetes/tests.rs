@@ -459,6 +459,28 @@ async fn session_compacted_history_is_listed_again() {
 }
 
 #[tokio::test]
+async fn client_closed_connection_is_opened_again_to_read() {
+    // Each connection ends at its second request.
+    let address = serving(|mut stream| async move {
+        if request(&mut stream).await.is_some() {
+            let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}";
+            let _ = stream.write_all(answer).await;
+            request(&mut stream).await;
+        }
+    });
+    let mut settings = settings("192.0.2.0/24");
+    settings.server = Endpoint::parse(&format!("http://{}", address.await), 443).unwrap();
+    let mut client = Client::new(Arc::new(settings));
+    for _ in 0..3 {
+        client.get::<Value>("/x").await.unwrap();
+    }
+    // A write may have been carried out before the connection ended.
+    let written = client.post("/x", &json!({})).await;
+    assert!(matches!(written, Err(Error::Failed(_))), "{written:?}");
+    client.get::<Value>("/x").await.unwrap();
+}
+
+#[tokio::test]
 async fn session_token_is_read_again_when_it_is_replaced() {
     let (fake, address) = fake().await;
     fake.put("services", &service("web", &Value::Null));
