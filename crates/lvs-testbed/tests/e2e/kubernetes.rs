@@ -314,16 +314,18 @@ impl Bed {
         self.directors[index].as_mut().context("it runs")
     }
 
-    fn ask_lvsd(&self, index: usize, words: &[&str]) -> Result<String> {
-        let mut all = self.lvsd(index);
-        all.extend(words.iter().map(|&word| word.to_owned()));
-        self.host(index).run(programs::find("lvsd")?, &all)
+    /// Its exit code says whether something is wrong, which some steps expect.
+    fn status_as(&self, index: usize, options: &str) -> String {
+        let Ok(program) = programs::find("lvsd") else {
+            return String::new();
+        };
+        let words = self.lvsd(index).join(" ");
+        let command = format!("{} {words} status {options} || true", program.display());
+        self.host(index).sh(&command).unwrap_or_default()
     }
 
-    /// It exits with another number than 0 if something is wrong.
     fn status(&self, index: usize) -> String {
-        let said = self.ask_lvsd(index, &["status"]);
-        said.unwrap_or_else(|error| format!("{error:#}"))
+        self.status_as(index, "2>&1")
     }
 
     fn wait(&self, what: &str, right: impl Fn(&Self) -> bool) -> Result<()> {
@@ -543,10 +545,10 @@ fn services_of_kubernetes_keep_their_clients_through_all_events() -> Result<()> 
     let pods = rolling_update(&mut bed)?;
     let pods = drain_of_a_node(&mut bed, pods)?;
     api_server_killed(&mut bed)?;
-    history_compacted(&mut bed, pods)?;
+    let pods = history_compacted(&mut bed, pods)?;
     token_replaced(&mut bed)?;
     datagrams_to_local_endpoints(&mut bed)?;
-    class_taken_away_and_service_deleted(&mut bed)?;
+    class_taken_away_and_service_deleted(&mut bed, &pods)?;
     director_lost(&mut bed)
 }
 
@@ -706,8 +708,9 @@ fn api_server_killed(bed: &mut Bed) -> Result<()> {
     .map(drop)
 }
 
-/// A director misses changes, and the API server no longer has their history when it asks for them.
-fn history_compacted(bed: &mut Bed, pods_left: Vec<Endpoint>) -> Result<()> {
+/// A director misses changes, and the API server no longer has their history when it asks for them. Returns the pods, of
+/// which there is one more.
+fn history_compacted(bed: &mut Bed, mut all: Vec<Endpoint>) -> Result<Vec<Endpoint>> {
     let etcdctl = |bed: &Bed, words: &str| {
         bed.control().sh(&format!(
             "ETCDCTL_API=3 etcdctl --endpoints=http://127.0.0.1:12379 --command-timeout=60s {words}"
@@ -725,7 +728,6 @@ fn history_compacted(bed: &mut Bed, pods_left: Vec<Endpoint>) -> Result<()> {
         let revision = &status[0]["Status"]["header"]["revision"];
         etcdctl(bed, &format!("compact {revision}"))?;
         bed.start_api_server("first")?;
-        let mut all = pods_left;
         all.push(Endpoint::start(bed, 20)?);
         bed.endpoints("web", &http(), &all)?;
         bed.director(1)?.signal(Signal::SIGCONT)?;
@@ -734,8 +736,8 @@ fn history_compacted(bed: &mut Bed, pods_left: Vec<Endpoint>) -> Result<()> {
             let log = bed.directors[1].as_ref().map(Proc::log);
             log.is_some_and(|log| log.contains("all objects are read anew"))
         })
-    })
-    .map(drop)
+    })?;
+    Ok(all)
 }
 
 /// The API server no longer takes the token of the directors, until they have the new one.
@@ -808,7 +810,7 @@ fn datagrams_to_local_endpoints(bed: &mut Bed) -> Result<()> {
 }
 
 /// The address of a Service that leaves goes to one that waits.
-fn class_taken_away_and_service_deleted(bed: &mut Bed) -> Result<()> {
+fn class_taken_away_and_service_deleted(bed: &mut Bed, all: &[Endpoint]) -> Result<()> {
     let web = format!("{SERVICES}/web");
     bed.merge(&web, &json!({ "spec": { "type": "ClusterIP" } }))?;
     bed.wait("the address of the Service without a class", |bed| {
@@ -838,6 +840,7 @@ fn class_taken_away_and_service_deleted(bed: &mut Bed) -> Result<()> {
                 && status.contains("default/web/tcp/80")
         })
     })?;
+    bed.wait_servers(&bed.web(), &pods(all))?;
     bed.under_load("class back", |_| Ok(())).map(drop)
 }
 
@@ -866,7 +869,7 @@ fn director_lost(bed: &mut Bed) -> Result<()> {
     bed.wait("both directors to know all downloads", |bed| {
         known(bed, 0) == DOWNLOADS && known(bed, 1) == DOWNLOADS
     })?;
-    let status: Value = serde_json::from_str(&bed.ask_lvsd(0, &["status", "--json"])?)?;
+    let status: Value = serde_json::from_str(&bed.status_as(0, "--json"))?;
     let engine = status["engine"]["pid"].as_i64().context("its engine")?;
     bed.site.unplug()?;
     bed.director(0)?.kill();
