@@ -23,6 +23,9 @@ const CONTROL: usize = 3;
 /// The rights that operators apply.
 const RBAC: &str = include_str!("../../../../contrib/kubernetes/rbac.yaml");
 
+/// The Service of the tutorial.
+const SERVICE: &str = include_str!("../../../../contrib/kubernetes/service.yaml");
+
 /// The port of the nodes for `healthCheckNodePort`.
 const HEALTH: u16 = 31_000;
 
@@ -378,14 +381,11 @@ impl Bed {
         })
     }
 
-    /// The states of connections with an address and a port, as a director knows them.
-    fn states(&self, index: usize, server: &str) -> Vec<String> {
-        let listing = self.site.lvsadm_on(self.host(index), "-L -n -c");
-        let listed = listing
-            .and_then(|text| connections(&text))
-            .unwrap_or_default();
-        let listed = listed.into_iter().filter(|one| one.destination == server);
-        listed.map(|one| one.state).collect()
+    /// The states of connections with a server, as the first director knows them.
+    fn states(&self, server: &str) -> Result<Vec<String>> {
+        let listed = connections(&self.site.lvsadm("-L -n -c")?)?.into_iter();
+        let listed = listed.filter(|one| one.destination == server);
+        Ok(listed.map(|one| one.state).collect())
     }
 
     /// Waits for the only download; returns the server that it has, of these.
@@ -393,9 +393,8 @@ impl Bed {
         let mut found = None;
         wait_until("the download to begin", PATIENCE, || {
             let established = |server: &&String| {
-                self.states(0, server)
-                    .iter()
-                    .any(|state| state == "ESTABLISHED")
+                let states = self.states(server).unwrap_or_default();
+                states.iter().any(|state| state == "ESTABLISHED")
             };
             found = servers.keys().find(established).cloned();
             found.is_some()
@@ -469,6 +468,15 @@ impl Endpoint {
         };
         let host = &bed.site.servers[pod.node];
         host.sh(&format!("ip addr add {}/24 dev eth0", pod.address))?;
+        // All hosts of a machine share one table of neighbours, which other tests fill. Permanent entries do not count.
+        let mac = host.sh("ip -br link show eth0 | awk '{ print $3 }'")?;
+        for index in [0, 1] {
+            bed.host(index).sh(&format!(
+                "ip neigh replace {} lladdr {} dev eth1 nud permanent",
+                pod.address,
+                mac.trim()
+            ))?;
+        }
         Ok(pod)
     }
 
@@ -476,10 +484,9 @@ impl Endpoint {
     fn end(&self, bed: &Bed) -> Result<()> {
         let server = format!("{}:80", self.address);
         bed.wait("the last connection of a pod to end", |bed| {
-            let states = bed.states(0, &server);
-            states
-                .iter()
-                .all(|state| state == "TIME_WAIT" || state == "CLOSE")
+            let has_ended = |state: &String| state == "TIME_WAIT" || state == "CLOSE";
+            let states = bed.states(&server);
+            states.is_ok_and(|states| states.iter().all(has_ended))
         })?;
         let host = &bed.site.servers[self.node];
         host.sh(&format!("ip addr del {}/24 dev eth0", self.address))
@@ -554,6 +561,8 @@ fn services_of_kubernetes_keep_their_clients_through_all_events() -> Result<()> 
 
 /// Addresses until the pool is exhausted; a wrong annotation changes nothing.
 fn addresses_and_refusals(bed: &mut Bed) -> Result<()> {
+    let path = format!("{SERVICES}?dryRun=All");
+    bed.ask("POST", &path, "application/yaml", Some(SERVICE))?;
     let port = json!({ "name": "http", "port": 80, "nodePort": 80 });
     bed.service("web", &port, "Cluster")?;
     bed.wait("the address", |bed| bed.address("web") == "192.0.2.10")?;
