@@ -717,8 +717,7 @@ fn api_server_killed(bed: &mut Bed) -> Result<()> {
     .map(drop)
 }
 
-/// A director misses changes, and the API server no longer has their history when it asks for them. Returns the pods, of
-/// which there is one more.
+/// A director misses changes, and the API server no longer has their history when it asks for them. Returns the pods.
 fn history_compacted(bed: &mut Bed, mut all: Vec<Endpoint>) -> Result<Vec<Endpoint>> {
     let etcdctl = |bed: &Bed, words: &str| {
         bed.control().sh(&format!(
@@ -726,6 +725,10 @@ fn history_compacted(bed: &mut Bed, mut all: Vec<Endpoint>) -> Result<Vec<Endpoi
         ))
     };
     bed.under_load("etcd compacted", |bed| {
+        // A change that arrives shows that the director has opened all watches.
+        all.push(Endpoint::start(bed, 20)?);
+        bed.endpoints("web", &http(), &all)?;
+        bed.wait_servers(&bed.web(), &pods(&all))?;
         bed.director(1)?.signal(Signal::SIGSTOP)?;
         // It ends watches as a whole, so that they are continued and not begun anew.
         bed.server
@@ -737,7 +740,7 @@ fn history_compacted(bed: &mut Bed, mut all: Vec<Endpoint>) -> Result<Vec<Endpoi
         let revision = &status[0]["Status"]["header"]["revision"];
         etcdctl(bed, &format!("compact {revision}"))?;
         bed.start_api_server("first")?;
-        all.push(Endpoint::start(bed, 20)?);
+        all.push(Endpoint::start(bed, 21)?);
         bed.endpoints("web", &http(), &all)?;
         bed.director(1)?.signal(Signal::SIGCONT)?;
         bed.wait_servers(&bed.web(), &pods(&all))?;

@@ -48,6 +48,11 @@ impl Error {
         matches!(self, Self::Refused(409, _))
     }
 
+    /// The API server or its etcd has too much to do, or a fault: the same request may succeed later.
+    pub(super) const fn is_passing(&self) -> bool {
+        matches!(self, Self::Refused(429 | 500..=599, _))
+    }
+
     /// The request is wrong or not permitted, whatever the state of the connection.
     pub(super) const fn is_refused(&self) -> bool {
         matches!(self, Self::Refused(..))

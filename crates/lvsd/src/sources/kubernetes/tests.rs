@@ -111,6 +111,8 @@ struct State {
     token: Option<String>,
     /// Requests with a token that is not accepted.
     unauthorized: usize,
+    /// So many writes of a status fail.
+    busy: usize,
 }
 
 impl State {
@@ -194,6 +196,11 @@ impl Fake {
         if path.ends_with("/events") {
             state.events.push(body());
             return (201, body());
+        }
+        if method == "PATCH" && state.busy > 0 {
+            state.busy -= 1;
+            let message = json!({ "message": "etcdserver: request timed out", "code": 500 });
+            return (500, message);
         }
         if method == "PATCH" {
             let name = path.split('/').nth(6).unwrap();
@@ -395,6 +402,17 @@ async fn session_new_service_gets_an_address_and_changes_are_followed() {
         .await;
     fake.delete("services", "web");
     director.wait_services(&[]).await;
+}
+
+#[tokio::test]
+async fn session_status_that_fails_is_written_again_without_a_change() {
+    let (fake, address) = fake().await;
+    fake.put("services", &service("web", &Value::Null));
+    fake.lock().busy = 1;
+    let director = Followed::start(address, |_| {});
+    director.wait_services(&["shop/web/tcp/80"]).await;
+    assert_eq!(fake.lock().busy, 0);
+    assert_eq!(director.shared.lock().kubernetes.failures, 0);
 }
 
 #[tokio::test]
