@@ -882,10 +882,12 @@ fn director_lost(bed: &mut Bed) -> Result<()> {
         known(bed, 0) == DOWNLOADS && known(bed, 1) == DOWNLOADS
     })?;
     let status: Value = serde_json::from_str(&bed.status_as(0, "--json"))?;
-    let engine = status["engine"]["pid"].as_i64().context("its engine")?;
+    let dataplane = status["dataplane"]["pid"]
+        .as_i64()
+        .context("its dataplane")?;
     bed.site.unplug()?;
     bed.director(0)?.kill();
-    kill(Pid::from_raw(i32::try_from(engine)?), Signal::SIGKILL)?;
+    kill(Pid::from_raw(i32::try_from(dataplane)?), Signal::SIGKILL)?;
     bed.site.fail_over()?;
     bed.wait("the other director to take the Lease", |bed| {
         bed.status(1).contains("d2 writes addresses")

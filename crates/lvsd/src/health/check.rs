@@ -26,7 +26,7 @@ pub struct Check {
     pub rise: u32,
     /// Failed checks in a row that take it out.
     pub fall: u32,
-    /// Attempts of clients to connect in a row that the engine may see fail.
+    /// Attempts of clients to connect in a row that the dataplane may see fail.
     pub passive: Option<u32>,
 }
 

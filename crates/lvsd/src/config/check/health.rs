@@ -142,8 +142,8 @@ impl Checker<'_> {
                 "remove `via`, or give the service one port",
             ),
             _ if vip.is_some_and(|vip| vip.get_ref() == "host") => (
-                "the host talks to its own address without the engine",
-                "remove `via`, or `vip = \"host\"` with the address on the host: the engine owns it then",
+                "the host talks to its own address without the dataplane",
+                "remove `via`, or `vip = \"host\"` with the address on the host: the dataplane owns it then",
             ),
             (Some((_, virt)), _) => {
                 return Some(Via {
@@ -156,7 +156,7 @@ impl Checker<'_> {
         None
     }
 
-    /// Only behind NAT does the engine see that a server does not answer.
+    /// Only behind NAT does the dataplane see that a server does not answer.
     fn passive(
         &mut self,
         service: &ServiceId,
