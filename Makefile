@@ -174,12 +174,14 @@ sync-with-kernel: programs ## 500 downloads go from the kernel's IPVS to this di
 		$(CARGO) test --locked --workspace --test e2e sync_with_kernel -- --ignored --nocapture
 
 KUBE = $(TARGET)/kubernetes
-test-kubernetes: ## a director serves a Service of a real Kubernetes API server, which is built once with Go (15 minutes)
-	@command -v etcd go curl openssl >/dev/null || { echo "make test-kubernetes: install Go 1.24 or newer, etcd-server, curl and openssl" >&2; exit 2; }
+test-kubernetes: ## two directors serve Services of a real Kubernetes API server, which is built once with Go (15 minutes)
+	@tools/setup kubernetes
+	@test -x "$(KUBE)/kube-apiserver" || command -v go >/dev/null || { echo "make test-kubernetes: install Go 1.24 or newer, which builds the API server" >&2; exit 2; }
 	@mkdir -p "$(KUBE)" && cp tools/kubernetes/go.mod tools/kubernetes/go.sum "$(KUBE)"
 	test -x "$(KUBE)/kube-apiserver" || (cd "$(KUBE)" && go build -mod=mod -o kube-apiserver k8s.io/kubernetes/cmd/kube-apiserver)
 	@$(call build_tests,--exclude lvs-bench)
-	LVS_KUBE_APISERVER="$(KUBE)/kube-apiserver" $(CARGO) test --locked -p lvs-testbed --test e2e kubernetes -- --ignored --nocapture
+	LVS_KUBE_APISERVER="$(KUBE)/kube-apiserver" \
+		$(CARGO) test --locked --workspace --exclude lvs-bench --test e2e kubernetes -- --ignored --nocapture
 
 report: ## repeat published LVS experiments on this machine, into target/report (needs root; REPORT_OPTIONS=--quick)
 	tools/setup bench

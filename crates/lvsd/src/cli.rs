@@ -5,6 +5,7 @@ mod convert;
 mod register;
 mod shell;
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -532,7 +533,10 @@ fn plan(arguments: &Arguments, config: &Config, running: Option<&Status>) -> Exi
         Err(why) => return fail(&why),
     };
     let refused = running.and_then(|status| {
+        let (_, of_kubernetes) = expanded.by_origin();
+        let of_kubernetes: HashSet<_> = of_kubernetes.iter().map(|one| one.id).collect();
         let before = status.services.iter();
+        let before = before.filter(|service| !of_kubernetes.contains(&service.service));
         let before = before.map(|service| (service.service, service.servers.len()));
         daemon::too_much_away(before, both, false)
     });

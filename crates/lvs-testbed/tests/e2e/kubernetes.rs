@@ -1,47 +1,108 @@
-//! A Service of a real Kubernetes API server. There are no kubelets and no controllers: the test writes
-//! Nodes itself, and the servers of the testbed listen at the node port.
+//! Services of a real Kubernetes API server, which two directors serve to clients that compare all bytes.
+//! There are no kubelets and no controllers: the test writes Nodes and EndpointSlices itself. Nodes are the
+//! servers of the testbed, which listen at the node ports. Pods are further addresses of them.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use lvs_testbed::{Forward, Proc, Site, SiteOptions, programs, wait_until};
+use lvs_testbed::listing::{connections, rows};
+use lvs_testbed::servers::dnsmasq;
+use lvs_testbed::{Forward, Host, LoadOptions, Proc, Site, SiteOptions, programs, wait_until};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-use crate::common::usable;
-
 /// Limit for each step. The API server takes half a minute to start on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(180);
+const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The server of the testbed that is the control plane.
+/// The server of the testbed that is the control plane. The ones before it are nodes.
 const CONTROL: usize = 3;
 
 /// The rights that operators apply.
 const RBAC: &str = include_str!("../../../../contrib/kubernetes/rbac.yaml");
 
-struct Cluster {
+/// The Service of the tutorial.
+const SERVICE: &str = include_str!("../../../../contrib/kubernetes/service.yaml");
+
+/// The port of the nodes for `healthCheckNodePort`.
+const HEALTH: u16 = 31_000;
+
+const SERVICES: &str = "/api/v1/namespaces/default/services";
+const SLICES: &str = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices";
+
+/// The servers of a service, with their weights.
+type Servers = BTreeMap<String, u64>;
+
+struct Bed {
     site: Site,
+    etcd: Option<Proc>,
+    server: Option<Proc>,
+    /// `lvsd` of each director.
+    directors: [Option<Proc>; 2],
 }
 
-impl Cluster {
+impl Bed {
     fn new() -> Result<Self> {
         let mut options = SiteOptions::new("kubernetes", Forward::Nat);
         options.servers = 4;
-        Ok(Self {
-            site: Site::new(options)?,
-        })
+        options.standby = true;
+        options.nginx.ports.push(HEALTH);
+        let site = Site::new(options)?;
+        site.serve("healthz", 2)?;
+        site.serve("long", DOWNLOAD)?;
+        // The second address of the pool.
+        site.director.sh("ip addr add 192.0.2.11/32 dev eth0")?;
+        let mut bed = Self {
+            site,
+            etcd: None,
+            server: None,
+            directors: [None, None],
+        };
+        bed.etcd = Some(bed.start_etcd()?);
+        bed.start_api_server("first")?;
+        bed.permit()?;
+        for n in 0..CONTROL {
+            bed.node(n)?;
+        }
+        fs::write(bed.path("token"), "first\n")?;
+        let key = bed.path("sync.key");
+        bed.site
+            .director
+            .sh(&format!("openssl rand -hex 32 >{key}; chmod 600 {key}"))?;
+        // The one that begins first holds the Lease.
+        for index in [0, 1] {
+            bed.write_file(index)?;
+            bed.start(index)?;
+            bed.wait("the Lease", |bed| {
+                bed.status(index).contains("d1 writes addresses")
+            })?;
+        }
+        Ok(bed)
     }
 
     fn path(&self, name: &str) -> String {
         self.site.testbed.dir().join(name).display().to_string()
     }
 
+    fn control(&self) -> &Host {
+        &self.site.servers[CONTROL]
+    }
+
     fn server(&self) -> String {
         format!("https://{}:6443", self.site.real_address(CONTROL))
     }
 
-    fn etcd(&self) -> Result<Proc> {
-        self.site.servers[CONTROL].spawn(
+    fn host(&self, index: usize) -> &Host {
+        match (index, &self.site.standby) {
+            (1, Some(standby)) => standby,
+            _ => &self.site.director,
+        }
+    }
+
+    fn start_etcd(&self) -> Result<Proc> {
+        self.control().spawn(
             "etcd",
             &[
                 "--data-dir",
@@ -61,14 +122,14 @@ impl Cluster {
     }
 
     /// Starts the API server, which knows an administrator, and the directors by `token`.
-    fn api_server(&self, token: &str) -> Result<Proc> {
+    fn start_api_server(&mut self, token: &str) -> Result<()> {
         let program = std::env::var("LVS_KUBE_APISERVER")
             .context("LVS_KUBE_APISERVER names no API server: make test-kubernetes")?;
         let tokens = format!(
             "admin,admin,admin,\"system:masters\"\n{token},system:serviceaccount:lvsd:director,director\n"
         );
         fs::write(self.path("tokens.csv"), tokens)?;
-        let host = &self.site.servers[CONTROL];
+        let host = self.control();
         let (key, address) = (
             self.path("sa.key"),
             self.site.real_address(CONTROL).to_string(),
@@ -81,8 +142,8 @@ impl Cluster {
             &[
                 "--etcd-servers=http://127.0.0.1:12379",
                 "--service-cluster-ip-range=10.96.0.0/16",
-                // The servers of the testbed listen at port 80.
-                "--service-node-port-range=80-32767",
+                // The servers of the testbed listen at ports 53 and 80.
+                "--service-node-port-range=53-32767",
                 &format!("--cert-dir={}", self.path("certs")),
                 &format!("--service-account-key-file={key}"),
                 &format!("--service-account-signing-key-file={key}"),
@@ -94,6 +155,8 @@ impl Cluster {
                 "--secure-port=6443",
                 "--disable-admission-plugins=ServiceAccount",
                 "--endpoint-reconciler-type=none",
+                // It ends watches before it ends, as in a cluster.
+                "--shutdown-watch-termination-grace-period=20s",
             ],
         )?;
         let ready = wait_until("the API server", PATIENCE, || {
@@ -101,7 +164,8 @@ impl Cluster {
                 .is_ok_and(|text| text == "ok")
         });
         ready.with_context(|| server.log())?;
-        Ok(server)
+        self.server = Some(server);
+        Ok(())
     }
 
     /// A request of the administrator, with a body of that type.
@@ -114,7 +178,7 @@ impl Cluster {
                 self.path("body")
             );
         }
-        self.site.servers[CONTROL].sh(&format!(
+        self.control().sh(&format!(
             "curl -sSk --fail-with-body --max-time 20 -X {method} -H 'Authorization: Bearer admin' {data} '{}{path}'",
             self.server()
         ))
@@ -169,212 +233,672 @@ impl Cluster {
         )
     }
 
-    fn service(&self, name: &str, node_port: u16) -> Result<()> {
-        self.post("/api/v1/namespaces/default/services", &json!({
-            "apiVersion": "v1", "kind": "Service", "metadata": { "name": name },
-            "spec": {
-                "type": "LoadBalancer", "loadBalancerClass": "lvsd", "selector": { "app": name },
-                "ports": [{ "name": "http", "port": 80, "nodePort": node_port }],
-            },
-        }))
+    /// Creates a Service with one port.
+    fn service(&self, name: &str, port: &Value, policy: &str) -> Result<()> {
+        let mut spec = json!({
+            "type": "LoadBalancer", "loadBalancerClass": "lvsd", "selector": { "app": name },
+            "ports": [port], "externalTrafficPolicy": policy,
+        });
+        if policy == "Local" {
+            spec["healthCheckNodePort"] = HEALTH.into();
+        }
+        let metadata = json!({ "name": name });
+        let service =
+            json!({ "apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec });
+        self.post(SERVICES, &service)
     }
 
-    fn write_file(&self) -> Result<()> {
-        let (address, vip) = (self.server(), self.site.service(80).ip());
-        let text = format!(
-            "[dataplane]\ninterface = [\"eth0\", \"eth1\"]\n\n[kubernetes]\nserver = \"{address}\"\nca = \"{}\"\n\
-             token_file = \"{}\"\ndirector = \"d1\"\n\n[[kubernetes.pool]]\nname = \"public\"\naddresses = \"{vip}\"\n\n\
-             [defaults]\nforward = \"nat\"\nscheduler = \"rr\"\ncheck = \"none\"\n",
-            self.path("certs/apiserver.crt"),
-            self.path("token"),
-        );
-        Ok(fs::write(self.path("lvsd.toml"), text)?)
+    /// Creates or replaces the EndpointSlice of a Service: addresses, nodes and states.
+    fn endpoints(&self, name: &str, port: &Value, endpoints: &[Endpoint]) -> Result<()> {
+        let slice = json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": { "name": format!("{name}-1"), "labels": { "kubernetes.io/service-name": name } },
+            "addressType": "IPv4", "ports": [port],
+            "endpoints": endpoints.iter().map(Endpoint::json).collect::<Vec<_>>(),
+        });
+        let path = format!("{SLICES}/{name}-1");
+        match self.get(&path)["metadata"]["name"].is_string() {
+            true => self.merge(&path, &slice),
+            false => self.post(SLICES, &slice),
+        }
     }
 
-    fn lvsd(&self) -> Result<Proc> {
-        let (config, state) = (self.path("lvsd.toml"), self.path("state"));
-        self.site.director.spawn(
-            programs::find("lvsd")?,
-            &["--config", &config, "--state", &state],
-        )
+    fn annotate(&self, name: &str, annotation: &str, value: &Value) -> Result<()> {
+        let change = json!({ "metadata": { "annotations": { annotation: value } } });
+        self.merge(&format!("{SERVICES}/{name}"), &change)
     }
 
-    fn status(&self) -> String {
-        let (Ok(lvsd), config, state) = (
-            programs::find("lvsd"),
-            self.path("lvsd.toml"),
-            self.path("state"),
-        ) else {
-            return String::new();
-        };
-        let command = format!(
-            "{} --config {config} --state {state} status 2>&1 || true",
-            lvsd.display()
-        );
-        self.site.director.sh(&command).unwrap_or_default()
+    fn address(&self, name: &str) -> String {
+        let service = self.get(&format!("{SERVICES}/{name}"));
+        let address = &service["status"]["loadBalancer"]["ingress"][0]["ip"];
+        address.as_str().unwrap_or_default().to_owned()
     }
 
-    fn wait(&self, what: &str, lvsd: &Proc, right: impl Fn() -> bool) -> Result<()> {
-        wait_until(what, PATIENCE, right).with_context(|| {
-            format!(
-                "{}\n{:?}\n{}",
-                self.status(),
-                usable(&self.site),
-                lvsd.log()
-            )
+    /// Whether there is an Event about a Service with these words.
+    fn told(&self, name: &str, words: &str) -> bool {
+        let events = self.get("/api/v1/namespaces/default/events");
+        let mut events = events["items"].as_array().into_iter().flatten();
+        events.any(|event| {
+            let message = event["message"].as_str().unwrap_or_default();
+            event["involvedObject"]["name"] == name && message.contains(words)
         })
     }
 
-    /// Whether there is an Event with these words.
-    fn told(&self, words: &str) -> bool {
-        let events = self.get("/api/v1/namespaces/default/events");
-        events["items"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .any(|event| {
-                event["message"]
-                    .as_str()
-                    .is_some_and(|message| message.contains(words))
-            })
+    fn write_file(&self, index: usize) -> Result<()> {
+        let text = format!(
+            "[dataplane]\ninterface = [\"eth0\", \"eth1\"]\n\n[sync.peers]\naddresses = [\"192.0.2.{}\"]\nkey_file = \"{}\"\n\
+             connect_timeout = \"1s\"\n\n[kubernetes]\nserver = \"{}\"\nca = \"{}\"\ntoken_file = \"{}\"\ndirector = \"d{}\"\n\
+             timeout = \"30s\"\n\n[[kubernetes.pool]]\nname = \"public\"\naddresses = \"192.0.2.10-192.0.2.11\"\n\n\
+             [defaults]\nforward = \"nat\"\nscheduler = \"rr\"\ncheck = \"none\"\nvip = \"host\"\n",
+            2 - index,
+            self.path("sync.key"),
+            self.server(),
+            self.path("certs/apiserver.crt"),
+            self.path("token"),
+            index + 1,
+        );
+        Ok(fs::write(self.path(&format!("d{index}.toml")), text)?)
+    }
+
+    fn lvsd(&self, index: usize) -> Vec<String> {
+        let config = self.path(&format!("d{index}.toml"));
+        let state = self.path(&format!("d{index}.state"));
+        ["--config".to_owned(), config, "--state".to_owned(), state].into()
+    }
+
+    fn start(&mut self, index: usize) -> Result<()> {
+        let program = programs::find("lvsd")?;
+        let lvsd = self.host(index).spawn(program, &self.lvsd(index))?;
+        self.directors[index] = Some(lvsd);
+        Ok(())
+    }
+
+    fn director(&mut self, index: usize) -> Result<&mut Proc> {
+        self.directors[index].as_mut().context("it runs")
+    }
+
+    /// Its exit code says whether something is wrong, which some steps expect.
+    fn status_as(&self, index: usize, options: &str) -> String {
+        let Ok(program) = programs::find("lvsd") else {
+            return String::new();
+        };
+        let words = self.lvsd(index).join(" ");
+        let command = format!("{} {words} status {options} || true", program.display());
+        self.host(index).sh(&command).unwrap_or_default()
+    }
+
+    fn status(&self, index: usize) -> String {
+        self.status_as(index, "2>&1")
+    }
+
+    fn wait(&self, what: &str, right: impl Fn(&Self) -> bool) -> Result<()> {
+        wait_until(what, PATIENCE, || right(self)).with_context(|| {
+            let log = |index: usize| self.directors[index].as_ref().map(Proc::log);
+            let listing = |index| self.site.lvsadm_on(self.host(index), "-L -n");
+            let of = |index| {
+                format!(
+                    "{}\n{:?}\n{:?}",
+                    self.status(index),
+                    listing(index),
+                    log(index)
+                )
+            };
+            format!("{}\n{}", of(0), of(1))
+        })
+    }
+
+    /// The servers of a service at a director.
+    fn servers(&self, index: usize, address: &str) -> Servers {
+        let listing = self
+            .site
+            .lvsadm_on(self.host(index), "-L -n")
+            .unwrap_or_default();
+        let rows = rows(&listing);
+        let mut rows = rows
+            .iter()
+            .skip_while(|row| row.is_server() || row.address != address);
+        rows.next();
+        rows.take_while(|row| row.is_server())
+            .map(|row| (row.address.clone(), row.number(1).unwrap_or(u64::MAX)))
+            .collect()
+    }
+
+    /// Whether a service has these servers. Others, which have left, finish their connections.
+    fn has(&self, index: usize, address: &str, wanted: &Servers) -> bool {
+        let servers = self.servers(index, address);
+        let leaves =
+            |(server, weight): (&String, &u64)| *weight == 0 || wanted.contains_key(server);
+        wanted
+            .iter()
+            .all(|(server, weight)| servers.get(server) == Some(weight))
+            && servers.iter().all(leaves)
+    }
+
+    /// Waits until both directors have these servers.
+    fn wait_servers(&self, address: &str, wanted: &Servers) -> Result<()> {
+        self.wait(&format!("{address} to have {wanted:?}"), |bed| {
+            [0, 1].iter().all(|&index| bed.has(index, address, wanted))
+        })
+    }
+
+    /// The states of connections with a server, as the first director knows them.
+    fn states(&self, server: &str) -> Result<Vec<String>> {
+        let listed = connections(&self.site.lvsadm("-L -n -c")?)?.into_iter();
+        let listed = listed.filter(|one| one.destination == server);
+        Ok(listed.map(|one| one.state).collect())
+    }
+
+    /// Waits for the only download; returns the server that it has, of these.
+    fn wait_download(&self, servers: &Servers) -> Result<String> {
+        let mut found = None;
+        wait_until("the download to begin", PATIENCE, || {
+            let established = |server: &&String| {
+                let states = self.states(server).unwrap_or_default();
+                states.iter().any(|state| state == "ESTABLISHED")
+            };
+            found = servers.keys().find(established).cloned();
+            found.is_some()
+        })?;
+        found.context("a server")
+    }
+
+    /// Nodes 0 to 2 at a port, with their weights.
+    fn nodes(&self, port: u16, weights: [u64; CONTROL]) -> Servers {
+        let nodes = (0..).zip(weights);
+        nodes
+            .map(|(n, weight)| (format!("{}:{port}", self.site.real_address(n)), weight))
+            .collect()
+    }
+
+    fn web(&self) -> String {
+        self.site.service(80).to_string()
+    }
+
+    /// Carries something out while clients make requests, none of which fails. Returns the servers that answered.
+    fn under_load(
+        &mut self,
+        what: &str,
+        act: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<BTreeMap<String, u64>> {
+        let load = LoadOptions {
+            concurrency: 4,
+            sizes: vec![1, 1448, 20_011, 300_007],
+            pause_ms: 30,
+            ..self.site.load()
+        };
+        let load = self.site.client.steady_load(&load)?;
+        load.wait_for_more(20)?;
+        act(self).context(what.to_owned())?;
+        load.wait_for_more(20)?;
+        let report = load.finish()?;
+        println!(
+            "{what}: {} requests in {:.1} s, {} failed, {} bytes",
+            report.ok + report.failed,
+            report.seconds,
+            report.failed,
+            report.bytes
+        );
+        ensure!(report.failed == 0, "{what}: {report:#?}");
+        Ok(report.servers)
+    }
+}
+
+/// A pod behind a Service.
+#[derive(Clone, Debug)]
+struct Endpoint {
+    address: String,
+    node: usize,
+    ready: bool,
+}
+
+impl Endpoint {
+    fn json(&self) -> Value {
+        json!({
+            "addresses": [self.address], "nodeName": format!("n{}", self.node),
+            "conditions": { "ready": self.ready, "serving": true, "terminating": !self.ready },
+        })
+    }
+
+    /// A pod starts: its node has another address.
+    fn start(bed: &Bed, number: usize) -> Result<Self> {
+        let pod = Self {
+            address: format!("10.0.0.{}", 100 + number),
+            node: number % CONTROL,
+            ready: true,
+        };
+        let host = &bed.site.servers[pod.node];
+        host.sh(&format!("ip addr add {}/24 dev eth0", pod.address))?;
+        // All hosts of a machine share one table of neighbours, which other tests fill. Permanent entries do not count.
+        let mac = host.sh("ip -br link show eth0 | awk '{ print $3 }'")?;
+        for index in [0, 1] {
+            bed.host(index).sh(&format!(
+                "ip neigh replace {} lladdr {} dev eth1 nud permanent",
+                pod.address,
+                mac.trim()
+            ))?;
+        }
+        Ok(pod)
+    }
+
+    /// It ends when its last connection has ended.
+    fn end(&self, bed: &Bed) -> Result<()> {
+        let server = format!("{}:80", self.address);
+        bed.wait("the last connection of a pod to end", |bed| {
+            let has_ended = |state: &String| state == "TIME_WAIT" || state == "CLOSE";
+            let states = bed.states(&server);
+            states.is_ok_and(|states| states.iter().all(has_ended))
+        })?;
+        let host = &bed.site.servers[self.node];
+        host.sh(&format!("ip addr del {}/24 dev eth0", self.address))
+            .map(drop)
+    }
+}
+
+/// The servers that endpoints are.
+fn pods(endpoints: &[Endpoint]) -> Servers {
+    let pods = endpoints.iter();
+    pods.map(|pod| (format!("{}:80", pod.address), u64::from(pod.ready)))
+        .collect()
+}
+
+/// Bytes of a download.
+const DOWNLOAD: u64 = 32 << 20;
+
+/// Downloads that are slow until they are told to hurry. All bytes are compared.
+struct Downloads {
+    clients: Proc,
+    hurry: String,
+}
+
+impl Downloads {
+    fn start(bed: &Bed, name: &str, count: usize) -> Result<Self> {
+        let (script, hurry) = (
+            bed.path(&format!("{name}.sh")),
+            bed.path(&format!("{name}.hurry")),
+        );
+        let text = format!(
+            "set -o pipefail\ncurl -sS -f -m 1500 http://{}/long | \
+             perl -e 'while (sysread STDIN, $_, 65536) {{ print; -e $ARGV[0] or select undef, undef, undef, 0.5 }}' {hurry} | \
+             cmp - {}\n",
+            bed.site.vip,
+            bed.path("www/long")
+        );
+        fs::write(&script, text)?;
+        let all = format!("seq {count} | xargs -P {count} -I NUMBER bash {script}");
+        let clients = bed.site.client.spawn("bash", &["-c", &all])?;
+        Ok(Self { clients, hurry })
+    }
+
+    /// They have gone on until now, and all of the rest comes.
+    fn finish(mut self) -> Result<()> {
+        ensure!(
+            self.clients.is_running(),
+            "they ended: {}",
+            self.clients.log()
+        );
+        fs::write(&self.hurry, "")?;
+        let status = self.clients.wait(PATIENCE)?;
+        ensure!(status.success(), "{status}: {}", self.clients.log());
+        Ok(())
     }
 }
 
 #[test]
 #[ignore = "by hand: needs a Kubernetes API server (make test-kubernetes)"]
-fn service_of_kubernetes_is_served_and_survives_the_loss_of_the_api_server() -> Result<()> {
-    let cluster = Cluster::new()?;
-    let site = &cluster.site;
-    let _etcd = cluster.etcd()?;
-    let mut server = cluster.api_server("first")?;
-    cluster.permit()?;
-    for n in 0..3 {
-        cluster.node(n)?;
-    }
-    cluster.service("web", 80)?;
-    fs::write(cluster.path("token"), "first\n")?;
-    cluster.write_file()?;
-    let mut lvsd = cluster.lvsd()?;
+fn services_of_kubernetes_keep_their_clients_through_all_events() -> Result<()> {
+    let mut bed = Bed::new()?;
+    addresses_and_refusals(&mut bed)?;
+    cordon_keeps_a_download(&mut bed)?;
+    let pods = rolling_update(&mut bed)?;
+    let pods = drain_of_a_node(&mut bed, pods)?;
+    api_server_killed(&mut bed)?;
+    let pods = history_compacted(&mut bed, pods)?;
+    token_replaced(&mut bed)?;
+    datagrams_to_local_endpoints(&mut bed)?;
+    class_taken_away_and_service_deleted(&mut bed, &pods)?;
+    director_lost(&mut bed)
+}
 
-    // An address, and all nodes.
-    let vip = site.service(80).ip().to_string();
-    let web = "/api/v1/namespaces/default/services/web";
-    cluster.wait("the address", &lvsd, || {
-        cluster.get(web)["status"]["loadBalancer"]["ingress"][0]["ip"] == vip.as_str()
+/// Addresses until the pool is exhausted; a wrong annotation changes nothing.
+fn addresses_and_refusals(bed: &mut Bed) -> Result<()> {
+    let path = format!("{SERVICES}?dryRun=All");
+    bed.ask("POST", &path, "application/yaml", Some(SERVICE))?;
+    let port = json!({ "name": "http", "port": 80, "nodePort": 80 });
+    bed.service("web", &port, "Cluster")?;
+    bed.wait("the address", |bed| bed.address("web") == "192.0.2.10")?;
+    bed.wait_servers(&bed.web(), &bed.nodes(80, [1, 1, 1]))?;
+    bed.wait("the Event", |bed| bed.told("web", "assigned 192.0.2.10"))?;
+    let port = json!({ "name": "dns", "protocol": "UDP", "port": 53, "nodePort": 53 });
+    bed.service("dns", &port, "Local")?;
+    bed.wait("the second address", |bed| {
+        bed.address("dns") == "192.0.2.11"
     })?;
-    cluster.wait("all nodes", &lvsd, || usable(site) == [0, 1, 2])?;
-    cluster.wait("the Event", &lvsd, || cluster.told("assigned "))?;
-    cluster.wait("the status", &lvsd, || {
-        let status = cluster.status();
-        status.contains("1 service, ") && status.contains("d1 writes addresses")
+    let port = json!({ "name": "smtp", "port": 25, "nodePort": 8025 });
+    bed.service("mail", &port, "Cluster")?;
+    bed.wait("the exhausted pool", |bed| {
+        bed.told("mail", "has a free IPv4 address") && bed.status(0).contains("1 object REFUSED")
     })?;
-
-    // A node is cordoned, another one is excluded.
-    cluster.merge(
-        "/api/v1/nodes/n0",
-        &json!({ "spec": { "unschedulable": true } }),
-    )?;
-    cluster.wait("the cordon", &lvsd, || usable(site) == [1, 2])?;
-    let label = "node.kubernetes.io/exclude-from-external-load-balancers";
-    cluster.merge(
-        "/api/v1/nodes/n1",
-        &json!({ "metadata": { "labels": { label: "" } } }),
-    )?;
-    cluster.wait("the label", &lvsd, || usable(site) == [2])?;
-    cluster.merge(
-        "/api/v1/nodes/n0",
-        &json!({ "spec": { "unschedulable": null } }),
-    )?;
-    cluster.merge(
-        "/api/v1/nodes/n1",
-        &json!({ "metadata": { "labels": { label: null } } }),
-    )?;
-    cluster.wait("all nodes again", &lvsd, || usable(site) == [0, 1, 2])?;
-
-    // A wrong annotation changes no service, and lvsd reports it.
-    cluster.merge(
-        web,
-        &json!({ "metadata": { "annotations": { "lvsd/chek": "x" } } }),
-    )?;
-    cluster.wait("the refusal", &lvsd, || {
-        cluster.told("lvsd/chek is unknown")
-    })?;
-    ensure!(usable(site) == [0, 1, 2] && cluster.status().contains("1 object REFUSED"));
-    cluster.merge(
-        web,
-        &json!({ "metadata": { "annotations": { "lvsd/chek": null } } }),
-    )?;
-    cluster.wait("the end of the refusal", &lvsd, || {
-        !cluster.status().contains("REFUSED")
-    })?;
-
-    // The pool has one address.
-    cluster.service("mail", 8025)?;
-    cluster.wait("the exhausted pool", &lvsd, || {
-        cluster.told("has a free IPv4 address")
-    })?;
-
-    // Endpoints.
-    cluster.merge(
-        web,
-        &json!({ "metadata": { "annotations": { "lvsd/servers": "endpoints" } } }),
-    )?;
-    let slices = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices";
-    let slice = |ready: &[usize], draining: &[usize]| {
-        let endpoint = |n: &usize, ready: bool| {
-            json!({
-                "addresses": [site.real_address(*n).to_string()], "nodeName": format!("n{n}"),
-                "conditions": { "ready": ready, "serving": true, "terminating": !ready },
-            })
-        };
-        let ready = ready.iter().map(|n| endpoint(n, true));
-        let all: Vec<Value> = ready
-            .chain(draining.iter().map(|n| endpoint(n, false)))
-            .collect();
-        json!({
-            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-            "metadata": { "name": "web-1", "labels": { "kubernetes.io/service-name": "web" } },
-            "addressType": "IPv4", "endpoints": all,
-            "ports": [{ "name": "http", "protocol": "TCP", "port": 80 }],
+    bed.under_load("wrong annotation", |bed| {
+        bed.annotate("web", "lvsd/chek", &"x".into())?;
+        bed.wait("the Event", |bed| bed.told("web", "lvsd/chek is unknown"))?;
+        bed.wait("both directors to refuse it", |bed| {
+            [0, 1]
+                .iter()
+                .all(|&index| bed.status(index).contains("2 objects REFUSED"))
+        })?;
+        ensure!(bed.servers(0, &bed.web()) == bed.nodes(80, [1, 1, 1]));
+        bed.annotate("web", "lvsd/chek", &Value::Null)?;
+        bed.wait("the end of the refusal", |bed| {
+            [0, 1]
+                .iter()
+                .all(|&index| bed.status(index).contains("1 object REFUSED"))
         })
-    };
-    cluster.post(slices, &slice(&[0, 1], &[]))?;
-    cluster.wait("the endpoints", &lvsd, || usable(site) == [0, 1])?;
-    cluster.merge(&format!("{slices}/web-1"), &slice(&[1, 2], &[0]))?;
-    cluster.wait("the next endpoints", &lvsd, || usable(site) == [1, 2])?;
-
-    // The API server ends, and lvsd starts without it.
-    server.kill();
-    cluster.wait("the trouble", &lvsd, || {
-        cluster.status().contains("DOES NOT ANSWER")
-    })?;
-    ensure!(usable(site) == [1, 2]);
-    lvsd.kill();
-    lvsd = cluster.lvsd()?;
-    cluster.wait("what was kept", &lvsd, || {
-        cluster.status().contains("kept from before lvsd began")
-    })?;
-    ensure!(usable(site) == [1, 2]);
-
-    // It is back with another token.
-    let _server = cluster.api_server("second")?;
-    cluster.wait("the refused token", &lvsd, || {
-        cluster.status().contains("does not accept the credentials")
-    })?;
-    fs::write(cluster.path("token"), "second\n")?;
-    cluster.wait("the new token", &lvsd, || {
-        !cluster.status().contains("DOES NOT ANSWER")
-    })?;
-    ensure!(usable(site) == [1, 2]);
-
-    // A Service that is deleted gives its address to the next.
-    cluster.ask("DELETE", web, "", None)?;
-    let mail = "/api/v1/namespaces/default/services/mail";
-    cluster.wait("the address of the other Service", &lvsd, || {
-        cluster.get(mail)["status"]["loadBalancer"]["ingress"][0]["ip"] == vip.as_str()
-    })?;
-    cluster.wait("the end of the Service", &lvsd, || {
-        let status = cluster.status();
-        usable(site).is_empty() && status.contains("default/mail/tcp/80")
     })
+    .map(drop)
+}
+
+/// A node that is cordoned keeps its connections, and gets no new ones; one that is excluded is no server.
+fn cordon_keeps_a_download(bed: &mut Bed) -> Result<()> {
+    let download = Downloads::start(bed, "cordon", 1)?;
+    let server = bed.wait_download(&bed.nodes(80, [1, 1, 1]))?;
+    let mut nodes = (0..CONTROL).map(|n| format!("{}:80", bed.site.real_address(n)));
+    let node = nodes.position(|one| one == server).context("a node")?;
+    let path = format!("/api/v1/nodes/n{node}");
+    let mut weights = [1; CONTROL];
+    weights[node] = 0;
+    bed.under_load("node cordoned", |bed| {
+        bed.merge(&path, &json!({ "spec": { "unschedulable": true } }))?;
+        bed.wait_servers(&bed.web(), &bed.nodes(80, weights))
+    })?;
+    let answered = bed.under_load("node is cordoned", |_| Ok(()))?;
+    let name = format!("rs{}", node + 1);
+    ensure!(!answered.contains_key(&name), "{answered:?}");
+    download.finish()?;
+    let label = "node.kubernetes.io/exclude-from-external-load-balancers";
+    let exclude = |value: Value| json!({ "metadata": { "labels": { label: value } } });
+    bed.under_load("node excluded", |bed| {
+        bed.merge(&path, &exclude("".into()))?;
+        bed.merge(&path, &json!({ "spec": { "unschedulable": null } }))?;
+        let mut others = bed.nodes(80, weights);
+        others.remove(&server);
+        bed.wait_servers(&bed.web(), &others)?;
+        bed.merge(&path, &exclude(Value::Null))?;
+        bed.wait_servers(&bed.web(), &bed.nodes(80, [1, 1, 1]))
+    })
+    .map(drop)
+}
+
+/// The port of the pods of `web`.
+fn http() -> Value {
+    json!({ "name": "http", "protocol": "TCP", "port": 80 })
+}
+
+/// Ten pods are replaced, one after the other. Returns the new ones.
+fn rolling_update(bed: &mut Bed) -> Result<Vec<Endpoint>> {
+    let mut all = (0..10)
+        .map(|n| Endpoint::start(bed, n))
+        .collect::<Result<Vec<_>>>()?;
+    bed.endpoints("web", &http(), &all)?;
+    bed.under_load("endpoints instead of nodes", |bed| {
+        bed.annotate("web", "lvsd/servers", &"endpoints".into())?;
+        bed.wait_servers(&bed.web(), &pods(&all))
+    })?;
+    bed.under_load("rolling update of 10 endpoints", |bed| {
+        for n in 0..10 {
+            all.push(Endpoint::start(bed, 10 + n)?);
+            all[0].ready = false;
+            bed.endpoints("web", &http(), &all)?;
+            bed.wait_servers(&bed.web(), &pods(&all))?;
+            all.remove(0).end(bed)?;
+            bed.endpoints("web", &http(), &all)?;
+        }
+        bed.wait_servers(&bed.web(), &pods(&all))
+    })?;
+    Ok(all)
+}
+
+/// All pods of a node terminate, and a download from one of them goes on. Returns the pods that are left.
+fn drain_of_a_node(bed: &mut Bed, mut all: Vec<Endpoint>) -> Result<Vec<Endpoint>> {
+    let download = Downloads::start(bed, "drain", 1)?;
+    let server = bed.wait_download(&pods(&all))?;
+    let mut from = all.iter();
+    let from = from.find(|pod| server == format!("{}:80", pod.address));
+    let node = from.context("a pod")?.node;
+    for pod in all.iter_mut().filter(|pod| pod.node == node) {
+        pod.ready = false;
+    }
+    let path = format!("/api/v1/nodes/n{node}");
+    bed.under_load("node drained", |bed| {
+        bed.merge(&path, &json!({ "spec": { "unschedulable": true } }))?;
+        bed.endpoints("web", &http(), &all)?;
+        bed.wait_servers(&bed.web(), &pods(&all))
+    })?;
+    let answered = bed.under_load("node is drained", |_| Ok(()))?;
+    let name = format!("rs{}", node + 1);
+    ensure!(!answered.contains_key(&name), "{answered:?}");
+    download.finish()?;
+    let (left, gone): (Vec<_>, Vec<_>) = all.into_iter().partition(|pod| pod.ready);
+    bed.under_load("pods of the drained node end", |bed| {
+        for pod in &gone {
+            pod.end(bed)?;
+        }
+        bed.endpoints("web", &http(), &left)?;
+        bed.wait_servers(&bed.web(), &pods(&left))?;
+        bed.merge(&path, &json!({ "spec": { "unschedulable": null } }))
+    })?;
+    Ok(left)
+}
+
+const LOST: &str = "DOES NOT ANSWER";
+
+/// Directors serve without an API server, and start without it.
+fn api_server_killed(bed: &mut Bed) -> Result<()> {
+    bed.under_load("API server killed and back", |bed| {
+        let before = [0, 1].map(|index| bed.servers(index, &bed.web()));
+        bed.server.take().context("it runs")?.kill();
+        bed.wait("the loss", |bed| {
+            [0, 1].iter().all(|&index| bed.status(index).contains(LOST))
+        })?;
+        bed.director(0)?.stop(Signal::SIGTERM)?;
+        bed.start(0)?;
+        bed.wait("what was kept", |bed| {
+            bed.status(0).contains("kept from before lvsd began")
+        })?;
+        ensure!(before == [0, 1].map(|index| bed.servers(index, &bed.web())));
+        bed.start_api_server("first")?;
+        bed.wait("the API server to be back", |bed| {
+            [0, 1]
+                .iter()
+                .all(|&index| !bed.status(index).contains(LOST))
+        })?;
+        ensure!(before == [0, 1].map(|index| bed.servers(index, &bed.web())));
+        Ok(())
+    })
+    .map(drop)
+}
+
+/// A director misses changes, and the API server no longer has their history when it asks for them. Returns the pods.
+fn history_compacted(bed: &mut Bed, mut all: Vec<Endpoint>) -> Result<Vec<Endpoint>> {
+    let etcdctl = |bed: &Bed, words: &str| {
+        bed.control().sh(&format!(
+            "ETCDCTL_API=3 etcdctl --endpoints=http://127.0.0.1:12379 --command-timeout=60s {words}"
+        ))
+    };
+    bed.under_load("etcd compacted", |bed| {
+        // A change that arrives shows that the director has opened all watches.
+        all.push(Endpoint::start(bed, 20)?);
+        bed.endpoints("web", &http(), &all)?;
+        bed.wait_servers(&bed.web(), &pods(&all))?;
+        bed.director(1)?.signal(Signal::SIGSTOP)?;
+        // It ends watches as a whole, so that they are continued and not begun anew.
+        bed.server
+            .take()
+            .context("it runs")?
+            .stop(Signal::SIGTERM)?;
+        etcdctl(bed, "put /lvs-test x")?;
+        let status: Value = serde_json::from_str(&etcdctl(bed, "endpoint status -w json")?)?;
+        let revision = &status[0]["Status"]["header"]["revision"];
+        etcdctl(bed, &format!("compact {revision}"))?;
+        bed.start_api_server("first")?;
+        all.push(Endpoint::start(bed, 21)?);
+        bed.endpoints("web", &http(), &all)?;
+        bed.director(1)?.signal(Signal::SIGCONT)?;
+        bed.wait_servers(&bed.web(), &pods(&all))?;
+        bed.wait("the refused watch", |bed| {
+            let log = bed.directors[1].as_ref().map(Proc::log);
+            log.is_some_and(|log| log.contains("all objects are read anew"))
+        })
+    })?;
+    Ok(all)
+}
+
+/// The API server no longer takes the token of the directors, until they have the new one.
+fn token_replaced(bed: &mut Bed) -> Result<()> {
+    bed.under_load("token replaced", |bed| {
+        bed.server.take().context("it runs")?.kill();
+        bed.start_api_server("second")?;
+        bed.wait("the refused token", |bed| {
+            [0, 1].iter().all(|&index| {
+                bed.status(index)
+                    .contains("does not accept the credentials")
+            })
+        })?;
+        fs::write(bed.path("token"), "second\n")?;
+        bed.wait("the new token", |bed| {
+            [0, 1]
+                .iter()
+                .all(|&index| !bed.status(index).contains(LOST))
+        })
+    })
+    .map(drop)
+}
+
+/// A UDP service goes to the nodes with endpoints whose `healthCheckNodePort` is right.
+fn datagrams_to_local_endpoints(bed: &mut Bed) -> Result<()> {
+    const ADDRESS: &str = "192.0.2.11:53";
+    let programs = bed.site.servers[..CONTROL].iter().map(dnsmasq);
+    let _programs = programs.collect::<Result<Vec<_>>>()?;
+    let port = json!({ "name": "dns", "protocol": "UDP", "port": 5353 });
+    let pod = |number: usize, node| Endpoint {
+        address: format!("10.244.0.{number}"),
+        node,
+        ready: true,
+    };
+    let mut all = [pod(1, 0), pod(2, 0), pod(3, 1)];
+    let server = |node| format!("{}:53", bed.site.real_address(node));
+    let (first, second) = (server(0), server(1));
+    let servers = |weights: [u64; 2]| -> Servers {
+        [first.clone(), second.clone()]
+            .into_iter()
+            .zip(weights)
+            .collect()
+    };
+    let answers = |wanted: &[&str]| -> Result<()> {
+        let said = bed.site.client.sh(
+            "for i in 1 2 3 4 5 6 7 8; do dig +short +tries=1 +time=30 @192.0.2.11 id.test txt; done | sort -u",
+        )?;
+        let said: Vec<&str> = said.lines().collect();
+        ensure!(said == wanted, "{said:?}");
+        println!("datagrams: 8 answers of {wanted:?}");
+        Ok(())
+    };
+    bed.endpoints("dns", &port, &all)?;
+    bed.wait_servers(ADDRESS, &servers([2, 1]))?;
+    answers(&["\"rs1\"", "\"rs2\""])?;
+    let node = &bed.site.servers[1];
+    node.sh(&format!(
+        "nft add table inet health\n\
+         nft 'add chain inet health input {{ type filter hook input priority 0; }}'\n\
+         nft add rule inet health input tcp dport {HEALTH} reject with tcp reset"
+    ))?;
+    bed.wait_servers(ADDRESS, &[(first.clone(), 2)].into())?;
+    answers(&["\"rs1\""])?;
+    node.sh("nft delete table inet health")?;
+    bed.wait_servers(ADDRESS, &servers([2, 1]))?;
+    all[2].ready = false;
+    bed.endpoints("dns", &port, &all)?;
+    bed.wait_servers(ADDRESS, &servers([2, 0]))?;
+    answers(&["\"rs1\""])
+}
+
+/// The address of a Service that leaves goes to one that waits.
+fn class_taken_away_and_service_deleted(bed: &mut Bed, all: &[Endpoint]) -> Result<()> {
+    let web = format!("{SERVICES}/web");
+    bed.merge(&web, &json!({ "spec": { "type": "ClusterIP" } }))?;
+    bed.wait("the address of the Service without a class", |bed| {
+        bed.address("mail") == "192.0.2.10"
+    })?;
+    bed.wait("its end, and the other Service", |bed| {
+        [0, 1].iter().all(|&index| {
+            let status = bed.status(index);
+            !status.contains("default/web/") && status.contains("default/mail/tcp/25")
+        })
+    })?;
+    let back = json!({ "spec": { "type": "LoadBalancer", "loadBalancerClass": "lvsd" } });
+    bed.merge(&web, &back)?;
+    bed.wait("the exhausted pool", |bed| {
+        bed.told("web", "has a free IPv4 address")
+    })?;
+    bed.ask("DELETE", &format!("{SERVICES}/mail"), "", None)?;
+    bed.wait("its address again", |bed| {
+        bed.address("web") == "192.0.2.10"
+    })?;
+    bed.ask("DELETE", &format!("{SERVICES}/dns"), "", None)?;
+    bed.wait("the end of both", |bed| {
+        [0, 1].iter().all(|&index| {
+            let status = bed.status(index);
+            !status.contains("default/mail/")
+                && !status.contains("default/dns/")
+                && status.contains("default/web/tcp/80")
+        })
+    })?;
+    bed.wait_servers(&bed.web(), &pods(all))?;
+    bed.under_load("class back", |_| Ok(())).map(drop)
+}
+
+/// The director that has the addresses and the Lease is lost; the other one has its connections.
+fn director_lost(bed: &mut Bed) -> Result<()> {
+    const DOWNLOADS: usize = 20;
+    // The Lease ends with the other director.
+    bed.director(1)?.stop(Signal::SIGTERM)?;
+    bed.wait("the Lease", |bed| {
+        bed.status(0).contains("d1 writes addresses")
+    })?;
+    bed.start(1)?;
+    bed.wait("the other director", |bed| {
+        bed.status(1).contains("d1 writes addresses")
+    })?;
+    let downloads = Downloads::start(bed, "lost", DOWNLOADS)?;
+    let vip = bed.web();
+    let known = |bed: &Bed, index: usize| {
+        let listing = bed.site.lvsadm_on(bed.host(index), "-L -n -c");
+        let listed = listing
+            .and_then(|text| connections(&text))
+            .unwrap_or_default();
+        let listed = listed.iter().filter(|one| one.virtual_address == vip);
+        listed.filter(|one| one.state == "ESTABLISHED").count()
+    };
+    bed.wait("both directors to know all downloads", |bed| {
+        known(bed, 0) == DOWNLOADS && known(bed, 1) == DOWNLOADS
+    })?;
+    let status: Value = serde_json::from_str(&bed.status_as(0, "--json"))?;
+    let dataplane = status["dataplane"]["pid"]
+        .as_i64()
+        .context("its dataplane")?;
+    bed.site.unplug()?;
+    bed.director(0)?.kill();
+    kill(Pid::from_raw(i32::try_from(dataplane)?), Signal::SIGKILL)?;
+    bed.site.fail_over()?;
+    bed.wait("the other director to take the Lease", |bed| {
+        bed.status(1).contains("d2 writes addresses")
+    })?;
+    let port = json!({ "name": "smtp", "port": 25, "nodePort": 8025 });
+    bed.service("mail", &port, "Cluster")?;
+    bed.wait("an address by the other director", |bed| {
+        bed.address("mail") == "192.0.2.11"
+    })?;
+    bed.under_load("with the other director", |_| Ok(()))?;
+    downloads.finish()?;
+    println!("director lost: {DOWNLOADS} downloads, 0 broken");
+    Ok(())
 }

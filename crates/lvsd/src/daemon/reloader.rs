@@ -44,6 +44,13 @@ pub(super) struct Read {
     report: Option<Report>,
 }
 
+/// The servers of a service that is loaded.
+#[derive(Clone, Copy, Default)]
+struct Standing {
+    servers: usize,
+    of_kubernetes: bool,
+}
+
 /// Reads the configuration again, and keeps the results of the last reading.
 pub(super) struct Reloader {
     /// The path of the configuration.
@@ -62,7 +69,7 @@ pub(super) struct Reloader {
     /// The answers of DNS and etcd that are in force.
     pub(super) gathered: Gathered,
     /// The last certain number of servers of each service.
-    standing: HashMap<ServiceId, usize>,
+    standing: HashMap<ServiceId, Standing>,
     /// The reason why the answers of DNS and etcd were refused as a whole.
     pub(super) held_back: Option<String>,
     /// The result of the last reading of the file.
@@ -145,7 +152,10 @@ impl Reloader {
 
     /// The reason why a configuration is refused that removes too many servers.
     fn refusal(&self, config: &Config, expanded: &Expanded, what: &str) -> Option<String> {
-        let before = self.standing.iter().map(|(id, servers)| (*id, *servers));
+        let followed = config.kubernetes.is_some();
+        let before = self.standing.iter();
+        let before = before.filter(|(_, standing)| !(standing.of_kubernetes && followed));
+        let before = before.map(|(id, standing)| (*id, standing.servers));
         let (why, remedy) = too_much_away(before, (config, expanded), self.forced)?;
         Some(format!("{what} has {why}: nothing was changed; {remedy}"))
     }
@@ -156,9 +166,12 @@ impl Reloader {
         let forced = self.forced;
         self.standing
             .retain(|id, _| !forced && expanded.awaits(*id));
-        for service in &expanded.services {
+        let (others, of_kubernetes) = expanded.by_origin();
+        let others = others.iter().map(|service| (service, false));
+        for (service, of_kubernetes) in others.chain(of_kubernetes.iter().map(|one| (one, true))) {
             let standing = self.standing.entry(service.id).or_default();
-            *standing = service.servers.len().max(*standing);
+            standing.servers = service.servers.len().max(standing.servers);
+            standing.of_kubernetes = of_kubernetes;
         }
     }
 }
@@ -379,7 +392,9 @@ fn summary(report: &Report) -> String {
 
 /// Whether a configuration removes more servers than a reload may. If so, returns the message with
 /// the remaining servers and the fix. `before` has the number of servers of each service. Services
-/// whose source has not answered do not count. `forced`: a reload may remove any number of servers.
+/// whose source has not answered do not count. Services of Kubernetes do not count either while
+/// `[kubernetes]` is there: controllers remove servers on purpose, and nobody is there to force it;
+/// `before` must not have them. `forced`: a reload may remove any number of servers.
 pub fn too_much_away(
     before: impl Iterator<Item = (ServiceId, usize)>,
     (config, expanded): (&Config, &Expanded),
@@ -396,8 +411,8 @@ pub fn too_much_away(
             "to take all services down, stop lvsd",
         ));
     }
-    let left = expanded.services.iter();
-    let left = left.filter(|service| !service.unheard);
+    let (counted, _) = expanded.by_origin();
+    let left = counted.iter().filter(|service| !service.unheard);
     let left = left.map(|service| service.servers.len()).sum();
     let allowed = forced || config.daemon.may_shrink(servers, left);
     (!allowed).then(|| {
@@ -408,4 +423,63 @@ pub fn too_much_away(
             "if that is meant, use `lvsd reload --force`",
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sources::etcd::Text;
+    use crate::sources::kubernetes::Kubernetes;
+
+    const KUBERNETES: &str = "[kubernetes]\nserver = \"http://192.0.2.5:6443\"\ndirector = \"d1\"\n\
+         [[kubernetes.pool]]\nname = \"public\"\naddresses = \"192.0.2.0/24\"\n";
+
+    /// A service with so many servers.
+    fn service(address: &str, servers: u8) -> String {
+        let servers = (1..=servers).map(|n| format!("{{ address = \"10.0.0.{n}:80\" }}"));
+        let servers: Vec<String> = servers.collect();
+        format!(
+            "[[service]]\naddress = \"{address}\"\nforward = \"nat\"\nservers = [{}]\n",
+            servers.join(", ")
+        )
+    }
+
+    /// A file, and what Kubernetes has besides.
+    fn read(file: &str, of_kubernetes: &str) -> (Config, Expanded) {
+        let (config, _) = Config::from_toml("f", file).unwrap();
+        let text = Text {
+            text: of_kubernetes.to_owned(),
+            good: None,
+        };
+        let services = [("shop/web/tcp/80".to_owned(), text)].into();
+        let gathered = Gathered {
+            kubernetes: Some(Kubernetes {
+                name: "http://192.0.2.5:6443".to_owned(),
+                services,
+            }),
+            ..Gathered::default()
+        };
+        let expanded = expand(&config, &gathered);
+        assert!(expanded.left_out.is_empty(), "{:?}", expanded.left_out);
+        (config, expanded)
+    }
+
+    #[test]
+    fn refusal_kubernetes_removes_most_servers_of_its_own_only() {
+        let file = |own| format!("{KUBERNETES}{}", service("192.0.2.1:80", own));
+        let (_, before) = read(&file(30), &service("192.0.2.2:80", 100));
+        let mut reloader = Reloader::new(PathBuf::new(), None, loaded_at_start());
+        reloader.count(&before);
+        let refusal = |file: &str, of_kubernetes| {
+            let (config, expanded) = read(file, &service("192.0.2.2:80", of_kubernetes));
+            reloader.refusal(&config, &expanded, "x")
+        };
+        assert_eq!(refusal(&file(30), 1), None);
+        assert_eq!(refusal(&file(30), 0), None);
+        let why = refusal(&file(14), 100).expect("the file has lost most servers");
+        assert!(why.starts_with("x has 14 of 30 servers left"), "{why}");
+        // A file that has lost its table is refused.
+        let why = refusal(&service("192.0.2.1:80", 30), 100).expect("the table is missing");
+        assert!(why.starts_with("x has 30 of 130 servers left"), "{why}");
+    }
 }

@@ -31,7 +31,7 @@ use lvs_proxy as proxy;
 /// The services that there should be.
 #[derive(Clone, Debug, Default)]
 pub struct Expanded {
-    /// The services of the file in its order, and then the services of etcd.
+    /// The services of the file in its order, then those of etcd, and then those of Kubernetes.
     pub services: Vec<Service>,
     /// Rules that give services of many ports their marks, in the dataplane's words.
     pub port_marks: Vec<String>,
@@ -45,6 +45,8 @@ pub struct Expanded {
     pub revision: Revision,
     /// The services of Kubernetes that are in force, and those that are refused.
     pub kubernetes: Made,
+    /// How many of the services, the last ones, are of Kubernetes.
+    of_kubernetes: usize,
     /// etcd or Kubernetes has not answered yet, so the list of services may be incomplete.
     pub awaits_services: bool,
 }
@@ -102,8 +104,10 @@ pub fn expand(config: &Config, gathered: &Gathered) -> Expanded {
                     format!("kubernetes:{name}"),
                 )
             };
+            let before = expanded.services.len();
             expanded.kubernetes =
                 expanded.take_services(config, &kubernetes.services, &origin, &mut present);
+            expanded.of_kubernetes = expanded.services.len() - before;
         }
         expanded.take_servers(gathered, etcd, &present);
     }
@@ -204,6 +208,12 @@ impl Expanded {
     /// How many servers all services have.
     pub fn servers(&self) -> usize {
         self.services.iter().map(|s| s.servers.len()).sum()
+    }
+
+    /// The services of the file and of etcd, and those of Kubernetes.
+    pub(crate) fn by_origin(&self) -> (&[Service], &[Service]) {
+        self.services
+            .split_at(self.services.len() - self.of_kubernetes)
     }
 
     /// Whether the dataplane's service `id`, or some of its servers, stay unchanged until their

@@ -48,6 +48,11 @@ impl Error {
         matches!(self, Self::Refused(409, _))
     }
 
+    /// The API server or its etcd has too much to do, or a fault: the same request may succeed later.
+    pub(super) const fn is_passing(&self) -> bool {
+        matches!(self, Self::Refused(429 | 500..=599, _))
+    }
+
     /// The request is wrong or not permitted, whatever the state of the connection.
     pub(super) const fn is_refused(&self) -> bool {
         matches!(self, Self::Refused(..))
@@ -189,6 +194,8 @@ impl Client {
             let opened = Connection::open(&settings.server, settings.tls.as_ref()).await?;
             self.connection = Some(opened);
         }
+        // A server may close a connection that waits. A request that reads is sent again on another one.
+        let again = ready && method == Method::GET;
         let kind = match method {
             Method::PATCH => "application/merge-patch+json",
             _ => "application/json",
@@ -214,7 +221,13 @@ impl Client {
         let Some(connection) = &mut self.connection else {
             return Err(Error::Failed("is not connected".to_owned()));
         };
-        let answer = connection.send(request).await?;
+        let answer = match connection.send(request.clone()).await {
+            Err(_) if again => {
+                let opened = Connection::open(&settings.server, settings.tls.as_ref()).await?;
+                self.connection.insert(opened).send(request).await?
+            }
+            answer => answer?,
+        };
         let status = answer.status();
         if status.is_success() {
             return Ok(answer.into_body());

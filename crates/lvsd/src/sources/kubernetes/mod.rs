@@ -567,6 +567,11 @@ impl<'a> Session<'a> {
                     self.cannot(format!(
                         "the status of Service {key} is not written: the API server {error}"
                     ));
+                    if error.is_passing() {
+                        // The next look at the Lease is followed by another attempt.
+                        self.assigned.wanted.insert(key, addresses);
+                        return Ok(false);
+                    }
                 }
                 Err(error) => return Err(error),
             }
@@ -591,22 +596,24 @@ impl<'a> Session<'a> {
                 return Ok(left == 0);
             }
             left -= 1;
-            self.event(&key, "Warning", "Refused", &why).await?;
+            if !self.event(&key, "Warning", "Refused", &why).await? {
+                return Ok(false);
+            }
             self.told.insert(key, why);
         }
         Ok(false)
     }
 
-    /// Writes an Event about a Service.
+    /// Writes an Event about a Service; false if another attempt may succeed.
     async fn event(
         &mut self,
         key: &str,
         kind: &str,
         reason: &str,
         message: &str,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         let Some(service) = self.model.services.get(key) else {
-            return Ok(());
+            return Ok(true);
         };
         let meta = &service.metadata;
         let now = lease::time(unix());
@@ -626,12 +633,12 @@ impl<'a> Session<'a> {
         });
         let path = format!("/api/v1/namespaces/{}/events", meta.namespace);
         match self.client.post(&path, &body).await {
-            Ok(_) => Ok(()),
+            Ok(_) => Ok(true),
             Err(error) if error.is_refused() => {
                 self.cannot(format!(
                     "no Event is written about Service {key}: the API server {error}"
                 ));
-                Ok(())
+                Ok(!error.is_passing())
             }
             Err(error) => Err(error),
         }

@@ -111,6 +111,8 @@ struct State {
     token: Option<String>,
     /// Requests with a token that is not accepted.
     unauthorized: usize,
+    /// So many writes of a status fail.
+    busy: usize,
 }
 
 impl State {
@@ -194,6 +196,11 @@ impl Fake {
         if path.ends_with("/events") {
             state.events.push(body());
             return (201, body());
+        }
+        if method == "PATCH" && state.busy > 0 {
+            state.busy -= 1;
+            let message = json!({ "message": "etcdserver: request timed out", "code": 500 });
+            return (500, message);
         }
         if method == "PATCH" {
             let name = path.split('/').nth(6).unwrap();
@@ -398,6 +405,17 @@ async fn session_new_service_gets_an_address_and_changes_are_followed() {
 }
 
 #[tokio::test]
+async fn session_status_that_fails_is_written_again_without_a_change() {
+    let (fake, address) = fake().await;
+    fake.put("services", &service("web", &Value::Null));
+    fake.lock().busy = 1;
+    let director = Followed::start(address, |_| {});
+    director.wait_services(&["shop/web/tcp/80"]).await;
+    assert_eq!(fake.lock().busy, 0);
+    assert_eq!(director.shared.lock().kubernetes.failures, 0);
+}
+
+#[tokio::test]
 async fn session_wrong_annotation_writes_one_event() {
     let (fake, address) = fake().await;
     fake.put("services", &service("web", &json!({ "lvsd/chek": "none" })));
@@ -456,6 +474,28 @@ async fn session_compacted_history_is_listed_again() {
         .await;
     assert!(fake.lock().lists >= lists + 3);
     assert_eq!(director.shared.lock().kubernetes.failures, 0);
+}
+
+#[tokio::test]
+async fn client_closed_connection_is_opened_again_to_read() {
+    // Each connection ends at its second request.
+    let address = serving(|mut stream| async move {
+        if request(&mut stream).await.is_some() {
+            let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}";
+            let _ = stream.write_all(answer).await;
+            request(&mut stream).await;
+        }
+    });
+    let mut settings = settings("192.0.2.0/24");
+    settings.server = Endpoint::parse(&format!("http://{}", address.await), 443).unwrap();
+    let mut client = Client::new(Arc::new(settings));
+    for _ in 0..3 {
+        client.get::<Value>("/x").await.unwrap();
+    }
+    // A write may have been carried out before the connection ended.
+    let written = client.post("/x", &json!({})).await;
+    assert!(matches!(written, Err(Error::Failed(_))), "{written:?}");
+    client.get::<Value>("/x").await.unwrap();
 }
 
 #[tokio::test]
