@@ -499,6 +499,8 @@ mod tests {
             health: health.to_owned(),
             since: Some(3723),
             reason: reason.to_owned(),
+            fix: String::new(),
+            attempts: Default::default(),
             check_not_made: (n == 1).then(|| CheckNotMade {
                 seconds: 62,
                 reason: "too many open files".to_owned(),

@@ -123,17 +123,32 @@ impl<P: Prober> Daemon<P> {
                     Some(Some(true)) => "up",
                     Some(Some(false)) => "down",
                 };
-                let reason = known
+                let mut since = known.as_ref().map(|known| known.lasted.as_secs());
+                let mut reason = known
                     .as_ref()
                     .map(|known| known.reason.clone())
                     .unwrap_or_default();
+                let mut fix = String::new();
+                let suspicion = inputs.suspects.get(&key);
+                let suspicion = suspicion.filter(|_| matches!(health, "up" | "unchecked"));
+                let health = match suspicion {
+                    Some(suspicion) => {
+                        since = Some(suspicion.since.elapsed().as_secs());
+                        reason = suspicion.cause();
+                        fix = suspicion.fix(server.address);
+                        "suspicious"
+                    }
+                    None => health,
+                };
                 ServerStatus {
                     server: server.address,
                     configured: Some(server.config.weight),
                     admin,
                     health: health.to_owned(),
-                    since: known.as_ref().map(|known| known.lasted.as_secs()),
+                    since,
                     reason,
+                    fix,
+                    attempts: seen.map(|seen| seen.attempts).unwrap_or_default(),
                     check_not_made: known.and_then(|known| known.not_made).map(|not_made| {
                         CheckNotMade {
                             seconds: not_made.since.elapsed().as_secs(),
@@ -156,6 +171,8 @@ impl<P: Prober> Daemon<P> {
                 health: "unchecked".to_owned(),
                 since: None,
                 reason: String::new(),
+                fix: String::new(),
+                attempts: seen.attempts,
                 check_not_made: None,
                 weight: Some(seen.weight),
                 active: seen.active,
@@ -213,6 +230,7 @@ mod tests {
             active: 0,
             inactive: 0,
             unanswered: None,
+            attempts: Default::default(),
         };
         let servers = [(1, 1, 5), (2, 1, 6), (2, 2, 7)]
             .map(|(of, n, weight)| ((service(of), server(n)), seen(weight)));

@@ -24,6 +24,7 @@ mod health;
 mod life;
 mod reload;
 mod sorry;
+mod suspicion;
 mod unheard;
 
 /// Servers that are dead.
@@ -171,6 +172,7 @@ impl Running {
             who: Some("ann".to_owned()),
             why: Some("disk".to_owned()),
             until: None,
+            force: false,
         }))
         .await
         .unwrap()
