@@ -474,6 +474,9 @@ fn tell_server(text: &mut String, service: &ServiceStatus, server: &ServerStatus
     let end = text.trim_end().len();
     text.truncate(end);
     text.push('\n');
+    if !server.fix.is_empty() {
+        let _ = writeln!(text, "    fix: {}", server.fix);
+    }
 }
 
 #[cfg(test)]
@@ -509,6 +512,10 @@ mod tests {
             active: 7,
             inactive: 0,
         };
+        let suspicious = ServerStatus {
+            fix: "on 10.0.0.3: look".to_owned(),
+            ..server(3, "suspicious", "15 of 20 connections got no answer")
+        };
         let unnamed = |n| ServerStatus {
             configured: None,
             since: None,
@@ -533,6 +540,7 @@ mod tests {
                 servers: vec![
                     server(1, "up", ""),
                     server(2, "down", "connection refused"),
+                    suspicious,
                     unnamed(8),
                     unnamed(9),
                 ],
@@ -558,9 +566,10 @@ mod tests {
             "lvsd 1 (pid 7), up 59s; NO ENGINE answers",
             "\nlvsd is not confined; the engine is confined by landlock, not by seccomp (why)\n",
             "\nproxied: 1 of 2 at a time; 3 refused for want of room, 4 evicted, 5 without a server\n",
-            "web (tcp 192.0.2.10:80): 0 of 2 servers usable; BELOW ITS QUORUM",
+            "web (tcp 192.0.2.10:80): 0 of 3 servers usable; BELOW ITS QUORUM",
             "10.0.0.1:80              up 1h02m       weight 0     active 7      inactive 0      drain; NOT CHECKED for 1m02s: too many open files\n",
             "down 1h02m     weight 0     active 7      inactive 0      connection refused\n",
+            "15 of 20 connections got no answer\n    fix: on 10.0.0.3: look\n",
             "10.0.0.8:80              unchecked      weight 0     active 7      inactive 0      not in the file\n",
             "10.0.0.9:80              unchecked      weight 0     active 7      inactive 0      sorry server\n",
         ] {
