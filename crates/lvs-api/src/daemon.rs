@@ -476,7 +476,7 @@ pub struct ServiceStatus {
     /// lvsd serves it itself.
     #[serde(default)]
     pub proxied: bool,
-    /// Servers that take new connections.
+    /// Servers that accept new connections: in the dataplane with a weight above 0, unless lvsd serves it itself.
     pub usable: usize,
     /// It has its quorum.
     pub quorum: bool,

@@ -13,7 +13,6 @@ use lvs_core::api::{ServiceId, SyncCounts};
 use super::Daemon;
 use crate::clock::Now;
 use crate::config::Service;
-use crate::decide;
 use crate::engine::ObservedServer;
 use crate::health::Prober;
 
@@ -101,6 +100,21 @@ impl<P: Prober> Daemon<P> {
         (wanted || counts != SyncCounts::default()).then_some(counts)
     }
 
+    /// The number of servers that accept new connections now. Except for a service that lvsd serves itself, the dataplane
+    /// must have them with a weight above 0.
+    fn usable(&self, service: &Service) -> usize {
+        let engine = &self.inputs.engine;
+        let is_served = |address| {
+            let seen = engine.found.servers.get(&(service.id, address));
+            service.proxy.is_some() || engine.contact.1 && seen.is_some_and(|seen| seen.weight > 0)
+        };
+        let views = self.inputs.views(service);
+        let servers = service.servers.iter().zip(views);
+        servers
+            .filter(|(server, view)| view.is_usable() && is_served(server.address))
+            .count()
+    }
+
     /// The state of a service with its servers, and with the servers of the engine that are not in the
     /// file. `seen` are the engine's servers.
     fn status_of(&self, service: &Service, seen: &[(SocketAddr, ObservedServer)]) -> ServiceStatus {
@@ -186,7 +200,7 @@ impl<P: Prober> Daemon<P> {
             name: service.name.clone(),
             service: service.id,
             proxied: service.proxy.is_some(),
-            usable: decide::usable(&inputs.views(service)),
+            usable: self.usable(service),
             quorum: decision.quorum,
             panic: decision.panic,
             sorry: sorry.map(|sorry| sorry.address),

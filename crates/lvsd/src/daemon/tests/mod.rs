@@ -178,6 +178,17 @@ impl Running {
         .unwrap()
     }
 
+    /// Waits until the status counts so many usable servers of the service.
+    async fn usable(&self, wanted: usize) {
+        for _ in 0..2000 {
+            if self.status().await.services[0].usable == wanted {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!("not {wanted}: {:?}", self.status().await);
+    }
+
     async fn first_server(&self) -> ServerStatus {
         let status = self.status().await;
         status.services[0].servers[0].clone()
