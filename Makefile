@@ -62,9 +62,9 @@ test-rest: ## the tests that make test leaves out: third-party programs, full si
 FORWARDING := e2e::beyond,e2e::failure,e2e::filters,e2e::ftp,e2e::fullnat,e2e::host::,e2e::ipv6,e2e::killed,e2e::marks,e2e::methods
 FORWARDING := $(FORWARDING),e2e::networks,e2e::pmtu,e2e::sync::,e2e::tun_backend,e2e::workers
 
-test-release: programs ## forwarding with the programs as they are installed, and without the path in the kernel
+test-release: programs ## forwarding with the programs as they are installed, and without the kernel fast path
 	@$(call build_tests,--exclude lvs-bench)
-	LVS_TEST_FULL=1 LVS_IN_KERNEL=off LVS_BIN_DIR="$(TARGET)/release" $(MAKE) --no-print-directory ONLY="$(FORWARDING)" run-tests
+	LVS_TEST_FULL=1 LVS_FAST_PATH=off LVS_BIN_DIR="$(TARGET)/release" $(MAKE) --no-print-directory ONLY="$(FORWARDING)" run-tests
 
 .PHONY: run-tests
 run-tests:
@@ -82,7 +82,7 @@ unit: ## unit, property and recorded-kernel tests
 	@$(call build_tests,--exclude lvs-bench --exclude lvs-testbed)
 	$(CARGO) test --locked --workspace --exclude lvs-bench --exclude lvs-testbed
 
-e2e: ## the tests in network namespaces (LVS_IN_KERNEL=off: the engine forwards all packets)
+e2e: ## the tests in network namespaces (LVS_FAST_PATH=off: the dataplane forwards all packets)
 	@$(call build_tests,--exclude lvs-bench)
 	@$(MAKE) --no-print-directory ONLY=$(or $(ONLY),e2e::) run-tests
 
@@ -103,13 +103,13 @@ book: ## the pages of docs/ as a book with a search, in target/book (needs mdboo
 
 BPF := crates/lvs-dataplane/bpf
 CLANG ?= clang
-# The programs of the path in the kernel. -g0 and the strip keep names and paths of this machine out of the object.
+# The programs of the kernel fast path. -g0 and the strip keep names and paths of this machine out of the object.
 define compile_bpf
 $(CLANG) -O2 -g0 -Wall -Wextra -Werror -target bpf -mcpu=v3 -I/usr/include/$$(uname -m)-linux-gnu -c $(BPF)/fast.bpf.c -o $(1)
 llvm-strip -x $(1)
 endef
 
-bpf: ## compile the programs of the path in the kernel; their object is committed and built into the engine
+bpf: ## compile the programs of the kernel fast path; their object is committed and built into the dataplane
 	@tools/setup bpf
 	$(call compile_bpf,$(BPF)/fast.bpf.o)
 

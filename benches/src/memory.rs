@@ -12,7 +12,7 @@ use lvs_core::{
     Request, Segment, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, TcpFlags, Transport,
     Tuple, Verdict,
 };
-use lvs_dataplane::engine::rig::{Rig, RigWorker};
+use lvs_dataplane::dataplane::rig::{Rig, RigWorker};
 use lvs_dataplane::netlink::NetState;
 use lvs_packet::frame::Frame;
 use lvs_packet::net::PortInfo;
@@ -20,7 +20,7 @@ use lvs_packet::wire::Mac;
 
 use crate::machine;
 
-/// Frames of a batch, as the engine receives them.
+/// Frames of a batch, as the dataplane receives them.
 pub const BATCH: usize = 64;
 /// Packets of one measurement.
 const PACKETS: u32 = 1 << 20;

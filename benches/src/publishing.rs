@@ -7,7 +7,7 @@ use lvs_core::{
     ConnId, Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, Segment,
     ServerConfig, ServiceConfig, ServiceKey, Transport, Tuple, Verdict,
 };
-use lvs_dataplane::in_kernel::InKernel;
+use lvs_dataplane::fast_path::FastPath;
 use lvs_sys::SharedSet;
 
 use crate::memory::{Clients, vip};
@@ -20,7 +20,7 @@ const CONNECTIONS: u32 = 100_000;
 #[derive(Debug)]
 pub struct Publishing {
     director: Director,
-    _kernel: InKernel,
+    _kernel: FastPath,
     connections: Vec<ConnId>,
     map: SharedSet<3>,
     epoch: u16,
@@ -38,7 +38,7 @@ impl Publishing {
         };
         let mut opened = None;
         let mut director = Director::new_in(options, |layout| {
-            let kernel = InKernel::open(layout, Instant::ZERO);
+            let kernel = FastPath::open(layout, Instant::ZERO);
             let both = kernel.and_then(|kernel| Ok((kernel.memory()?, kernel)));
             let (memory, kernel) = match both {
                 Ok((memory, kernel)) => (memory, Ok(kernel)),

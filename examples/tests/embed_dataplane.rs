@@ -9,7 +9,7 @@ use lvs_testbed::{Forward, Site, SiteOptions, Vip};
 #[test]
 fn balances_and_its_hook_drops() -> Result<()> {
     let mut options = SiteOptions::new("embed", Forward::Nat);
-    options.vip = Vip::Engine;
+    options.vip = Vip::Dataplane;
     options.servers = 2;
     let site = Site::new(options)?;
     let program = Path::new(env!("CARGO_BIN_EXE_embed-dataplane"));

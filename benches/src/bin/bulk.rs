@@ -41,7 +41,7 @@ fn measure(count: u32) -> Result<()> {
     let first = site.director.clone();
     let extra = |peer| {
         [
-            "--in-kernel",
+            "--fast-path",
             "off",
             "--max-connections",
             &room,
@@ -54,7 +54,7 @@ fn measure(count: u32) -> Result<()> {
     // One datagram is enough for a connection to be replicated.
     let with_sysctl = ["--sysctl", "sync_threshold=1 50"];
     let arguments = [&extra("192.0.2.2")[..], &with_sysctl].concat();
-    site.engine = Some(site.start_engine_on(&first, &[], &arguments)?);
+    site.dataplane = Some(site.start_dataplane_on(&first, &[], &arguments)?);
     large::open(&site, count)?;
     let ((), quiet) = notice(&site, || {
         thread::sleep(QUIET);
@@ -63,7 +63,7 @@ fn measure(count: u32) -> Result<()> {
     println!("  quiet:       {quiet}");
     for _ in 0..ROUNDS {
         let (said, noticed) = notice(&site, || {
-            let _second = site.start_engine_on(site.standby()?, &[], &extra("192.0.2.1"))?;
+            let _second = site.start_dataplane_on(site.standby()?, &[], &extra("192.0.2.1"))?;
             site.lvsadm_on(site.standby()?, "sync --wait 60s")?;
             site.lvsadm_on(site.standby()?, "--json sync")
         })?;

@@ -143,7 +143,7 @@ fn compare(rounds: usize, wanted: &[&str]) -> Result<()> {
         options.servers = 1;
         options.ip_forward = true;
         if backend == "tun" {
-            options.vip = Vip::Engine;
+            options.vip = Vip::Dataplane;
         }
         let mut site = Site::new(options)?;
         let program = env::current_exe()?;
@@ -165,10 +165,10 @@ fn compare(rounds: usize, wanted: &[&str]) -> Result<()> {
             Ok(Measured { p50, p99, gbit })
         };
         for _ in 0..rounds {
-            // Without the engine, so that nothing looks at the packets.
-            site.engine = None;
+            // Without the dataplane, so that nothing looks at the packets.
+            site.dataplane = None;
             kernel.push(run(&site.client, direct)?);
-            site.start_engine(&["--backend", backend, "--in-kernel", "off"])?;
+            site.start_dataplane(&["--backend", backend, "--fast-path", "off"])?;
             site.add_service(PORT, "rr")?;
             director.push(run(&site.client, service)?);
         }

@@ -80,24 +80,24 @@ fn measure(counts: &[u32]) -> Result<()> {
         options.servers = 1;
         let mut site = Site::new(options)?;
         let _server = large::prepare(&site)?;
-        site.start_engine(&["--max-connections", &(count + 1000).to_string()])?;
-        let engine = site.engine.as_ref().context("no engine")?.pid();
+        site.start_dataplane(&["--max-connections", &(count + 1000).to_string()])?;
+        let dataplane = site.dataplane.as_ref().context("no dataplane")?.pid();
         large::open(&site, count)?;
         let ((), quiet) = notice(&site, || {
             thread::sleep(QUIET);
             Ok(())
         })?;
         println!("  quiet:       {quiet}");
-        let before = memory(engine)?.0;
+        let before = memory(dataplane)?.0;
         for _ in 0..ROUNDS {
             let ((first, whole, listed, most), noticed) = notice(&site, || list(&site))?;
             println!(
                 "  {listed} listed: first after {:.1} ms, all after {whole:.2} s ({:.2} us each); lvsadm {most} KiB at most; \
-                 engine {before} KiB before, {} KiB after, {} KiB at most",
+                 dataplane {before} KiB before, {} KiB after, {} KiB at most",
                 first * 1e3,
                 whole * 1e6 / f64::from(u32::try_from(listed)?),
-                memory(engine)?.0,
-                memory(engine)?.1,
+                memory(dataplane)?.0,
+                memory(dataplane)?.1,
             );
             println!("  meanwhile:   {noticed}");
         }

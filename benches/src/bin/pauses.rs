@@ -24,7 +24,7 @@ use anyhow::{Context, Result, bail, ensure};
 use lvs_api::{Address, Client};
 use lvs_core::api::{Call, Done, ServerSpec, ServiceId, ServiceSpec};
 use lvs_core::{Family, Forwarding, ServerConfig, ServiceConfig};
-use lvs_dataplane::engine::{Config, Engine, Pauses};
+use lvs_dataplane::dataplane::{Config, Dataplane, Pauses};
 use lvs_dataplane::io::{BATCH, PacketIo, af_packet::AfPacket};
 use lvs_packet::frame::Frame;
 use lvs_packet::wire::ipv4;
@@ -53,14 +53,14 @@ fn main() -> Result<()> {
         ensure!(done.success(), "ip {command}");
     }
     let address = Address::new(format!("@lvs-pauses-{}", std::process::id()));
-    let engine = Engine::start(Config {
+    let dataplane = Dataplane::start(Config {
         interfaces: vec!["v0".to_owned()],
         address: Some(address.clone()),
         ..Config::default()
     })?;
     let flood = Flood::start()?;
     let bench = Bench {
-        engine: &engine,
+        dataplane: &dataplane,
         flood: &flood,
         address,
     };
@@ -138,7 +138,7 @@ fn report<const PARTS: usize>(what: &str, parts: &[&str; PARTS], rounds: &[[Stre
 }
 
 struct Bench<'a> {
-    engine: &'a Engine,
+    dataplane: &'a Dataplane,
     flood: &'a Flood,
     address: Address,
 }
@@ -192,7 +192,7 @@ impl Bench<'_> {
     }
 
     fn measure(&self, run: impl FnOnce() -> Result<()>) -> Result<Stretch> {
-        let dataplane = self.engine.handle();
+        let dataplane = self.dataplane.handle();
         dataplane.take_pauses();
         let (sent, started) = (self.flood.sent.load(Ordering::Relaxed), Instant::now());
         run()?;

@@ -85,7 +85,7 @@ fn main() -> Result<()> {
 fn measure(site: &mut Site, yardsticks: &Yardsticks, key: &str, told: bool) -> Result<f64> {
     let synchronised = |peer: &'static str| match told {
         true => vec![
-            "--in-kernel",
+            "--fast-path",
             "off",
             "--sync-peer",
             peer,
@@ -95,11 +95,11 @@ fn measure(site: &mut Site, yardsticks: &Yardsticks, key: &str, told: bool) -> R
             "--sysctl",
             "sync_threshold=1 50",
         ],
-        false => vec!["--in-kernel", "off"],
+        false => vec!["--fast-path", "off"],
     };
     let (first, second) = (site.director.clone(), site.standby()?.clone());
-    site.engine = Some(site.start_engine_on(&first, &[], &synchronised("192.0.2.2"))?);
-    let other = site.start_engine_on(&second, &[], &synchronised("192.0.2.1"))?;
+    site.dataplane = Some(site.start_dataplane_on(&first, &[], &synchronised("192.0.2.2"))?);
+    let other = site.start_dataplane_on(&second, &[], &synchronised("192.0.2.1"))?;
     site.add_service_weighted("-u", PORT, "rr", &[1])?;
     if told {
         site.lvsadm_on(&second, "sync --wait 10s")?;
@@ -138,7 +138,7 @@ fn measure(site: &mut Site, yardsticks: &Yardsticks, key: &str, told: bool) -> R
         );
     }
     drop(other);
-    site.engine = None;
+    site.dataplane = None;
     #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
     Ok((after.packets - before.packets) as f64 / WINDOW.as_secs_f64())
 }

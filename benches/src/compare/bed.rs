@@ -45,7 +45,7 @@ pub(crate) const SERVER6: &str = "fd00:72::11";
 const CONNECTIONS: u32 = 10_100_000;
 /// Connections of TCP that ours may have, where the memory for all of them is taken at once; of a
 /// flood, those that it has, and a fifth more.
-pub(crate) const IN_KERNEL: u32 = 1_000_000;
+pub(crate) const FAST_PATH: u32 = 1_000_000;
 /// Arguments of `ipvsadm` so that no connection ends during the measurement.
 const TIMEOUTS: [&str; 4] = ["--set", "7200", "120", "7200"];
 /// Cores.
@@ -209,7 +209,7 @@ impl Bed {
     }
 
     /// Packets that ours has forwarded in the kernel.
-    pub(crate) fn in_kernel(&self) -> Result<u64> {
+    pub(crate) fn fast_path(&self) -> Result<u64> {
         #[derive(serde::Deserialize)]
         struct Reason {
             reason: String,
@@ -361,7 +361,7 @@ impl Bed {
         let on_host = matches!(
             self.who,
             Contender::AfPacket(_)
-                | Contender::InKernel(_)
+                | Contender::FastPath(_)
                 | Contender::Xdp
                 | Contender::Other
                 | Contender::Ipvs(_)
@@ -384,16 +384,16 @@ impl Bed {
             Contender::Direct | Contender::Route => Ok(()),
             Contender::Ipvs(method) => self.start_ipvs(method),
             Contender::Nftables => peers::nftables(&self.director),
-            Contender::AfPacket(method) => self.start_engine("af_packet", method, None),
+            Contender::AfPacket(method) => self.start_dataplane("af_packet", method, None),
             // Its table is allocated at once; a few packets of each connection of a million are
             // enough to open.
-            Contender::InKernel(method) => self.start_engine("af_packet", method, None),
-            Contender::Xdp => self.start_engine("af_packet", Method::Nat, None),
+            Contender::FastPath(method) => self.start_dataplane("af_packet", method, None),
+            Contender::Xdp => self.start_dataplane("af_packet", Method::Nat, None),
             Contender::Other => {
                 let dir = yardsticks.other.as_deref().context("no --other")?;
-                self.start_engine("af_packet", Method::Nat, Some(dir))
+                self.start_dataplane("af_packet", Method::Nat, Some(dir))
             }
-            Contender::Tun => self.start_engine("tun", Method::Nat, None),
+            Contender::Tun => self.start_dataplane("tun", Method::Nat, None),
             Contender::NullV2Send => self.start_null(yardsticks, "v2", "mmsg"),
             Contender::NullV3Send => self.start_null(yardsticks, "v3", "mmsg"),
             Contender::NullV3Ring => self.start_null(yardsticks, "v3", "ring"),
@@ -419,19 +419,19 @@ impl Bed {
     }
 
     /// The programs are those of `dir`, or the ones next to this one.
-    fn start_engine(&mut self, backend: &str, method: Method, dir: Option<&Path>) -> Result<()> {
+    fn start_dataplane(&mut self, backend: &str, method: Method, dir: Option<&Path>) -> Result<()> {
         let program =
             |name: &str| dir.map_or_else(|| programs::find(name), |dir| Ok(dir.join(name)));
         let [_, d, e, _] = &self.devices;
-        let engine = program("lvs-dataplane")?.display().to_string();
-        let in_kernel = self.who.is_in_kernel();
-        let connections = if in_kernel {
+        let dataplane = program("lvs-dataplane")?.display().to_string();
+        let fast_path = self.who.is_fast_path();
+        let connections = if fast_path {
             self.connections + self.connections / 5
         } else {
             CONNECTIONS
         };
         let (cpu, connections) = (DIRECTOR.to_string(), connections.to_string());
-        let mut words = vec!["-c", &cpu, &engine, "--backend", backend];
+        let mut words = vec!["-c", &cpu, &dataplane, "--backend", backend];
         words.extend([
             "--interface",
             d,
@@ -440,8 +440,8 @@ impl Bed {
             "--max-connections",
             &connections,
         ]);
-        words.extend(["--in-kernel", if in_kernel { "on" } else { "off" }]);
-        if in_kernel {
+        words.extend(["--fast-path", if fast_path { "on" } else { "off" }]);
+        if fast_path {
             if self.who == Contender::Xdp {
                 words.extend(["--xdp", d, "--xdp", e]);
                 // With generic receive offload, NAPI receives redirected frames.
@@ -453,7 +453,7 @@ impl Bed {
             // Millions of connections are opened with as few packets as possible; those of TCP are
             // as they always are.
             if self.purpose == Purpose::Flood {
-                words.extend(["--in-kernel-after", "1"]);
+                words.extend(["--fast-path-after", "1"]);
             }
         }
         if backend == "tun" {
@@ -461,8 +461,8 @@ impl Bed {
         }
         let mut process = self.director.spawn("taskset", &words)?;
         let director = &self.director;
-        wait_until("the engine", Duration::from_secs(10), || {
-            director.has_engine() || !process.is_running()
+        wait_until("the dataplane", Duration::from_secs(10), || {
+            director.has_dataplane() || !process.is_running()
         })
         .with_context(|| process.log())?;
         ensure!(

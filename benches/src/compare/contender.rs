@@ -27,15 +27,15 @@ impl Method {
 /// A director, or what stands in its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub(crate) enum Contender {
-    /// This project's engine, on packet sockets.
+    /// This project's dataplane, on packet sockets.
     AfPacket(Method),
     /// The same, with established connections forwarded in the kernel.
-    InKernel(Method),
+    FastPath(Method),
     /// The same, NAT, before there is a socket buffer.
     Xdp,
-    /// Another build of this project's engine, on packet sockets, NAT.
+    /// Another build of this project's dataplane, on packet sockets, NAT.
     Other,
-    /// This project's engine, on a TUN device, NAT.
+    /// This project's dataplane, on a TUN device, NAT.
     Tun,
     /// This project's daemon, which relays itself (`forward = "proxy"`).
     Proxy,
@@ -72,9 +72,9 @@ impl Contender {
             Self::AfPacket(Method::Nat) => "ours",
             Self::AfPacket(Method::Dr) => "ours-dr",
             Self::AfPacket(Method::Tunnel) => "ours-tunnel",
-            Self::InKernel(Method::Nat) => "ours-in-kernel",
-            Self::InKernel(Method::Dr) => "ours-in-kernel-dr",
-            Self::InKernel(Method::Tunnel) => "ours-in-kernel-tunnel",
+            Self::FastPath(Method::Nat) => "ours-fast-path",
+            Self::FastPath(Method::Dr) => "ours-fast-path-dr",
+            Self::FastPath(Method::Tunnel) => "ours-fast-path-tunnel",
             Self::Xdp => "ours-xdp",
             Self::Other => "other",
             Self::Tun => "ours-tun",
@@ -96,18 +96,18 @@ impl Contender {
         }
     }
 
-    /// It is this project's engine.
+    /// It is this project's dataplane.
     pub(crate) fn is_ours(self) -> bool {
         matches!(
             self,
-            Self::AfPacket(_) | Self::InKernel(_) | Self::Xdp | Self::Other | Self::Tun
+            Self::AfPacket(_) | Self::FastPath(_) | Self::Xdp | Self::Other | Self::Tun
         )
     }
 
     /// How it forwards, where that is chosen.
     pub(crate) fn method(self) -> Option<Method> {
         match self {
-            Self::AfPacket(method) | Self::InKernel(method) | Self::Ipvs(method) => Some(method),
+            Self::AfPacket(method) | Self::FastPath(method) | Self::Ipvs(method) => Some(method),
             Self::Xdp | Self::Other | Self::Tun => Some(Method::Nat),
             _ => None,
         }
@@ -118,9 +118,9 @@ impl Contender {
         self.is_ours() || matches!(self, Self::Ipvs(_))
     }
 
-    /// It is this project's engine, and forwards in the kernel.
-    pub(crate) fn is_in_kernel(self) -> bool {
-        matches!(self, Self::InKernel(_) | Self::Xdp)
+    /// It is this project's dataplane, and forwards in the kernel.
+    pub(crate) fn is_fast_path(self) -> bool {
+        matches!(self, Self::FastPath(_) | Self::Xdp)
     }
 
     /// It keeps connections, which have to be opened before established ones are measured.
@@ -136,7 +136,7 @@ impl Contender {
                 | Self::Ipvs(_)
                 | Self::Nftables
                 | Self::Direct
-                | Self::InKernel(_)
+                | Self::FastPath(_)
                 | Self::Xdp
         )
     }

@@ -109,7 +109,7 @@ impl Flood {
         if bed.who.has_connections() {
             forward.open(bed, yardsticks)?;
         }
-        if bed.who.is_in_kernel() {
+        if bed.who.is_fast_path() {
             // Opens the connections that were not offloaded because others came first.
             forward.open(bed, yardsticks)?;
         }
@@ -224,8 +224,8 @@ impl Flood {
         let mut generator = self.generator(bed, yardsticks, 10, &[])?;
         bed::settle(Duration::from_millis(250));
         let (host, device) = self.sink(bed);
-        let in_kernel = bed.who.is_in_kernel();
-        let forwarded = if in_kernel { bed.in_kernel()? } else { 0 };
+        let fast_path = bed.who.is_fast_path();
+        let forwarded = if fast_path { bed.fast_path()? } else { 0 };
         let first = Snapshot::take();
         let before = Bed::received(host, device)?;
         let start = std::time::Instant::now();
@@ -239,8 +239,8 @@ impl Flood {
         };
         let seconds = start.elapsed().as_secs_f64();
         let used = Snapshot::take().since(&first, bed.pid(), &[&bed.devices[1], &bed.devices[2]]);
-        if in_kernel {
-            let forwarded = bed.in_kernel()? - forwarded;
+        if fast_path {
+            let forwarded = bed.fast_path()? - forwarded;
             ensure!(
                 forwarded * 100 >= packets * 99,
                 "of {packets} packets only {forwarded} were forwarded in the kernel"

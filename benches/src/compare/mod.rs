@@ -33,7 +33,7 @@ use crate::yardsticks::Yardsticks;
 /// Options of the comparison.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Rows to measure, or beginnings of their names; without any, all but `in-kernel` and
+    /// Rows to measure, or beginnings of their names; without any, all but `fast-path` and
     /// `proxy`, which are off by default
     names: Vec<String>,
     /// Fewer rounds and shorter ones, of fewer rows; below two minutes
@@ -48,7 +48,7 @@ pub struct Options {
     /// Length of one measurement, in milliseconds
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(20..=5000))]
     window: Option<u64>,
-    /// Measure against another build of the engine, in this directory, with its `lvsadm`
+    /// Measure against another build of the dataplane, in this directory, with its `lvsadm`
     #[arg(long, value_name = "DIR")]
     other: Option<PathBuf>,
     /// List the rows, with their bounds
@@ -79,7 +79,7 @@ const QUICK: [&str; 10] = [
 
 /// Rows that are off by default are measured if they are named.
 fn is_only_by_name(row: &Row) -> bool {
-    ["in-kernel", "proxy", "other"]
+    ["fast-path", "proxy", "other"]
         .iter()
         .any(|name| row.name.starts_with(name))
 }

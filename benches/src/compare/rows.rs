@@ -37,13 +37,13 @@ pub(super) enum Memory {
     NewConnection(&'static str, u32, u32),
     /// Milliseconds to choose again from so many servers.
     Maglev(u32),
-    /// Bytes a connection, of an engine with so many.
+    /// Bytes a connection, of a dataplane with so many.
     Footprint(u32),
     /// Nanoseconds to have the kernel forward a connection.
     Publish,
     /// Nanoseconds of `bpf_map_update_elem`.
     MapUpdate,
-    /// CPU of that engine when nothing happens, as a share of a core.
+    /// CPU of that dataplane when nothing happens, as a share of a core.
     IdleCpu(u32),
 }
 

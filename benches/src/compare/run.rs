@@ -80,7 +80,7 @@ struct Instances {
     churn: Option<Churn>,
     pair: Option<Pair>,
     publishing: Option<Publishing>,
-    /// Bytes of the engine before it had connections.
+    /// Bytes of the dataplane before it had connections.
     empty: f64,
 }
 
@@ -174,7 +174,7 @@ impl<'a> Runner<'a> {
     // --- standing ready --------------------------------------------------------------------------
 
     fn bed(&mut self, key: Key) -> Result<&mut Bed> {
-        self.bed_for(key, bed::IN_KERNEL)
+        self.bed_for(key, bed::FAST_PATH)
     }
 
     /// A bed whose director has a table for so many connections, where that is taken at once.
@@ -406,11 +406,11 @@ impl<'a> Runner<'a> {
                 })??
             }
             Memory::Footprint(connections) => {
-                let bytes = resident(self.large_engine()?)? - self.memory.empty;
+                let bytes = resident(self.large_dataplane()?)? - self.memory.empty;
                 bytes / f64::from(connections)
             }
             Memory::IdleCpu(_) => {
-                let pid = self.large_engine()?;
+                let pid = self.large_dataplane()?;
                 let first = Snapshot::take();
                 thread::sleep(Duration::from_millis(1500));
                 let used = Snapshot::take().since(&first, Some(pid), &[]);
@@ -423,7 +423,7 @@ impl<'a> Runner<'a> {
         ))
     }
 
-    fn large_engine(&self) -> Result<u32> {
+    fn large_dataplane(&self) -> Result<u32> {
         let key = (
             Contender::AfPacket(Method::Nat),
             Place::Usual,

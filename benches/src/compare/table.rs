@@ -87,38 +87,38 @@ pub(super) fn all() -> Vec<Group> {
         pipeline(),
         decisions(),
         large(),
-        in_kernel_few(),
-        in_kernel_many(),
-        in_kernel_most(),
-        in_kernel_ten_million(),
-        in_kernel_tcp(),
-        in_kernel_latency(),
-        in_kernel_cost(),
+        fast_path_few(),
+        fast_path_many(),
+        fast_path_most(),
+        fast_path_ten_million(),
+        fast_path_tcp(),
+        fast_path_latency(),
+        fast_path_cost(),
         other(),
     ]
 }
 
-const IN_KERNEL: Contender = Contender::InKernel(Method::Nat);
+const FAST_PATH: Contender = Contender::FastPath(Method::Nat);
 
 impl Group {
-    /// NAT in the kernel against routing, nftables and the engine itself.
-    fn nat_in_kernel(&mut self, flows: u32, text: &str, short: &str, bounds: [f64; 3]) {
+    /// NAT in the kernel against routing, nftables and the dataplane itself.
+    fn nat_fast_path(&mut self, flows: u32, text: &str, short: &str, bounds: [f64; 3]) {
         let bits = if flows > 100_000 {
             OWN_CLIENTS
         } else {
             SHARED_CLIENTS
         };
         let flood = forward(flows, bits);
-        let ours = self.flood(IN_KERNEL, Place::Usual, "nat", flood);
+        let ours = self.flood(FAST_PATH, Place::Usual, "nat", flood);
         let [routing, nft, xdp] = bounds.map(Bound::AtLeast);
         for (suffix, against, who, bound) in [
             ("", "routing", Contender::Route, routing),
             ("-nft", "nftables DNAT", Contender::Nftables, nft),
-            ("-off", "the engine itself", NAT, Bound::Shown),
+            ("-off", "the dataplane itself", NAT, Bound::Shown),
         ] {
             let other = self.flood(who, Place::Usual, "nat", flood);
             self.row(
-                &format!("in-kernel-nat-{short}{suffix}"),
+                &format!("fast-path-nat-{short}{suffix}"),
                 &format!("NAT in the kernel, 64 bytes, {text} flows, against {against}"),
                 &ours,
                 Against::One(other),
@@ -128,7 +128,7 @@ impl Group {
         let ours = self.flood(Contender::Xdp, Place::Usual, "nat", flood);
         let routing = self.flood(Contender::Route, Place::Usual, "nat", flood);
         self.row(
-            &format!("in-kernel-nat-{short}-xdp"),
+            &format!("fast-path-nat-{short}-xdp"),
             &format!("NAT by XDP, 64 bytes, {text} flows, against routing"),
             &ours,
             Against::One(routing),
@@ -137,25 +137,25 @@ impl Group {
     }
 }
 
-fn in_kernel_few() -> Group {
-    let mut group = Group::new("in-kernel-1k");
-    group.nat_in_kernel(1000, "1,000", "1k", [1.05, 1.6, 1.4]);
+fn fast_path_few() -> Group {
+    let mut group = Group::new("fast-path-1k");
+    group.nat_fast_path(1000, "1,000", "1k", [1.05, 1.6, 1.4]);
     group
 }
 
-fn in_kernel_many() -> Group {
+fn fast_path_many() -> Group {
     use Bound::AtLeast;
-    let mut group = Group::new("in-kernel-100k");
-    group.nat_in_kernel(100_000, "100,000", "100k", [0.75, 1.6, 0.95]);
+    let mut group = Group::new("fast-path-100k");
+    group.nat_fast_path(100_000, "100,000", "100k", [0.75, 1.6, 0.95]);
     let flood = forward(100_000, SHARED_CLIENTS);
     let routing = group.flood(Contender::Route, Place::Usual, "nat", flood);
     for (method, short, name, least) in [
         (Method::Dr, "dr", "DR", 0.80),
         (Method::Tunnel, "tunnel", "IPIP", 0.65),
     ] {
-        let ours = group.flood(Contender::InKernel(method), Place::Usual, short, flood);
+        let ours = group.flood(Contender::FastPath(method), Place::Usual, short, flood);
         group.row(
-            &format!("in-kernel-{short}-100k"),
+            &format!("fast-path-{short}-100k"),
             &format!("{name} in the kernel, 64 bytes, 100,000 flows, against routing"),
             &ours,
             Against::One(routing.clone()),
@@ -163,21 +163,21 @@ fn in_kernel_many() -> Group {
         );
     }
     let six = Flood { v6: true, ..flood };
-    let ours = group.flood(IN_KERNEL, Place::Usual, "nat6", six);
+    let ours = group.flood(FAST_PATH, Place::Usual, "nat6", six);
     let routing = group.flood(Contender::Route, Place::Usual, "nat6", six);
     let what = "NAT of IPv6 in the kernel, 64 bytes, 100,000 flows, against routing";
     group.row(
-        "in-kernel-nat6-100k",
+        "fast-path-nat6-100k",
         what,
         &ours,
         Against::One(routing),
         AtLeast(0.65),
     );
-    let ours = group.flood(IN_KERNEL, Place::OneCore, "1c", flood);
+    let ours = group.flood(FAST_PATH, Place::OneCore, "1c", flood);
     let routing = group.flood(Contender::Route, Place::OneCore, "1c", flood);
     let what = "NAT in the kernel, 100,000 flows, all work on one core, against routing";
     group.row(
-        "in-kernel-nat-100k-1c",
+        "fast-path-nat-100k-1c",
         what,
         &ours,
         Against::One(routing),
@@ -186,60 +186,60 @@ fn in_kernel_many() -> Group {
     group
 }
 
-fn in_kernel_most() -> Group {
-    let mut group = Group::new("in-kernel-1m");
-    group.nat_in_kernel(1_000_000, "1,000,000", "1m", [0.65, 1.5, 0.75]);
+fn fast_path_most() -> Group {
+    let mut group = Group::new("fast-path-1m");
+    group.nat_fast_path(1_000_000, "1,000,000", "1m", [0.65, 1.5, 0.75]);
     group
 }
 
-fn in_kernel_ten_million() -> Group {
-    let mut group = Group::new("in-kernel-10m");
+fn fast_path_ten_million() -> Group {
+    let mut group = Group::new("fast-path-10m");
     let [many, few] = [(10_000_000, "nat"), (1_000_000, "nat-1m")].map(|(flows, case)| {
         let flood = forward(flows, ALL_CLIENTS);
-        group.flood(IN_KERNEL, Place::Usual, case, flood)
+        group.flood(FAST_PATH, Place::Usual, case, flood)
     });
     let what = "NAT in the kernel, 64 bytes, 10,000,000 flows, against 1,000,000";
     let bound = Bound::AtLeast(0.8);
-    group.row("in-kernel-nat-10m", what, &many, Against::One(few), bound);
+    group.row("fast-path-nat-10m", what, &many, Against::One(few), bound);
     group
 }
 
-fn in_kernel_tcp() -> Group {
-    let mut group = Group::new("in-kernel-tcp");
+fn fast_path_tcp() -> Group {
+    let mut group = Group::new("fast-path-tcp");
     for (name, what, kind, who, bounds) in [
         (
             "bulk",
             "one TCP stream, NAT",
             Tcp::Bulk,
-            IN_KERNEL,
+            FAST_PATH,
             [Some(0.95), None],
         ),
         (
             "bulk-dr",
             "one TCP stream, DR",
             Tcp::Bulk,
-            Contender::InKernel(Method::Dr),
+            Contender::FastPath(Method::Dr),
             [Some(0.95), None],
         ),
         (
             "bulk-tunnel",
             "one TCP stream, IPIP",
             Tcp::Bulk,
-            Contender::InKernel(Method::Tunnel),
+            Contender::FastPath(Method::Tunnel),
             [Some(0.80), None],
         ),
         (
             "http",
             "requests over connections that stay, NAT",
             Tcp::Requests,
-            IN_KERNEL,
+            FAST_PATH,
             [Some(0.97), None],
         ),
         (
             "connections",
             "connections with one request each, NAT",
             Tcp::Connections,
-            IN_KERNEL,
+            FAST_PATH,
             [None, Some(0.97)],
         ),
     ] {
@@ -252,13 +252,13 @@ fn in_kernel_tcp() -> Group {
         let ours = job(who);
         let against = [
             ("", "routing", job(Contender::Route)),
-            ("-off", "the engine itself", job(NAT)),
+            ("-off", "the dataplane itself", job(NAT)),
             ("-haproxy", "HAProxy", job(Contender::Haproxy)),
         ];
         let bounds = bounds.into_iter().chain([None]);
         for ((suffix, against, other), bound) in against.into_iter().zip(bounds) {
             group.row(
-                &format!("in-kernel-{name}{suffix}"),
+                &format!("fast-path-{name}{suffix}"),
                 &format!("{what}, in the kernel, against {against}"),
                 &ours,
                 Against::One(other),
@@ -269,8 +269,8 @@ fn in_kernel_tcp() -> Group {
     group
 }
 
-fn in_kernel_latency() -> Group {
-    let mut group = Group::new("in-kernel-latency");
+fn fast_path_latency() -> Group {
+    let mut group = Group::new("fast-path-latency");
     for (name, percentile) in [("p50", Percentile::P50), ("p99", Percentile::P99)] {
         let mut job = |who: Contender| {
             group.job(
@@ -279,12 +279,12 @@ fn in_kernel_latency() -> Group {
             )
         };
         let (ours, routing, cable) = (
-            job(IN_KERNEL),
+            job(FAST_PATH),
             job(Contender::Route),
             job(Contender::Direct),
         );
         group.row(
-            &format!("in-kernel-latency-{name}"),
+            &format!("fast-path-latency-{name}"),
             &format!("added latency, {name}, idle, NAT in the kernel, against routing"),
             &ours,
             Against::Added(routing, cable),
@@ -294,15 +294,15 @@ fn in_kernel_latency() -> Group {
     group
 }
 
-fn in_kernel_cost() -> Group {
-    let mut group = Group::new("in-kernel-cost");
+fn fast_path_cost() -> Group {
+    let mut group = Group::new("fast-path-cost");
     let mut job = |who: Contender| {
         let name = format!("cpu/{}", who.name());
         group.job(&name, Work::Cost(who, Tcp::Bulk))
     };
-    let (ours, haproxy) = (job(IN_KERNEL), job(Contender::Haproxy));
+    let (ours, haproxy) = (job(FAST_PATH), job(Contender::Haproxy));
     group.row(
-        "in-kernel-cpu",
+        "fast-path-cpu",
         "CPU of the director for each byte of a TCP stream, NAT in the kernel, against HAProxy",
         &ours,
         Against::One(haproxy),
@@ -311,7 +311,7 @@ fn in_kernel_cost() -> Group {
     let ours = group.memory("publish", Memory::Publish);
     let update = group.memory("update", Memory::MapUpdate);
     group.row(
-        "in-kernel-publish",
+        "fast-path-publish",
         "publishing a connection, ns, against bpf_map_update_elem",
         &ours,
         Against::One(update),
@@ -332,7 +332,7 @@ fn other() -> Group {
         ),
         (
             "other-nat-100k-1c",
-            "NAT, 100,000 flows, receive work and engine on one core",
+            "NAT, 100,000 flows, receive work and dataplane on one core",
             |who| Work::Flood(who, Place::OneCore, forward(100_000, SHARED_CLIENTS)),
         ),
         ("other-bulk", "one TCP stream, NAT", |who| {
@@ -443,7 +443,7 @@ fn one_core() -> Group {
     let routing = group.flood(Contender::Route, Place::OneCore, "1c", flood);
     let nft = group.flood(Contender::Nftables, Place::OneCore, "1c", flood);
     let split = group.flood(NAT, Place::Usual, "split", flood);
-    let what = "NAT, 100,000 flows, receive work and engine on one core";
+    let what = "NAT, 100,000 flows, receive work and dataplane on one core";
     group.row("nat-100k-1c", what, &ours, nulls, Bound::AtLeast(0.85));
     let what = "the same, against routing on one core";
     group.row(

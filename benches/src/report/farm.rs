@@ -258,7 +258,7 @@ fn ipvsadm(services: &[Service]) -> Result<String> {
     Ok(rules)
 }
 
-/// The daemon looks after the servers of an engine that runs already.
+/// The daemon looks after the servers of a dataplane that runs already.
 fn lvsd(director: &Host, services: &[Service], directory: &Path) -> Result<Proc> {
     let mut text = String::new();
     for service in services {

@@ -41,7 +41,7 @@ pub(super) fn look(peer: &str) -> Look {
         "lvs-nat" => RGBColor(0, 114, 178),
         "lvs-dr" => RGBColor(0, 158, 115),
         "lvs-tunnel" => RGBColor(240, 228, 66),
-        "lvs-nat-in-kernel" => RGBColor(86, 180, 233),
+        "lvs-nat-fast-path" => RGBColor(86, 180, 233),
         "nftables" => RGBColor(230, 159, 0),
         "haproxy" => RGBColor(213, 94, 0),
         // None is left of those: a brown that is as far from each.

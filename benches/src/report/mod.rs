@@ -31,7 +31,7 @@ use clap::{Args, Subcommand};
 use self::data::{CpuSeconds, Document, Missing, Run, SCHEMA, Series, Value};
 use self::peers::Peer;
 use self::thesis::number;
-use crate::compare::bed::{self, Bed, IN_KERNEL, Purpose, has_program};
+use crate::compare::bed::{self, Bed, FAST_PATH, Purpose, has_program};
 use crate::compare::contender::Place;
 use crate::compare::progress::Progress;
 use crate::machine;
@@ -157,7 +157,7 @@ fn usual_bed(peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
         peer.who,
         Place::Usual,
         Purpose::Transfer,
-        IN_KERNEL,
+        FAST_PATH,
         yardsticks,
     )
 }

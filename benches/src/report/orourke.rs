@@ -52,7 +52,7 @@ const REACHED: f64 = 0.97;
 
 /// A bar for each peer, in their order.
 const NAMES: [&str; PEERS.len()] = peers::names(&PEERS);
-/// Where the engine's process shares its core with what receives for it, and where not.
+/// Where the dataplane's process shares its core with what receives for it, and where not.
 const PLACES: [&str; 6] = [
     "lvs-nat shared",
     "lvs-nat apart",

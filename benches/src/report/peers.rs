@@ -25,7 +25,7 @@ pub(super) const PEERS: [Peer; 12] = [
     peer("lvs-nat", Contender::AfPacket(Method::Nat)),
     peer("lvs-dr", Contender::AfPacket(Method::Dr)),
     peer("lvs-tunnel", Contender::AfPacket(Method::Tunnel)),
-    peer("lvs-nat-in-kernel", Contender::InKernel(Method::Nat)),
+    peer("lvs-nat-fast-path", Contender::FastPath(Method::Nat)),
     peer("nftables", Contender::Nftables),
     peer("haproxy", Contender::Haproxy),
     peer("nginx", Contender::Nginx),
@@ -105,12 +105,12 @@ mod tests {
 
     #[test]
     fn names_of_peers_are_unique() {
-        let [lc, kernel] = named(["lvs-nat lc", "lvs-nat-in-kernel"]);
+        let [lc, kernel] = named(["lvs-nat lc", "lvs-nat-fast-path"]);
         assert_eq!(
             (lc.name, lc.who),
             ("lvs-nat lc", Contender::AfPacket(Method::Nat))
         );
-        assert_eq!(kernel.who, Contender::InKernel(Method::Nat));
-        assert!(!begins("lvs-nat-in-kernel", "lvs-nat") && !begins("lvs", "lvs-nat"));
+        assert_eq!(kernel.who, Contender::FastPath(Method::Nat));
+        assert!(!begins("lvs-nat-fast-path", "lvs-nat") && !begins("lvs", "lvs-nat"));
     }
 }

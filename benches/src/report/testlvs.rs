@@ -79,9 +79,9 @@ impl Experiment for Testlvs {
          of its own; the servers answer them. Beside it an honest client with eight connections at a time asks for 1,000 bytes about 200 times a second, \
          and gives up after a second. Then the same flood as fast as it can be made. lvs-nat has a table for 1,048,576 connections; drop and evict one for \
          65,536 (with --quick 16,384), with that --when-full; drop_entry, drop_packet (with am_droprate 10) and secure_tcp are the sysctls with the value 3; limit is lvsadm limit \
-         --rate 1000, source-limit --source-rate 20 (for each /24). The engine's shares of time for SYNs are always there. routing keeps no table; \
+         --rate 1000, source-limit --source-rate 20 (for each /24). The dataplane's shares of time for SYNs are always there. routing keeps no table; \
          nftables and ip_vs keep one in the kernel, whose memory is nobody's; HAProxy's connections are the kernel's, which answers with cookies: their tables \
-         and memory could not be measured. Memory is the growth of the engine's resident memory for each entry, where the table got full (drop, evict; not with --quick): a few entries \
+         and memory could not be measured. Memory is the growth of the dataplane's resident memory for each entry, where the table got full (drop, evict; not with --quick): a few entries \
          in a large table touch more pages than they fill. What the defence against floods remembers (4 MB) is in it. \
          Each round has hosts of its own, as the kernel's tables are full after it. The generator, the honest client and the servers share CPU 0."
     }
@@ -163,7 +163,7 @@ impl Experiment for Testlvs {
                 ),
                 bars(
                     REFUSED,
-                    "SYNs of that flood that the engine drops on purpose",
+                    "SYNs of that flood that the dataplane drops on purpose",
                     Axis {
                         name: "SYNs",
                         unit: "1/s",
@@ -172,7 +172,7 @@ impl Experiment for Testlvs {
                 ),
                 bars(
                     LOST,
-                    "Packets of that flood that find the engine's rings full",
+                    "Packets of that flood that find the dataplane's rings full",
                     Axis {
                         name: "packets",
                         unit: "1/s",
@@ -262,7 +262,7 @@ impl Experiment for Testlvs {
         }
         let flood = unlimited(bed, turn, most)?;
         add(PASSED, bar, flood.passed);
-        if let Some((refused, lost)) = flood.engine {
+        if let Some((refused, lost)) = flood.dataplane {
             add(REFUSED, bar, refused);
             add(LOST, bar, lost);
         }
@@ -279,7 +279,7 @@ impl Experiment for Testlvs {
         let mut said = Vec::new();
         if let Some(bytes) = at(MEMORY, "lvs-nat drop").or(at(MEMORY, "lvs-nat evict")) {
             said.push(format!(
-                "A connection of which nothing but a SYN has come takes {:.0} bytes of the engine's memory ({:.0}-{:.0}, {}), so a million take {:.0} MB.",
+                "A connection of which nothing but a SYN has come takes {:.0} bytes of the dataplane's memory ({:.0}-{:.0}, {}), so a million take {:.0} MB.",
                 bytes.median, bytes.min, bytes.max, bytes.rounds, bytes.median
             ));
         }
@@ -340,7 +340,7 @@ fn times(quick: bool) -> (f64, f64) {
 
 /// Restarts the dataplane, with a defence.
 fn defend(bed: &mut Bed, turn: &Turn<'_>) -> Result<()> {
-    let engine = programs::find("lvs-dataplane")?.display().to_string();
+    let dataplane = programs::find("lvs-dataplane")?.display().to_string();
     let lvsadm = programs::find("lvsadm")?;
     let defence = turn.peer.name.strip_prefix("lvs-nat ");
     let defence = defence.unwrap_or_default();
@@ -361,10 +361,10 @@ fn defend(bed: &mut Bed, turn: &Turn<'_>) -> Result<()> {
         let words = [
             "-c",
             cpu,
-            &engine,
+            &dataplane,
             "--backend",
             "af_packet",
-            "--in-kernel",
+            "--fast-path",
             "off",
             "--interface",
             &front,
@@ -373,7 +373,7 @@ fn defend(bed: &mut Bed, turn: &Turn<'_>) -> Result<()> {
         host.spawn("taskset", &[&words[..], &more, sysctls].concat())
     })?;
     let director = &bed.director;
-    wait_until("the engine", Duration::from_secs(10), || {
+    wait_until("the dataplane", Duration::from_secs(10), || {
         director.run(&lvsadm, &["-Ln"]).is_ok()
     })?;
     let mut rules = format!("-A -t {VIP}:80 -s rr\n");
@@ -440,8 +440,8 @@ fn generator(bed: &Bed, turn: &Turn<'_>, seconds: f64, extra: &[&str]) -> Result
 struct Unlimited {
     /// Packets that arrived at the servers' host.
     passed: f64,
-    /// SYNs that the engine dropped on purpose, and packets that found its rings full.
-    engine: Option<(f64, f64)>,
+    /// SYNs that the dataplane dropped on purpose, and packets that found its rings full.
+    dataplane: Option<(f64, f64)>,
 }
 
 fn unlimited(bed: &Bed, turn: &Turn<'_>, seconds: f64) -> Result<Unlimited> {
@@ -457,14 +457,14 @@ fn unlimited(bed: &Bed, turn: &Turn<'_>, seconds: f64) -> Result<Unlimited> {
     flood.stop(Signal::SIGTERM)?;
     #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
     let rate = |before: u64, after: u64| after.saturating_sub(before) as f64 / time;
-    let engine = before.1.zip(after.1);
+    let dataplane = before.1.zip(after.1);
     Ok(Unlimited {
         passed: rate(before.0, after.0),
-        engine: engine.map(|(old, new)| (rate(old.0, new.0), rate(old.1, new.1))),
+        dataplane: dataplane.map(|(old, new)| (rate(old.0, new.0), rate(old.1, new.1))),
     })
 }
 
-/// SYNs that the engine has dropped on purpose, and packets that found its rings full.
+/// SYNs that the dataplane has dropped on purpose, and packets that found its rings full.
 fn dropped(bed: &Bed) -> Result<Option<(u64, u64)>> {
     #[derive(Deserialize)]
     struct Reason {
@@ -530,7 +530,7 @@ fn listed(listing: &str) -> f64 {
     counts.sum()
 }
 
-/// Bytes of the engine's memory that are there.
+/// Bytes of the dataplane's memory that are there.
 fn resident(bed: &Bed) -> Result<Option<f64>> {
     let Some(pid) = bed.pid().filter(|_| bed.who.is_ours()) else {
         return Ok(None);

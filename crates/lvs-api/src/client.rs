@@ -27,7 +27,7 @@ const SILENCE: Duration = Duration::from_secs(15);
 pub enum Error {
     /// No process listens there.
     #[error(
-        "no engine answers at {address}: start lvs-dataplane, or name its socket with --socket or {variable}",
+        "no dataplane answers at {address}: start lvs-dataplane, or name its socket with --socket or {variable}",
         variable = super::SOCKET_VARIABLE
     )]
     Absent {
@@ -36,14 +36,14 @@ pub enum Error {
     },
     /// A socket file without a listener.
     #[error(
-        "{address} is a stale socket of an engine that has ended: start lvs-dataplane, which replaces it"
+        "{address} is a stale socket of a dataplane that has ended: start lvs-dataplane, which replaces it"
     )]
     Stale {
         /// Where.
         address: Address,
     },
     /// The socket's or its directory's permissions.
-    #[error("permission denied on {address}: run as root or as the engine's user")]
+    #[error("permission denied on {address}: run as root or as the dataplane's user")]
     Denied {
         /// Where.
         address: Address,
@@ -52,7 +52,7 @@ pub enum Error {
     /// only root and this user are trusted.
     #[error(
         "{address} is served by a process of user {uid}, which is neither this user nor root with \
-         CAP_NET_ADMIN: it may not be an engine. If it is yours, have it listen on a path (--socket /run/...) and name that"
+         CAP_NET_ADMIN: it may not be a dataplane. If it is yours, have it listen on a path (--socket /run/...) and name that"
     )]
     Impostor {
         /// Where.
@@ -61,7 +61,7 @@ pub enum Error {
         uid: u32,
     },
     /// The path is of something else.
-    #[error("{address} is not a socket: name the engine's with --socket or {variable}", variable = super::SOCKET_VARIABLE)]
+    #[error("{address} is not a socket: name the dataplane's with --socket or {variable}", variable = super::SOCKET_VARIABLE)]
     NotASocket {
         /// Where.
         address: Address,
@@ -76,7 +76,7 @@ pub enum Error {
     },
     /// The dataplane speaks another version of the protocol.
     #[error(
-        "the engine at {address} speaks another version of the control protocol than this program ({VERSION}): {message}; install both from the same release, then restart the engine"
+        "the dataplane at {address} speaks another version of the control protocol than this program ({VERSION}): {message}; install both from the same release, then restart the dataplane"
     )]
     Version {
         /// Where.
@@ -87,7 +87,7 @@ pub enum Error {
     /// It accepts connections, but does not answer: stopped (SIGSTOP, a debugger), or its host has
     /// no time for it.
     #[error(
-        "the engine at {address} does not answer{}: is it stopped (state T in ps), or is this host overloaded? kill -CONT \
+        "the dataplane at {address} does not answer{}: is it stopped (state T in ps), or is this host overloaded? kill -CONT \
          resumes a stopped one; otherwise end it and start lvs-dataplane again",
         of_pid(*.pid)
     )]
@@ -99,14 +99,14 @@ pub enum Error {
     },
     /// The connection ended before the answer did.
     #[error(
-        "the engine at {address} ended while it was answering: look at its log, and start it again"
+        "the dataplane at {address} ended while it was answering: look at its log, and start it again"
     )]
     Gone {
         /// Where.
         address: Address,
     },
     /// The received bytes are no valid answer.
-    #[error("what answers at {address} is not an engine: {message}")]
+    #[error("what answers at {address} is not a dataplane: {message}")]
     Garbled {
         /// Where.
         address: Address,
@@ -216,7 +216,7 @@ impl Client {
             next_id: 1,
             hello: Hello {
                 version: 0,
-                engine: String::new(),
+                dataplane: String::new(),
                 table_size: 0,
                 writable: false,
             },

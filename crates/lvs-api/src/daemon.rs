@@ -1,6 +1,6 @@
-//! The control socket of `lvsd`: requests to the daemon that configures an engine from a file.
+//! The control socket of `lvsd`: requests to the daemon that configures a dataplane from a file.
 //!
-//! It is beside the engine's, with `.lvsd` behind its name, and speaks HTTP: `GET /v1/status` is
+//! It is beside the dataplane's, with `.lvsd` behind its name, and speaks HTTP: `GET /v1/status` is
 //! answered by [`Status`], `POST /v1/admin`, `/v1/maintenance` and `/v1/reload` change things, and
 //! `GET /v1/events` streams [`Event`]s. A refusal is
 //! `{"error": {"message": "..."}}`.
@@ -25,9 +25,9 @@ pub use client::Client;
 /// The longest reason, and the longest name of an operator, in characters.
 pub const WORDS_MAX: usize = 200;
 
-/// The address at which the daemon of the engine at `engine` listens.
-pub fn socket(engine: &Address) -> Address {
-    match engine {
+/// The address at which the daemon of the dataplane at `dataplane` listens.
+pub fn socket(dataplane: &Address) -> Address {
+    match dataplane {
         Address::Abstract(name) => Address::Abstract([name, &b".lvsd"[..]].concat()),
         Address::Usual(path) | Address::Path(path) => {
             let mut name = path.as_os_str().to_owned();
@@ -38,7 +38,7 @@ pub fn socket(engine: &Address) -> Address {
 }
 
 /// Whether the client of `socket` may make changes. `pid` is its process id in the namespace of this
-/// process. The daemon trusts the same clients as an engine.
+/// process. The daemon trusts the same clients as a dataplane.
 ///
 /// # Errors
 /// The reason of the refusal.
@@ -118,9 +118,9 @@ impl DirectorStatus {
 pub struct VrrpStatus {
     /// The last state from keepalived: `unknown`, `backup`, `master`, `fault` or `stopped`.
     pub state: String,
-    /// The engine owns the virtual addresses, or will own them.
+    /// The dataplane owns the virtual addresses, or will own them.
     pub active: bool,
-    /// The engine has received the connections of its peers.
+    /// The dataplane has received the connections of its peers.
     pub ready: bool,
     /// The missing condition until then.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -140,14 +140,14 @@ pub struct VrrpStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AnnounceStatus {
-    /// The engine has received the connections of its peers.
+    /// The dataplane has received the connections of its peers.
     pub ready: bool,
     /// The missing condition until then.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub waits_for: String,
     /// The addresses and their routes.
     pub addresses: Vec<AnnouncedVip>,
-    /// The reason why the engine does not report them.
+    /// The reason why the dataplane does not report them.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub trouble: String,
 }
@@ -303,7 +303,7 @@ pub struct Reloaded {
     pub warnings: Vec<String>,
 }
 
-/// The state of the daemon, its engine and its services.
+/// The state of the daemon, its dataplane and its services.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     /// Its process.
@@ -316,15 +316,15 @@ pub struct Status {
     pub uptime: u64,
     /// The last reading of the file.
     pub loaded: LoadStatus,
-    /// The state of the engine.
-    pub engine: EngineStatus,
+    /// The state of the dataplane.
+    pub dataplane: DataplaneStatus,
     /// The services of the file.
     pub services: Vec<ServiceStatus>,
     /// The overrides of operators.
     pub admin: Vec<AdminEntry>,
-    /// The manual changes in the engine, in words.
+    /// The manual changes in the dataplane, in words.
     pub drift: Vec<String>,
-    /// The changes that the engine has refused, in words.
+    /// The changes that the dataplane has refused, in words.
     pub refused: Vec<String>,
     /// The longest recent delay of a check, in milliseconds.
     pub check_lag_ms: u64,
@@ -399,7 +399,7 @@ pub struct SourceStatus {
     /// The revision of etcd that is in force.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revision: Option<u64>,
-    /// The number of the engine's services that stay until etcd or Kubernetes answers.
+    /// The number of the dataplane's services that stay until etcd or Kubernetes answers.
     pub held: usize,
     /// The number of objects in Kubernetes that are refused.
     #[serde(default)]
@@ -435,9 +435,9 @@ pub struct LoadStatus {
     pub message: String,
 }
 
-/// The state of an engine.
+/// The state of a dataplane.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EngineStatus {
+pub struct DataplaneStatus {
     /// It answers.
     pub connected: bool,
     /// It has nothing to do: all services are proxied.
@@ -495,7 +495,7 @@ pub struct ServiceStatus {
     /// A service that lvsd does not own occupies its address.
     #[serde(default)]
     pub conflict: bool,
-    /// The source of its servers has not answered yet: the servers in the engine stay.
+    /// The source of its servers has not answered yet: the servers in the dataplane stay.
     #[serde(default)]
     pub unheard: bool,
     /// Its servers, in the order of the file, and then servers that will be removed.
@@ -529,7 +529,7 @@ pub struct ServerStatus {
     /// Set while lvsd's host cannot make its checks, after three in a row.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub check_not_made: Option<CheckNotMade>,
-    /// Its weight in the engine; `None` if the engine does not have the server.
+    /// Its weight in the dataplane; `None` if the dataplane does not have the server.
     pub weight: Option<i32>,
     /// Active connections.
     pub active: u32,

@@ -18,7 +18,7 @@ const OPTIONS: [&str; 14] = [
     "--icmp-msgs-burst",
     "--icmp-msgs-per-sec",
     "--icmp-ratelimit",
-    "--in-kernel",
+    "--fast-path",
     "--interface",
     "--max-connections",
     "--own-vips",
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn remedy_that_asks_for_nothing_gets_no_advice() {
-        let nothing = "Nothing: this is what --in-kernel is for.";
+        let nothing = "Nothing: this is what --fast-path is for.";
         assert_eq!(with_keys(nothing), nothing);
     }
 

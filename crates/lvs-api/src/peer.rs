@@ -46,25 +46,25 @@ pub struct Own {
 pub enum Refusal {
     /// It is neither root nor the dataplane's own user.
     #[error(
-        "only root with CAP_NET_ADMIN, the engine's own user and the group of --group may do this"
+        "only root with CAP_NET_ADMIN, the dataplane's own user and the group of --group may do this"
     )]
     User,
     /// Root without the capability.
     #[error(
         "this process is root's, but does not have CAP_NET_ADMIN: give it the capability (docker run --cap-add NET_ADMIN), or \
-         its user the group of the engine's --group"
+         its user the group of the dataplane's --group"
     )]
     NoCapability,
     /// Root of another user namespace.
     #[error(
-        "this process is root in a user namespace of its own, which is not the engine's: run it in the engine's, or give its \
-         user the group of the engine's --group"
+        "this process is root in a user namespace of its own, which is not the dataplane's: run it in the dataplane's, or give its \
+         user the group of the dataplane's --group"
     )]
     UserNamespace,
     /// Root, with unknown capabilities.
     #[error(
-        "the engine does not see this process in /proc and cannot tell whether it has CAP_NET_ADMIN: run it in the engine's \
-         PID namespace, or give its user the group of the engine's --group"
+        "the dataplane does not see this process in /proc and cannot tell whether it has CAP_NET_ADMIN: run it in the dataplane's \
+         PID namespace, or give its user the group of the dataplane's --group"
     )]
     Unseen,
 }
@@ -164,16 +164,16 @@ mod tests {
             net_admin,
             initial,
         };
-        let engine = own(0, true, true);
+        let dataplane = own(0, true, true);
         let user = own(1000, false, true);
         let rootless = own(0, true, false);
         let bare = own(0, false, true);
         for (own, uid, root, expected) in [
-            (engine, 0, HERE, Ok(())),
-            (engine, 0, BARE, Err(Refusal::NoCapability)),
-            (engine, 0, Root::Elsewhere, Err(Refusal::UserNamespace)),
-            (engine, 0, Root::Unseen, Err(Refusal::Unseen)),
-            (engine, 1000, HERE, Err(Refusal::User)),
+            (dataplane, 0, HERE, Ok(())),
+            (dataplane, 0, BARE, Err(Refusal::NoCapability)),
+            (dataplane, 0, Root::Elsewhere, Err(Refusal::UserNamespace)),
+            (dataplane, 0, Root::Unseen, Err(Refusal::Unseen)),
+            (dataplane, 1000, HERE, Err(Refusal::User)),
             (user, 1000, BARE, Ok(())),
             (user, 1001, HERE, Err(Refusal::User)),
             (user, 0, HERE, Ok(())),

@@ -39,14 +39,14 @@ pub fn connect(address: &Address) -> Result<Client, Error> {
     )
 }
 
-/// Connects to the `lvsd` of the dataplane at `engine`, and waits for one that is starting.
+/// Connects to the `lvsd` of the dataplane at `dataplane`, and waits for one that is starting.
 ///
 /// # Errors
 /// As [`daemon::Client::connect`].
-pub fn connect_daemon(engine: &Address) -> Result<Option<daemon::Client>, String> {
-    let own_namespace = !matches!(engine, Address::Path(_));
+pub fn connect_daemon(dataplane: &Address) -> Result<Option<daemon::Client>, String> {
+    let own_namespace = !matches!(dataplane, Address::Path(_));
     retry(
-        || daemon::Client::connect(engine),
+        || daemon::Client::connect(dataplane),
         |result| matches!(result, Ok(None)),
         |waited| Processes::system().is_starting(&DATAPLANE[1..], own_namespace, waited),
     )

@@ -321,23 +321,27 @@ mod tests {
     fn tidy_removes_all_files_except_named_ones() {
         let root = tempfile::tempdir().expect("a directory");
         let names = [
-            "engine.sock.conf",
-            "engine.sock.lock",
-            "engine.sock.lvsd",
-            "engine.sock.lvsd.json",
-            "engine.sock.lvsd.lock",
-            "engine.sock.lvsd.toml",
-            "engine.socket",
+            "dataplane.sock.conf",
+            "dataplane.sock.lock",
+            "dataplane.sock.lvsd",
+            "dataplane.sock.lvsd.json",
+            "dataplane.sock.lvsd.lock",
+            "dataplane.sock.lvsd.toml",
+            "dataplane.socket",
         ];
         files(root.path(), &names);
-        let socket = root.path().join("engine.sock");
+        let socket = root.path().join("dataplane.sock");
         let address = Address::Path(socket.clone());
         let lock = Lock::beside(&socket, LOCK, Limits::LOOK).expect("it is free");
         tidy(&address, ".lvsd.json");
         assert_eq!(left(root.path()), names, "a dataplane runs");
         drop(lock);
         tidy(&address, ".lvsd.json");
-        let kept = ["engine.sock.conf", "engine.sock.lvsd.json", "engine.socket"];
+        let kept = [
+            "dataplane.sock.conf",
+            "dataplane.sock.lvsd.json",
+            "dataplane.socket",
+        ];
         assert_eq!(left(root.path()), kept);
     }
 

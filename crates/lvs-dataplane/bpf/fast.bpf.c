@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Established connections, forwarded in the kernel. The engine decides: it publishes a connection in the table that both
+// Established connections, forwarded in the kernel. The dataplane decides: it publishes a connection in the table that both
 // read (layout.h), and what a packet may change about it is its deadline and its counters. Everything else goes up.
 //
-//   lvs_filter   filter of the engine's packet socket, which sees a frame before tc does: looks the connection up, refuses
+//   lvs_filter   filter of the dataplane's packet socket, which sees a frame before tc does: looks the connection up, refuses
 //                what lvs_ingress is going to take, and leaves what it has found for it
 //   lvs_xdp      in front of both, where the operator wants it: forwards what it can before there is a socket buffer
 //   lvs_ingress  tc ingress of the same interface: does what was found
-//   lvs_alone    goes on where no filter has looked, for the engine is dead: looks itself, and leaves the rest to
+//   lvs_alone    goes on where no filter has looked, for the dataplane is dead: looks itself, and leaves the rest to
 //                lvs_ingress. In one program, the two would take the kernel twice as long to verify
 //   lvs_held     goes on where lvs_alone finds no connection: drops packets to services, so that the host does not reset them
 //
 // All run for one frame on one CPU without another in between, so that there is one decision for a frame, however the
-// engine changes the table meanwhile.
+// dataplane changes the table meanwhile.
 #include <linux/bpf.h>
 #include "layout.h"
 
@@ -21,7 +21,7 @@
 #define CHECKED(p) __asm__ volatile("" : "+r"(p))
 #define READ(x) (*(volatile __typeof__(x) *)&(x))
 // What was read before is older than what is read after: an atomic operation on the stack. Where the processor keeps reads in
-// order anyway, the loader takes it out (in_kernel/mod.rs).
+// order anyway, the loader takes it out (fast_path/mod.rs).
 #define IN_ORDER() do { \
 		u64 cell = 0, old = __sync_fetch_and_add((volatile u64 *)&cell, 0); \
 		__asm__ volatile("" : : "r"(old)); \
@@ -32,7 +32,7 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// The maps are made by the engine, which finds their names here.
+// The maps are made by the dataplane, which finds their names here.
 extern char lvs_conf, lvs_narrow, lvs_narrow_tags, lvs_wide, lvs_wide_tags, lvs_hops, lvs_servers, lvs_tunnels, lvs_counts, lvs_shares, lvs_told, lvs_met, lvs_services, lvs_rules, lvs_macs, lvs_locals, lvs_next;
 
 static void *(*map_lookup)(void *map, const void *key) = (void *)1;
@@ -72,7 +72,7 @@ static long (*adjust_room)(struct __sk_buff *, int len, u32 mode, u64 flags) = (
 #define UNPRIVILEGED 1024
 #define FIN_SYN_RST 7
 #define ACK 16
-// Segments of an aggregate below this are the engine's to judge.
+// Segments of an aggregate below this are the dataplane's to judge.
 #define SEGMENT_MIN 256
 // As are aggregates of more datagrams than this, and those that go into tunnels: the kernel does not put all of them there.
 #define DATAGRAMS_MOST 127
@@ -153,13 +153,13 @@ struct told {
 };
 _Static_assert(sizeof(struct told) == TOLD_BYTES, "layout.h");
 
-// In `valid`: no frame was looked at; this one the engine has; this one is lvs_ingress's.
+// In `valid`: no frame was looked at; this one the dataplane has; this one is lvs_ingress's.
 #define TOLD_NOTHING 0
 #define TOLD_LEAVE 1
 #define TOLD_TAKE 2
 
 #define HANDLE_NONE 0xffffffffU
-#define HANDLE_UP 0xfffffffeU    // the engine knows more
+#define HANDLE_UP 0xfffffffeU    // the dataplane knows more
 
 // Whether the entry at `slot` is that of the packet.
 INLINE int matches(const u64 *slot, const struct packet *p, const int v6, int reply)
@@ -347,7 +347,7 @@ INLINE int read_packet(struct __sk_buff *skb, struct packet *p, u32 *words)
 	if (p->proto == UDP) {
 		p->flags = 0;
 		p->headers += 8;
-		// Absent: the engine computes it.
+		// Absent: the dataplane computes it.
 		u32 word = version == 6 ? h.w[11] : h.w[6];
 		return p->len >= p->headers && word >> 16 ? version : 0;
 	}
@@ -406,7 +406,7 @@ INLINE int decide_for(const u64 *conf, const struct packet *p, const int v6, u32
 	u64 word = READ(slot[0]), state = READ(hot[HOT_STATE]), flags = READ(hot[HOT_FLAGS]) >> 32;
 	u64 epoch = READ(conf[CONF_EPOCH]) & 0xffff;
 	if (!epoch || (state >> 16 & 0xffff) != epoch) return SHARE_UNPUBLISHED;
-	// The engine writes the way to the client before the epoch.
+	// The dataplane writes the way to the client before the epoch.
 	IN_ORDER();
 	u64 way = (v6 ? READ(slot[WIDE_ENDS]) : READ(slot[NARROW_VIRT])) >> 48;
 	u32 method = way & WAY_METHOD;
@@ -507,7 +507,7 @@ SEC("socket") int lvs_filter(struct __sk_buff *skb)
 		share(SHARE_LOST);
 	}
 	t->valid = TOLD_NOTHING;
-	// The engine's own, on its way back to the host.
+	// The dataplane's own, on its way back to the host.
 	if (skb->mark && skb->mark == conf[CONF_MARK]) return 0;
 	int what = SHARE_OTHER, version = read_packet(skb, &t->packet, t->head);
 	if (version) what = decide(conf, version, skb->gso_size, t);
@@ -522,8 +522,8 @@ SEC("socket") int lvs_filter(struct __sk_buff *skb)
 
 // ---- forwarding --------------------------------------------------------------------------------------------------------
 
-// The engine's time. It may have begun after the last tick.
-INLINE u64 engine_time(const u64 *conf)
+// The dataplane's time. It may have begun after the last tick.
+INLINE u64 dataplane_time(const u64 *conf)
 {
 	long long now = ktime() - conf[CONF_BASE];
 	return now > 0 ? now : 0;
@@ -551,7 +551,7 @@ INLINE void account(const u64 *conf, u64 *hot, const struct told *t, u32 len, u6
 			counts[COUNT_IN_BYTES] += len;
 		}
 	}
-	// The engine may have seen a FIN meanwhile, on another CPU. It writes the timeout first and the deadline after it: one of
+	// The dataplane may have seen a FIN meanwhile, on another CPU. It writes the timeout first and the deadline after it: one of
 	// the two halves sees what the other has written.
 	u32 timeout = READ(hot[HOT_SERVER]);
 	if (timeout != (u32)server) *(volatile u64 *)&hot[HOT_DEADLINE] = now + (u64)timeout * 1000000000ULL;
@@ -789,9 +789,9 @@ SEC("tc") int lvs_ingress(struct __sk_buff *skb)
 	u32 seen = told->valid;
 	told->valid = TOLD_NOTHING;
 	if (skb->mark && skb->mark == conf[CONF_MARK]) return NEXT;
-	// What the engine has.
+	// What the dataplane has.
 	if (seen == TOLD_LEAVE && !READ(conf[CONF_TAKING_OVER])) return NEXT;
-	u64 now = engine_time(conf);
+	u64 now = dataplane_time(conf);
 	if (seen == TOLD_TAKE) {
 		if (told->v6 ? is_told(skb, told, 1) : is_told(skb, told, 0)) {
 			return told->v6 ? forward(skb, conf, told, 1, now) : forward(skb, conf, told, 0, now);
@@ -799,7 +799,7 @@ SEC("tc") int lvs_ingress(struct __sk_buff *skb)
 		// Somebody has changed it on the way here.
 		conf[CONF_MISSED] = 1;
 	}
-	// Nobody has looked: there is no engine. Or there is one that has just come.
+	// Nobody has looked: there is no dataplane. Or there is one that has just come.
 	if (now > READ(conf[CONF_ALIVE])) return NEXT;
 	told->valid = seen;
 	tail_call(skb, &lvs_next, NEXT_ALONE);
@@ -831,7 +831,7 @@ SEC("alone") int lvs_alone(struct __sk_buff *skb)
 	told->handle = 0;
 	int what = decide(conf, version, skb->gso_size, told);
 	int forwards = what == SHARE_REQUESTS || what == SHARE_REPLIES;
-	u64 now = engine_time(conf);
+	u64 now = dataplane_time(conf);
 	if (what == SHARE_UNKNOWN || !(version == 6 ? lives(told->handle, 1, now) : lives(told->handle, 0, now))) goto held;
 	if (seen == TOLD_LEAVE) return SHOT;
 	if (!forwards) {
@@ -1081,8 +1081,8 @@ SEC("xdp") int lvs_xdp(struct xdp_md *ctx)
 	u64 *conf = map_lookup(&lvs_conf, &zero);
 	struct told *t = map_lookup(&lvs_met, &zero);
 	if (!conf || !t) return XDP_PASS;
-	u64 now = engine_time(conf);
-	// Connections do not go on without an engine for ever.
+	u64 now = dataplane_time(conf);
+	// Connections do not go on without a dataplane for ever.
 	if (now > READ(conf[CONF_ALIVE])) return XDP_PASS;
 	int version = read_frame(ctx, &t->packet);
 	if (!version) return XDP_PASS;

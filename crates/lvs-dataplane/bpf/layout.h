@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// What the engine and its programs in the kernel share: numbers, not types, because the engine writes the same memory as
-// 64-bit words. `lvs-dataplane/src/in_kernel/layout.rs` has the other half, and a test compares the two.
+// What the dataplane and its programs in the kernel share: numbers, not types, because the dataplane writes the same memory as
+// 64-bit words. `lvs-dataplane/src/fast_path/layout.rs` has the other half, and a test compares the two.
 #pragma once
 
 // ---- connections (lvs-core/src/conn/table/slot.rs) ----
@@ -54,32 +54,32 @@
 // Above the tag in the hash: the slot of the first bucket where an entry lies if it could.
 #define HOME 7
 
-// ---- settings of the engine: words of the only entry of lvs_conf ----
+// ---- settings of the dataplane: words of the only entry of lvs_conf ----
 
 #define CONF_KEY0 0
 #define CONF_KEY1 1
 #define CONF_NARROW_BUCKETS 2
 #define CONF_WIDE_BUCKETS 3
-// CLOCK_MONOTONIC at the engine's time 0, in nanoseconds.
+// CLOCK_MONOTONIC at the dataplane's time 0, in nanoseconds.
 #define CONF_BASE 4
 // Connections that were published in this epoch are in force; 0 for none.
 #define CONF_EPOCH 5
-// Until when connections go on without an engine, in its time.
+// Until when connections go on without a dataplane, in its time.
 #define CONF_ALIVE 6
 // Frames with this mark are given back to the host; 0 for none.
 #define CONF_MARK 7
 // As far as counters are used, a CPU.
 #define CONF_SERVERS 8
 // Not 0 once lvs_ingress was not run for a frame that lvs_filter had left to it: somebody else's program is in front of it,
-// or it is detached. Everything goes up from then on. The programs set it, the engine clears it.
+// or it is detached. Everything goes up from then on. The programs set it, the dataplane clears it.
 #define CONF_MISSED 9
 // The last epoch that was begun, in force or not.
 #define CONF_NUMBER 10
-// Not 0 while an engine takes over: it has the packets, but the host is not yet kept from them.
+// Not 0 while a dataplane takes over: it has the packets, but the host is not yet kept from them.
 #define CONF_TAKING_OVER 11
 // Whether entries are looked for at home first: 1 for those of IPv4, 2 for the others.
 #define CONF_HOMES 12
-// Engines that have taken over and have not lived for long since. The programs do not care.
+// Dataplanes that have taken over and have not lived for long since. The programs do not care.
 #define CONF_TRIES 13
 #define CONF_WORDS 16
 
@@ -125,14 +125,14 @@
 #define NEXT_HELD 2
 #define NEXT_PROGRAMS 3
 
-// ---- virtual services, for when there is no engine: lvs_services ----
+// ---- virtual services, for when there is no dataplane: lvs_services ----
 
 // Key: address (IPv4 in the first 4 bytes), port, protocol; 0 as the port for all of them. The value says nothing. With
 // SERVICE_DATA in its last word, clients of the service open data connections to other ports (FTP).
 #define SERVICE_WORDS 3
 #define SERVICE_DATA 0x100000000ULL
 
-// ---- rules for marks, for when there is no engine: the only entry of lvs_rules ----
+// ---- rules for marks, for when there is no dataplane: the only entry of lvs_rules ----
 
 // The first one that matches decides. The first without an action ends them.
 #define RULES 1024
@@ -200,7 +200,7 @@
 #define SHARE_UNFIT 4
 // No TCP or UDP, or with options, fragments, tags of VLANs.
 #define SHARE_OTHER 5
-// Of a known connection or for a service, while there is no engine: dropped, its sender repeats it.
+// Of a known connection or for a service, while there is no dataplane: dropped, its sender repeats it.
 #define SHARE_WAITING 6
 // Lost: dropped for want of memory, or left to lvs_ingress, which was not run.
 #define SHARE_LOST 7

@@ -1,4 +1,4 @@
-//! `lvs-dataplane`: the engine as a program. It stays in the foreground and logs to stderr.
+//! `lvs-dataplane`: the dataplane as a program. It stays in the foreground and logs to stderr.
 
 use std::env;
 use std::ffi::c_int;
@@ -17,9 +17,9 @@ use lvs_api::directors;
 use lvs_api::{Address, Client, sweep};
 use lvs_core::api::Confinement;
 use lvs_core::mark::parse_rules;
-use lvs_dataplane::engine::{self, Config, Engine, PeersConfig};
-use lvs_dataplane::in_kernel::InKernel as InKernelPath;
-use lvs_dataplane::outlive::{self, Holder};
+use lvs_dataplane::dataplane::{self, Config, Dataplane, PeersConfig};
+use lvs_dataplane::fast_path::FastPath as KernelFastPath;
+use lvs_dataplane::warm_restart::{self, Holder};
 use lvs_packet::icmp_limit::Limits;
 use lvs_packet::pipeline::{ClampMss, Echo, ReversePath, Settings};
 use lvs_process::await_predecessor;
@@ -34,11 +34,11 @@ use signal_hook::iterator::Signals;
 use tracing::{Level, info, warn};
 use tracing_subscriber::EnvFilter;
 
-/// The engine of a Linux Virtual Server in userspace.
+/// The dataplane of a Linux Virtual Server in userspace.
 ///
 /// Forwards the connections of virtual services to real servers by NAT, full NAT, direct routing or
 /// tunnelling. `lvsadm` and `lvsd` configure it through its control socket, which answers as soon
-/// as the engine is ready. Runs in the foreground and logs to standard error; LVS_LOG sets the
+/// as the dataplane is ready. Runs in the foreground and logs to standard error; LVS_LOG sets the
 /// level (info by default). SIGTERM, SIGINT and SIGQUIT stop it in an orderly way; SIGHUP, SIGUSR1,
 /// SIGUSR2 and SIGALRM are ignored, so that it goes on when its terminal is closed.
 #[derive(Debug, Parser)]
@@ -54,16 +54,16 @@ struct Args {
     backend: Backend,
 
     /// Whether established connections are forwarded in the kernel, by programs at the interfaces
-    /// that read the engine's connection table (Linux 6.1, root). Default: auto, and `lvsadm
+    /// that read the dataplane's connection table (Linux 6.1, root). Default: auto, and `lvsadm
     /// doctor` does not mind if it is not possible.
     #[arg(long, value_enum)]
-    in_kernel: Option<InKernel>,
+    fast_path: Option<FastPath>,
 
-    /// Whether a small process holds connections, services and counters, should this engine be
-    /// killed, until the next one comes. With --in-kernel, the kernel does. auto: if that is
+    /// Whether a small process holds connections, services and counters, should this dataplane be
+    /// killed, until the next one comes. With --fast-path, the kernel does. auto: if that is
     /// possible.
-    #[arg(long, value_enum, default_value_t = Outlive::Off)]
-    outlive: Outlive,
+    #[arg(long, value_enum, default_value_t = WarmRestart::Off)]
+    warm_restart: WarmRestart,
 
     /// Be that process.
     #[arg(long, hide = true, value_name = "NAME")]
@@ -75,22 +75,22 @@ struct Args {
     xdp: Vec<String>,
 
     /// Packets from the client after which a connection is forwarded there; for measurements.
-    #[arg(long, hide = true, default_value_t = lvs_dataplane::in_kernel::RIPE, value_name = "N")]
-    in_kernel_after: std::num::NonZeroU32,
+    #[arg(long, hide = true, default_value_t = lvs_dataplane::fast_path::RIPE, value_name = "N")]
+    fast_path_after: std::num::NonZeroU32,
 
-    /// Whether the engine drops the rights that it does not need: most of the file system, starting
+    /// Whether the dataplane drops the rights that it does not need: most of the file system, starting
     /// programs, and system calls that administer the host (Landlock and seccomp, as far as the
     /// kernel has them).
     #[arg(long, value_enum, default_value_t = Confine::Auto)]
     confine: Confine,
 
-    /// Remove the state that a killed engine has left in the kernel (its connections end), and
+    /// Remove the state that a killed dataplane has left in the kernel (its connections end), and
     /// exit.
     #[arg(long)]
     cleanup: bool,
 
     /// Packet workers: threads that each have a part of the connections (up to 64); auto: one for
-    /// each processor, 8 at most. More than one does not go with --in-kernel.
+    /// each processor, 8 at most. More than one does not go with --fast-path.
     #[arg(long, default_value = "1", value_name = "N|auto")]
     workers: Workers,
 
@@ -109,7 +109,7 @@ struct Args {
     socket: Option<String>,
 
     /// Let members of this group change things over the control socket, besides root with
-    /// CAP_NET_ADMIN and the engine's own user.
+    /// CAP_NET_ADMIN and the dataplane's own user.
     #[arg(long, value_name = "GROUP", value_parser = group)]
     group: Option<u32>,
 
@@ -136,7 +136,7 @@ struct Args {
     own_vips: bool,
 
     /// Local address for full NAT: what real servers see instead of the client's; may be given
-    /// several times. The engine answers ARP and neighbour discovery for an address that the
+    /// several times. The dataplane answers ARP and neighbour discovery for an address that the
     /// host does not have.
     #[arg(long, value_name = "ADDRESS")]
     local_address: Vec<IpAddr>,
@@ -147,7 +147,7 @@ struct Args {
     #[arg(long, requires = "local_address")]
     hairpin: bool,
 
-    /// Whether to answer or drop echo requests to addresses that the engine owns. The host answers
+    /// Whether to answer or drop echo requests to addresses that the dataplane owns. The host answers
     /// for its own.
     #[arg(long, default_value = "answer", value_name = "answer|drop")]
     echo: Echo,
@@ -184,7 +184,7 @@ struct Args {
     max_connections: u32,
 
     /// How many of them may be of IPv6, or have a server of another family than the client, where
-    /// the path in the kernel takes the memory for all of them at the start. Default: all up to
+    /// the kernel fast path takes the memory for all of them at the start. Default: all up to
     /// 1,048,576, and a quarter where that is more.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
     max_ipv6: Option<u32>,
@@ -241,7 +241,7 @@ enum Backend {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Outlive {
+enum WarmRestart {
     /// No
     Off,
     /// If that is possible; the log says if not
@@ -251,7 +251,7 @@ enum Outlive {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum InKernel {
+enum FastPath {
     /// No
     Off,
     /// If that is possible, and a quarter of the free memory is enough; the log says if not
@@ -289,9 +289,14 @@ impl FromStr for Workers {
             return Ok(Self::Auto);
         }
         let number = text.parse().ok();
-        let number = number.filter(|n: &NonZeroUsize| n.get() <= engine::WORKERS_MAX);
+        let number = number.filter(|n: &NonZeroUsize| n.get() <= dataplane::WORKERS_MAX);
         let number = number.map(Self::Some);
-        number.ok_or_else(|| format!("give auto, or a number from 1 to {}", engine::WORKERS_MAX))
+        number.ok_or_else(|| {
+            format!(
+                "give auto, or a number from 1 to {}",
+                dataplane::WORKERS_MAX
+            )
+        })
     }
 }
 
@@ -381,7 +386,7 @@ fn main() -> ExitCode {
     let args = Args::parse();
     if let Some(name) = &args.hold {
         // Its log would have no reader.
-        return match outlive::hold(name) {
+        return match warm_restart::hold(name) {
             Ok(()) => ExitCode::SUCCESS,
             Err(_) => ExitCode::FAILURE,
         };
@@ -403,13 +408,13 @@ fn main() -> ExitCode {
         .with_default_directive(Level::INFO.into())
         .from_env_lossy();
     // Both write to the same standard error then.
-    let mark = env::var_os("LVS_STARTED_BY").map(|_| "engine");
+    let mark = env::var_os("LVS_STARTED_BY").map(|_| "dataplane");
     // Without a log it forwards all the same.
     let _log = log::start(filter, mark).inspect_err(|error| {
         log::say(Level::ERROR, format_args!("lvs-dataplane: no log: {error}"));
     });
     if let (false, false) = (confinement.not_by.is_empty(), args.cleanup) {
-        warn!("the engine is {confinement}");
+        warn!("the dataplane is {confinement}");
     }
     match run(args, confinement, holder) {
         Ok(()) => ExitCode::SUCCESS,
@@ -434,7 +439,7 @@ fn told(error: &anyhow::Error) -> String {
     text
 }
 
-/// Where the engine of these arguments listens.
+/// Where the dataplane of these arguments listens.
 fn address(args: &Args) -> Address {
     let socket = args.socket.as_ref().filter(|text| !text.is_empty());
     socket.map_or_else(Address::default, Address::new)
@@ -442,7 +447,7 @@ fn address(args: &Args) -> Address {
 
 /// The state keeper for a warm restart; `None` if the arguments turn warm restarts off.
 fn holder(args: &Args) -> Option<io::Result<Holder>> {
-    let wanted = !matches!(args.outlive, Outlive::Off) && !args.cleanup;
+    let wanted = !matches!(args.warm_restart, WarmRestart::Off) && !args.cleanup;
     wanted.then(|| Holder::of(&address(args).to_string()))
 }
 
@@ -451,12 +456,12 @@ fn confine(args: &Args) -> Confinement {
     if args.cleanup || matches!(args.confine, Confine::Off) {
         return Confinement::default();
     }
-    if !matches!(args.in_kernel, Some(InKernel::Off)) {
+    if !matches!(args.fast_path, Some(FastPath::Off)) {
         // The process may not mount file systems after this. A failure is reported where the file
         // system is used.
         let _ = mount_bpf(Path::new("/sys/fs/bpf"));
     }
-    confine::engine(&confine::Places {
+    confine::dataplane(&confine::Places {
         socket: address(args).path().map(Path::to_owned),
         // Files of rules may have names, which are looked up.
         tcp: args.sync_key.is_some() || args.rules.is_some(),
@@ -468,22 +473,22 @@ fn clean_up() -> anyhow::Result<()> {
     let address = Address::from_env();
     anyhow::ensure!(
         Client::connect(&address).is_err(),
-        "an engine runs at {address}: stop it, and nothing is left"
+        "a dataplane runs at {address}: stop it, and nothing is left"
     );
-    let look = "cannot look for what an engine has left";
+    let look = "cannot look for what a dataplane has left";
     let held = Holder::clean_up(&address.to_string()).context(look)?;
     if held {
-        println!("took away connections that an engine had left");
+        println!("took away connections that a dataplane had left");
     }
     // If BPF is not permitted, no dataplane can have left programs.
-    let left = match InKernelPath::clean_up() {
+    let left = match KernelFastPath::clean_up() {
         Err(_) if held => return Ok(()),
         left => left.context(look)?,
     };
     match left {
         0 if held => {}
-        0 => println!("no engine has left anything"),
-        left => println!("took away {left} maps and links that an engine had left"),
+        0 => println!("no dataplane has left anything"),
+        left => println!("took away {left} maps and links that a dataplane had left"),
     }
     Ok(())
 }
@@ -496,43 +501,43 @@ fn run(
     if args.cleanup {
         return clean_up();
     }
-    let outlive = args.outlive;
+    let warm_restart = args.warm_restart;
     let mut config = config(args)?;
-    config.outlive = match (holder.transpose(), outlive) {
+    config.warm_restart = match (holder.transpose(), warm_restart) {
         (Ok(holder), _) => holder,
-        (Err(error), Outlive::On) => return Err(error).context("--outlive on"),
+        (Err(error), WarmRestart::On) => return Err(error).context("--warm-restart on"),
         (Err(error), _) => {
-            warn!("connections do not outlive this engine: {error}");
+            warn!("connections do not outlive this dataplane: {error}");
             None
         }
     };
-    // Before the engine's threads exist, so that a signal during the start is not lost.
+    // Before the dataplane's threads exist, so that a signal during the start is not lost.
     let ignored = IGNORED.map(|(signal, _)| signal);
     let mut signals =
         Signals::new(ENDING.into_iter().chain(ignored)).context("cannot handle signals")?;
-    let engine = Engine::start(config)?;
-    engine.handle().set_confinement(confinement);
+    let dataplane = Dataplane::start(config)?;
+    dataplane.handle().set_confinement(confinement);
     let notify = Notify::from_env();
     notify.send("READY=1");
-    let _fed = match (watchdog::interval(), engine.address()) {
+    let _fed = match (watchdog::interval(), dataplane.address()) {
         (Some(interval), Some(address)) => {
             let feeder = Feeder::start(address.clone(), notify, interval);
             Some(feeder.context("cannot feed the watchdog")?)
         }
         _ => None,
     };
-    let dataplane = engine.handle();
+    let running = dataplane.handle();
     let handle = signals.handle();
     let waiter = std::thread::spawn(move || {
         for signal in signals.forever() {
             let ignored = IGNORED.iter().find(|(number, _)| *number == signal);
             let Some((_, name)) = ignored else {
-                return dataplane.stop();
+                return running.stop();
             };
             info!("{name} is ignored: SIGTERM stops the dataplane; lvsadm and lvsd configure it");
         }
     });
-    engine.join();
+    dataplane.join();
     handle.close();
     let _ = waiter.join();
     Ok(())
@@ -563,18 +568,18 @@ fn config(args: Args) -> anyhow::Result<Config> {
     };
     Ok(Config {
         backend: match args.backend {
-            Backend::Auto => engine::Backend::Auto,
-            Backend::Tun => engine::Backend::Tun,
-            Backend::AfPacket => engine::Backend::AfPacket,
+            Backend::Auto => dataplane::Backend::Auto,
+            Backend::Tun => dataplane::Backend::Tun,
+            Backend::AfPacket => dataplane::Backend::AfPacket,
         },
-        in_kernel: match args.in_kernel {
-            Some(InKernel::Off) => engine::UseKernel::Off,
-            None => engine::UseKernel::Try,
-            Some(InKernel::Auto) => engine::UseKernel::Auto,
-            Some(InKernel::On) => engine::UseKernel::On,
+        fast_path: match args.fast_path {
+            Some(FastPath::Off) => dataplane::UseKernel::Off,
+            None => dataplane::UseKernel::Try,
+            Some(FastPath::Auto) => dataplane::UseKernel::Auto,
+            Some(FastPath::On) => dataplane::UseKernel::On,
         },
         xdp: args.xdp,
-        in_kernel_after: Some(args.in_kernel_after),
+        fast_path_after: Some(args.fast_path_after),
         workers: Some(workers),
         pin: args.pin.map(|pin| matches!(pin, Pin::On)),
         real_time: matches!(args.real_time, RealTime::Auto),

@@ -80,19 +80,19 @@ reasons! {
         IpOptions => "ip_options",
         /// Its sender chose the way (IPv4 source routing), which hosts do not allow.
         SourceRoute => "source_route",
-        /// An echo request to an address that the engine owns, and answers to them are switched off
+        /// An echo request to an address that the dataplane owns, and answers to them are switched off
         /// (`--echo drop`).
         EchoOff => "echo_off",
-        /// An echo request to an address that the engine owns, beyond what is answered in a second
+        /// An echo request to an address that the dataplane owns, beyond what is answered in a second
         /// (`--echo-limit`).
         EchoLimit => "echo_limit",
-        /// It would come straight back: the host routes this address to the engine.
+        /// It would come straight back: the host routes this address to the dataplane.
         Loop => "loop",
         /// There is no way to give it back to the host.
         NoHostPort => "no_host_port",
-        /// The host sent something into the engine's device that is not for a virtual address.
+        /// The host sent something into the dataplane's device that is not for a virtual address.
         HostStray => "host_stray",
-        /// For an address that the engine owns, and nobody answers there.
+        /// For an address that the dataplane owns, and nobody answers there.
         OwnAddress => "own_address",
     }
 }

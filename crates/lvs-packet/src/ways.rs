@@ -23,7 +23,7 @@ pub struct Ways {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoWay {
     /// Packets to the virtual address do not arrive here.
-    #[error("its virtual address is none of this host's or the engine's")]
+    #[error("its virtual address is none of this host's or the dataplane's")]
     Elsewhere,
     /// Client and server are of different families.
     #[error("its client and its server are of different families")]

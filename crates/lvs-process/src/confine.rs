@@ -54,7 +54,7 @@ const NOBODYS: &[i64] = &[
 ];
 
 /// System calls that the dataplane does not need after its start.
-const NOT_THE_ENGINES: &[i64] = &[
+const NOT_THE_DATAPLANES: &[i64] = &[
     libc::SYS_execve,
     libc::SYS_execveat,
     libc::SYS_mount,
@@ -106,7 +106,7 @@ pub struct Places {
 }
 
 /// Confines the dataplane; must come before its threads exist.
-pub fn engine(places: &Places) -> Confinement {
+pub fn dataplane(places: &Places) -> Confinement {
     let mut done = Confinement::default();
     // It starts nothing that could have more rights.
     let given_up = rustix::thread::set_no_new_privs(true);
@@ -117,7 +117,7 @@ pub fn engine(places: &Places) -> Confinement {
         Ok(()) => done.by.push("landlock".to_owned()),
         Err(why) => done.not_by.push(format!("landlock ({why})")),
     }
-    let calls: Vec<i64> = NOBODYS.iter().chain(NOT_THE_ENGINES).copied().collect();
+    let calls: Vec<i64> = NOBODYS.iter().chain(NOT_THE_DATAPLANES).copied().collect();
     note(&mut done, refuse(&calls, Foreign::Refused));
     done
 }

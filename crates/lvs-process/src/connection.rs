@@ -89,7 +89,7 @@ pub(super) fn serve_connection(
     stream: &UnixStream,
     place: &Place,
     denied: Option<Refusal>,
-    engine: &dyn Handler,
+    dataplane: &dyn Handler,
 ) -> io::Result<()> {
     if place.is_reader() {
         // Of this thread alone. Without, it goes on.
@@ -99,7 +99,7 @@ pub(super) fn serve_connection(
     let mut reader = BufReader::new(Within::new(stream, HELLO_TIMEOUT));
     let mut writer = BufWriter::with_capacity(BUFFER, Within::new(stream, WRITE_TIMEOUT));
     let mut session = Session {
-        engine,
+        dataplane,
         place,
         denied,
         greeted: false,
@@ -152,7 +152,7 @@ pub(super) fn serve_connection(
 
 /// The client, and the server's state about it.
 struct Session<'a> {
-    engine: &'a dyn Handler,
+    dataplane: &'a dyn Handler,
     place: &'a Place,
     denied: Option<Refusal>,
     greeted: bool,
@@ -207,7 +207,7 @@ impl Session<'_> {
             }
             _ => None,
         };
-        self.engine.call(call, out)
+        self.dataplane.call(call, out)
     }
 
     fn greet(&mut self, params: &str) -> Result<Value, Failure> {
@@ -220,14 +220,14 @@ impl Session<'_> {
         if version != VERSION {
             return Err(Failure::new(
                 FailureCode::Version,
-                format!("the engine speaks version {VERSION}"),
+                format!("the dataplane speaks version {VERSION}"),
             ));
         }
         self.greeted = true;
         let hello = Hello {
             version: VERSION,
-            engine: self.engine.name(),
-            table_size: self.engine.table_size(),
+            dataplane: self.dataplane.name(),
+            table_size: self.dataplane.table_size(),
             writable: self.denied.is_none(),
         };
         serde_json::to_value(hello)

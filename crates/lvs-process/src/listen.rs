@@ -21,7 +21,7 @@ use lvs_sys::peercred;
 #[non_exhaustive]
 pub enum BindError {
     /// Another dataplane listens there.
-    #[error("another engine is running at {address}{}: stop it first, or give this one another --socket", of_pid(.pid))]
+    #[error("another dataplane is running at {address}{}: stop it first, or give this one another --socket", of_pid(.pid))]
     Running {
         /// Where.
         address: Address,
@@ -30,7 +30,7 @@ pub enum BindError {
     },
     /// A process that is no dataplane has taken the abstract name.
     #[error(
-        "user {uid}{} holds the name {address} and is no engine: end that process, give this engine a path (--socket /run/...), \
+        "user {uid}{} holds the name {address} and is no dataplane: end that process, give this dataplane a path (--socket /run/...), \
          or let it use {directory}",
         of_pid(.pid),
         directory = place::DIRECTORY

@@ -159,7 +159,7 @@ impl Server {
     ///
     /// # Errors
     /// There can be no thread.
-    pub fn serve(self, engine: Arc<dyn Handler>) -> io::Result<Handle> {
+    pub fn serve(self, dataplane: Arc<dyn Handler>) -> io::Result<Handle> {
         let stopping = Arc::new(AtomicBool::new(false));
         let places = Arc::<Places>::default();
         let address = self.address().clone();
@@ -168,7 +168,7 @@ impl Server {
             let (stopping, places) = (Arc::clone(&stopping), Arc::clone(&places));
             thread::Builder::new()
                 .name("control".into())
-                .spawn(move || self.accept(&engine, &places, &stopping))?
+                .spawn(move || self.accept(&dataplane, &places, &stopping))?
         };
         Ok(Handle {
             stopping,
@@ -179,7 +179,7 @@ impl Server {
         })
     }
 
-    fn accept(self, engine: &Arc<dyn Handler>, places: &Arc<Places>, stopping: &AtomicBool) {
+    fn accept(self, dataplane: &Arc<dyn Handler>, places: &Arc<Places>, stopping: &AtomicBool) {
         loop {
             let accepted = self.listener.socket.accept();
             if stopping.load(Ordering::Acquire) {
@@ -192,13 +192,13 @@ impl Server {
             };
             match self.admit(&stream, places) {
                 Ok((place, denied)) => {
-                    let engine = Arc::clone(engine);
+                    let dataplane = Arc::clone(dataplane);
                     // Without a thread for it, the connection is closed.
                     let _ = thread::Builder::new()
                         .name("control-conn".into())
                         .spawn(move || {
                             // An error here is that the client went away.
-                            let _ = serve_connection(&stream, &place, denied, &*engine);
+                            let _ = serve_connection(&stream, &place, denied, &*dataplane);
                         });
                 }
                 Err(failure) => turn_away(stream, &failure),
@@ -219,7 +219,7 @@ impl Server {
             Rights::None => {
                 return Err(Failure::new(
                     FailureCode::Permission,
-                    "this engine lets only root, its own user and the groups of --group and --readers look",
+                    "this dataplane lets only root, its own user and the groups of --group and --readers look",
                 ));
             }
         };
@@ -227,7 +227,7 @@ impl Server {
             Failure::new(
                 FailureCode::Full,
                 format!(
-                    "the engine serves {CONNECTIONS_MAX} control connections already, {READERS_MAX} of users without rights, or \
+                    "the dataplane serves {CONNECTIONS_MAX} control connections already, {READERS_MAX} of users without rights, or \
                      {USER_MAX} of yours: close some"
                 ),
             )

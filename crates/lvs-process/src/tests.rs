@@ -72,10 +72,10 @@ impl Fake {
 }
 
 fn start(address: &Address) -> Handle {
-    let engine = Arc::new(Fake::new());
+    let dataplane = Arc::new(Fake::new());
     Server::bind(address, Permissions::default())
         .and_then(|server| {
-            server.serve(engine).map_err(|source| BindError::Io {
+            server.serve(dataplane).map_err(|source| BindError::Io {
                 address: address.clone(),
                 source,
             })
@@ -92,7 +92,7 @@ fn server_answers_calls_lists_and_refusals() {
     let address = unique("calls");
     let _handle = start(&address);
     let mut client = Client::connect(&address).expect("it answers");
-    assert_eq!(client.hello().engine, "fake 1");
+    assert_eq!(client.hello().dataplane, "fake 1");
     assert!(client.hello().writable);
     let set = Timeouts {
         tcp: 1,

@@ -58,13 +58,13 @@ fn feed(address: &Address, notify: &Notify, pause: Duration, stopped: &Receiver<
             Ok(()) => {
                 notify.send("WATCHDOG=1");
                 if !well {
-                    tracing::info!("the engine answers itself again");
+                    tracing::info!("the dataplane answers itself again");
                 }
                 well = true;
             }
             Err(error) => {
                 if well {
-                    tracing::error!("the engine does not answer itself: {error}");
+                    tracing::error!("the dataplane does not answer itself: {error}");
                 }
                 well = false;
             }

@@ -112,7 +112,7 @@ fn show(method: Forward, options: &DemoOptions, style: &Style) -> Result<(Site, 
     println!("\n{}\n  {picture}", style.heading(title));
     let start = Instant::now();
     let mut site = Site::new(SiteOptions::new(&format!("demo-{}", method.word()), method))?;
-    site.start_engine(&[])?;
+    site.start_dataplane(&[])?;
     println!(
         "  up in {:.1} s; VIP {}\n",
         start.elapsed().as_secs_f64(),
@@ -121,7 +121,7 @@ fn show(method: Forward, options: &DemoOptions, style: &Style) -> Result<(Site, 
 
     println!(
         "  director# lvs-dataplane {} &",
-        site.engine_arguments().join(" ")
+        site.dataplane_arguments().join(" ")
     );
     let service = site.service(80);
     director(&site, &format!("-A -t {service} -s rr"))?;

@@ -1,4 +1,4 @@
-//! The programs of the path in the kernel in front of a packet path in memory, for comparing it with
+//! The programs of the kernel fast path in front of a packet path in memory, for comparing it with
 //! one without them.
 
 use std::fmt;
@@ -6,7 +6,7 @@ use std::ops::AddAssign;
 
 use lvs_core::memory::{Layout, Memory};
 use lvs_core::{ConnId, Control, Director, IcmpError, Instant, PacketMeta, Verdict};
-use lvs_dataplane::in_kernel::{InKernel, InKernelError, WayOut};
+use lvs_dataplane::fast_path::{FastPath, FastPathError, WayOut};
 use lvs_packet::frame::{Frame, Offload};
 use lvs_packet::net::{PortId, Way};
 use lvs_packet::pipeline::Decide;
@@ -57,7 +57,7 @@ fn is_padded(frame: &[u8]) -> bool {
 
 /// The programs, and what they need.
 pub(crate) struct Programs {
-    kernel: InKernel,
+    kernel: FastPath,
     /// The ports' own addresses, by number.
     macs: [Mac; 2],
     /// The director's generation, and what was learned of tunnels, when that was last seen.
@@ -77,8 +77,8 @@ impl Programs {
     ///
     /// # Errors
     /// If the kernel does not take them.
-    pub(crate) fn new(layout: Layout, macs: [Mac; 2]) -> Result<Self, InKernelError> {
-        let kernel = InKernel::open_in_virtual_time(layout)?;
+    pub(crate) fn new(layout: Layout, macs: [Mac; 2]) -> Result<Self, FastPathError> {
+        let kernel = FastPath::open_in_virtual_time(layout)?;
         let tried = kernel.try_interface(LOOPBACK, Mac([0; 6]));
         tried.expect("there is no other one");
         Ok(Self {

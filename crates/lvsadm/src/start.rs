@@ -13,7 +13,7 @@ use lvs_api::{Address, Client, Error, starting};
 /// The environment variable that asks for it, by being `1`.
 pub const VARIABLE: &str = "LVS_AUTOSTART";
 
-const ENGINE: &str = "lvs-dataplane";
+const DATAPLANE: &str = "lvs-dataplane";
 const LOG: &str = "/run/lvs-dataplane.log";
 /// How long a dataplane may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -82,7 +82,7 @@ fn start(address: &Address) -> Result<Client, String> {
 fn program() -> PathBuf {
     env::current_exe()
         .ok()
-        .map(|own| own.with_file_name(ENGINE))
+        .map(|own| own.with_file_name(DATAPLANE))
         .filter(|path| path.exists())
-        .unwrap_or_else(|| ENGINE.into())
+        .unwrap_or_else(|| DATAPLANE.into())
 }

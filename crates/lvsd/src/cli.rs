@@ -30,7 +30,7 @@ use crate::cluster;
 use crate::config::{Config, Facts, LoadError, Report, check_filter};
 use crate::control_socket;
 use crate::daemon::{self, Options, Signal};
-use crate::engine::process::{GIVEN, Machine, become_engine, end_politely, lock, send};
+use crate::dataplane::process::{GIVEN, Machine, become_dataplane, end_politely, lock, send};
 use crate::events::Events;
 use crate::expand::expand;
 use crate::health::{self, Network, Pins};
@@ -63,11 +63,11 @@ const BEAT: Duration = Duration::from_millis(100);
 /// How long `lvsd stop` waits for the daemon that runs.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 
-/// The daemon of a Linux Virtual Server: keeps the engine (lvs-dataplane) in step with a TOML file
+/// The daemon of a Linux Virtual Server: keeps the dataplane (lvs-dataplane) in step with a TOML file
 /// and with the health of the real servers.
 ///
 /// SIGHUP reads the file again and changes only what has changed. SIGTERM ends the daemon and
-/// leaves the engine, its services and addresses alone; SIGINT (Ctrl-C) ends the engine too. SIGUSR2
+/// leaves the dataplane, its services and addresses alone; SIGINT (Ctrl-C) ends the dataplane too. SIGUSR2
 /// and SIGALRM are ignored. Exit codes: 0 done, 1 failure, 2 usage, 3 the configuration cannot be
 /// used.
 #[derive(Debug, Parser)]
@@ -78,12 +78,12 @@ pub struct Arguments {
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Control socket of the engine: @NAME (abstract) or a path; wins over the file. Default: one
+    /// Control socket of the dataplane: @NAME (abstract) or a path; wins over the file. Default: one
     /// in /run/lvs, of which every network namespace has its own.
     #[arg(long, global = true, value_name = "PATH", env = "LVS_SOCKET")]
     socket: Option<String>,
 
-    /// Wait for an engine that something else starts, such as lvs-dataplane.service; start none.
+    /// Wait for a dataplane that something else starts, such as lvs-dataplane.service; start none.
     #[arg(long)]
     attach: bool,
 
@@ -106,9 +106,9 @@ impl Arguments {
 /// A command other than running the daemon.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// End the daemon that runs; the engine keeps forwarding.
+    /// End the daemon that runs; the dataplane keeps forwarding.
     Stop {
-        /// End the engine too: services, addresses and connections go. Of an engine that lvsd has
+        /// End the dataplane too: services, addresses and connections go. Of a dataplane that lvsd has
         /// not started, only what lvsd has set goes.
         #[arg(long)]
         all: bool,
@@ -134,7 +134,7 @@ enum Command {
     /// if the daemon would refuse it.
     Plan,
     /// Show services and servers: what the file, people and health checks say of each, and what the
-    /// engine does with it.
+    /// dataplane does with it.
     Status {
         /// Print JSON.
         #[arg(long)]
@@ -199,9 +199,9 @@ enum Command {
         /// bash, zsh, fish, elvish or powershell.
         shell: clap_complete::Shell,
     },
-    /// Become the engine with the options in [dataplane]: for a service manager that runs it by
+    /// Become the dataplane with the options in [dataplane]: for a service manager that runs it by
     /// itself.
-    Engine,
+    Dataplane,
 }
 
 /// The change of a maintenance.
@@ -252,7 +252,7 @@ pub fn main(mut arguments: Arguments) -> ExitCode {
             Err(why) => return fail(&why),
         },
         // The dataplane, which this process is to become, ignores them as well.
-        Some(Command::Engine) => {
+        Some(Command::Dataplane) => {
             ignore_signals();
             None
         }
@@ -281,8 +281,8 @@ pub fn main(mut arguments: Arguments) -> ExitCode {
                 Switch::Off => Some(false),
                 Switch::Status => None,
             };
-            let engine = steered(&arguments);
-            return told(ask::maintenance(&engine, on, why.clone(), json));
+            let dataplane = steered(&arguments);
+            return told(ask::maintenance(&dataplane, on, why.clone(), json));
         }
         Some(Command::Register(ref register)) => {
             let _log = match start_log(None) {
@@ -322,8 +322,8 @@ pub fn main(mut arguments: Arguments) -> ExitCode {
         Err(code) => return code,
     };
     match arguments.command {
-        Some(Command::Engine) => {
-            let why = become_engine(&address(&arguments, &config), &config.dataplane);
+        Some(Command::Dataplane) => {
+            let why = become_dataplane(&address(&arguments, &config), &config.dataplane);
             return fail(&why);
         }
         Some(Command::KeepalivedConfig) => {
@@ -356,7 +356,7 @@ pub fn main(mut arguments: Arguments) -> ExitCode {
     }
 }
 
-/// The engine's address where a broken file must not keep anybody from asking, nor a long one have
+/// The dataplane's address where a broken file must not keep anybody from asking, nor a long one have
 /// him wait.
 fn steered(arguments: &Arguments) -> Address {
     let named = arguments
@@ -396,7 +396,7 @@ fn fail(why: &str) -> ExitCode {
     ExitCode::from(EXIT_FAILURE)
 }
 
-/// The configuration. Where it cannot be used, and the engine runs on after a daemon that has
+/// The configuration. Where it cannot be used, and the dataplane runs on after a daemon that has
 /// ended, the daemon takes the one that it had last.
 fn load(arguments: &Arguments) -> Result<(Config, Report, LoadStatus), ExitCode> {
     let error = match Config::load(arguments.config()) {
@@ -406,9 +406,9 @@ fn load(arguments: &Arguments) -> Result<(Config, Report, LoadStatus), ExitCode>
     let code = refuse(&error);
     let address = address(arguments, &Config::default());
     let (kept, why) = match arguments.command {
-        None => (last_good::recall(&address), "the engine runs"),
-        // Nobody has stopped the engine before this one: it has crashed.
-        Some(Command::Engine) => (last_good::kept(&address), "the last engine has crashed"),
+        None => (last_good::recall(&address), "the dataplane runs"),
+        // Nobody has stopped the dataplane before this one: it has crashed.
+        Some(Command::Dataplane) => (last_good::kept(&address), "the last dataplane has crashed"),
         Some(_) => return Err(code),
     };
     let (config, report) = kept.ok_or(code)?;
@@ -437,7 +437,7 @@ fn file_of(daemon: &Status) -> PathBuf {
     directory.map_or_else(|_| file.clone(), |directory| directory.join(&file))
 }
 
-/// The engine's control socket: that of the command line or environment, of the file, or the usual.
+/// The dataplane's control socket: that of the command line or environment, of the file, or the usual.
 fn address(arguments: &Arguments, config: &Config) -> Address {
     let named = arguments.socket.clone().filter(|name| !name.is_empty());
     named
@@ -450,7 +450,7 @@ fn gathered(arguments: &Arguments) -> Gathered {
     Gathered::recall(&arguments.state, arguments.config())
 }
 
-/// Ends the daemon that runs and, with `all`, the engine.
+/// Ends the daemon that runs and, with `all`, the dataplane.
 fn stop(arguments: &Arguments, all: bool) -> ExitCode {
     let address = steered(arguments);
     let result = match steer(&address) {
@@ -462,7 +462,7 @@ fn stop(arguments: &Arguments, all: bool) -> ExitCode {
         Err(LockError::Io(error)) => Err(format!("cannot see whether an lvsd runs: {error}")),
         Ok(_only) if all => {
             last_good::forget(&address);
-            stop_engine(&address)
+            stop_dataplane(&address)
         }
         Ok(_only) => {
             log::say(Level::INFO, format_args!("lvsd: none runs"));
@@ -545,14 +545,14 @@ fn plan(arguments: &Arguments, config: &Config, running: Option<&Status>) -> Exi
     }
 }
 
-/// Ends the engine of a daemon that does not run.
-fn stop_engine(address: &Address) -> Result<(), String> {
+/// Ends the dataplane of a daemon that does not run.
+fn stop_dataplane(address: &Address) -> Result<(), String> {
     let _log = start_log(None)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|e| format!("cannot start the event loop: {e}"))?;
-    let result = runtime.block_on(daemon::stop_engine(Machine::new(address)));
+    let result = runtime.block_on(daemon::stop_dataplane(Machine::new(address)));
     runtime.shutdown_background();
     result
 }
@@ -745,7 +745,7 @@ fn run(
             checks: Some(checks),
             turns: pulses.turns.clone(),
             cluster: Some(cluster::ClusterPaths {
-                engine: address.clone(),
+                dataplane: address.clone(),
                 maintenance: cluster::maintenance_path(&admin::path(
                     &arguments.state,
                     arguments.config(),
@@ -765,7 +765,7 @@ fn run(
         served.end();
         result
     });
-    // A call to an engine that hangs must not keep the daemon from ending.
+    // A call to a dataplane that hangs must not keep the daemon from ending.
     runtime.shutdown_background();
     result
 }

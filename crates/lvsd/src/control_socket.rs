@@ -27,12 +27,12 @@ struct Rights {
     readers: Option<u32>,
 }
 
-/// Listens beside the engine at `engine`; `api` answers as over TCP.
+/// Listens beside the dataplane at `dataplane`; `api` answers as over TCP.
 ///
 /// # Errors
 /// The system refuses.
-pub fn open(engine: &Address, dataplane: &Dataplane, api: Arc<Api>) -> io::Result<()> {
-    let listener = bind(&daemon::socket(engine))?;
+pub fn open(dataplane: &Address, settings: &Dataplane, api: Arc<Api>) -> io::Result<()> {
+    let listener = bind(&daemon::socket(dataplane))?;
     let facts = Facts::read();
     let gid = |name: &Option<String>| {
         // A group that there is not has no members.
@@ -40,8 +40,8 @@ pub fn open(engine: &Address, dataplane: &Dataplane, api: Arc<Api>) -> io::Resul
             .map(|name| facts.gid(name).unwrap_or(u32::MAX))
     };
     let rights = Rights {
-        group: gid(&dataplane.group),
-        readers: gid(&dataplane.readers),
+        group: gid(&settings.group),
+        readers: gid(&settings.readers),
     };
     tokio::spawn(serve(listener, rights, api));
     Ok(())
@@ -126,7 +126,9 @@ fn admit(
     let place = place.ok_or((StatusCode::SERVICE_UNAVAILABLE, FULL))?;
     let peer = Peer::Local {
         who: format!("uid {}", user.uid()),
-        denied: trusted.err().map(|why| why.replace("the engine", "lvsd")),
+        denied: trusted
+            .err()
+            .map(|why| why.replace("the dataplane", "lvsd")),
     };
     Ok((peer, place))
 }
@@ -146,10 +148,10 @@ mod tests {
     use crate::snapshot::Snapshot;
 
     /// A socket in `directory`, whose daemon takes every change.
-    fn opened(engine: &Address, dataplane: &Dataplane, events: &Events) {
+    fn opened(dataplane: &Address, settings: &Dataplane, events: &Events) {
         let (sender, mut requests) = channel();
         let api = Arc::new(Api::new(sender, events, Arc::default()));
-        open(engine, dataplane, api).expect("it can be bound");
+        open(dataplane, settings, api).expect("it can be bound");
         tokio::spawn(async move {
             while let Some(request) = requests.recv().await {
                 match request {
@@ -177,8 +179,8 @@ mod tests {
     #[tokio::test]
     async fn nonsense_is_answered() {
         let directory = tempfile::tempdir().expect("a directory");
-        let engine = Address::new(directory.path().join("e.sock"));
-        opened(&engine, &Dataplane::default(), &Events::default());
+        let dataplane = Address::new(directory.path().join("e.sock"));
+        opened(&dataplane, &Dataplane::default(), &Events::default());
         let path = directory.path().join("e.sock.lvsd");
         let long = format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(1 << 20));
         let status = "GET /v1/status HTTP/1.1\r\nhost: any\r\n\r\n";
@@ -200,18 +202,18 @@ mod tests {
             assert!(said.contains(words), "{words}: {said}");
         }
         // Bound again while the file is there.
-        opened(&engine, &Dataplane::default(), &Events::default());
+        opened(&dataplane, &Dataplane::default(), &Events::default());
     }
 
     #[tokio::test]
     async fn client_gets_answers_and_events() {
         let directory = tempfile::tempdir().expect("a directory");
-        let engine = Address::new(directory.path().join("e.sock"));
+        let dataplane = Address::new(directory.path().join("e.sock"));
         let mut events = Events::default();
-        opened(&engine, &Dataplane::default(), &events);
+        opened(&dataplane, &Dataplane::default(), &events);
         let asking = tokio::task::spawn_blocking(move || {
             let client = || {
-                let client = Client::connect(&engine).expect("it answers");
+                let client = Client::connect(&dataplane).expect("it answers");
                 client.expect("it listens")
             };
             let mut one = client();
@@ -256,10 +258,10 @@ mod tests {
     #[tokio::test]
     async fn closed_event_stream_frees_its_place() {
         let directory = tempfile::tempdir().expect("a directory");
-        let engine = Address::new(directory.path().join("e.sock"));
+        let dataplane = Address::new(directory.path().join("e.sock"));
         let (sender, _requests) = channel();
         let api = Arc::new(Api::new(sender, &Events::default(), Arc::default()));
-        open(&engine, &Dataplane::default(), Arc::clone(&api)).expect("it can be bound");
+        open(&dataplane, &Dataplane::default(), Arc::clone(&api)).expect("it can be bound");
         let path = directory.path().join("e.sock.lvsd");
         let request = "GET /v1/events HTTP/1.1\r\naccept: text/event-stream\r\n\r\n";
         let mut held = Vec::new();
@@ -301,12 +303,12 @@ mod tests {
             return;
         }
         let name = format!("lvsd-control-{}", std::process::id());
-        let engine = Address::new(format!("@{name}"));
-        let dataplane = Dataplane {
+        let dataplane = Address::new(format!("@{name}"));
+        let settings = Dataplane {
             group: Some("4242".to_owned()),
             ..Dataplane::default()
         };
-        opened(&engine, &dataplane, &Events::default());
+        opened(&dataplane, &settings, &Events::default());
         for (groups, expected) in [("4242", " 200 OK"), ("4243", "only root")] {
             let output = tokio::process::Command::new("setpriv")
                 .args(["--reuid=65534", "--regid=65534", "--groups", groups])

@@ -1,4 +1,4 @@
-//! The desired state of the engine, as a pure function:
+//! The desired state of the dataplane, as a pure function:
 //! `Config + Discovered + Health + Overrides -> Desired`.
 
 use std::collections::{BTreeSet, HashMap};
@@ -21,7 +21,7 @@ pub struct Overrides<'a> {
     pub admin: &'a Admin,
     /// Quorum, panic mode and sorry server of each service; none before the first decision.
     pub decisions: &'a HashMap<ServiceId, Decision>,
-    /// The VIPs that the engine owns unless a decision withdraws them. `None`: this director may
+    /// The VIPs that the dataplane owns unless a decision withdraws them. `None`: this director may
     /// own none.
     pub vips: Option<&'a BTreeSet<IpAddr>>,
     /// The number of configurations that the daemon has loaded.

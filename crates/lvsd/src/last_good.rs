@@ -1,7 +1,7 @@
-//! The last configuration that was good, beside the engine's socket: a daemon that crashes over a
+//! The last configuration that was good, beside the dataplane's socket: a daemon that crashes over a
 //! file that is broken by then goes on with it.
 //!
-//! It lives as long as the engine that it was made for. After a reboot a broken file is refused.
+//! It lives as long as the dataplane that it was made for. After a reboot a broken file is refused.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use lvs_api::{Address, Client};
 use crate::config::{Config, Report};
 use crate::replace::replace;
 
-/// Where it is for the engine at `address`; nowhere for one that has no path.
+/// Where it is for the dataplane at `address`; nowhere for one that has no path.
 pub fn path(address: &Address) -> Option<PathBuf> {
     address.state_file(".lvsd.toml")
 }
@@ -25,7 +25,7 @@ pub fn keep(path: &Path, text: &str) {
     }
 }
 
-/// The configuration that was kept for the engine that runs at `address`.
+/// The configuration that was kept for the dataplane that runs at `address`.
 pub fn recall(address: &Address) -> Option<(Config, Report)> {
     Client::connect(address).ok()?;
     kept(address)
@@ -37,7 +37,7 @@ pub fn kept(address: &Address) -> Option<(Config, Report)> {
     Config::load(&path(address)?).ok()
 }
 
-/// Forgets it: the engine at `address` is stopped.
+/// Forgets it: the dataplane at `address` is stopped.
 pub fn forget(address: &Address) {
     if let Some(path) = path(address) {
         remove(&path);
@@ -55,15 +55,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn is_kept_and_not_believed_without_its_engine() {
+    fn is_kept_and_not_believed_without_its_dataplane() {
         let directory = tempfile::tempdir().unwrap();
-        let address = Address::new(directory.path().join("engine.sock"));
+        let address = Address::new(directory.path().join("dataplane.sock"));
         let kept = path(&address).unwrap();
         for text in ["[lvsd]\nmanage_all_services = true\n", "[lvsd]\n"] {
             keep(&kept, text);
             assert_eq!(std::fs::read_to_string(&kept).unwrap(), text);
         }
-        assert!(recall(&address).is_none(), "no engine runs");
+        assert!(recall(&address).is_none(), "no dataplane runs");
         assert!(super::kept(&address).is_some(), "one that crashed");
         forget(&address);
         assert!(super::kept(&address).is_none(), "one that was stopped");

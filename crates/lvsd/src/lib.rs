@@ -9,12 +9,12 @@
 //! decide          quorum, panic mode and sorry server of a service (pure)
 //! admin           the administrative states of servers, which operators set
 //! desired         Config + Discovered + Health + Overrides ──▶ Desired (pure)
-//! reconcile/      Desired and the state of the engine ──▶ ordered changes (pure)
-//! engine/         the connection to the engine: attach or start, apply changes, replace a lost one
+//! reconcile/      Desired and the state of the dataplane ──▶ ordered changes (pure)
+//! dataplane/      the connection to the dataplane: attach or start, apply changes, replace a lost one
 //! daemon/         the loop that joins them
 //! cluster/        keepalived, announcements, maintenance of this director
 //! requests        requests of clients to the loop
-//! snapshot        the state of daemon and engine at one moment
+//! snapshot        the state of daemon and dataplane at one moment
 //! control_socket  the daemon's own control socket
 //! api/            metrics, JSON over HTTP, the dashboard
 //! tally           the daemon's own counters
@@ -30,7 +30,7 @@
 //! schema          the keys of the file, for editors and manual pages
 //! ```
 //!
-//! The daemon may crash or be killed at any time: the engine keeps forwarding, and the next daemon
+//! The daemon may crash or be killed at any time: the dataplane keeps forwarding, and the next daemon
 //! attaches to it and finds nothing to change.
 #![forbid(unsafe_code)]
 // Printing blocks on a slow reader and panics without one. `lvs_process::log` does neither.
@@ -45,9 +45,9 @@ pub mod config;
 pub mod control_socket;
 pub mod convert;
 pub mod daemon;
+pub mod dataplane;
 pub mod decide;
 pub mod desired;
-pub mod engine;
 pub mod events;
 pub mod expand;
 pub mod health;

@@ -1,4 +1,4 @@
-//! The state of daemon and engine at one moment.
+//! The state of daemon and dataplane at one moment.
 
 use std::sync::Arc;
 
@@ -6,34 +6,34 @@ use lvs_api::daemon::Status;
 use lvs_core::Stats;
 use lvs_core::api::{Info, ServiceInfo};
 
-use crate::engine::Found;
+use crate::dataplane::Found;
 
-/// The state of daemon and engine at one moment.
+/// The state of daemon and dataplane at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     /// The state as `lvsd status` shows it.
     pub status: Status,
-    /// The result of the last comparison with the engine.
+    /// The result of the last comparison with the dataplane.
     pub found: Arc<Found>,
 }
 
 impl Snapshot {
-    /// All services of engine and proxy.
+    /// All services of dataplane and proxy.
     pub fn services(&self) -> impl Iterator<Item = &ServiceInfo> {
         let found = &self.found;
         found.seen.services.iter().chain(&found.proxied.services)
     }
 
-    /// The state of the engine, if the daemon has read it.
-    pub fn engine(&self) -> Option<&Info> {
+    /// The state of the dataplane, if the daemon has read it.
+    pub fn dataplane(&self) -> Option<&Info> {
         Some(&self.found.seen.info).filter(|info| info.pid != 0)
     }
 
     /// Counters and rates of everything.
     pub fn total(&self) -> Stats {
-        let mut total = self.engine().map(|info| info.total).unwrap_or_default();
-        // The engine's own are in that already.
-        let proxied = match self.engine() {
+        let mut total = self.dataplane().map(|info| info.total).unwrap_or_default();
+        // The dataplane's own are in that already.
+        let proxied = match self.dataplane() {
             Some(_) => &self.found.proxied.services,
             None => &self.found.seen.services,
         };

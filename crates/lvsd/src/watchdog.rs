@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! event loop ── beats ──┐
-//! its turns ────────────┤  the engine, with its packets, has answered in them
+//! its turns ────────────┤  the dataplane, with its packets, has answered in them
 //! checks ───── beats ───┴──▶ a thread that does nothing else ── WATCHDOG=1 ──▶ the service manager
 //! ```
 
@@ -14,7 +14,7 @@ pub use lvs_process::notify::watchdog_interval as interval;
 
 use crate::notify::Notify;
 
-/// A turn of the event loop may hold a request to the engine, of a long list of changes.
+/// A turn of the event loop may hold a request to the dataplane, of a long list of changes.
 pub(crate) const TURN_LIMIT: Duration = Duration::from_secs(120);
 
 /// Something that shows that it goes on.

@@ -16,7 +16,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Context, bail};
 use lvs_core::api::{Call, ServerSpec, ServiceId, ServiceSpec};
 use lvs_core::{Family, Forwarding, PacketMeta, ServerConfig, ServiceConfig};
-use lvs_dataplane::engine::{Config, Engine, HookAction, PacketHook};
+use lvs_dataplane::dataplane::{Config, Dataplane, HookAction, PacketHook};
 
 /// Drops the packets of some clients.
 struct Blocklist(Vec<IpAddr>);
@@ -55,7 +55,7 @@ fn main() -> anyhow::Result<()> {
         }
     }
 
-    let engine = Engine::start(Config {
+    let dataplane = Dataplane::start(Config {
         own_vips: true,
         hook: Some(Box::new(Blocklist(blocked))),
         ..Config::default()
@@ -63,7 +63,7 @@ fn main() -> anyhow::Result<()> {
     let service = ServiceId::Tcp { address: vip };
     let config = ServiceConfig::new(Family::of(&vip.ip()), "wlc");
     call(
-        &engine,
+        &dataplane,
         Call::ServiceAdd(ServiceSpec {
             service,
             config,
@@ -73,7 +73,7 @@ fn main() -> anyhow::Result<()> {
     for server in servers {
         let config = ServerConfig::new(1, Forwarding::Nat);
         call(
-            &engine,
+            &dataplane,
             Call::ServerAdd(ServerSpec {
                 service,
                 server,
@@ -87,8 +87,8 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn call(engine: &Engine, call: Call) -> anyhow::Result<()> {
-    engine
+fn call(dataplane: &Dataplane, call: Call) -> anyhow::Result<()> {
+    dataplane
         .call(call)
         .map(drop)
         .map_err(|failure| anyhow::anyhow!(failure.message))

@@ -9,7 +9,7 @@
 //! Services then use it like any other scheduler, with weights, quiescing, thresholds, slow starts,
 //! persistence, listings and `explain`. This example shows it with a director that has no packets.
 //! A program that embeds the dataplane passes the same [`Registry`] to
-//! `lvs_dataplane::engine::Config::schedulers`; `lvsadm -A ... -s geo` then works.
+//! `lvs_dataplane::dataplane::Config::schedulers`; `lvsadm -A ... -s geo` then works.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

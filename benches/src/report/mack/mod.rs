@@ -46,7 +46,7 @@ const PEERS: [Peer; 14] = peers::named([
     "lvs-dr",
     GATEWAY,
     "lvs-tunnel",
-    "lvs-nat-in-kernel",
+    "lvs-nat-fast-path",
     "nftables",
     "haproxy",
     "nginx",
@@ -128,7 +128,7 @@ impl Experiment for Mack {
     }
 
     fn is_quick(&self, peer: &Peer) -> bool {
-        !["lvs-nat-in-kernel", "nginx"].contains(&peer.name)
+        !["lvs-nat-fast-path", "nginx"].contains(&peer.name)
     }
 
     fn peers(&self) -> &'static [Peer] {

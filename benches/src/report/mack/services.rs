@@ -67,7 +67,7 @@ impl Experiment for Services {
          rsh: from a reserved port, a second connection comes back from the server. lpd: a file of 1,024 bytes is printed, from port 721 to 731 as the server \
          demands. session: log in at one port, then go on at another four times, which only the same server lets: with round robin, with both ports under one firewall mark with \
          persistence, and with port 0 and persistence (others: by a hash of the client's address). UDP file: blocks of 1,024 bytes, each asked for. TFTP and FTP: files of 16 KiB by \
-         dnsmasq, vsftpd and curl, which takes its time; with lvs-nat the engine's helper does FTP, with direct routing and tunnel persistence does; nftables, HAProxy and nginx have the \
+         dnsmasq, vsftpd and curl, which takes its time; with lvs-nat the dataplane's helper does FTP, with direct routing and tunnel persistence does; nftables, HAProxy and nginx have the \
          servers' passive ports, by a hash of the client's address (curl asks by EPSV, whose answer has no address). A cross: it does not work, and the notes say why. The director \
          forwards what the servers begin, for translation with its own address. routing is one server without a director's help, for comparison."
     }

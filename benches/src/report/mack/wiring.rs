@@ -143,11 +143,11 @@ pub(super) fn restart(
     more: &[&str],
     rules: &str,
 ) -> Result<()> {
-    let engine = programs::find("lvs-dataplane")?.display().to_string();
+    let dataplane = programs::find("lvs-dataplane")?.display().to_string();
     let lvsadm = programs::find("lvsadm")?;
     bed.run_instead(|host, cpu| {
-        let mut words = vec!["-c", cpu, &engine, "--backend", "af_packet"];
-        words.extend(["--in-kernel", "off"]);
+        let mut words = vec!["-c", cpu, &dataplane, "--backend", "af_packet"];
+        words.extend(["--fast-path", "off"]);
         for interface in interfaces {
             words.extend(["--interface", interface]);
         }
@@ -155,7 +155,7 @@ pub(super) fn restart(
         host.spawn("taskset", &words)
     })?;
     let director = &bed.director;
-    wait_until("the engine", Duration::from_secs(10), || {
+    wait_until("the dataplane", Duration::from_secs(10), || {
         director.run(&lvsadm, &["-Ln"]).is_ok()
     })?;
     lvs_testbed::netns::run_with_input(director.command(&lvsadm).arg("-R"), rules)?;

@@ -17,7 +17,7 @@ use crate::address::impostor;
 const BODY_MAX: u64 = 256 << 20;
 /// The longest head of an answer.
 const HEAD_MAX: u64 = 64 << 10;
-/// How long the daemon may say nothing: it waits for an engine as long as that at most.
+/// How long the daemon may say nothing: it waits for a dataplane as long as that at most.
 const SILENCE: Duration = Duration::from_secs(30);
 
 /// Asks the daemon.
@@ -46,12 +46,12 @@ struct Head {
 }
 
 impl Client {
-    /// Connects to the daemon of the engine at `engine`; nothing if none runs.
+    /// Connects to the daemon of the dataplane at `dataplane`; nothing if none runs.
     ///
     /// # Errors
     /// In words: a process listens there, and cannot be talked to.
-    pub fn connect(engine: &Address) -> Result<Option<Self>, String> {
-        let address = socket(engine);
+    pub fn connect(dataplane: &Address) -> Result<Option<Self>, String> {
+        let address = socket(dataplane);
         let stream = open(&address)?;
         Ok(stream.map(|stream| Self {
             address,

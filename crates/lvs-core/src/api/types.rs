@@ -155,7 +155,7 @@ pub struct Hello {
     /// [`VERSION`] of the dataplane.
     pub version: u32,
     /// Name and version of the dataplane: `lvs-dataplane 0.1.0`.
-    pub engine: String,
+    pub dataplane: String,
     /// Size of the connection table as the kernel prints it (`size=4096`).
     pub table_size: u32,
     /// The client may change things.
@@ -204,8 +204,8 @@ pub struct Info {
     pub total: Stats,
     /// The packet workers.
     pub workers: Vec<WorkerInfo>,
-    /// The path in the kernel (`lvs-dataplane --in-kernel`).
-    pub in_kernel: InKernelInfo,
+    /// The kernel fast path (`lvs-dataplane --fast-path`).
+    pub fast_path: FastPathInfo,
     /// Counters of the synchronisation daemons.
     pub sync: SyncCounts,
     /// How far it has confined itself.
@@ -590,7 +590,7 @@ impl PeerStanding {
 /// Where established connections are forwarded.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct InKernelInfo {
+pub struct FastPathInfo {
     /// It was asked for.
     pub wanted: bool,
     /// Connections are forwarded in the kernel.
@@ -804,7 +804,7 @@ pub struct MarkText {
 /// A counted reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReasonCount {
-    /// `drop` or `host` (left or given back to the host); of the path in the kernel `kernel`
+    /// `drop` or `host` (left or given back to the host); of the kernel fast path `kernel`
     /// (forwarded there) or `up` (handed to the dataplane).
     pub action: String,
     /// Name of the reason.

@@ -54,9 +54,9 @@ pub struct Explanation {
     pub reason: String,
     /// Whether its connection is offloaded to the kernel, if it belongs to one or would open one.
     /// The dataplane sets it; the core does not know it.
-    pub in_kernel: Option<bool>,
+    pub fast_path: Option<bool>,
     /// Why they are not; empty if they are.
-    pub in_kernel_why: String,
+    pub fast_path_why: String,
 }
 
 impl Explanation {

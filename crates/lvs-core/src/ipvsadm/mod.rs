@@ -72,7 +72,7 @@ pub fn failure_text<'a>(command: &Command, failure: &'a Failure) -> &'a str {
         FailureCode::NoDevice => "No such device",
         FailureCode::Unreachable => "Network is unreachable",
         FailureCode::NoLocalAddress => {
-            "full NAT needs a local address of the service's family: give the engine --local-address, or \
+            "full NAT needs a local address of the service's family: give the dataplane --local-address, or \
              `lvsadm local add`"
         }
         FailureCode::Unsupported

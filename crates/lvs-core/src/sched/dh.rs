@@ -18,7 +18,7 @@ pub(super) const ABOUT: About = About {
     weights: Weights::Ignored,
     at_zero: AtZero::Refuses,
     needs_replies: false,
-    in_kernel: true,
+    fast_path: true,
     flags: &[],
     draws_lots: false,
     goes_by_order: true,

@@ -19,7 +19,7 @@ pub(super) const ABOUT: About = About {
     weights: Weights::Share,
     at_zero: AtZero::Avoids,
     needs_replies: true,
-    in_kernel: false,
+    fast_path: false,
     flags: &[],
     draws_lots: false,
     goes_by_order: false,

@@ -27,7 +27,7 @@ pub(super) const ABOUT: About = About {
     weights: Weights::Share,
     at_zero: AtZero::RefusesWithoutFallback,
     needs_replies: false,
-    in_kernel: true,
+    fast_path: true,
     flags: &[
         ("mh-fallback", ServiceFlags::SCHED1),
         ("mh-port", ServiceFlags::SCHED2),

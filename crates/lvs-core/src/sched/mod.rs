@@ -185,7 +185,7 @@ pub struct About {
     /// It uses the times of the servers' answers, so it accepts servers behind NAT only.
     pub needs_replies: bool,
     /// The kernel's IPVS has it.
-    pub in_kernel: bool,
+    pub fast_path: bool,
     /// The names that it gives to flags of its services, in the order of their bits. Where it
     /// names none, [`ANY_FLAGS`] are their names.
     pub flags: &'static [(&'static str, u32)],
@@ -340,7 +340,7 @@ impl NoScheduler {
         weights: Weights::Ignored,
         at_zero: AtZero::Avoids,
         needs_replies: false,
-        in_kernel: true,
+        fast_path: true,
         flags: &[],
         draws_lots: false,
         goes_by_order: false,

@@ -19,7 +19,7 @@ pub(super) const ABOUT: About = About {
     weights: Weights::Share,
     at_zero: AtZero::RefusesWithoutFallback,
     needs_replies: false,
-    in_kernel: true,
+    fast_path: true,
     flags: &[
         ("sh-fallback", ServiceFlags::SCHED1),
         ("sh-port", ServiceFlags::SCHED2),

@@ -14,7 +14,7 @@ pub(super) const ABOUT: About = About {
     weights: Weights::Share,
     at_zero: AtZero::Avoids,
     needs_replies: false,
-    in_kernel: true,
+    fast_path: true,
     flags: &[],
     draws_lots: false,
     goes_by_order: false,

@@ -42,7 +42,10 @@ pub(super) enum Interception {
 
 impl Interception {
     /// Comes to no packet yet. Gives the device that leads to the host, as well.
-    pub(super) fn open(backend: Backend, outlive: Outliving) -> Result<(Self, Port), HostError> {
+    pub(super) fn open(
+        backend: Backend,
+        warm_restart: Outliving,
+    ) -> Result<(Self, Port), HostError> {
         let copies = match backend {
             Backend::AfPacket => true,
             Backend::Tun => false,
@@ -71,7 +74,7 @@ impl Interception {
             wanted,
             goes_on,
             device,
-        } = outlive;
+        } = warm_restart;
         let goes_on = goes_on && device.is_some();
         let hop = HopDevice::open(HopDevice::NAME, device)?;
         info!("packets are routed through {}", hop.name());

@@ -27,8 +27,8 @@ use super::setup::Setup;
 use super::view::{KnownPort, Tables, View};
 use super::vips::Vips;
 use super::waiting::Waits;
-use super::{EngineSide, HostError, NeighbourNews, is_interface_name};
-use crate::in_kernel::Held;
+use super::{DataplaneSide, HostError, NeighbourNews, is_interface_name};
+use crate::fast_path::Held;
 use crate::io::af_packet::Group;
 use crate::io::port::Port;
 use crate::mailbox::{Closing, Mailbox};
@@ -53,7 +53,7 @@ pub(crate) const REQUESTS_MAX: usize = 1024;
 
 /// The keeper of the host.
 pub(crate) struct Keeper {
-    pub(super) engine: Arc<dyn EngineSide>,
+    pub(super) dataplane: Arc<dyn DataplaneSide>,
     pub(super) setup: Setup,
     pub(super) interception: Interception,
     pub(super) netlink: Netlink,
@@ -86,7 +86,7 @@ pub(crate) struct Keeper {
     /// When everything was last gone through.
     pub(super) updated: Instant,
     next_housekeeping: Instant,
-    /// How often frames have missed the programs of the path in the kernel.
+    /// How often frames have missed the programs of the kernel fast path.
     pub(super) missed: u32,
     /// As long as they may, nothing is forwarded there.
     pub(super) aside: Option<Held>,
@@ -137,15 +137,15 @@ impl Keeper {
 
     /// Attaches to the host, in this thread's network namespace. Nothing is kept from it yet.
     pub(crate) fn new(
-        engine: Arc<dyn EngineSide>,
+        dataplane: Arc<dyn DataplaneSide>,
         mut setup: Setup,
         requests: Vec<mpsc::Receiver<Request>>,
     ) -> Result<Self, HostError> {
         let (interception, device) =
-            Interception::open(setup.backend, std::mem::take(&mut setup.outlive))?;
+            Interception::open(setup.backend, std::mem::take(&mut setup.warm_restart))?;
         let routed = interception.is_routed();
-        if let (Some(in_kernel), Some(turn)) = (&setup.in_kernel, interception.turn_back()) {
-            in_kernel.set_mark(turn.mark());
+        if let (Some(fast_path), Some(turn)) = (&setup.fast_path, interception.turn_back()) {
+            fast_path.set_mark(turn.mark());
         }
         let local_nodes = match routed {
             false => Some(LocalNodes::open().map_err(HostError::Requests)?),
@@ -164,12 +164,12 @@ impl Keeper {
         }) {
             return Err(HostError::NoXdpInterface(name.clone()));
         }
-        let xdp = match &setup.in_kernel {
+        let xdp = match &setup.fast_path {
             Some(_) if !setup.xdp.is_empty() => Some(XdpFeatures::open().map_err(HostError::Xdp)?),
             _ => None,
         };
         let mut keeper = Self {
-            engine,
+            dataplane,
             xdp,
             setup,
             interception,
@@ -233,11 +233,11 @@ impl Keeper {
         };
         // The device has one queue, which the first worker reads: it passes packets to the other
         // workers.
-        let senders = (1..self.engine.workers()).filter_map(|_| device.sender());
+        let senders = (1..self.dataplane.workers()).filter_map(|_| device.sender());
         let senders = senders.collect::<Result<Vec<Port>, _>>()?;
         let ports = std::iter::once(device).chain(senders);
         self.next.attach.push((port, ports.collect()));
-        if self.interception.is_routed() && self.engine.workers() > 1 {
+        if self.interception.is_routed() && self.dataplane.workers() > 1 {
             info!(
                 "packets come by one queue (--backend tun), which the first packet worker reads; it hands over what is others'"
             );
@@ -282,16 +282,16 @@ impl Keeper {
         self.tables.ifindex(PortId::HOST).unwrap_or(0)
     }
 
-    /// Keeps the host until the engine has ended, and leaves it as it was before. `mailbox` is what
+    /// Keeps the host until the dataplane has ended, and leaves it as it was before. `mailbox` is what
     /// others post to.
     pub(crate) fn run(mut self, mailbox: &Mailbox<Self>) {
         let _closing = Closing(mailbox);
         let mut poller = Poller::new();
-        while !self.engine.has_ended() {
+        while !self.dataplane.has_ended() {
             poller.clear();
             let wake = poller.add(mailbox.wake().as_fd());
             let netlink = poller.add(self.netlink.fd());
-            let now = self.engine.now();
+            let now = self.dataplane.now();
             // Rounded up: a wake-up a moment too early would find nothing due.
             let next = self.vips.next_due().into_iter();
             let next = next.fold(self.next_housekeeping, Ord::min);
@@ -343,22 +343,22 @@ impl Keeper {
                 ephemeral: OnceLock::new(),
             });
             next.published.push_back(view.clone());
-            self.engine.publish(view);
+            self.dataplane.publish(view);
         }
         for port in next.detach.drain(..) {
-            self.engine.detach(port);
+            self.dataplane.detach(port);
         }
         for (port, ports) in next.attach.drain(..) {
-            self.engine.attach(port, ports);
+            self.dataplane.attach(port, ports);
         }
         if !next.neighbours.is_empty() {
             let known = std::mem::take(&mut next.neighbours);
-            self.engine.tell_neighbours(known);
+            self.dataplane.tell_neighbours(known);
         }
         for answer in next.answers.drain(..) {
             answer(next.generation);
         }
-        let taken = self.engine.taken();
+        let taken = self.dataplane.taken();
         while next
             .published
             .front()
@@ -381,7 +381,7 @@ impl Keeper {
         }
         // First, because a packet that waits for a neighbour may wait for this as well.
         self.hide_local_clients(&requests);
-        let now = self.engine.now();
+        let now = self.dataplane.now();
         for request in requests {
             match request {
                 Request::Resolve(port, addr) => {
@@ -456,7 +456,7 @@ impl Keeper {
     }
 
     fn show_local_clients(&mut self) {
-        let taken = self.engine.taken();
+        let taken = self.dataplane.taken();
         let is_shown = |(generation, _): &(u64, LocalClient)| *generation <= taken;
         let shown: Vec<LocalClient> = self
             .ended
@@ -471,7 +471,7 @@ impl Keeper {
     }
 
     fn timers(&mut self) {
-        let now = self.engine.now();
+        let now = self.dataplane.now();
         self.vips.answer_queries(&self.tables, now);
         self.vips.announce_due(&self.tables, now);
         self.vips.report_due(&self.tables, now);
@@ -487,7 +487,7 @@ impl Keeper {
         if !self.waits.is_empty() {
             self.follow_missing();
         }
-        self.engine.keep();
+        self.dataplane.keep();
         let quiet = self.changed.is_some_and(|since| since + QUIET <= now);
         // Connections of removed servers may have ended, so that their answers need not be hidden
         // any more.
@@ -501,7 +501,7 @@ impl Keeper {
 
     /// Whether the shield hides answers for connections of removed services or servers.
     fn has_remains(&mut self) -> bool {
-        self.engine.control().has_removed() || {
+        self.dataplane.control().has_removed() || {
             self.ask_for_pool();
             let retired = |addr: &IpAddr| !self.pool.addresses.contains(addr);
             self.pool_in_use.iter().any(retired)
@@ -512,7 +512,7 @@ impl Keeper {
     pub(super) fn ask_for_pool(&mut self) {
         // A director without full NAT need not ask.
         if (!self.pool.addresses.is_empty() || !self.pool_in_use.is_empty())
-            && let Some(in_use) = self.engine.local_addresses()
+            && let Some(in_use) = self.dataplane.local_addresses()
         {
             self.pool_in_use = in_use;
         }
@@ -521,19 +521,19 @@ impl Keeper {
     /// Runs due timers of the control half; returns the time of the next one.
     fn advance_control(&self, now: Instant) -> Option<Instant> {
         let memory = free_memory();
-        if let Some(in_kernel) = &self.setup.in_kernel {
-            in_kernel.fold(|| self.engine.control());
+        if let Some(fast_path) = &self.setup.fast_path {
+            fast_path.fold(|| self.dataplane.control());
         }
-        let mut control = self.engine.control();
+        let mut control = self.dataplane.control();
         if let Some(pages) = memory {
             control.set_memory(pages);
         }
         let before = control.generation();
         control.advance(now);
-        if let Some(in_kernel) = &self.setup.in_kernel
+        if let Some(fast_path) = &self.setup.fast_path
             && control.generation() != before
         {
-            in_kernel.changed();
+            fast_path.changed();
         }
         control.next_wakeup()
     }
@@ -556,7 +556,7 @@ impl Keeper {
             })
             .map(|address| (address.ip, address.prefix_len))
             .collect();
-        let mut control = self.engine.control();
+        let mut control = self.dataplane.control();
         control.set_local_addresses(prefixes);
         control.set_networks(networks);
     }
@@ -565,7 +565,7 @@ impl Keeper {
     /// `capacity`.
     pub(crate) fn table_was_full(&mut self, packets: u64, capacity: usize) {
         self.full.1 += packets;
-        let (now, (again, refused)) = (self.engine.now(), self.full);
+        let (now, (again, refused)) = (self.dataplane.now(), self.full);
         if again <= now {
             warn!(
                 "the table of connections is full: {refused} packets that would have opened one were dropped. It holds \
@@ -584,7 +584,7 @@ impl Keeper {
     fn routes(&mut self) -> (&mut Announced, Routes<'_>) {
         let routes = Routes {
             device: self.device(),
-            now: self.engine.now(),
+            now: self.dataplane.now(),
             state: &self.tables.state,
             netlink: &mut self.netlink,
         };
@@ -609,7 +609,7 @@ impl Keeper {
 
     /// The announced addresses, and the seconds since they were last set.
     pub(crate) fn announcements(&self) -> (Vec<AnnouncedVip>, Option<u64>) {
-        self.announced.report(self.engine.now())
+        self.announced.report(self.dataplane.now())
     }
 
     /// The virtual addresses that the dataplane answers for, without the local addresses of full NAT.

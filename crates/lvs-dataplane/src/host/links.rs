@@ -30,7 +30,7 @@ fn is_usable(link: &Link) -> bool {
     link.is_arp_capable() && link.up && link.master.is_none()
 }
 
-/// How often a frame may miss the programs of the path in the kernel, though they are where they
+/// How often a frame may miss the programs of the kernel fast path, though they are where they
 /// belong.
 const MISSED_MAX: u32 = 8;
 
@@ -54,7 +54,7 @@ impl Keeper {
         }
         if changes.steering && self.interception.is_routed() {
             self.interception.distrust();
-            self.changed.get_or_insert(self.engine.now());
+            self.changed.get_or_insert(self.dataplane.now());
         }
         if changes.links || changes.addresses {
             self.tables.follow_addresses();
@@ -64,7 +64,7 @@ impl Keeper {
         } else if changes.routes {
             // The packet path follows at once; the servers' next hops can wait for the end of a
             // storm.
-            self.changed.get_or_insert(self.engine.now());
+            self.changed.get_or_insert(self.dataplane.now());
         }
         self.announce_behind(&changes.appeared);
         self.follow_neighbours(&changes);
@@ -106,9 +106,9 @@ impl Keeper {
             return;
         }
         let call = Call::LocalSet(self.pool.clone());
-        let now = self.engine.now();
+        let now = self.dataplane.now();
         let host = self.view_of_tables();
-        let applied = self.engine.control().apply(&[call], &host, now);
+        let applied = self.dataplane.control().apply(&[call], &host, now);
         if let Err(refused) = applied {
             warn!("{}", refused.failure.message);
         }
@@ -234,7 +234,7 @@ impl Keeper {
                 warn!(
                     "the BPF program lvs_back is gone from the egress of {name}, or another one is before it (`bpftool net show dev \
                      {name}`): what is given back to the host comes in by {} instead, and rules of the host that name an \
-                     interface should name that one too. Restart the engine where the program shall be back",
+                     interface should name that one too. Restart the dataplane where the program shall be back",
                     HostDevice::NAME
                 );
             }
@@ -248,21 +248,21 @@ impl Keeper {
     /// fast path is suspended. (The programs notice it themselves at the next frame, and one frame
     /// is lost.)
     pub(super) fn check_programs(&mut self) {
-        let Some(in_kernel) = self.setup.in_kernel.clone() else {
+        let Some(fast_path) = self.setup.fast_path.clone() else {
             return;
         };
         self.follow_takers();
         let behind: Vec<&str> = self
             .tables
             .interfaces()
-            .filter(|(_, known)| !in_kernel.is_first_at(known.ifindex))
+            .filter(|(_, known)| !fast_path.is_first_at(known.ifindex))
             .map(|(_, known)| &*known.name)
             .collect();
-        let missed = in_kernel.has_missed();
+        let missed = fast_path.has_missed();
         if !behind.is_empty() {
             if self.aside.is_none() {
                 let names = behind.join(", ");
-                let show = match in_kernel.attached_by() {
+                let show = match fast_path.attached_by() {
                     "clsact" => format!("tc filter show dev {} ingress", behind[0]),
                     _ => format!("bpftool net show dev {}", behind[0]),
                 };
@@ -271,29 +271,33 @@ impl Keeper {
                 );
                 let remedy = format!(
                     "see with `{show}` who put another one in front of it or detached it; have that one attach behind it, and \
-                     the engine goes on by itself, or start the engine again where lvs_ingress is gone; with --in-kernel off \
+                     the dataplane goes on by itself, or start the dataplane again where lvs_ingress is gone; with --fast-path off \
                      it does not mind"
                 );
-                warn!("all packets are forwarded by the engine itself: {reason}. To do: {remedy}");
-                in_kernel.stands_aside(Some((reason, remedy)));
-                self.aside = Some(in_kernel.hold());
+                warn!(
+                    "all packets are forwarded by the dataplane itself: {reason}. To do: {remedy}"
+                );
+                fast_path.stands_aside(Some((reason, remedy)));
+                self.aside = Some(fast_path.hold());
             }
         } else if missed && self.missed < MISSED_MAX {
             self.missed += 1;
             warn!("a frame was lost on its way into the kernel: a BPF program came or went there");
-            in_kernel.forgive();
+            fast_path.forgive();
         } else if missed {
             if self.aside.is_none() {
                 let reason =
                     "frames get lost before they reach lvs_ingress, the BPF program at the ingress";
-                let remedy = "`bpftool net` tells which other programs there are; start the engine with --in-kernel off";
-                warn!("all packets are forwarded by the engine itself: {reason}. To do: {remedy}");
-                in_kernel.stands_aside(Some((reason.to_owned(), remedy.to_owned())));
-                self.aside = Some(in_kernel.hold());
+                let remedy = "`bpftool net` tells which other programs there are; start the dataplane with --fast-path off";
+                warn!(
+                    "all packets are forwarded by the dataplane itself: {reason}. To do: {remedy}"
+                );
+                fast_path.stands_aside(Some((reason.to_owned(), remedy.to_owned())));
+                self.aside = Some(fast_path.hold());
             }
         } else if self.aside.take().is_some() {
             info!("established connections are forwarded in the kernel again");
-            in_kernel.stands_aside(None);
+            fast_path.stands_aside(None);
         }
     }
 
@@ -303,9 +307,9 @@ impl Keeper {
         let opened = match self.plan() {
             Some(plan) => AfPacket::open_group(link.index, &link.name, turn, &plan)?,
             None => {
-                let in_kernel = self.setup.in_kernel.as_ref();
+                let fast_path = self.setup.fast_path.as_ref();
                 let xdp = self.setup.xdp.contains(&link.name);
-                let io = AfPacket::open_with(link.index, &link.name, turn, in_kernel, xdp)?;
+                let io = AfPacket::open_with(link.index, &link.name, turn, fast_path, xdp)?;
                 (vec![io], None)
             }
         };
@@ -315,24 +319,24 @@ impl Keeper {
 
     /// Reads anew by which interfaces frames without socket buffers can leave.
     pub(super) fn follow_takers(&mut self) {
-        let (Some(in_kernel), Some(xdp)) = (&self.setup.in_kernel, &mut self.xdp) else {
+        let (Some(fast_path), Some(xdp)) = (&self.setup.fast_path, &mut self.xdp) else {
             return;
         };
         match xdp.takers() {
-            Ok(takers) => in_kernel.set_takers(takers),
+            Ok(takers) => fast_path.set_takers(takers),
             Err(error) => {
                 warn!(
                     "XDP forwards nothing: the kernel does not tell what interfaces can: {error}"
                 );
-                in_kernel.set_takers(HashSet::new());
+                fast_path.set_takers(HashSet::new());
             }
         }
     }
 
     /// Writes an interface's address for the kernel fast path.
     fn tell_address(&self, ifindex: u32, mac: Mac) {
-        if let Some(in_kernel) = &self.setup.in_kernel {
-            in_kernel.set_address(ifindex, mac);
+        if let Some(fast_path) = &self.setup.fast_path {
+            fast_path.set_address(ifindex, mac);
         }
     }
 

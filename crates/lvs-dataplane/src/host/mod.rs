@@ -70,8 +70,8 @@ pub enum HostError {
         "{0} is not an Ethernet interface: leave it out, packets of such interfaces reach the host only"
     )]
     NotEthernet(String),
-    /// An interface that was asked for by `--xdp` is not one of the engine's.
-    #[error("--xdp {0}: that is none of the interfaces that the engine uses")]
+    /// An interface that was asked for by `--xdp` is not one of the dataplane's.
+    #[error("--xdp {0}: that is none of the interfaces that the dataplane uses")]
     NoXdpInterface(String),
     /// The kernel does not report which interfaces can send frames that XDP forwards.
     #[error(
@@ -89,14 +89,14 @@ pub(crate) fn is_interface_name(name: &str) -> bool {
 
 /// The rest of the dataplane, for the keeper. No method blocks for long, and the keeper may wait for
 /// each of them: only callers of a change wait for the keeper.
-pub(crate) trait EngineSide: Send + Sync {
+pub(crate) trait DataplaneSide: Send + Sync {
     /// The director's control half. The lock is held for one short operation at a time.
     fn control(&self) -> MutexGuard<'_, Control>;
 
-    /// The engine's clock.
+    /// The dataplane's clock.
     fn now(&self) -> Instant;
 
-    /// Whether the engine is to end, and the packet workers have.
+    /// Whether the dataplane is to end, and the packet workers have.
     fn has_ended(&self) -> bool;
 
     /// Gives a view to the packet workers.

@@ -9,8 +9,8 @@ use crate::netlink::NetState;
 pub(super) fn permits_routed(need: &Need<'_>, state: &NetState) -> Result<(), Failure> {
     let refused = match need {
         Need::Server(Forwarding::Route | Forwarding::Local) => {
-            "direct routing puts another link-layer address on a frame, and this engine has no frames but the packets that \
-             its host routes through a TUN device (--backend tun): use NAT (-m) or a tunnel (-i), or give the engine \
+            "direct routing puts another link-layer address on a frame, and this dataplane has no frames but the packets that \
+             its host routes through a TUN device (--backend tun): use NAT (-m) or a tunnel (-i), or give the dataplane \
              CAP_NET_RAW and --backend af_packet"
                 .to_owned()
         }
@@ -22,13 +22,13 @@ pub(super) fn permits_routed(need: &Need<'_>, state: &NetState) -> Result<(), Fa
             let name = owner.map_or("this host", |link| link.name.as_str());
             format!(
                 "{addr} is an address of {name}, and what is addressed to the host itself is not routed through a TUN \
-                 device (--backend tun): `ip addr del {addr} dev {name}`, and start the engine with --own-vips, or have \
+                 device (--backend tun): `ip addr del {addr} dev {name}`, and start the dataplane with --own-vips, or have \
                  the address routed here"
             )
         }
         Need::Local(addr) if state.is_local(*addr) => format!(
             "{addr} is an address of this host, and what is addressed to the host itself is not routed through a TUN device \
-             (--backend tun): give one that the host does not have, which the engine then answers for"
+             (--backend tun): give one that the host does not have, which the dataplane then answers for"
         ),
         Need::Mark(rule) if rule.interface.is_some() => {
             "a packet that is routed through a TUN device (--backend tun) does not tell the interface that it came in \

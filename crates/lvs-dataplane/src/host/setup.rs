@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::Backend;
-use crate::in_kernel::InKernel;
+use crate::fast_path::FastPath;
 use lvs_packet::steer::Steering;
 
 /// The TUN device that a warm restart keeps.
@@ -27,13 +27,13 @@ pub(crate) struct Setup {
     /// Own every virtual address that the host does not have.
     pub(crate) own_all_vips: bool,
     /// The kernel fast path.
-    pub(crate) in_kernel: Option<Arc<InKernel>>,
+    pub(crate) fast_path: Option<Arc<FastPath>>,
     /// The interfaces that get the XDP program.
     pub(crate) xdp: Vec<String>,
     /// The division of packets among several workers; `None` for one worker.
     pub(crate) steering: Option<Arc<Steering>>,
     /// The TUN device that a warm restart keeps.
-    pub(crate) outlive: Outliving,
+    pub(crate) warm_restart: Outliving,
 }
 
 impl Setup {

@@ -13,7 +13,7 @@
 //!             63: from RIP ipproto tcp sport 1-65534 goto 65          the server's other ports pass by,
 //!             64: from RIP ipproto tcp lookup 7677                    but not its fragments, which have no ports
 //!             65: nop
-//! ip neigh    proxy 192.0.2.10 dev eth0                               ARP and neighbour discovery for the engine's own VIPs
+//! ip neigh    proxy 192.0.2.10 dev eth0                               ARP and neighbour discovery for the dataplane's own VIPs
 //! ```
 //!
 //! All rules, routes and proxy neighbours have the protocol number 76. The dataplane removes them
@@ -144,7 +144,7 @@ impl Steering {
         this.read()?;
         if !this.present.is_empty() && !goes_on {
             info!(
-                "taking down {} rules and proxy neighbours of an engine that was killed",
+                "taking down {} rules and proxy neighbours of a dataplane that was killed",
                 this.present.len()
             );
             this.apply(&BTreeSet::new())?;

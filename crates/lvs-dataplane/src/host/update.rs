@@ -99,7 +99,7 @@ impl Keeper {
             Update::All => self.update_all(),
             Update::Settings => self.update_settings(),
             Update::Services(touched) => {
-                if is_small(&self.engine.control()) {
+                if is_small(&self.dataplane.control()) {
                     self.update_all()
                 } else {
                     self.update_some(&touched)
@@ -133,7 +133,7 @@ impl Keeper {
     /// Applies the settings to the packet path. Returns whether they change the intercepted
     /// packets: connections may arrive from a sync master, or the handling of ICMP has changed.
     fn take_settings(&mut self) -> bool {
-        let control = self.engine.control();
+        let control = self.dataplane.control();
         self.next.pmtu_disc = control.sysctls().pmtu_disc;
         self.next.ignore_tunneled = control.sysctls().ignore_tunneled;
         control.backup().is_some() || control.sysctls().schedule_icmp != self.intercept.every_icmp
@@ -144,7 +144,7 @@ impl Keeper {
             return self.update_all();
         }
         // A sync backup that was stopped may have left connections.
-        self.changed = Some(self.engine.now());
+        self.changed = Some(self.dataplane.now());
         Ok(())
     }
 
@@ -176,7 +176,7 @@ impl Keeper {
             .collect();
         self.next.plan_differs = true;
         self.changed = None;
-        self.updated = self.engine.now();
+        self.updated = self.dataplane.now();
         let taken = self.interception.update(&spec);
         if taken.is_err() {
             // The shield hides the same packets as before the failed update, and the packet path
@@ -204,7 +204,7 @@ impl Keeper {
         }
         vips.retain(|&addr| !self.announced.has(addr));
         self.vips.set_services(&vips);
-        let now = self.engine.now();
+        let now = self.dataplane.now();
         self.vips.announce(&self.tables, now);
         self.neighbours
             .set_servers(servers, &self.tables, &mut self.netlink);
@@ -216,7 +216,7 @@ impl Keeper {
     /// connections.
     fn read_control(&mut self) -> Wanted {
         let (keys, helped) = {
-            let control = self.engine.control();
+            let control = self.dataplane.control();
             self.next.marks = Some(control.marks().clone());
             self.own_vips = control.own_vips().iter().copied().collect();
             let (pool, hairpin) = control.local_pool();
@@ -236,7 +236,7 @@ impl Keeper {
         };
         let mut rest = &keys[..];
         while !rest.is_empty() {
-            let control = self.engine.control();
+            let control = self.dataplane.control();
             let mut seen = 0;
             while seen < PIECE
                 && let Some((key, others)) = rest.split_first()
@@ -246,7 +246,7 @@ impl Keeper {
             }
         }
         let (has_backup, every_icmp) = {
-            let control = self.engine.control();
+            let control = self.dataplane.control();
             (control.backup().is_some(), control.sysctls().schedule_icmp)
         };
         wanted.spec.every_icmp = every_icmp;
@@ -300,7 +300,7 @@ impl Keeper {
     fn read_removed(&self, helped: &[u16], wanted: &mut Wanted) {
         let mut start = 0;
         loop {
-            let control = self.engine.control();
+            let control = self.dataplane.control();
             if !control.has_removed() || start >= control.endpoint_places() {
                 return;
             }
@@ -409,9 +409,9 @@ impl Keeper {
 
     /// Applies the added and edited services and servers, and removes nothing.
     fn update_some(&mut self, touched: &[Touched]) -> Result<(), String> {
-        self.changed = Some(self.engine.now());
+        self.changed = Some(self.dataplane.now());
         let (helped, has_backup) = {
-            let control = self.engine.control();
+            let control = self.dataplane.control();
             (control.ftp_ports().to_vec(), control.backup().is_some())
         };
         if has_backup {
@@ -500,7 +500,7 @@ impl Keeper {
                 continue;
             }
             self.vips.add_service(addr);
-            let now = self.engine.now();
+            let now = self.dataplane.now();
             self.vips.announce_one(addr, &self.tables, now);
         }
     }

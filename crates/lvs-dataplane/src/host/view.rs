@@ -123,7 +123,7 @@ pub(crate) struct Tables {
     pub(crate) quiet: SharedSet<IpAddr>,
     /// Of the host.
     own_addresses: LastBytes,
-    /// Of the engine.
+    /// Of the dataplane.
     answered: LastBytes,
 }
 
@@ -235,7 +235,7 @@ impl Tables {
         self.virtual_addresses.may_have(addr) && self.vips.contains(&addr)
     }
 
-    /// Whether it is one that the engine answers for.
+    /// Whether it is one that the dataplane answers for.
     pub(crate) fn is_own(&self, addr: IpAddr) -> bool {
         self.answered.may_have(addr) && self.own.contains(&addr)
     }
@@ -266,7 +266,7 @@ impl Tables {
             return None;
         }
         let port = match self.hop {
-            // A route into the engine's own device leads nowhere.
+            // A route into the dataplane's own device leads nowhere.
             Some(hop) if self.port_of(hit.oif).is_none() => hop,
             Some(_) => return None,
             None => self.port_of(hit.oif)?,

@@ -255,7 +255,7 @@ impl Vips {
         }
         if !before.contains(&addr) {
             info!(
-                "{addr} is neither on this host nor the engine's own: packets for it have to be routed here \
+                "{addr} is neither on this host nor the dataplane's own: packets for it have to be routed here \
                  (--own-vips answers ARP for it)"
             );
         }

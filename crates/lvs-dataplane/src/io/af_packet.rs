@@ -29,7 +29,7 @@ use std::time::Duration;
 use self::open::Back;
 pub use self::open::{Group, OpenError, SLOT};
 use super::{BATCH, Capabilities, PacketIo, vnet};
-use crate::in_kernel::Attached;
+use crate::fast_path::Attached;
 use lvs_packet::frame::{Frame, MAX_FRAME};
 use lvs_packet::wire::{Mac, vlan};
 use lvs_sys::{MessageBatch, PacketRing, PacketSocket, RingFrame};
@@ -156,7 +156,7 @@ impl AfPacket {
                     interface = self.interface,
                     "the kernel's ring for received frames stands still since a frame came that it has no header for, as a guest's \
                      UDP aggregate (virtio's guest_ufo and host_ufo): frames are received by system calls from now on, which is \
-                     slower, until the engine is restarted"
+                     slower, until the dataplane is restarted"
                 );
                 true
             }
@@ -165,7 +165,7 @@ impl AfPacket {
                     tracing::error!(
                         interface = self.interface,
                         "nothing is received any more, the kernel's ring stands still and cannot be given up ({error}): \
-                         restart the engine"
+                         restart the dataplane"
                     );
                 }
                 // Some slots are still in use: the next call tries again.

@@ -34,7 +34,7 @@ pub enum TunError {
     },
     /// A device of this name exists already.
     #[error(
-        "the device {name} exists already: another engine runs in this network namespace, or one that was killed has left it \
+        "the device {name} exists already: another dataplane runs in this network namespace, or one that was killed has left it \
          (`lvs-dataplane --cleanup`, or `ip link delete {name}`)"
     )]
     Exists {
@@ -388,7 +388,7 @@ impl RpFilter {
         write_setting(&all, 0)?;
         tracing::warn!(
             was = strictest,
-            "net.ipv4.conf.all.rp_filter is 0 while the engine runs; every interface keeps the filter that it had, \
+            "net.ipv4.conf.all.rp_filter is 0 while the dataplane runs; every interface keeps the filter that it had, \
              by a setting of its own"
         );
         Ok(this)

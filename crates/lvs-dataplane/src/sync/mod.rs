@@ -122,7 +122,7 @@ impl Daemons {
         let director = director.ok_or_else(|| {
             Failure::new(
                 FailureCode::Internal,
-                "the engine does not run yet, or ends",
+                "the dataplane does not run yet, or ends",
             )
         })?;
         let sockets = Sockets::open(daemon, ports, sock_size)?;

@@ -190,7 +190,7 @@ fn refusal(daemon: &SyncDaemon, error: &io::Error) -> Failure {
         Some(libc::ENETUNREACH | libc::ENETDOWN | libc::EADDRNOTAVAIL) => FailureCode::Unreachable,
         Some(libc::EPERM | libc::EACCES) => {
             let text = format!(
-                "the engine may not bind a socket to {interface} for the synchronisation {role}: it needs CAP_NET_RAW"
+                "the dataplane may not bind a socket to {interface} for the synchronisation {role}: it needs CAP_NET_RAW"
             );
             return Failure::new(FailureCode::Unsupported, text);
         }

@@ -17,12 +17,12 @@ use serde::de::IgnoredAny;
 /// Long enough for a machine that does much else.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-struct Engine {
+struct Dataplane {
     process: Child,
     dir: PathBuf,
 }
 
-impl Engine {
+impl Dataplane {
     fn start(name: &str, stderr: impl Into<Stdio>, environment: &[(&str, &str)]) -> Self {
         let dir = std::env::temp_dir().join(format!("lvs-log-{name}-{}", std::process::id()));
         fs::create_dir_all(&dir).expect("a directory");
@@ -36,7 +36,7 @@ impl Engine {
             .stdin(Stdio::null())
             .stderr(stderr)
             .spawn()
-            .expect("the engine");
+            .expect("the dataplane");
         Self { process, dir }
     }
 
@@ -73,7 +73,7 @@ impl Engine {
     }
 }
 
-impl Drop for Engine {
+impl Drop for Dataplane {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -87,18 +87,18 @@ fn dataplane_with_full_log_disk_works_and_ends() {
         .write(true)
         .open("/dev/full")
         .expect("/dev/full");
-    Engine::start("full", full, &[]).works_and_ends();
+    Dataplane::start("full", full, &[]).works_and_ends();
 }
 
 #[test]
 fn dataplane_works_after_log_reader_has_gone() {
-    let mut engine = Engine::start("head", Stdio::piped(), &[]);
-    let mut reader = BufReader::new(engine.process.stderr.take().expect("a pipe"));
+    let mut dataplane = Dataplane::start("head", Stdio::piped(), &[]);
+    let mut reader = BufReader::new(dataplane.process.stderr.take().expect("a pipe"));
     let mut line = String::new();
     reader.read_line(&mut line).expect("a line");
     assert!(line.contains("INFO"), "{line}");
     drop(reader);
-    engine.works_and_ends();
+    dataplane.works_and_ends();
 }
 
 #[test]
@@ -109,17 +109,17 @@ fn dataplane_works_with_log_reader_that_never_reads() {
     while std::io::Write::write(&mut filler, &[b'\n'; 4096]).is_ok() {}
     rustix::io::ioctl_fionbio(&filler, false).expect("it may block");
     drop(filler);
-    Engine::start("pipe", to, &[]).works_and_ends();
+    Dataplane::start("pipe", to, &[]).works_and_ends();
     drop(from);
 }
 
 #[test]
 fn dataplane_logs_its_end() {
     let (mut from, to) = std::io::pipe().expect("a pipe");
-    Engine::start("end", to, &[("LVS_STARTED_BY", "lvsd")]).works_and_ends();
+    Dataplane::start("end", to, &[("LVS_STARTED_BY", "lvsd")]).works_and_ends();
     let mut text = String::new();
     from.read_to_string(&mut text).expect("text");
-    assert!(text.contains("  INFO engine: ready at "), "{text}");
+    assert!(text.contains("  INFO dataplane: ready at "), "{text}");
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn journal_is_recognised_by_inode_in_environment() {
         let file = File::create(&path).expect("a file");
         let meta = file.metadata().expect("its inode");
         let stream = format!("{}:{}", meta.dev(), meta.ino() * inode);
-        Engine::start(
+        Dataplane::start(
             "file",
             file,
             &[("JOURNAL_STREAM", &stream), ("LVS_LOG", "info")],

@@ -22,7 +22,7 @@ fn fed_while_it_answers() {
     std::fs::create_dir_all(&dir).expect("a directory");
     let manager = UnixDatagram::bind(dir.join("notify")).expect("a socket");
     manager.set_read_timeout(Some(PATIENCE)).expect("a timeout");
-    let mut engine = crate::dataplane()
+    let mut dataplane = crate::dataplane()
         .arg("--socket")
         .arg(dir.join("socket"))
         .env("NOTIFY_SOCKET", dir.join("notify"))
@@ -30,15 +30,15 @@ fn fed_while_it_answers() {
         .env_remove("WATCHDOG_PID")
         .stderr(Stdio::null())
         .spawn()
-        .expect("the engine");
+        .expect("the dataplane");
     assert_eq!(next(&manager).as_deref(), Some("READY=1"));
     for _ in 0..3 {
         assert_eq!(next(&manager).as_deref(), Some("WATCHDOG=1"));
     }
-    let pid = Pid::from_child(&engine);
+    let pid = Pid::from_child(&dataplane);
     kill_process(pid, Signal::STOP).expect("it is ours");
     // A stopped process sends nothing: all messages of before are in the socket.
-    let status = format!("/proc/{}/status", engine.id());
+    let status = format!("/proc/{}/status", dataplane.id());
     while !std::fs::read_to_string(&status).is_ok_and(|status| status.contains("State:\tT")) {
         std::thread::yield_now();
     }
@@ -49,6 +49,6 @@ fn fed_while_it_answers() {
     manager.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     assert_eq!(next(&manager).as_deref(), Some("WATCHDOG=1"));
     kill_process(pid, Signal::TERM).expect("it is ours");
-    assert!(engine.wait().expect("a child").success());
+    assert!(dataplane.wait().expect("a child").success());
     std::fs::remove_dir_all(&dir).expect("it is ours");
 }

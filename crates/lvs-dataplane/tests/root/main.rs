@@ -2,7 +2,7 @@
 
 mod af_packet;
 mod common;
+mod fast_path_aggregates;
 mod hop;
-mod in_kernel_aggregates;
 mod netlink;
 mod shield;

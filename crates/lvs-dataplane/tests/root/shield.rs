@@ -504,11 +504,11 @@ fn reinjected_frame_is_received_by_the_host() {
     };
     shield.update(&spec).unwrap();
     assert_connect(&net.client, "10.1.0.1:80", UNANSWERED);
-    // Gives back all frames for the ports 80 and 81 of the address, as the engine does with what is
+    // Gives back all frames for the ports 80 and 81 of the address, as the dataplane does with what is
     // no connection's.
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&stop);
-    let engine = net.director.spawn(move || {
+    let dataplane = net.director.spawn(move || {
         let mut device = HostDevice::create(HostDevice::NAME).unwrap();
         let mut packets = AfPacket::open(lvs_sys::if_index("dc").unwrap(), "dc").unwrap();
         let mut frames: Vec<_> = (0..BATCH).map(|_| Frame::new()).collect();
@@ -551,7 +551,7 @@ fn reinjected_frame_is_received_by_the_host() {
     }
     sender.join().unwrap();
     stop.store(true, Ordering::Relaxed);
-    engine.join().unwrap();
+    dataplane.join().unwrap();
 }
 
 /// Not a test of its own: the process that the next test kills.

@@ -214,7 +214,7 @@ fn requests_and_replies_of_both_families_and_protocols() {
                 assert_eq!(
                     sent.len(),
                     usize::from(own),
-                    "the engine answers for an own address"
+                    "the dataplane answers for an own address"
                 );
             }
         }

@@ -145,19 +145,19 @@ mod tests {
             journal: true,
             fields: false,
             ansi: false,
-            mark: Some("engine"),
+            mark: Some("dataplane"),
         };
         let mut out = Vec::new();
         form.lines(Level::ERROR, "one\ntwo", &mut out);
         assert_eq!(out, b"<3>one\n<3>two\n");
-        assert_eq!(form.own_line(Level::WARN, "x"), " WARN engine: x");
+        assert_eq!(form.own_line(Level::WARN, "x"), " WARN dataplane: x");
         form.journal = false;
         out.clear();
         form.lines(Level::ERROR, "one", &mut out);
         assert_eq!(out, b"one\n");
         assert!(
             form.own_line(Level::INFO, "x")
-                .ends_with("Z  INFO engine: x")
+                .ends_with("Z  INFO dataplane: x")
         );
     }
 

@@ -19,8 +19,8 @@ pub const MESSAGE_IDS: &[(&str, &str)] = &[
     ("drift", "c94234d9574e4e9bbb90d5c2d8d16e30"),
     ("reloaded", "03f750b678fb4aa5ae6e6c970b293665"),
     ("reload_refused", "22efffd6c1a1403ba9970e36458d3440"),
-    ("engine_found", "29e59f78c8fe4588853a4d8ac745dfdb"),
-    ("engine_lost", "06b6cedef23e4bdead94caf9a7c5b67f"),
+    ("dataplane_found", "29e59f78c8fe4588853a4d8ac745dfdb"),
+    ("dataplane_lost", "06b6cedef23e4bdead94caf9a7c5b67f"),
 ];
 
 /// The number of an event.

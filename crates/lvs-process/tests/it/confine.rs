@@ -6,7 +6,7 @@ use std::net::{TcpListener, UdpSocket};
 use std::os::unix::net::UnixListener;
 use std::process::Command;
 
-use lvs_process::confine::{Places, engine};
+use lvs_process::confine::{Places, dataplane};
 
 #[test]
 fn sandboxed_dataplane_writes_to_its_own_places_and_starts_no_program() {
@@ -19,7 +19,7 @@ fn sandboxed_dataplane_writes_to_its_own_places_and_starts_no_program() {
     let other = tempfile::tempdir().expect("a directory");
     let read = other.path().join("read");
     fs::write(&read, "read").expect("written");
-    let done = engine(&Places {
+    let done = dataplane(&Places {
         socket: Some(own.path().join("x.sock")),
         tcp: false,
     });

@@ -61,12 +61,15 @@ pub(super) fn run(
     let echoed = bed.echoed()? - echoed_before;
     if bed
         .site
-        .engine
+        .dataplane
         .as_mut()
-        .is_none_or(|engine| !engine.is_running())
+        .is_none_or(|dataplane| !dataplane.is_running())
     {
-        let log = bed.site.engine.map(|engine| engine.log());
-        bail!("{}: the engine is gone; it printed: {log:?}", attack.name);
+        let log = bed.site.dataplane.map(|dataplane| dataplane.log());
+        bail!(
+            "{}: the dataplane is gone; it printed: {log:?}",
+            attack.name
+        );
     }
     Ok(Outcome {
         name: attack.name,
@@ -129,9 +132,9 @@ impl Bed {
                 "mkfifo {fifo}; exec 3<>{fifo}; dd if=/dev/zero of={fifo} bs=4096 count=64 oflag=nonblock 2>&-; exec \"$@\" 2>{fifo}"
             );
             let launcher = ["env", "LVS_LOG=trace", "sh", "-c", &*script, "sh"];
-            site.start_engine_by(&launcher, attack.engine)?;
+            site.start_dataplane_by(&launcher, attack.dataplane)?;
         } else {
-            site.start_engine(attack.engine)?;
+            site.start_dataplane(attack.dataplane)?;
         }
         let bed = Self { site, attacker };
         bed.services()?;
@@ -291,8 +294,8 @@ impl Bed {
 
     /// A field of the dataplane's status in kilobytes.
     fn memory(&self, field: &str) -> Result<u64> {
-        let engine = self.site.engine.as_ref().context("no engine")?;
-        let status = fs::read_to_string(format!("/proc/{}/status", engine.pid()))?;
+        let dataplane = self.site.dataplane.as_ref().context("no dataplane")?;
+        let status = fs::read_to_string(format!("/proc/{}/status", dataplane.pid()))?;
         let line = status.lines().find_map(|line| line.strip_prefix(field));
         let value = line.and_then(|line| line.split_ascii_whitespace().nth(1));
         let value = value.and_then(|value| value.parse().ok());
@@ -301,8 +304,8 @@ impl Bed {
 
     /// Has the kernel forget how much memory the dataplane had at most.
     fn forget_peak(&self) -> Result<()> {
-        let engine = self.site.engine.as_ref().context("no engine")?;
-        fs::write(format!("/proc/{}/clear_refs", engine.pid()), "5")?;
+        let dataplane = self.site.dataplane.as_ref().context("no dataplane")?;
+        fs::write(format!("/proc/{}/clear_refs", dataplane.pid()), "5")?;
         Ok(())
     }
 

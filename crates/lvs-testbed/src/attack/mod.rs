@@ -42,7 +42,7 @@ struct Attack {
     /// The forwarding method, and the owner of the virtual address.
     site: (Forward, Vip),
     /// Options of the dataplane.
-    engine: &'static [&'static str],
+    dataplane: &'static [&'static str],
     /// Frames a second, by default.
     rate: u64,
     means: Means,
@@ -73,7 +73,7 @@ enum Means {
     Log,
 }
 
-const SMALL: &str = "engine at most 128 MB above idle; no silence above 50 ms";
+const SMALL: &str = "dataplane at most 128 MB above idle; no silence above 50 ms";
 const SERVED: &str = "at least 99 % of honest connections served";
 const EVICT: &[&str] = &["--when-full", "evict"];
 /// The table of 2^20 connections, full.
@@ -85,7 +85,7 @@ const ATTACKS: &[Attack] = &[
         name: "fragments",
         summary: "datagrams in 1,024 pieces of 8 bytes, by NAT",
         site: (Forward::Nat, Vip::Host),
-        engine: &[],
+        dataplane: &[],
         rate: 150_000,
         means: Means::Frames(|target| fragments::TinyFragments::v4(target, 7)),
         bound: SMALL,
@@ -96,7 +96,7 @@ const ATTACKS: &[Attack] = &[
         name: "fragments6",
         summary: "the same by IPv6",
         site: (Forward::Nat, Vip::Host),
-        engine: &[],
+        dataplane: &[],
         rate: 150_000,
         means: Means::Frames(|target| fragments::TinyFragments::v6(target, 7)),
         bound: SMALL,
@@ -107,7 +107,7 @@ const ATTACKS: &[Attack] = &[
         name: "fragments-dr",
         summary: "the same by direct routing",
         site: (Forward::Dr, Vip::Host),
-        engine: &[],
+        dataplane: &[],
         rate: 150_000,
         means: Means::Frames(|target| fragments::TinyFragments::v4(target, 7)),
         bound: SMALL,
@@ -118,7 +118,7 @@ const ATTACKS: &[Attack] = &[
         name: "fragments-host",
         summary: "the same to a port of the virtual address that is the host's",
         site: (Forward::Nat, Vip::Host),
-        engine: &[],
+        dataplane: &[],
         rate: 150_000,
         means: Means::Frames(|target| fragments::TinyFragments::v4(target, 9999)),
         bound: SMALL,
@@ -129,7 +129,7 @@ const ATTACKS: &[Attack] = &[
         name: "aggregates",
         summary: "64 KiB in segments of 1 byte, and of 48, which are to be cut for a tunnel",
         site: (Forward::Tun, Vip::Host),
-        engine: &[],
+        dataplane: &[],
         rate: 1000,
         means: Means::Frames(aggregates::TinyAggregates::volley),
         bound: SMALL,
@@ -139,8 +139,8 @@ const ATTACKS: &[Attack] = &[
     Attack {
         name: "land",
         summary: "from the virtual address to itself, UDP echo and TCP, IPv4 and IPv6",
-        site: (Forward::Nat, Vip::Engine),
-        engine: &[],
+        site: (Forward::Nat, Vip::Dataplane),
+        dataplane: &[],
         rate: 2000,
         means: Means::Frames(land::Land::volley),
         bound: "none goes round; counted",
@@ -151,7 +151,7 @@ const ATTACKS: &[Attack] = &[
         name: "all-ports",
         summary: "one source port to all ports of an address",
         site: (Forward::Nat, Vip::Host),
-        engine: &[],
+        dataplane: &[],
         rate: 4000,
         means: Means::Frames(floods::Packets::all_ports),
         bound: "honest p99 at most twice that without; no loss",
@@ -162,7 +162,7 @@ const ATTACKS: &[Attack] = &[
         name: "syn",
         summary: "SYNs from sources that do not exist, table of 2^20",
         site: (Forward::Nat, Vip::Host),
-        engine: EVICT,
+        dataplane: EVICT,
         rate: 200_000,
         means: Means::Frames(floods::Packets::syn),
         bound: "0 established broken; at least 99 % of honest connections served; memory constant",
@@ -173,7 +173,7 @@ const ATTACKS: &[Attack] = &[
         name: "pairs",
         summary: "SYN and ACK by direct routing, from sources that do not exist, table of 2^16",
         site: (Forward::Dr, Vip::Host),
-        engine: &["--when-full", "evict", "--max-connections", "65536"],
+        dataplane: &["--when-full", "evict", "--max-connections", "65536"],
         rate: 24_000,
         means: Means::Frames(floods::Packets::pairs),
         bound: SERVED,
@@ -184,7 +184,7 @@ const ATTACKS: &[Attack] = &[
         name: "udp",
         summary: "datagrams from sources that do not exist, table of 2^16",
         site: (Forward::Nat, Vip::Host),
-        engine: &["--when-full", "evict", "--max-connections", "65536"],
+        dataplane: &["--when-full", "evict", "--max-connections", "65536"],
         rate: 12_000,
         means: Means::Frames(floods::Packets::udp),
         bound: SERVED,
@@ -194,8 +194,8 @@ const ATTACKS: &[Attack] = &[
     Attack {
         name: "errors",
         summary: "one source that asks for an ICMP error each time",
-        site: (Forward::Nat, Vip::Engine),
-        engine: &[],
+        site: (Forward::Nat, Vip::Dataplane),
+        dataplane: &[],
         rate: 2000,
         means: Means::Frames(floods::Packets::errors),
         bound: "other hosts get theirs",
@@ -206,7 +206,7 @@ const ATTACKS: &[Attack] = &[
         name: "users",
         summary: "users of the host without rights: sockets with 1 MiB of brackets, loops of listings",
         site: (Forward::Nat, Vip::Host),
-        engine: &[],
+        dataplane: &[],
         rate: 0,
         means: Means::Users(users::hostile),
         bound: "no packet delayed by more than 5 ms; at most 64 MB",
@@ -215,9 +215,9 @@ const ATTACKS: &[Attack] = &[
     },
     Attack {
         name: "log",
-        summary: "nobody reads the engine's log at level trace, a full pipe, nor what lvsadm lists",
+        summary: "nobody reads the dataplane's log at level trace, a full pipe, nor what lvsadm lists",
         site: (Forward::Nat, Vip::Host),
-        engine: &[],
+        dataplane: &[],
         rate: 0,
         means: Means::Log,
         bound: "packets flow; log lines are lost",
@@ -319,7 +319,7 @@ impl Outcome {
         ensure!(self.sent > 0, "{}: nothing was sent", self.name);
         ensure!(
             self.memory_mb() <= attack.memory_mb,
-            "{}: the engine took {} MB, at most {} are allowed",
+            "{}: the dataplane took {} MB, at most {} are allowed",
             self.name,
             self.memory_mb(),
             attack.memory_mb

@@ -35,7 +35,7 @@ pub enum Scenario {
     /// The same without `[sync.peers]`.
     Alone,
     /// The dataplane of one director is killed; lvsd starts another one.
-    Engine,
+    Dataplane,
     /// The directors are disconnected from each other for a time; then one is taken out of service.
     Partition,
     /// The dataplane of one director is stopped for three seconds.
@@ -97,9 +97,9 @@ impl Scenario {
             "the same without [sync.peers]: what the scheduler alone cannot know",
         ),
         (
-            "engine",
-            Self::Engine,
-            "kill -9 of the engine of one, which lvsd starts again",
+            "dataplane",
+            Self::Dataplane,
+            "kill -9 of the dataplane of one, which lvsd starts again",
         ),
         (
             "partition",
@@ -109,7 +109,7 @@ impl Scenario {
         (
             "stopped",
             Self::Stopped,
-            "SIGSTOP of the engine of one for three seconds",
+            "SIGSTOP of the dataplane of one for three seconds",
         ),
         (
             "loss",
@@ -124,7 +124,7 @@ impl Scenario {
         (
             "daemons",
             Self::Daemons,
-            "one director has BIRD, one FRR and one ExaBGP: maintenance of the latter two, kill -9 of their engines",
+            "one director has BIRD, one FRR and one ExaBGP: maintenance of the latter two, kill -9 of their dataplanes",
         ),
         (
             "routed",
@@ -340,7 +340,7 @@ impl Lab {
                 let mut taken = Vec::new();
                 for number in [2, 3] {
                     taken.push(self.there_and_back(number)?);
-                    taken.push(self.kill_engine(number)?);
+                    taken.push(self.kill_dataplane(number)?);
                     self.wait_used(&[1, 2, 3])?;
                     self.wait_in_step()?;
                 }
@@ -356,7 +356,7 @@ impl Lab {
                 vec![taken]
             }
             Scenario::Power => {
-                let engine = super::engine_of(&self.directors[2].host)?;
+                let dataplane = super::dataplane_of(&self.directors[2].host)?;
                 let taken = self.timed(3, |director| {
                     director
                         .host
@@ -364,12 +364,12 @@ impl Lab {
                     for mut program in director.programs.drain(..) {
                         program.kill();
                     }
-                    kill(engine, Signal::SIGKILL).context("kill the engine")
+                    kill(dataplane, Signal::SIGKILL).context("kill the dataplane")
                 })?;
                 vec![taken]
             }
-            Scenario::Engine => {
-                let taken = self.kill_engine(3)?;
+            Scenario::Dataplane => {
+                let taken = self.kill_dataplane(3)?;
                 self.wait_used(&[1, 2, 3])?;
                 vec![taken]
             }
@@ -383,13 +383,13 @@ impl Lab {
                 vec![self.there_and_back(3)?]
             }
             Scenario::Stopped => {
-                self.tell("director 3: SIGSTOP of the engine");
-                let engine = super::engine_of(&self.directors[2].host)?;
+                self.tell("director 3: SIGSTOP of the dataplane");
+                let dataplane = super::dataplane_of(&self.directors[2].host)?;
                 let begun = Instant::now();
-                kill(engine, Signal::SIGSTOP)?;
+                kill(dataplane, Signal::SIGSTOP)?;
                 let said = self.wait_stopped_said();
                 std::thread::sleep(Duration::from_secs(3).saturating_sub(begun.elapsed()));
-                kill(engine, Signal::SIGCONT)?;
+                kill(dataplane, Signal::SIGCONT)?;
                 self.said.push(said?);
                 self.wait_in_step()?;
                 Vec::new()
@@ -486,7 +486,7 @@ impl Lab {
     /// Waits until `lvsd` reports that the third director's dataplane does not answer.
     fn wait_stopped_said(&self) -> Result<String> {
         let mut said = String::new();
-        wait_until("lvsd to say that the engine is silent", LIMIT, || {
+        wait_until("lvsd to say that the dataplane is silent", LIMIT, || {
             said = self.directors[2]
                 .lvsd(&["maintenance", "status"])
                 .unwrap_or_else(|error| format!("{error:#}"));
@@ -540,11 +540,11 @@ impl Lab {
         Ok(taken)
     }
 
-    fn kill_engine(&mut self, number: usize) -> Result<u64> {
-        let engine = super::engine_of(&self.directors[number - 1].host)?;
-        self.tell(&format!("director {number}: kill -9 of the engine"));
+    fn kill_dataplane(&mut self, number: usize) -> Result<u64> {
+        let dataplane = super::dataplane_of(&self.directors[number - 1].host)?;
+        self.tell(&format!("director {number}: kill -9 of the dataplane"));
         self.timed(number, |_| {
-            kill(engine, Signal::SIGKILL).context("kill the engine")
+            kill(dataplane, Signal::SIGKILL).context("kill the dataplane")
         })
     }
 

@@ -346,10 +346,10 @@ fn dropped<'a>(site: &Site, directors: impl Iterator<Item = &'a Host>) -> BTreeM
 }
 
 /// The process of the dataplane that a director's `lvsd` has.
-fn engine_of(director: &Host) -> Result<Pid> {
+fn dataplane_of(director: &Host) -> Result<Pid> {
     let said = director.run(programs::find("lvsd")?, &["status", "--json"])?;
     let said: Value = serde_json::from_str(&said)?;
-    let pid = said["engine"]["pid"].as_i64().context("its engine")?;
+    let pid = said["dataplane"]["pid"].as_i64().context("its dataplane")?;
     Ok(Pid::from_raw(i32::try_from(pid)?))
 }
 

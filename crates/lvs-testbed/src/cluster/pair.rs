@@ -85,7 +85,7 @@ impl Scenario {
         (
             "stopped",
             Self::Stopped,
-            "SIGSTOP of the active director's engine for three seconds",
+            "SIGSTOP of the active director's dataplane for three seconds",
         ),
         (
             "loss",
@@ -211,7 +211,7 @@ impl Lab {
             // The servers of the example.
             options.servers = 2;
         }
-        options.vip = Vip::Engine;
+        options.vip = Vip::Dataplane;
         options.paced = Some(RATE);
         let site = Site::new(options)?;
         let hosts = [site.director.clone(), site.standby()?.clone()];
@@ -599,18 +599,18 @@ impl Lab {
 
     /// The dataplane of the active director stands still for three seconds.
     fn stop_for_3_s(&mut self, index: usize) -> Result<()> {
-        self.tell(&format!("director {}: SIGSTOP of the engine", index + 1));
-        let engine = super::engine_of(&self.directors[index].host)?;
+        self.tell(&format!("director {}: SIGSTOP of the dataplane", index + 1));
+        let dataplane = super::dataplane_of(&self.directors[index].host)?;
         let begun = Instant::now();
-        kill(engine, Signal::SIGSTOP)?;
+        kill(dataplane, Signal::SIGSTOP)?;
         let mut said = String::new();
-        let seen = wait_until("lvsd to say that the engine is silent", LIMIT, || {
+        let seen = wait_until("lvsd to say that the dataplane is silent", LIMIT, || {
             let status = self.lvsd(index, &["maintenance", "status"]);
             said = status.unwrap_or_else(|error| format!("{error:#}"));
             said.contains("NOT READY")
         });
         std::thread::sleep(Duration::from_secs(3).saturating_sub(begun.elapsed()));
-        kill(engine, Signal::SIGCONT)?;
+        kill(dataplane, Signal::SIGCONT)?;
         seen.with_context(|| said.clone())?;
         self.said.push(said);
         Ok(())
@@ -669,8 +669,8 @@ impl Lab {
             "director {}: kill -9 of everything, links down",
             index + 1
         ));
-        let engine = match self.kind {
-            Balancer::Lvs => Some(super::engine_of(&self.directors[index].host)?),
+        let dataplane = match self.kind {
+            Balancer::Lvs => Some(super::dataplane_of(&self.directors[index].host)?),
             Balancer::HaProxy => None,
         };
         let director = &mut self.directors[index];
@@ -685,8 +685,8 @@ impl Lab {
                 program.kill();
             }
         }
-        match engine {
-            Some(engine) => kill(engine, Signal::SIGKILL).context("kill the engine"),
+        match dataplane {
+            Some(dataplane) => kill(dataplane, Signal::SIGKILL).context("kill the dataplane"),
             None => Ok(()),
         }
     }

@@ -159,7 +159,7 @@ pub(super) struct Bed {
     output: Output,
     host: Host,
     emitted: Vec<Emitted>,
-    /// The programs of the path in the kernel, which see each frame first.
+    /// The programs of the kernel fast path, which see each frame first.
     programs: Option<Programs>,
     /// The size of the connection table.
     connections: usize,
@@ -195,7 +195,7 @@ impl Bed {
         let connections = options.max_connections;
         let programs = match log.through {
             Through::Userspace => None,
-            Through::InKernel => Some(Self::programs(&options)?),
+            Through::FastPath => Some(Self::programs(&options)?),
         };
         let mut director = match &programs {
             None => Director::new(options),
@@ -232,7 +232,7 @@ impl Bed {
         }
         let layout = Control::new(options.clone()).layout();
         let programs = Programs::new(layout, [CLIENT_SIDE, SERVER_SIDE]);
-        Ok(programs.context("the path in the kernel")?)
+        Ok(programs.context("the kernel fast path")?)
     }
 
     /// The director, and the network around it, to be changed: nothing that the programs go by
@@ -430,7 +430,7 @@ impl Bed {
         seen.trace.push(all);
     }
 
-    /// Shows a frame to the programs of the path in the kernel; `false` if it is left to the packet
+    /// Shows a frame to the programs of the kernel fast path; `false` if it is left to the packet
     /// path.
     fn is_forwarded(&mut self, port: PortId, frame: &[u8]) -> bool {
         let Some(programs) = self.programs.as_mut().filter(|_| port != HOST) else {

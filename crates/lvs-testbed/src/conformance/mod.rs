@@ -48,10 +48,10 @@ pub struct ConformanceOptions {
     /// Only cases whose name contains this
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// Let the programs of the path in the kernel forward what they can, and compare with the same
+    /// Let the programs of the kernel fast path forward what they can, and compare with the same
     /// case without them
     #[arg(long)]
-    in_kernel: bool,
+    fast_path: bool,
     /// Mismatches shown of one case
     #[arg(long, value_name = "N", default_value_t = 3)]
     show: usize,
@@ -151,7 +151,7 @@ fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
 }
 
 fn run_case(case: &Value, through: Through) -> (Outcome, Forwarded) {
-    let traced = through == Through::InKernel;
+    let traced = through == Through::FastPath;
     let mut log = Log::new(through, traced);
     if let Err(skipped) = replay_all(case, &mut log) {
         return (Outcome::Skipped(skipped), Forwarded::default());
@@ -230,7 +230,7 @@ fn cases(path: &Path) -> anyhow::Result<Vec<Value>> {
 ///
 /// # Errors
 /// A file that cannot be read, or is no recording; an
-/// [`InKernelError`](lvs_dataplane::in_kernel::InKernelError) if the kernel does not take the
+/// [`FastPathError`](lvs_dataplane::fast_path::FastPathError) if the kernel does not take the
 /// programs.
 pub fn conformance(
     files: &[PathBuf],
@@ -238,7 +238,7 @@ pub fn conformance(
     show: usize,
     through: Through,
 ) -> anyhow::Result<ConformanceReport> {
-    if through == Through::InKernel {
+    if through == Through::FastPath {
         Programs::new(Layout::new(64, 0), Default::default())?;
     }
     let mut all = Vec::new();
@@ -337,8 +337,8 @@ pub fn serve(socket: &str) -> anyhow::Result<()> {
 /// # Errors
 /// As [`conformance`].
 pub fn run(options: &ConformanceOptions) -> anyhow::Result<()> {
-    let through = if options.in_kernel {
-        Through::InKernel
+    let through = if options.fast_path {
+        Through::FastPath
     } else {
         Through::Userspace
     };

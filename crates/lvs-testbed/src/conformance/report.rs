@@ -11,9 +11,9 @@ pub enum Through {
     /// The packet path.
     #[default]
     Userspace,
-    /// First the programs of the path in the kernel, which forward what they can. The case is
+    /// First the programs of the kernel fast path, which forward what they can. The case is
     /// replayed without them, too, and both must send and list the same after each step.
-    InKernel,
+    FastPath,
 }
 
 /// Observations during the replay of a case.

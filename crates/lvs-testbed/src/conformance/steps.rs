@@ -436,7 +436,7 @@ fn check_shares(pairs: &[(i64, i64)], log: &mut Log) {
 }
 
 /// An entry without its time, which has a tolerance: protocol, client, virtual, destination, state,
-/// engine and its data, origin.
+/// dataplane and its data, origin.
 type Entry = [String; 7];
 
 /// Compares the connections with a listing: as a multiset, the times nearly.

@@ -9,7 +9,7 @@ use lvs_core::{
     ConnId, Control, Director, Forwarding, IcmpError, Instant, LocalAddress, Options, PacketMeta,
     Protocol, Tunnel, TunnelChecksum, Tuple, Verdict,
 };
-use lvs_dataplane::in_kernel::InKernelError;
+use lvs_dataplane::fast_path::FastPathError;
 use lvs_packet::drop::FrameDrop;
 use lvs_packet::fragment;
 use lvs_packet::frame::{Frame, Offload};
@@ -182,7 +182,7 @@ pub struct Bed {
     asked: Vec<(PortId, IpAddr)>,
     present: Vec<bool>,
     last: Option<(PortId, Frame)>,
-    /// The programs of the path in the kernel, which see each frame first.
+    /// The programs of the kernel fast path, which see each frame first.
     programs: Option<Programs>,
     /// Packets that were decided on in passing; `None` if all take the long way.
     passed: Option<u64>,
@@ -200,14 +200,14 @@ impl Bed {
         Self::with(scene, entropy, None)
     }
 
-    /// As [`new`](Self::new), with the programs of the path in the kernel in front.
+    /// As [`new`](Self::new), with the programs of the kernel fast path in front.
     ///
     /// # Errors
     /// If the kernel does not take them.
     ///
     /// # Panics
     /// As [`new`](Self::new).
-    pub fn in_kernel(scene: &Scene, entropy: &mut Entropy<'_>) -> Result<Self, InKernelError> {
+    pub fn fast_path(scene: &Scene, entropy: &mut Entropy<'_>) -> Result<Self, FastPathError> {
         // The layout of the table follows from all choices before it.
         let mut before = entropy.clone();
         drop(table(scene, &mut before));
@@ -311,7 +311,7 @@ impl Bed {
         self.left.take().unwrap_or_default()
     }
 
-    /// Packets that the programs of the path in the kernel have forwarded.
+    /// Packets that the programs of the kernel fast path have forwarded.
     pub fn forwarded(&self) -> Forwarded {
         let programs = self.programs.as_ref();
         programs.map_or_else(Forwarded::default, |programs| programs.forwarded)

@@ -1,10 +1,10 @@
 //! Two packet paths, of which one takes another way where it may (decides in passing, or has the
-//! programs of the path in the kernel in front): what leaves and what is listed must be the same.
+//! programs of the kernel fast path in front): what leaves and what is listed must be the same.
 
 use std::net::SocketAddr;
 
 use lvs_core::{Forwarding, Protocol, TcpFlags};
-use lvs_dataplane::in_kernel::InKernelError;
+use lvs_dataplane::fast_path::FastPathError;
 use lvs_packet::frame::Frame;
 use lvs_packet::net::PortId;
 
@@ -18,20 +18,20 @@ const ROUND: u64 = 250;
 const TALKS: usize = 12;
 
 /// Passes `frames` frames or more through a packet path with and one without the programs of the
-/// path in the kernel. Gives how many these have forwarded.
+/// kernel fast path. Gives how many these have forwarded.
 ///
 /// # Errors
 /// If the kernel does not take the programs.
 ///
 /// # Panics
 /// If the two differ, and as [`storm`](super::storm).
-pub fn twins(method: &Method, seed: u64, frames: u64) -> Result<Forwarded, InKernelError> {
+pub fn twins(method: &Method, seed: u64, frames: u64) -> Result<Forwarded, FastPathError> {
     let mut forwarded = Forwarded::default();
     let pair = |scene: &Scene, settings| {
         Ok(Pair::new(
             method,
             Bed::new(scene, &mut Entropy::seeded(settings)),
-            Bed::in_kernel(scene, &mut Entropy::seeded(settings))?,
+            Bed::fast_path(scene, &mut Entropy::seeded(settings))?,
         ))
     };
     both(method, seed, frames, pair, |other| {

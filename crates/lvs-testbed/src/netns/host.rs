@@ -190,15 +190,19 @@ impl Host {
     /// Whether a dataplane has bound its usual control socket on this host, by path or, where that
     /// is not permitted, by name.
     #[must_use]
-    pub fn has_engine(&self) -> bool {
-        let is_engines = |name: &str| {
+    pub fn has_dataplane(&self) -> bool {
+        let is_dataplanes = |name: &str| {
             name == "@lvs-dataplane"
                 || (name.starts_with("/run/lvs/netns-") && name.ends_with(".sock"))
         };
         fs::read_to_string(format!("/proc/{}/net/unix", self.pid()))
             .unwrap_or_default()
             .lines()
-            .any(|line| line.split_ascii_whitespace().nth(7).is_some_and(is_engines))
+            .any(|line| {
+                line.split_ascii_whitespace()
+                    .nth(7)
+                    .is_some_and(is_dataplanes)
+            })
     }
 
     /// Sets a `net.` sysctl, given by its path below `/proc/sys/net`.

@@ -86,7 +86,7 @@ pub enum Vip {
     /// On the director's `eth0`: the host answers ARP.
     Host,
     /// Nowhere but in the dataplane, which answers ARP (`--own-vips`).
-    Engine,
+    Dataplane,
     /// In no network: the router has a route to it through the director.
     Routed,
     /// In no network: directors announce it to the router.
@@ -156,7 +156,7 @@ impl SiteOptions {
 #[derive(Debug)]
 pub struct Site {
     /// The dataplane, once started.
-    pub engine: Option<Proc>,
+    pub dataplane: Option<Proc>,
     /// The web servers and decapsulators.
     pub programs: Vec<Proc>,
     /// Where requests come from.
@@ -213,7 +213,7 @@ impl Site {
         let router_of = router.as_ref();
         testbed.connect(&links(&options, &client, &directors, router_of, &servers))?;
         let vip = match options.vip {
-            Vip::Host | Vip::Engine => Ipv4Addr::new(192, 0, 2, 10),
+            Vip::Host | Vip::Dataplane => Ipv4Addr::new(192, 0, 2, 10),
             Vip::Routed | Vip::Announced => Ipv4Addr::new(203, 0, 113, 10),
         };
         let vip6 = Ipv6Addr::new(
@@ -231,7 +231,7 @@ impl Site {
             0x10,
         );
         let mut site = Self {
-            engine: None,
+            dataplane: None,
             programs: Vec::new(),
             client,
             router,
@@ -369,12 +369,12 @@ impl Site {
 
     /// The dataplane's arguments for this site: its interfaces and the owner of the VIP.
     #[must_use]
-    pub fn engine_arguments(&self) -> Vec<&'static str> {
+    pub fn dataplane_arguments(&self) -> Vec<&'static str> {
         let mut arguments = vec!["--interface", "eth0"];
         if self.options.topology == Topology::TwoArm {
             arguments.extend(["--interface", "eth1"]);
         }
-        if self.options.vip == Vip::Engine {
+        if self.options.vip == Vip::Dataplane {
             arguments.push("--own-vips");
         }
         if self.options.forward == Forward::FullNat {
@@ -389,23 +389,23 @@ impl Site {
     }
 
     /// Starts the dataplane on the director and waits until it answers. If `extra` does not select
-    /// the kernel fast path, the environment (`LVS_IN_KERNEL`) does.
+    /// the kernel fast path, the environment (`LVS_FAST_PATH`) does.
     ///
     /// # Errors
     ///
     /// When it is not built or ends at once; the error holds what it printed.
-    pub fn start_engine(&mut self, extra: &[&str]) -> Result<()> {
-        self.start_engine_by(&[], extra)
+    pub fn start_dataplane(&mut self, extra: &[&str]) -> Result<()> {
+        self.start_dataplane_by(&[], extra)
     }
 
     /// The same, independent of the environment.
     ///
     /// # Errors
     ///
-    /// As [`Self::start_engine`].
-    pub fn start_engine_untold(&mut self, extra: &[&str]) -> Result<()> {
-        self.stop_engine()?;
-        self.engine = Some(self.start(&self.director, &[], extra)?);
+    /// As [`Self::start_dataplane`].
+    pub fn start_dataplane_untold(&mut self, extra: &[&str]) -> Result<()> {
+        self.stop_dataplane()?;
+        self.dataplane = Some(self.start(&self.director, &[], extra)?);
         self.lvsadm("-L -n").map(drop)
     }
 
@@ -413,20 +413,20 @@ impl Site {
     ///
     /// # Errors
     ///
-    /// As [`Self::start_engine`].
-    pub fn start_engine_by(&mut self, launcher: &[&str], extra: &[&str]) -> Result<()> {
-        self.stop_engine()?;
-        let engine = self.start_engine_on(&self.director, launcher, extra)?;
-        self.engine = Some(engine);
+    /// As [`Self::start_dataplane`].
+    pub fn start_dataplane_by(&mut self, launcher: &[&str], extra: &[&str]) -> Result<()> {
+        self.stop_dataplane()?;
+        let dataplane = self.start_dataplane_on(&self.director, launcher, extra)?;
+        self.dataplane = Some(dataplane);
         self.lvsadm("-L -n").map(drop)
     }
 
     /// Has the dataplane stop, if there is one, so that the next one has nothing of it.
-    fn stop_engine(&mut self) -> Result<()> {
-        if let Some(mut engine) = self.engine.take()
-            && engine.is_running()
+    fn stop_dataplane(&mut self) -> Result<()> {
+        if let Some(mut dataplane) = self.dataplane.take()
+            && dataplane.is_running()
         {
-            engine.stop(Signal::SIGTERM)?;
+            dataplane.stop(Signal::SIGTERM)?;
         }
         Ok(())
     }
@@ -435,18 +435,18 @@ impl Site {
     ///
     /// # Errors
     ///
-    /// As [`Self::start_engine`].
-    pub fn start_engine_on(
+    /// As [`Self::start_dataplane`].
+    pub fn start_dataplane_on(
         &self,
         director: &Host,
         launcher: &[&str],
         extra: &[&str],
     ) -> Result<Proc> {
-        let in_kernel = env::var("LVS_IN_KERNEL").unwrap_or_default();
-        if in_kernel.is_empty() || extra.contains(&"--in-kernel") {
+        let fast_path = env::var("LVS_FAST_PATH").unwrap_or_default();
+        if fast_path.is_empty() || extra.contains(&"--fast-path") {
             return self.start(director, launcher, extra);
         }
-        let told = [extra, &["--in-kernel", &in_kernel]].concat();
+        let told = [extra, &["--fast-path", &fast_path]].concat();
         self.start(director, launcher, &told)
     }
 
@@ -454,27 +454,27 @@ impl Site {
         let program = programs::find("lvs-dataplane")?.display().to_string();
         let mut words = launcher.to_vec();
         words.push(&program);
-        words.extend(self.engine_arguments());
+        words.extend(self.dataplane_arguments());
         words.extend_from_slice(extra);
-        let off = extra.windows(2).any(|two| two == ["--in-kernel", "off"]);
+        let off = extra.windows(2).any(|two| two == ["--fast-path", "off"]);
         self.leave_unfinished(director, off)?;
-        let mut engine = director.spawn(words[0], &words[1..])?;
+        let mut dataplane = director.spawn(words[0], &words[1..])?;
         let mut ended = false;
         wait_until(
-            "the engine's control socket",
+            "the dataplane's control socket",
             Duration::from_secs(30),
             || {
-                ended = !engine.is_running();
-                ended || director.has_engine()
+                ended = !dataplane.is_running();
+                ended || director.has_dataplane()
             },
         )
-        .with_context(|| engine.log())?;
+        .with_context(|| dataplane.log())?;
         anyhow::ensure!(
             !ended,
-            "the engine ended at once; it printed:\n{}",
-            engine.log()
+            "the dataplane ended at once; it printed:\n{}",
+            dataplane.log()
         );
-        Ok(engine)
+        Ok(dataplane)
     }
 
     /// The second director.

@@ -48,7 +48,7 @@ const COMPUTING: [&str; 8] = [
     "conformance",
     "fuzz",
     "hostile",
-    "in_kernel_twins",
+    "fast_path_twins",
     "model",
     "transcripts",
     "two_ways",

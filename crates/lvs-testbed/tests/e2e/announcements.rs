@@ -41,7 +41,7 @@ fn site(label: &str) -> Result<Site> {
     let mut options = SiteOptions::new(label, Forward::FullNat);
     options.topology = Topology::TwoArm;
     options.servers = 1;
-    options.vip = Vip::Engine;
+    options.vip = Vip::Dataplane;
     let site = common::site(options)?;
     site.add_service(80, "rr")?;
     let (virt, server) = (site.vip6, site.real_address6(0));
@@ -145,7 +145,7 @@ fn own_addresses_replaced_interface_is_announced() -> Result<()> {
 fn own_addresses_changed_bridge_is_announced() -> Result<()> {
     let mut options = SiteOptions::new("annbridge", Forward::Nat);
     options.servers = 1;
-    options.vip = Vip::Engine;
+    options.vip = Vip::Dataplane;
     let mut site = Site::new(options)?;
     site.director.sh(
         "ip link set eth0 address 0a:00:00:00:00:99; ip addr flush dev eth0; ip link add br0 type bridge; \
@@ -154,10 +154,10 @@ fn own_addresses_changed_bridge_is_announced() -> Result<()> {
     )?;
     let program = lvs_testbed::programs::find("lvs-dataplane")?;
     let words = ["--own-vips", "--interface", "br0", "--interface", "eth1"];
-    let engine: Proc = site.director.spawn(program, &words)?;
+    let dataplane: Proc = site.director.spawn(program, &words)?;
     wait_until("an answer", PATIENCE, || site.lvsadm("-L -n").is_ok())
-        .with_context(|| engine.log())?;
-    site.engine = Some(engine);
+        .with_context(|| dataplane.log())?;
+    site.dataplane = Some(dataplane);
     site.add_service(80, "rr")?;
     site.lvsadm(&format!("-A -t [{}]:80", site.vip6))?;
     let places = ["192.0.2.10", "fd00:192::10"].map(|address| Place {

@@ -116,13 +116,13 @@ fn metrics_follow_the_rules_of_open_metrics() -> Result<()> {
     let words = ["-sSf", "-m", "20", "-H", accept, url];
     wait_until("lvsd to see the dataplane", Duration::from_secs(20), || {
         page = site.director.run("curl", &words).unwrap_or_default();
-        page.contains("lvs_engine_up 1")
+        page.contains("lvs_dataplane_up 1")
     })?;
     let samples = open_metrics::read(&page).with_context(|| page.clone())?;
     for series in [
         "lvs_drops_total{reason=\"short_header\"}",
         "lvs_drops_total{reason=\"untranslatable\"}",
-        "lvs_engine_up{}",
+        "lvs_dataplane_up{}",
     ] {
         ensure!(samples.contains_key(series), "{series}:\n{page}");
     }
@@ -358,7 +358,7 @@ fn api_agrees_with_commands() -> Result<()> {
 
     // One truth.
     let calm = |mut status: Value| {
-        for key in ["uptime", "check_lag_ms", "engine"] {
+        for key in ["uptime", "check_lag_ms", "dataplane"] {
             status[key] = Value::Null;
         }
         for service in status["services"].as_array_mut().into_iter().flatten() {

@@ -41,7 +41,7 @@ fn servers_are_clients_of_their_own_service() -> Result<()> {
         options.topology = topology;
         options.servers = 2;
         let mut site = Site::new(options)?;
-        site.start_engine(arguments)?;
+        site.start_dataplane(arguments)?;
         site.add_service(80, "rr")?;
         for server in &site.servers {
             let names = ids(&site, server, 10)?;
@@ -89,7 +89,7 @@ fn hairpin_is_off_at_first() -> Result<()> {
 /// source, which a host that has the VIP takes for forged.
 #[test]
 fn answers_of_direct_routing_pass_the_director() -> Result<()> {
-    for vip in [Vip::Host, Vip::Engine, Vip::Routed] {
+    for vip in [Vip::Host, Vip::Dataplane, Vip::Routed] {
         for ip_forward in [true, false] {
             let mut options = SiteOptions::new("martian", Forward::Dr);
             options.topology = Topology::TwoArm;
@@ -139,7 +139,7 @@ fn services_of_many_ports() -> Result<()> {
         options.servers = 2;
         options.nginx.ports = vec![80, 8000, 8042, 8099];
         let mut site = Site::new(options)?;
-        site.start_engine(&[])?;
+        site.start_dataplane(&[])?;
         let file = site.director.dir().join("ports.toml");
         let real = |indices: &[usize]| -> String {
             let server = |&index: &usize| {

@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 fn site(label: &str) -> Result<Site> {
     let mut options = SiteOptions::new(label, Forward::Nat);
     options.servers = 1;
-    options.vip = Vip::Engine;
+    options.vip = Vip::Dataplane;
     Site::new(options)
 }
 
@@ -57,7 +57,7 @@ fn clients_are_served(site: &Site) -> Result<()> {
 fn dataplane_missing_interface_is_used_when_created() -> Result<()> {
     let mut site = site("bootif")?;
     site.director.sh("ip link delete eth1")?;
-    site.start_engine(&[])?;
+    site.start_dataplane(&[])?;
     let waiting = "waiting for the configured interface eth1";
     common::says(&site, waiting)?;
     common::says(&site, "interface_missing")?;
@@ -75,12 +75,12 @@ fn dataplane_missing_interface_is_used_when_created() -> Result<()> {
 
 #[test]
 fn dataplane_missing_xdp_interface_is_used_when_created() -> Result<()> {
-    if !super::in_kernel::is_permitted()? {
+    if !super::fast_path::is_permitted()? {
         return Ok(());
     }
     let mut site = site("bootxdp")?;
-    site.start_engine(&[
-        "--in-kernel",
+    site.start_dataplane(&[
+        "--fast-path",
         "on",
         "--interface",
         "late0",
@@ -103,7 +103,7 @@ fn dataplane_tun_backend_missing_interface_is_used_when_created() -> Result<()> 
     let mut site = site("boottun")?;
     site.director
         .sh("echo 1 > /proc/sys/net/ipv4/ip_forward; ip link delete eth1")?;
-    site.start_engine(&["--backend", "tun"])?;
+    site.start_dataplane(&["--backend", "tun"])?;
     common::says(&site, "waiting for the configured interface eth1")?;
     site.add_service(80, "rr")?;
     bring_back_arm(&site)?;
@@ -124,7 +124,7 @@ fn dataplane_missing_listen_address_is_used_when_added() -> Result<()> {
         } else {
             "10.77.0.2"
         };
-        site.start_engine(&[
+        site.start_dataplane(&[
             "--sync-peer",
             peer,
             "--sync-key",
@@ -183,7 +183,7 @@ fn lvsd_missing_interfaces_are_used_when_created() -> Result<()> {
 }
 
 fn start(site: &Site, words: &[&str]) -> Result<Proc> {
-    let mut all = site.engine_arguments();
+    let mut all = site.dataplane_arguments();
     all.extend_from_slice(words);
     site.director.spawn(programs::find("lvs-dataplane")?, &all)
 }
@@ -202,7 +202,7 @@ fn pid_that_answers(site: &Site) -> Option<u64> {
 #[test]
 fn dataplane_start_right_after_signal_waits_for_the_one_that_ends() -> Result<()> {
     let site = site("bootkill")?;
-    for words in [&[][..], &["--in-kernel", "off", "--outlive", "on"]] {
+    for words in [&[][..], &["--fast-path", "off", "--warm-restart", "on"]] {
         let mut before = start(&site, words)?;
         wait_until("an answer", PATIENCE, || {
             pid_that_answers(&site) == Some(before.pid().into())

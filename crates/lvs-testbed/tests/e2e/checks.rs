@@ -148,7 +148,7 @@ fn serve(host: &Host, dir: &Path) -> Result<Servers> {
 fn each_kind_against_a_real_server() -> Result<()> {
     let mut options = SiteOptions::new("kinds", Forward::Nat);
     options.servers = 1;
-    options.vip = Vip::Engine;
+    options.vip = Vip::Dataplane;
     let site = Site::new(options)?;
     let dir = site.testbed.dir().join("real");
     fs::create_dir_all(&dir)?;
@@ -262,7 +262,7 @@ fn each_kind_against_a_real_server() -> Result<()> {
 fn https_without_ca_accepts_every_certificate() -> Result<()> {
     let mut options = SiteOptions::new("certs", Forward::Nat);
     options.servers = 1;
-    options.vip = Vip::Engine;
+    options.vip = Vip::Dataplane;
     let site = Site::new(options)?;
     let dir = site.testbed.dir().display().to_string();
     let host = &site.servers[0];
@@ -345,7 +345,7 @@ fn https_without_ca_accepts_every_certificate() -> Result<()> {
 fn on_a_clients_way(forward: Forward) -> Result<()> {
     let mut options = SiteOptions::new("via", forward);
     options.servers = 2;
-    options.vip = Vip::Engine;
+    options.vip = Vip::Dataplane;
     let site = Site::new(options)?;
     for path in ["ipv4/conf/all/rp_filter", "ipv4/conf/eth0/rp_filter"] {
         site.director.sysctl(path, "0")?;

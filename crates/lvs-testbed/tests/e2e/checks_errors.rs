@@ -79,7 +79,7 @@ impl Checked {
     fn start(label: &str) -> Result<Self> {
         let mut options = SiteOptions::new(label, Forward::Nat);
         options.servers = 1;
-        options.vip = Vip::Engine;
+        options.vip = Vip::Dataplane;
         let site = Site::new(options)?;
         let dir = site.testbed.dir().display().to_string();
         let servers = serve(&site.servers[0], &dir)?;
@@ -270,7 +270,7 @@ fn check_that_cannot_run_is_shown_until_possible() -> Result<()> {
 fn reason_of_a_down_server_follows_its_last_check() -> Result<()> {
     let mut options = SiteOptions::new("reason", Forward::Nat);
     options.servers = 1;
-    options.vip = Vip::Engine;
+    options.vip = Vip::Dataplane;
     let site = Site::new(options)?;
     let text = format!(
         "[dataplane]\ninterface = [\"eth0\", \"eth1\"]\n[[service]]\nname = \"http4\"\naddress = \"{}\"\nforward = \"nat\"\n\

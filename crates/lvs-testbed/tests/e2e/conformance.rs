@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use lvs_dataplane::in_kernel::InKernelError;
+use lvs_dataplane::fast_path::FastPathError;
 use lvs_sys::is_root_of_all;
 use lvs_sys::testing::not_run;
 use lvs_testbed::conformance::{ConformanceReport, Through, conformance};
@@ -106,16 +106,16 @@ fn random_operations() {
     check_kinds("lvs-testbed/golden/differential", &wanted);
 }
 
-/// The same recordings with the programs of the path in the kernel in front of the packet path: as
+/// The same recordings with the programs of the kernel fast path in front of the packet path: as
 /// the kernel did it, and frame by frame as without them. At least `forwarded` frames are forwarded
 /// by the programs.
-fn check_in_kernel(files: &[PathBuf], forwarded: u64) {
-    let report = match conformance(files, None, 3, Through::InKernel) {
+fn check_fast_path(files: &[PathBuf], forwarded: u64) {
+    let report = match conformance(files, None, 3, Through::FastPath) {
         Ok(report) => report,
         // Without BPF there is nothing to compare; root of the first user namespace has no excuse.
         Err(error) => {
             let cause = error.downcast_ref();
-            let excused = matches!(cause, Some(InKernelError::Permission(_))) && !is_root_of_all();
+            let excused = matches!(cause, Some(FastPathError::Permission(_))) && !is_root_of_all();
             assert!(excused, "{error:?}");
             not_run(&format!("needs BPF: {error}"));
         }
@@ -131,22 +131,22 @@ fn check_in_kernel(files: &[PathBuf], forwarded: u64) {
 
 #[test]
 fn in_the_kernel_packets_and_counters() {
-    check_in_kernel(&recordings("lvs-testbed/golden/packets"), 200);
-    check_in_kernel(&recordings("lvs-core/tests/golden/stats"), 500);
-    check_in_kernel(&recordings("lvs-core/tests/golden/proc"), 0);
+    check_fast_path(&recordings("lvs-testbed/golden/packets"), 200);
+    check_fast_path(&recordings("lvs-core/tests/golden/stats"), 500);
+    check_fast_path(&recordings("lvs-core/tests/golden/proc"), 0);
 }
 
 #[test]
 #[ignore = "long"]
 fn in_the_kernel_connection_states() {
-    check_in_kernel(&recordings("lvs-core/tests/golden/tcpstates"), 70);
+    check_fast_path(&recordings("lvs-core/tests/golden/tcpstates"), 70);
 }
 
 #[test]
 #[ignore = "long"]
 fn in_the_kernel_persistence_and_helpers() {
-    check_in_kernel(&recordings("lvs-core/tests/golden/persistence"), 4);
-    check_in_kernel(&recordings("lvs-testbed/golden/ftp"), 10);
+    check_fast_path(&recordings("lvs-core/tests/golden/persistence"), 4);
+    check_fast_path(&recordings("lvs-testbed/golden/ftp"), 10);
 }
 
 /// Long bursts of first packets, which take their time and of which nothing is forwarded, are left
@@ -164,13 +164,13 @@ fn in_the_kernel_schedulers_and_synchronisation() {
         short.iter().any(|short| name.starts_with(short))
     };
     let files: Vec<PathBuf> = files.concat().into_iter().filter(is_short).collect();
-    check_in_kernel(&files, 0);
+    check_fast_path(&files, 0);
 }
 
 #[test]
 #[ignore = "long"]
 fn in_the_kernel_random_operations() {
-    check_in_kernel(&recordings("lvs-testbed/golden/differential"), 300);
+    check_fast_path(&recordings("lvs-testbed/golden/differential"), 300);
 }
 
 /// A recording with changed expectations fails, by name, and so does the program.

@@ -101,13 +101,13 @@ fn filters_of_tc_and_chains_at_interfaces() -> Result<()> {
         (
             "ingress",
             "eth0",
-            "keeps none of services from the engine",
+            "keeps none of services from the dataplane",
             "lvsadm filter add",
         ),
         (
             "egress",
             "eth1",
-            "may drop what the engine sends",
+            "may drop what the dataplane sends",
             "tc filter show dev eth1 egress",
         ),
     ] {
@@ -129,7 +129,7 @@ fn filters_of_tc_and_chains_at_interfaces() -> Result<()> {
     let told = cure(&site, "does not keep packets of TCP")?;
     ensure!(told.contains("lvsadm filter add"), "{told}");
     chain("egress", "eth0", "tcp sport 80 counter drop")?;
-    let told = cure(&site, "also drops what the engine sends for TCP")?;
+    let told = cure(&site, "also drops what the dataplane sends for TCP")?;
     ensure!(told.contains("nft -a list chain netdev t c"), "{told}");
     site.director.sh("nft delete table netdev t")?;
     let all = findings(&site)?;
@@ -140,18 +140,18 @@ fn filters_of_tc_and_chains_at_interfaces() -> Result<()> {
 #[test]
 fn frames_that_came_too_fast() -> Result<()> {
     let site = site("doctlost", Forward::Nat)?;
-    let engine = site.engine.as_ref().context("an engine")?;
+    let dataplane = site.dataplane.as_ref().context("a dataplane")?;
     // It reads nothing while the client floods it.
-    engine.signal(Signal::SIGSTOP)?;
+    dataplane.signal(Signal::SIGSTOP)?;
     let flood = site.client.sh(&format!(
         r#"perl -MSocket -e 'socket(S, PF_INET, SOCK_DGRAM, 17); my $to = sockaddr_in(9, inet_aton("{}"));
         send(S, "x" x 1400, 0, $to) for 1 .. 60000'"#,
         site.vip
     ));
-    engine.signal(Signal::SIGCONT)?;
+    dataplane.signal(Signal::SIGCONT)?;
     flood?;
     wait_until("the loss to be told", Duration::from_secs(20), || {
-        cure(&site, "came faster than the engine read them")
+        cure(&site, "came faster than the dataplane read them")
             .is_ok_and(|cure| cure.contains("net.core.rmem_max"))
     })
 }
@@ -195,11 +195,11 @@ fn packets_that_fit_no_tunnel() -> Result<()> {
 fn doctor_foreign_owner_of_vip_is_a_finding() -> Result<()> {
     let mut options = SiteOptions::new("doctarp", Forward::Dr);
     options.servers = 1;
-    options.vip = Vip::Engine;
+    options.vip = Vip::Dataplane;
     let mut site = Site::new(options)?;
     let router = site.router.clone().context("a one-arm site has a router")?;
     router.sh(&format!("ip addr add {}/32 dev eth1", site.vip))?;
-    site.start_engine(&[])?;
+    site.start_dataplane(&[])?;
     // It may be refused for that very reason.
     let _ = site.add_service(80, "rr");
     let mac = router.sh("cat /sys/class/net/eth1/address")?;

@@ -81,7 +81,7 @@ fn unread_log_stops_no_packet() -> Result<()> {
         let launcher: Vec<&str> = launcher.iter().map(String::as_str).collect();
         let mut words = vec!["env", "LVS_LOG=trace"];
         words.extend(launcher);
-        site.start_engine_by(&words, &[])?;
+        site.start_dataplane_by(&words, &[])?;
         site.add_service(80, "rr")?;
         requests(&site, 40)?;
         let mut open = site.load();
@@ -96,9 +96,9 @@ fn unread_log_stops_no_packet() -> Result<()> {
         }
         let report = steady.finish()?;
         report.all_ok(report.ok)?;
-        let engine = site.engine.as_mut().context("started above")?;
-        ensure!(engine.is_running(), "it has ended");
-        ensure!(engine.stop(Signal::SIGTERM)?.success());
+        let dataplane = site.dataplane.as_mut().context("started above")?;
+        ensure!(dataplane.is_running(), "it has ended");
+        ensure!(dataplane.stop(Signal::SIGTERM)?.success());
     }
     Ok(())
 }
@@ -106,7 +106,7 @@ fn unread_log_stops_no_packet() -> Result<()> {
 #[test]
 fn rights_go_by_capabilities_and_groups_and_not_by_the_number_of_a_user() -> Result<()> {
     let mut site = site("rights")?;
-    site.start_engine(&["--group", "4242"])?;
+    site.start_dataplane(&["--group", "4242"])?;
     let add = format!("-A -t {} -s rr", site.service(81));
     let own = "mark add --source 203.0.113.0/24 --destination 192.0.2.10 --drop";
     let said = refused_by(&site, &BARE_ROOT, own)?;
@@ -131,7 +131,7 @@ fn rights_go_by_capabilities_and_groups_and_not_by_the_number_of_a_user() -> Res
             .contains(&site.service(81).to_string())
     );
 
-    site.start_engine(&["--readers", "4242"])?;
+    site.start_dataplane(&["--readers", "4242"])?;
     ensure!(lvsadm_by(&site, &member, "-L -n")?.contains("Scheduler"));
     refused_by(&site, &member, &add)?;
     let said = refused_by(&site, &NOBODY, "-L -n")?;
@@ -148,9 +148,9 @@ fn names_that_others_have_taken_keep_nothing_from_starting() -> Result<()> {
             squat(&site, launcher, "@lvsd")?,
         ];
         let said = refused_by(&site, &[], "-L -n")?;
-        ensure!(said.contains("no engine answers"), "{said}");
+        ensure!(said.contains("no dataplane answers"), "{said}");
         let said = refused_by(&site, &[], "--socket @lvs-dataplane -L -n")?;
-        ensure!(said.contains("it may not be an engine"), "{said}");
+        ensure!(said.contains("it may not be a dataplane"), "{said}");
         // They do not answer either: a connection to them must not wait for ever.
         for squatter in &squatters {
             squatter.signal(Signal::SIGSTOP)?;
@@ -195,7 +195,7 @@ fn hung_dataplane_is_replaced() -> Result<()> {
     let site = site("hang")?;
     let config = site.testbed.dir().join("lvsd.toml");
     let mut text = format!(
-        "[dataplane]\ninterface = [\"eth0\", \"eth1\"]\nhang_limit = \"5s\"\nin_kernel = \"off\"\n[[service]]\naddress = \"{}\"\nforward = \"nat\"\nscheduler = \"rr\"\n",
+        "[dataplane]\ninterface = [\"eth0\", \"eth1\"]\nhang_limit = \"5s\"\nfast_path = \"off\"\n[[service]]\naddress = \"{}\"\nforward = \"nat\"\nscheduler = \"rr\"\n",
         site.service(80)
     );
     for index in 0..2 {
@@ -212,12 +212,12 @@ fn hung_dataplane_is_replaced() -> Result<()> {
             &["--config", &config.display().to_string()],
         )
     };
-    let engine = |lvsd: &Proc| {
+    let dataplane = |lvsd: &Proc| {
         let log = lvsd.log();
         let last = log
             .lines()
             .rev()
-            .find(|line| line.contains("the engine pid="))
+            .find(|line| line.contains("the dataplane pid="))
             .map(str::to_owned);
         last.and_then(|line| {
             line.split("pid=")
@@ -231,21 +231,23 @@ fn hung_dataplane_is_replaced() -> Result<()> {
     };
     let mut lvsd = start()?;
     let replaced = |lvsd: &Proc, hung: i32| {
-        wait_until("another engine", Duration::from_secs(30), || {
-            engine(lvsd).is_ok_and(|pid| pid != hung) && lvsd.log().matches("added ").count() > 0
+        wait_until("another dataplane", Duration::from_secs(30), || {
+            dataplane(lvsd).is_ok_and(|pid| pid != hung) && lvsd.log().matches("added ").count() > 0
         })
         .with_context(|| lvsd.log())
     };
-    wait_until("an engine", common::SOON, || lvsd.log().contains("ready:"))
-        .with_context(|| lvsd.log())?;
+    wait_until("a dataplane", common::SOON, || {
+        lvsd.log().contains("ready:")
+    })
+    .with_context(|| lvsd.log())?;
     requests(&site, 20)?;
-    let first = engine(&lvsd)?;
+    let first = dataplane(&lvsd)?;
     site.director.sh(&format!("kill -STOP {first}"))?;
     replaced(&lvsd, first)?;
     wait_until("traffic", common::SOON, || requests(&site, 20).is_ok())?;
 
     // The daemon has crashed: the next one knows the dataplane for one of lvsd's, and ends it, too.
-    let second = engine(&lvsd)?;
+    let second = dataplane(&lvsd)?;
     lvsd.kill();
     site.director.sh(&format!("kill -STOP {second}"))?;
     let mut lvsd = start()?;
@@ -253,7 +255,7 @@ fn hung_dataplane_is_replaced() -> Result<()> {
     wait_until("traffic", common::SOON, || requests(&site, 20).is_ok())?;
 
     // And a hung one does not outlive the daemon.
-    let third = engine(&lvsd)?;
+    let third = dataplane(&lvsd)?;
     site.director.sh(&format!("kill -STOP {third}"))?;
     let status = lvsd.stop(Signal::SIGINT)?;
     ensure!(status.success(), "{status}: {}", lvsd.log());
@@ -340,7 +342,7 @@ fn resident(pid: u32) -> Result<u64> {
 #[test]
 fn local_users_without_rights_take_no_memory_and_hold_up_no_packet() -> Result<()> {
     let mut site = site("users")?;
-    site.start_engine(&[])?;
+    site.start_dataplane(&[])?;
     site.add_service(80, "rr")?;
     let mut rules = String::new();
     for service in 0..16 {
@@ -355,7 +357,7 @@ fn local_users_without_rights_take_no_memory_and_hold_up_no_packet() -> Result<(
         }
     }
     site.lvsadm_restore(&rules)?;
-    let engine = site.engine.as_ref().context("started above")?.pid();
+    let dataplane = site.dataplane.as_ref().context("started above")?.pid();
     let socket = site
         .director
         .sh("ls /run/lvs/netns-$(stat -Lc %i /proc/self/ns/net).sock")?;
@@ -370,7 +372,7 @@ fn local_users_without_rights_take_no_memory_and_hold_up_no_packet() -> Result<(
         user.wait(Duration::from_secs(30))?;
     }
 
-    let before = resident(engine)?;
+    let before = resident(dataplane)?;
     let mut users = hostile_users(&site, socket, "9", ["parse", "list", "idle"])?;
     println!("beside hostile users: {} ms", round_trips()?);
     let mut load = site.load();
@@ -392,7 +394,7 @@ fn local_users_without_rights_take_no_memory_and_hold_up_no_packet() -> Result<(
     site.lvsadm("-L -n --stats -t 198.51.100.1:80")?;
     let report = steady.finish()?;
     report.all_ok(report.ok)?;
-    let taken = resident(engine)?.saturating_sub(before);
+    let taken = resident(dataplane)?.saturating_sub(before);
     println!("{taken} MiB more at the most; {report:?}");
     ensure!(taken <= 64, "{taken} MiB");
     for user in &mut users {

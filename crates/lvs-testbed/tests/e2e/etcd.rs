@@ -347,7 +347,7 @@ fn director_without_answer_of_etcd_removes_nothing() -> Result<()> {
         ensure!(kept == 1, "{lost}: {kept} files");
         lvsd = start(&site, &site.director, "d1")?;
         wait_status(&site, "what stays", |status| {
-            status.contains("NOT KNOWN YET; 1 service of the engine left as they are")
+            status.contains("NOT KNOWN YET; 1 service of the dataplane left as they are")
                 && status.contains("DOES NOT ANSWER")
         })
         .with_context(|| lvsd.log())?;
@@ -757,7 +757,7 @@ fn compacted_history_is_read_again() -> Result<()> {
         &service(&site, "quorum = 3\n"),
     )?;
     let revision = compact()?;
-    ensure!(usable(&site) == [1, 2], "the engine goes on");
+    ensure!(usable(&site) == [1, 2], "the dataplane goes on");
     // Delayed events of etcd arrive first; with such small buffers they would take half a minute.
     buffers("4096 131072 6291456", "4096 16384 4194304")?;
     lvsd.signal(Signal::SIGCONT)?;

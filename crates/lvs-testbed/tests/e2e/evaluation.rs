@@ -29,7 +29,7 @@ fn published_evaluation_runs_as_printed() -> Result<()> {
         &programs::find("lvsadm")?,
         &["ipvsadm", "ipvsadm-save", "ipvsadm-restore"],
     )?;
-    site.start_engine(&[])?;
+    site.start_dataplane(&[])?;
     site.director.sh("echo 1 >/proc/sys/net/ipv4/ip_forward\n\
          iptables -t nat -A POSTROUTING -o eth0 -j MASQUERADE")?;
     let _outside = nginx(

@@ -11,14 +11,14 @@ use nix::sys::signal::Signal;
 
 #[test]
 fn stopped_dataplane_restores_host() -> Result<()> {
-    for vip in [Vip::Host, Vip::Engine] {
+    for vip in [Vip::Host, Vip::Dataplane] {
         let mut options = SiteOptions::new("ends", Forward::Nat);
         options.servers = 2;
         options.vip = vip;
         let mut site = lvs_testbed::Site::new(options)?;
         let before = common::host_state(&site)?;
         for signal in [Signal::SIGTERM, Signal::SIGKILL] {
-            site.start_engine(&[])?;
+            site.start_dataplane(&[])?;
             site.add_service(80, "rr")?;
             let mut load = site.load();
             load.requests = 20;
@@ -27,12 +27,12 @@ fn stopped_dataplane_restores_host() -> Result<()> {
                 common::host_state(&site)? != before,
                 "the shield is to be seen while it runs"
             );
-            let mut engine = site.engine.take().context("started above")?;
-            let status = engine.stop(signal)?;
+            let mut dataplane = site.dataplane.take().context("started above")?;
+            let status = dataplane.stop(signal)?;
             ensure!(
                 signal == Signal::SIGKILL || status.success(),
                 "{status}: {}",
-                engine.log()
+                dataplane.log()
             );
             common::wait_for_host_state(&site, &before)
                 .with_context(|| format!("{vip:?}, {signal}"))?;
@@ -80,9 +80,9 @@ fn killed_dataplane_restarts_cleanly() -> Result<()> {
             .with_context(|| old.log())
     };
     says(&old, "answered\n")?;
-    site.engine.as_mut().context("started above")?.kill();
+    site.dataplane.as_mut().context("started above")?.kill();
     let path = rules.display().to_string();
-    site.start_engine(&["--rules", &path, "--in-kernel", "off"])?;
+    site.start_dataplane(&["--rules", &path, "--fast-path", "off"])?;
 
     // New connections work at once.
     let mut load = site.load();
@@ -123,19 +123,19 @@ fn interface_removed_and_created_again_is_used() -> Result<()> {
     client.sh(&format!("ip link set eth1 netns {}", director.pid()))?;
     director.sh("ip addr add 10.0.0.1/24 dev eth1; ip link set eth1 up")?;
     come_back("gone and back")?;
-    ensure!(site.engine.as_mut().is_some_and(Proc::is_running));
+    ensure!(site.dataplane.as_mut().is_some_and(Proc::is_running));
     Ok(())
 }
 
 /// Starts a dataplane that is to refuse to run, and returns its message.
 fn refused(site: &lvs_testbed::Site, before: &[&str], arguments: &[&str]) -> Result<String> {
-    let engine = programs::find("lvs-dataplane")?.display().to_string();
+    let dataplane = programs::find("lvs-dataplane")?.display().to_string();
     let mut words: Vec<&str> = before.to_vec();
-    words.push(&engine);
+    words.push(&dataplane);
     words.extend_from_slice(arguments);
-    let mut engine = site.director.spawn(words[0], &words[1..])?;
-    let status = engine.wait(Duration::from_secs(10))?;
-    let said = engine.log();
+    let mut dataplane = site.director.spawn(words[0], &words[1..])?;
+    let status = dataplane.wait(Duration::from_secs(10))?;
+    let said = dataplane.log();
     println!("{arguments:?}: {status}: {said}");
     ensure!(!status.success(), "it ended well: {said}");
     ensure!(!said.contains("panicked"), "{said}");
@@ -150,14 +150,14 @@ fn dataplane_that_cannot_run_reports_reason() -> Result<()> {
 
     let said = refused(&site, &[], &["--interface", "eth0"])?;
     ensure!(
-        said.contains("another engine is running"),
+        said.contains("another dataplane is running"),
         "a second instance: {said}"
     );
     site.add_service(80, "rr")?;
     let mut load = site.load();
     load.requests = 20;
     common::ok(site.client.load(&load)?, 20)?;
-    site.engine = None;
+    site.dataplane = None;
 
     for name in ["no/pe0", "a-name-that-is-too-long", "eth0.7=10.7.0.1/24"] {
         let said = refused(&site, &[], &["--interface", name])?;
@@ -173,9 +173,14 @@ fn dataplane_that_cannot_run_reports_reason() -> Result<()> {
     ensure!(said.contains("/nonexistent"), "{said}");
 
     // A socket file that a killed dataplane left is no obstacle.
-    let socket = site.testbed.dir().join("engine.sock").display().to_string();
+    let socket = site
+        .testbed
+        .dir()
+        .join("dataplane.sock")
+        .display()
+        .to_string();
     for _ in 0..2 {
-        let mut engine = site.director.spawn(
+        let mut dataplane = site.director.spawn(
             programs::find("lvs-dataplane")?,
             &[
                 "--interface",
@@ -189,8 +194,8 @@ fn dataplane_that_cannot_run_reports_reason() -> Result<()> {
         wait_until("lvsadm to be answered", common::SOON, || {
             site.lvsadm(&format!("--socket {socket} -L -n")).is_ok()
         })
-        .with_context(|| engine.log())?;
-        engine.kill();
+        .with_context(|| dataplane.log())?;
+        dataplane.kill();
     }
     Ok(())
 }
@@ -272,11 +277,11 @@ fn frames_that_make_no_sense_are_dropped() -> Result<()> {
     ensure!(sent > 1000, "{sent} frames sent");
     let report = steady.finish()?;
     report.all_ok(report.ok)?;
-    let engine = site.engine.as_mut().context("started above")?;
+    let dataplane = site.dataplane.as_mut().context("started above")?;
     ensure!(
-        engine.is_running() && !engine.log().contains("panicked"),
+        dataplane.is_running() && !dataplane.log().contains("panicked"),
         "{}",
-        engine.log()
+        dataplane.log()
     );
     Ok(())
 }
@@ -286,10 +291,10 @@ fn frames_that_make_no_sense_are_dropped() -> Result<()> {
 fn foreign_claim_to_vip_is_answered() -> Result<()> {
     let mut options = SiteOptions::new("claim", Forward::Dr);
     options.servers = 2;
-    options.vip = Vip::Engine;
+    options.vip = Vip::Dataplane;
     let mut site = lvs_testbed::Site::new(options)?;
     let router = site.router.clone().context("a one-arm site has a router")?;
-    site.start_engine(&[])?;
+    site.start_dataplane(&[])?;
     site.add_service(80, "rr")?;
     let mut load = site.load();
     load.requests = 10;
@@ -331,19 +336,19 @@ fn foreign_claim_to_vip_is_answered() -> Result<()> {
 fn vip_of_another_host_is_reported() -> Result<()> {
     let mut options = SiteOptions::new("conflict", Forward::Dr);
     options.servers = 1;
-    options.vip = Vip::Engine;
+    options.vip = Vip::Dataplane;
     let mut site = lvs_testbed::Site::new(options)?;
     let router = site.router.clone().context("a one-arm site has a router")?;
     router.sh(&format!("ip addr add {}/32 dev eth1", site.vip))?;
-    site.start_engine(&[])?;
+    site.start_dataplane(&[])?;
     let answer = site
         .add_service(80, "rr")
         .err()
         .map(|error| format!("{error:#}"));
     let mac = router.sh("cat /sys/class/net/eth1/address")?;
     let mac = mac.trim();
-    let engine = site.engine.as_ref().context("started above")?;
-    let told = || format!("{answer:?} {}", engine.log());
+    let dataplane = site.dataplane.as_ref().context("started above")?;
+    let told = || format!("{answer:?} {}", dataplane.log());
     wait_until(&format!("word of {mac}"), common::SOON, || {
         told().contains(mac)
     })

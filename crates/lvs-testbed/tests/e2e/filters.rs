@@ -88,7 +88,7 @@ fn firewall(site: &Site, rule: &str) -> Result<()> {
 #[test]
 fn fragments_to_the_hosts_own_port_meet_its_rules() -> Result<()> {
     let mut site = site("fragments")?;
-    site.start_engine(&[])?;
+    site.start_dataplane(&[])?;
     site.add_service(80, "rr")?;
     site.lvsadm(&format!("-A -t [{}]:80 -s rr", site.vip6))?;
     let (four, six): (IpAddr, IpAddr) = (site.vip.into(), site.vip6.into());
@@ -145,10 +145,10 @@ fn fragments_to_the_hosts_own_port_meet_its_rules() -> Result<()> {
 /// Without the right to use BPF, reinjected packets come in by the dataplane's device, and the log
 /// shows that.
 #[test]
-fn without_bpf_fragments_come_in_by_the_engines_device() -> Result<()> {
+fn without_bpf_fragments_come_in_by_the_dataplanes_device() -> Result<()> {
     let mut site = site("nobpf")?;
     let launcher = ["setpriv", "--bounding-set=-bpf,-sys_admin", "--"];
-    site.start_engine_by(&launcher, &[])?;
+    site.start_dataplane_by(&launcher, &[])?;
     site.add_service(80, "rr")?;
     common::says(&site, "come in by lvs-host0")?;
     let vip: IpAddr = site.vip.into();
@@ -199,7 +199,7 @@ fn received(site: &Site) -> Result<u64> {
 #[test]
 fn removed_reinjection_leaks_no_packet() -> Result<()> {
     let mut site = site("detached")?;
-    site.start_engine(&[])?;
+    site.start_dataplane(&[])?;
     site.add_service(80, "rr")?;
     let vip: IpAddr = site.vip.into();
     firewall(&site, "iifname lvs-host0 counter drop")?;
@@ -213,17 +213,17 @@ fn removed_reinjection_leaks_no_packet() -> Result<()> {
     // Nothing is there to turn this. The switch has heard nothing of the sender from here.
     let (leaked, received) = (seen(&site.director)?, received(&site)?);
     send(&site, vip, 3000)?;
-    wait_until("the engine to handle the fragments", SOON, || {
+    wait_until("the dataplane to handle the fragments", SOON, || {
         self::received(&site).is_ok_and(|now| now >= received + 3)
     })?;
-    let engine = site.engine.as_ref().context("started above")?;
-    let noticed = || engine.log().contains(GONE);
+    let dataplane = site.dataplane.as_ref().context("started above")?;
+    let noticed = || dataplane.log().contains(GONE);
     ensure!(
         seen(&site.director)? == leaked || wait_until("a word", IN_TIME, noticed).is_ok(),
         "it was turned round"
     );
     ensure!(site.testbed.port_of(sender)? == there);
-    wait_until("the engine to notice", SOON, noticed).with_context(|| engine.log())?;
+    wait_until("the dataplane to notice", SOON, noticed).with_context(|| dataplane.log())?;
     comes(&site, vip, 3000).context("the other way")?;
     // It is taken up as if nothing had happened, by the device.
     firewall(&site, "iifname lvs-host0 counter drop")?;
@@ -235,7 +235,7 @@ fn removed_reinjection_leaks_no_packet() -> Result<()> {
 #[test]
 fn filters_are_saved_and_restored() -> Result<()> {
     let mut site = site("save")?;
-    site.start_engine(&[])?;
+    site.start_dataplane(&[])?;
     site.add_service(80, "rr")?;
     site.lvsadm("-A -f 7 -6 -s rr")?;
     let dir = site.director.dir().display().to_string();
@@ -514,7 +514,7 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
             site.client.sh(ping).is_ok_and(|said| said.contains("yes"))
         };
         if side == "ingress" {
-            serves(&site, "the engine has its copy already")?;
+            serves(&site, "the dataplane has its copy already")?;
             ensure!(!reached(), "{side}");
         } else {
             ensure!(!served(&site)?, "filters of tc at egress are passed by");
@@ -544,10 +544,10 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
 fn with_the_tun_backend_the_hosts_firewall_decides() -> Result<()> {
     let mut options = SiteOptions::new("tunfw", Forward::Nat);
     options.servers = 1;
-    options.vip = lvs_testbed::Vip::Engine;
+    options.vip = lvs_testbed::Vip::Dataplane;
     options.ip_forward = true;
     let mut site = Site::new(options)?;
-    site.start_engine(&["--backend", "tun"])?;
+    site.start_dataplane(&["--backend", "tun"])?;
     site.add_service(80, "rr")?;
     serves(&site, "the way")?;
     for (way, port) in [

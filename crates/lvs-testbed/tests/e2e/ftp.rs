@@ -28,18 +28,18 @@ struct Ftp {
 }
 
 impl Ftp {
-    fn new(options: SiteOptions, engine: &[&str]) -> Result<Self> {
-        Self::told(options, engine, |_| None)
+    fn new(options: SiteOptions, dataplane: &[&str]) -> Result<Self> {
+        Self::told(options, dataplane, |_| None)
     }
 
     /// The same with servers that announce another address than their own.
     fn told(
         options: SiteOptions,
-        engine: &[&str],
+        dataplane: &[&str],
         address: impl Fn(&Site) -> Option<Ipv4Addr>,
     ) -> Result<Self> {
         let mut site = Site::new(options)?;
-        site.start_engine(engine)?;
+        site.start_dataplane(dataplane)?;
         let address = address(&site);
         let servers = site.servers.iter();
         let servers = servers.map(|server| servers::vsftpd(server, address));
@@ -321,9 +321,9 @@ fn nat_with_the_helper() -> Result<()> {
 }
 
 #[test]
-fn nat_of_an_address_that_the_engine_owns_without_offloads() -> Result<()> {
+fn nat_of_an_address_that_the_dataplane_owns_without_offloads() -> Result<()> {
     let mut options = options("ftp-own", Forward::Nat);
-    options.vip = Vip::Engine;
+    options.vip = Vip::Dataplane;
     options.offloads = false;
     let ftp = Ftp::new(options, &["--helper", "ftp=21,2121"])?;
     ftp.serve(ftp.site.service(21), "-s rr -p 300")?;
@@ -334,7 +334,7 @@ fn nat_of_an_address_that_the_engine_owns_without_offloads() -> Result<()> {
 #[test]
 fn nat_through_a_tun_device() -> Result<()> {
     let mut options = options("ftp-hop", Forward::Nat);
-    options.vip = Vip::Engine;
+    options.vip = Vip::Dataplane;
     options.ip_forward = true;
     let ftp = Ftp::new(options, &["--helper", "ftp", "--backend", "tun"])?;
     ftp.serve(ftp.site.service(21), "-s rr")?;

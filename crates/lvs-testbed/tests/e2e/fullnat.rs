@@ -45,7 +45,7 @@ fn full_nat_uses_local_address_of_host() -> Result<()> {
     options.topology = Topology::Routed;
     let mut site = Site::new(options)?;
     let before = common::host_state(&site)?;
-    site.start_engine(&["--local-address", "192.0.2.1"])?;
+    site.start_dataplane(&["--local-address", "192.0.2.1"])?;
     site.lvsadm(&format!("-A -t {} -s rr", site.service(80)))?;
     for index in 0..2 {
         let server = site.real_address(index);
@@ -70,16 +70,16 @@ fn full_nat_uses_local_address_of_host() -> Result<()> {
         listing.starts_with("192.0.2.1  ports 1024-32767  "),
         "{listing}"
     );
-    site.engine = None;
+    site.dataplane = None;
     common::wait_for_host_state(&site, &before)
 }
 
 /// The local address is in no network's hands but the dataplane's, the VIP as well; IPv4 and IPv6;
 /// then other addresses take over under traffic.
 #[test]
-fn local_addresses_that_the_engine_answers_for() -> Result<()> {
+fn local_addresses_that_the_dataplane_answers_for() -> Result<()> {
     let mut options = options("fullnat-own");
-    options.vip = Vip::Engine;
+    options.vip = Vip::Dataplane;
     let site = common::site(options)?;
     site.add_service(80, "rr")?;
     let virt6 = SocketAddr::from((site.vip6, 80));

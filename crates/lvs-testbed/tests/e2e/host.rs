@@ -25,7 +25,7 @@ fn site(label: &str, vip: Vip) -> Result<Site> {
 /// Runs the five situations, all during steady traffic through the service.
 fn five_situations(vip: Vip, label: &str) -> Result<()> {
     let mut site = site(label, vip)?;
-    site.start_engine(&[])?;
+    site.start_dataplane(&[])?;
     site.add_service(80, "rr")?;
     let mut load = common::mixed_load(&site);
     load.pause_ms = 2;
@@ -51,7 +51,7 @@ fn five_situations(vip: Vip, label: &str) -> Result<()> {
             ))?;
             ensure!(printed == "director\n", "{printed}");
         }
-        Vip::Engine => {
+        Vip::Dataplane => {
             common::refused(&site, &load, 22)?;
         }
     }
@@ -92,15 +92,15 @@ fn five_situations_with_vip_of_host() -> Result<()> {
 
 #[test]
 fn five_situations_with_vip_of_dataplane() -> Result<()> {
-    five_situations(Vip::Engine, "own-vip")
+    five_situations(Vip::Dataplane, "own-vip")
 }
 
 /// Only where the VIP is the dataplane's own: the host talks to its own address over `lo`, which no
 /// packet socket forwards.
 #[test]
 fn client_on_director_reaches_service() -> Result<()> {
-    let mut site = site("local", Vip::Engine)?;
-    site.start_engine(&[])?;
+    let mut site = site("local", Vip::Dataplane)?;
+    site.start_dataplane(&[])?;
     site.add_service(80, "rr")?;
     let mut load = site.load();
     load.sizes = vec![1, 20_011, 300_007];
@@ -111,11 +111,11 @@ fn client_on_director_reaches_service() -> Result<()> {
 
 /// One arm, servers whose gateway is the director; the dataplane's own VIP answers ARP and echo.
 #[test]
-fn one_armed_nat_with_the_engines_own_vip() -> Result<()> {
+fn one_armed_nat_with_the_dataplanes_own_vip() -> Result<()> {
     let mut options = SiteOptions::new("one-arm-nat", Forward::Nat);
     options.topology = lvs_testbed::Topology::OneArm;
     options.servers = 2;
-    options.vip = Vip::Engine;
+    options.vip = Vip::Dataplane;
     let site = common::site(options)?;
     site.add_service(80, "rr")?;
     let mut load = site.load();
@@ -191,7 +191,7 @@ fn errors_in_transit(site: &Site) -> Result<String> {
 #[test]
 fn schedule_icmp_extends_interception() -> Result<()> {
     let mut site = site("transit-errors", Vip::Host)?;
-    site.start_engine(&[])?;
+    site.start_dataplane(&[])?;
     site.add_service(80, "rr")?;
     for (value, expected) in [
         ("0", "ready got 1 got 2 end "),

@@ -105,10 +105,10 @@ fn accounts_for(site: &mut Site, least: usize) -> Result<()> {
     let missed = missed(site)?;
     let reasons = drops.as_array().context("a list")?.len();
     ensure!(reasons > 5, "{drops}");
-    let mut engine = site.engine.take().context("it was started")?;
-    ensure!(engine.is_running(), "{}", engine.log());
-    let status = engine.stop(Signal::SIGTERM)?;
-    let log = engine.log();
+    let mut dataplane = site.dataplane.take().context("it was started")?;
+    ensure!(dataplane.is_running(), "{}", dataplane.log());
+    let status = dataplane.stop(Signal::SIGTERM)?;
+    let log = dataplane.log();
     ensure!(
         status.success() && !log.contains("panicked"),
         "{status}: {log}"
@@ -148,7 +148,7 @@ fn accounts_for(site: &mut Site, least: usize) -> Result<()> {
 fn packet_sockets_and_the_way_to_the_host() -> Result<()> {
     let mut options = SiteOptions::new("hostile-veth", Forward::Nat);
     options.servers = 2;
-    options.vip = Vip::Engine;
+    options.vip = Vip::Dataplane;
     let mut site = common::site(options)?;
     services(&site)?;
     balances(&site)?;
@@ -172,11 +172,11 @@ fn packet_sockets_and_the_way_to_the_host() -> Result<()> {
 fn tun_backend() -> Result<()> {
     let mut options = SiteOptions::new("hostile-tun", Forward::Nat);
     options.servers = 2;
-    options.vip = Vip::Engine;
+    options.vip = Vip::Dataplane;
     options.ip_forward = true;
     let mut site = Site::new(options)?;
     site.director.sysctl("ipv6/conf/all/forwarding", "1")?;
-    site.start_engine(&["--backend", "tun"])?;
+    site.start_dataplane(&["--backend", "tun"])?;
     services(&site)?;
     balances(&site)?;
     let front = site.director.sh("cat /sys/class/net/eth0/address")?;

@@ -74,7 +74,7 @@ fn virt6(site: &Site) -> SocketAddr {
 
 #[test]
 fn nat() -> Result<()> {
-    for vip in [Vip::Host, Vip::Engine] {
+    for vip in [Vip::Host, Vip::Dataplane] {
         let site = site("v6-nat", Forward::Nat, vip)?;
         add(&site, virt6(&site), true, "-m")?;
         traffic(&site, virt6(&site), &format!("VIP: {vip:?}"))?;
@@ -89,7 +89,7 @@ fn nat() -> Result<()> {
 
 #[test]
 fn direct_routing() -> Result<()> {
-    for vip in [Vip::Host, Vip::Engine, Vip::Routed] {
+    for vip in [Vip::Host, Vip::Dataplane, Vip::Routed] {
         let site = site("v6-dr", Forward::Dr, vip)?;
         add(&site, virt6(&site), true, "-g")?;
         traffic(&site, virt6(&site), &format!("VIP: {vip:?}"))?;
@@ -147,7 +147,7 @@ fn tunnels_of_ipv4_in_ipv6() -> Result<()> {
 
 #[test]
 fn address_of_dataplane_answers_like_a_host() -> Result<()> {
-    let site = site("v6-own", Forward::Nat, Vip::Engine)?;
+    let site = site("v6-own", Forward::Nat, Vip::Dataplane)?;
     add(&site, virt6(&site), true, "-m")?;
     let vip = site.vip6.to_string();
     // Network cards pass on only the groups with a listener.

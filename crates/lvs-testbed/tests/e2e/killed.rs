@@ -28,7 +28,7 @@ const ALIVE: Duration = Duration::from_secs(5);
 /// The state keeper of connections when a dataplane is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
-    /// The path in the kernel.
+    /// The kernel fast path.
     Kernel,
     /// A process that holds the connection table.
     Holder,
@@ -41,10 +41,10 @@ enum By {
 impl By {
     const fn arguments(self) -> &'static [&'static str] {
         match self {
-            Self::Kernel => &["--in-kernel", "on"],
-            Self::Holder => &["--in-kernel", "off", "--outlive", "on"],
-            Self::Workers => &["--outlive", "on", "--workers", "3"],
-            Self::Device => &["--outlive", "on", "--backend", "tun"],
+            Self::Kernel => &["--fast-path", "on"],
+            Self::Holder => &["--fast-path", "off", "--warm-restart", "on"],
+            Self::Workers => &["--warm-restart", "on", "--workers", "3"],
+            Self::Device => &["--warm-restart", "on", "--backend", "tun"],
         }
     }
 }
@@ -69,7 +69,7 @@ fn downloads(
     end: End<'_>,
 ) -> Result<Duration> {
     if by == By::Kernel {
-        super::in_kernel::require_permission()?;
+        super::fast_path::require_permission()?;
     }
     let mut options = SiteOptions::new(label, forward);
     options.servers = 2;
@@ -79,7 +79,7 @@ fn downloads(
     options.real_time = real_time;
     if by == By::Device {
         options.ip_forward = true;
-        options.vip = Vip::Engine;
+        options.vip = Vip::Dataplane;
     }
     let mut site = Site::new(options)?;
     start(&mut site, by, None)?;
@@ -163,14 +163,14 @@ fn start(site: &mut Site, by: By, directory: Option<&str>) -> Result<()> {
     if let Some(exec) = &exec {
         launcher.extend(["sh", "-c", exec]);
     }
-    site.start_engine_by(&launcher, words)
+    site.start_dataplane_by(&launcher, words)
 }
 
 /// Kills the dataplane; after a while another one goes on.
 fn replace(site: &mut Site, by: By, directory: Option<&str>) -> Result<()> {
-    let mut engine = site.engine.take().context("it runs")?;
-    engine.signal(Signal::SIGKILL)?;
-    engine.wait(Duration::from_secs(10))?;
+    let mut dataplane = site.dataplane.take().context("it runs")?;
+    dataplane.signal(Signal::SIGKILL)?;
+    dataplane.wait(Duration::from_secs(10))?;
     thread::sleep(DEAD);
     let started = Instant::now();
     start(site, by, directory)?;
@@ -196,7 +196,7 @@ fn compared(label: &str, how: (Forward, By)) -> Result<()> {
 }
 
 #[test]
-fn killed_dataplane_keeps_downloads_in_kernel() -> Result<()> {
+fn killed_dataplane_keeps_downloads_fast_path() -> Result<()> {
     for (label, forward) in [("inkf", Forward::Nat), ("inkff", Forward::FullNat)] {
         downloads(label, (forward, By::Kernel), FEW, End::Killed)?;
     }
@@ -256,10 +256,10 @@ fn killed_dataplane_keeps_downloads_in_other_tables() -> Result<()> {
         &["--workers", "2", "--max-connections", "5000"],
         &[],
     ] {
-        let mut engine = site.engine.take().context("it runs")?;
-        engine.signal(Signal::SIGKILL)?;
-        engine.wait(Duration::from_secs(10))?;
-        site.start_engine(&[&["--outlive", "on"], words].concat())?;
+        let mut dataplane = site.dataplane.take().context("it runs")?;
+        dataplane.signal(Signal::SIGKILL)?;
+        dataplane.wait(Duration::from_secs(10))?;
+        site.start_dataplane(&[&["--warm-restart", "on"], words].concat())?;
         common::says(&site, &format!("connections={number}"))
             .with_context(|| format!("{words:?}"))?;
         thread::sleep(Duration::from_secs(2));
@@ -274,7 +274,7 @@ fn killed_dataplane_keeps_downloads_in_other_tables() -> Result<()> {
 fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     let mut site = Site::new(SiteOptions::new("holde", Forward::Nat))?;
     let director = site.director.clone();
-    let holders = || director.sh("ss -xlH | grep -c lvs-outlive || true");
+    let holders = || director.sh("ss -xlH | grep -c lvs-state || true");
     let gone = || holders().is_ok_and(|holders| holders.trim() == "0");
     let by = By::Holder;
     start(&mut site, by, None)?;
@@ -282,19 +282,19 @@ fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     ensure!(holders()?.trim() == "1", "{}", holders()?);
     let program = lvs_testbed::programs::find("lvs-dataplane")?;
     let program = program.display().to_string();
-    let refused = director.sh(&format!("{program} --outlive on 2>&1 || true"))?;
-    ensure!(refused.contains("another engine"), "{refused}");
+    let refused = director.sh(&format!("{program} --warm-restart on 2>&1 || true"))?;
+    ensure!(refused.contains("another dataplane"), "{refused}");
     let kill = |site: &mut Site, signal| -> Result<()> {
-        let mut engine = site.engine.take().context("it runs")?;
-        engine.signal(signal)?;
-        engine.wait(Duration::from_secs(10)).map(drop)
+        let mut dataplane = site.dataplane.take().context("it runs")?;
+        dataplane.signal(signal)?;
+        dataplane.wait(Duration::from_secs(10)).map(drop)
     };
     kill(&mut site, Signal::SIGKILL)?;
     ensure!(holders()?.trim() == "1", "{}", holders()?);
     // The host does not see what nobody handles.
     let rules = director.sh("nft list tables")?;
     ensure!(rules.contains("lvs-"), "{rules}");
-    site.start_engine(&["--outlive", "on", "--max-connections", "5000"])?;
+    site.start_dataplane(&["--warm-restart", "on", "--max-connections", "5000"])?;
     common::says(&site, "took over")?;
     ensure!(site.lvsadm("-L -n")?.contains(":80"), "it goes on");
     kill(&mut site, Signal::SIGKILL)?;

@@ -20,7 +20,7 @@ fn site(label: &str, forward: Forward) -> Result<Site> {
     options.servers = 3;
     let mut site = Site::new(options)?;
     site.serve("alive", 100)?;
-    site.start_engine(&[])?;
+    site.start_dataplane(&[])?;
     site.director.install(&programs::find("lvsadm")?, &NAMES)?;
     Ok(site)
 }
@@ -195,7 +195,7 @@ fn rules_are_saved_and_restored_as_debian_does() -> Result<()> {
     run(&site, "stop")?;
     ensure!(site.director.sh("ipvsadm-save -n")?.is_empty());
     // The machine starts again: a new dataplane knows nothing.
-    site.start_engine(&[])?;
+    site.start_dataplane(&[])?;
     ensure!(site.director.sh("ipvsadm-save -n")?.is_empty());
     run(&site, "start")?;
     ensure!(site.director.sh("ipvsadm-save -n")? == before);

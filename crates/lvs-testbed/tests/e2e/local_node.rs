@@ -37,13 +37,13 @@ fn has_rule(site: &Site, words: &str, present: bool) -> Result<()> {
 /// the clients' addresses, and answers them through the dataplane.
 #[test]
 fn nat_to_the_director_itself() -> Result<()> {
-    for vip in [Vip::Host, Vip::Engine] {
+    for vip in [Vip::Host, Vip::Dataplane] {
         let mut options = SiteOptions::new("local-nat", Forward::Nat);
         options.servers = 1;
         options.vip = vip;
         let mut site = Site::new(options)?;
         let before = common::host_state(&site)?;
-        site.start_engine(&[])?;
+        site.start_dataplane(&[])?;
         let own = web_server(&site, 8080)?;
         let service = site.service(80);
         site.add_service(80, "rr")?;
@@ -76,14 +76,14 @@ fn nat_to_the_director_itself() -> Result<()> {
         // A killed dataplane leaves a rule into an empty table, which disturbs nobody, and the next
         // dataplane takes it away.
         has_rule(&site, "sport 8080", true)?;
-        if let Some(engine) = &mut site.engine {
-            engine.kill();
+        if let Some(dataplane) = &mut site.dataplane {
+            dataplane.kill();
         }
         let direct = site
             .client
             .sh("curl -sS -f -m 60 http://10.0.0.1:8080/id")?;
         ensure!(direct == "director\n");
-        site.start_engine(&["--in-kernel", "off"])?;
+        site.start_dataplane(&["--fast-path", "off"])?;
         has_rule(&site, "sport 8080", false)?;
 
         // A server that goes takes its rule along.
@@ -93,7 +93,7 @@ fn nat_to_the_director_itself() -> Result<()> {
         site.lvsadm(&format!("-d -t {service} -r 10.0.0.1:8080"))?;
         has_rule(&site, "10.0.0.1", false)?;
         drop(own);
-        site.engine = None;
+        site.dataplane = None;
         common::wait_for_host_state(&site, &before)?;
     }
     Ok(())
@@ -148,7 +148,7 @@ fn local_server_on_strict_host_keeps_other_ports() -> Result<()> {
         "sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.eth0.rp_filter=1 net.ipv4.conf.eth1.rp_filter=1",
     )?;
     let mut site = site;
-    site.start_engine(&[])?;
+    site.start_dataplane(&[])?;
     let _other = web_server(&site, 8022)?;
     for port in [8080, u16::MAX] {
         let _own = web_server(&site, port)?;

@@ -17,7 +17,7 @@ fn site(label: &str) -> Result<Site> {
     options.servers = 3;
     let mut site = Site::new(options)?;
     site.serve("alive", 100)?;
-    site.start_engine(&[])?;
+    site.start_dataplane(&[])?;
     Ok(site)
 }
 
@@ -295,8 +295,8 @@ fn dataplane_that_restarts_gets_the_services_of_the_program() -> Result<()> {
     })
     .with_context(|| program.log())?;
     let before = site.lvsadm("-S -n")?;
-    site.engine.take().context("it runs")?.kill();
-    site.start_engine(&[])?;
+    site.dataplane.take().context("it runs")?.kill();
+    site.start_dataplane(&[])?;
     wait_until("the services again", patience, || {
         site.lvsadm("-S -n").is_ok_and(|text| text == before)
             && timeouts(&site).contains("100 20 30")

@@ -130,7 +130,7 @@ fn not_one_request_is_lost_while_lvsd_is_killed_and_started_again() -> Result<()
         lvsd.signal(Signal::SIGKILL)?;
         lvsd.wait(common::SOON)?;
         steady.wait_for_more(50)?;
-        ensure!(usable(&site) == 3, "the engine goes on without lvsd");
+        ensure!(usable(&site) == 3, "the dataplane goes on without lvsd");
         lvsd = start(&site, &[])?;
         wait_until("lvsd to be ready", common::SOON, || {
             lvsd.log().contains("ready:")
@@ -156,16 +156,16 @@ fn dataplane_survives_lvsd_and_is_restarted_after_death() -> Result<()> {
     wait_usable(&site, 3, &lvsd)?;
 
     // The dataplane dies: the daemon starts another and fills it.
-    let engine = site
+    let dataplane = site
         .director
         .sh("ss -Hlxp | sed -n 's/.*\\(@lvs-dataplane\\|netns-[0-9]*.sock\\) .*pid=\\([0-9]*\\).*/\\2/p'")?;
-    site.director.sh(&format!("kill -9 {engine}"))?;
-    wait_until("a new engine", common::SOON, || {
+    site.director.sh(&format!("kill -9 {dataplane}"))?;
+    wait_until("a new dataplane", common::SOON, || {
         let now = site
             .director
             .sh("ss -Hlxp | sed -n 's/.*\\(@lvs-dataplane\\|netns-[0-9]*.sock\\) .*pid=\\([0-9]*\\).*/\\2/p'")
             .unwrap_or_default();
-        now != engine && usable(&site) == 3
+        now != dataplane && usable(&site) == 3
     })
     .with_context(|| lvsd.log())?;
 
@@ -272,7 +272,7 @@ fn tunnels_are_edited_in_place() -> Result<()> {
 }
 
 /// The process id of the dataplane.
-fn engine_pid(site: &Site) -> Result<String> {
+fn dataplane_pid(site: &Site) -> Result<String> {
     site.director
         .sh("ss -Hlxp | sed -n 's/.*netns-[0-9]*.sock .*pid=\\([0-9]*\\).*/\\1/p'")
 }
@@ -285,7 +285,7 @@ fn twenty_restarts_break_nothing_and_stop_all_ends_all() -> Result<()> {
     configure(&site, 3)?;
     let mut lvsd = start(&site, &[])?;
     wait_usable(&site, 3, &lvsd)?;
-    let engine = engine_pid(&site)?;
+    let dataplane = dataplane_pid(&site)?;
     let mut load = site.load();
     load.sizes = vec![1000, 200_000];
     load.keepalive = true;
@@ -303,7 +303,7 @@ fn twenty_restarts_break_nothing_and_stop_all_ends_all() -> Result<()> {
     }
     let report = steady.finish()?;
     report.all_ok(report.ok)?;
-    ensure!(engine_pid(&site)? == engine, "another engine");
+    ensure!(dataplane_pid(&site)? == dataplane, "another dataplane");
 
     let path = site.testbed.dir().join("lvsd.toml").display().to_string();
     let program = programs::find("lvsd")?;
@@ -317,7 +317,7 @@ fn twenty_restarts_break_nothing_and_stop_all_ends_all() -> Result<()> {
     wait_usable(&site, 3, &lvsd)?;
     site.director.run(&program, &["stop", "--config", &path])?;
     ensure!(lvsd.wait(common::SOON)?.success(), "{}", lvsd.log());
-    ensure!(usable(&site) == 3, "the engine goes on");
+    ensure!(usable(&site) == 3, "the dataplane goes on");
     site.director
         .run(&program, &["stop", "--all", "--config", &path])?;
     common::wait_for_host_state(&site, &before)
@@ -652,7 +652,7 @@ fn is_answered_for(site: &Site) -> bool {
 fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
     let mut options = SiteOptions::new("giveup", Forward::Nat);
     options.servers = 2;
-    options.vip = lvs_testbed::Vip::Engine;
+    options.vip = lvs_testbed::Vip::Dataplane;
     let mut site = Site::new(options)?;
     let path = configure(&site, 2)?;
     let text = fs::read_to_string(&path)?.replace(
@@ -669,7 +669,7 @@ fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
     wait_usable(&site, 2, &daemon)?;
     let owned = |site: &Site| -> Result<bool> {
         let status: serde_json::Value = serde_json::from_str(&lvsd(site, "status --json")?)?;
-        let vips = status["engine"]["vips"].as_array().context("no vips")?;
+        let vips = status["dataplane"]["vips"].as_array().context("no vips")?;
         Ok(vips.iter().any(|vip| vip == &site.vip.to_string()))
     };
     let becomes = |site: &Site, wanted: bool| {
@@ -704,7 +704,7 @@ fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
     common::ok(site.client.load(&load)?, 20)?;
 
     // `remove_on_exit`: it ends with lvsd, and the dataplane stays.
-    let engine = engine_pid(&site)?;
+    let dataplane = dataplane_pid(&site)?;
     ensure!(daemon.stop(Signal::SIGTERM)?.success(), "{}", daemon.log());
     answered(&site, false).with_context(|| daemon.log())?;
     ensure!(
@@ -712,7 +712,7 @@ fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
             .iter()
             .all(|row| !row.is_server())
     );
-    ensure!(engine_pid(&site)? == engine);
+    ensure!(dataplane_pid(&site)? == dataplane);
     let mut again = start(&site, &["--state", &state])?;
     wait_usable(&site, 2, &again)?;
     becomes(&site, true)?;

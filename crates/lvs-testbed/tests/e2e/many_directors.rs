@@ -56,7 +56,7 @@ fn one_of_three_is_taken_out_of_service_and_comes_back_tun() -> Result<()> {
 #[test]
 #[ignore = "needs BIRD"]
 fn dataplane_dies_and_returns_tun() -> Result<()> {
-    nothing_breaks(Scenario::Engine, Forward::Tun)
+    nothing_breaks(Scenario::Dataplane, Forward::Tun)
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn directors_that_did_not_hear_each_other_are_in_step_again_dr() -> Result<()> {
 
 #[test]
 #[ignore = "needs BIRD"]
-fn nothing_breaks_while_an_engine_is_stopped_or_datagrams_are_lost_tun() -> Result<()> {
+fn nothing_breaks_while_an_dataplane_is_stopped_or_datagrams_are_lost_tun() -> Result<()> {
     let scenarios = [Scenario::Stopped, Scenario::Loss];
     let outcomes = play_in_turn(&scenarios, &options(Forward::Tun, 30))?;
     for outcome in &outcomes {
@@ -159,8 +159,8 @@ fn site(label: &str) -> Result<Site> {
     site.director.sh("mount -t tmpfs tmpfs /run")?;
     let program = lvs_testbed::programs::find("lvs-dataplane")?;
     let words = ["--interface", "eth0", "--socket", SOCKET];
-    site.engine = Some(site.director.spawn(program, &words)?);
-    wait_until("the engine", common::SOON, || {
+    site.dataplane = Some(site.director.spawn(program, &words)?);
+    wait_until("the dataplane", common::SOON, || {
         site.lvsadm(&format!("--socket {SOCKET} -L -n")).is_ok()
     })?;
     for words in [
@@ -255,10 +255,10 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
         "{}",
         routes(&site)?
     );
-    site.engine
+    site.dataplane
         .take()
         .into_iter()
-        .for_each(|mut engine| engine.kill());
+        .for_each(|mut dataplane| dataplane.kill());
     wait_until("the routes to go", common::SOON, || {
         site.director
             .sh("ip route; ip -6 route")

@@ -28,7 +28,7 @@ fn mark_groups_ports_and_rules_pass_or_drop_other_ports() -> Result<()> {
              --destination {vip} --protocol tcp --ports 80-84 --mark 7\n"
         ),
     )?;
-    site.start_engine(&["--marks", &rules.display().to_string()])?;
+    site.start_dataplane(&["--marks", &rules.display().to_string()])?;
     site.lvsadm("-A -f 7 -s rr")?;
     for index in 0..2 {
         site.lvsadm(&format!("-a -f 7 -r {}:80 -m", site.real_address(index)))?;
@@ -95,7 +95,7 @@ fn mark_rule_drops_source_at_services_and_not_at_host() -> Result<()> {
     let mut options = SiteOptions::new("source", Forward::Nat);
     options.servers = 1;
     let mut site = Site::new(options)?;
-    site.start_engine(&[])?;
+    site.start_dataplane(&[])?;
     site.add_service(80, "rr")?;
     site.add_service(443, "rr")?;
     let vip = site.vip;

@@ -395,7 +395,7 @@ fn modern_profile_sets_timeouts() -> Result<()> {
     let mut options = SiteOptions::new("modern", Forward::Nat);
     options.servers = 1;
     let mut site = Site::new(options)?;
-    site.start_engine(&["--profile", "modern"])?;
+    site.start_dataplane(&["--profile", "modern"])?;
     let timeouts = site.lvsadm("-L --timeout")?;
     ensure!(
         timeouts.trim() == "Timeout (tcp tcpfin udp): 7440 240 300",

@@ -34,7 +34,7 @@ fn is_logged_once(site: &Site, what: &str) -> Result<()> {
 
 /// How often the dataplane has logged `what`.
 fn logged(site: &Site, what: &str) -> usize {
-    let log = site.engine.as_ref().map(Proc::log).unwrap_or_default();
+    let log = site.dataplane.as_ref().map(Proc::log).unwrap_or_default();
     log.lines().filter(|line| line.contains(what)).count()
 }
 
@@ -231,7 +231,7 @@ fn route_without_link_layer_is_named() -> Result<()> {
         .with_context(found)?;
         site.lvsadm(&format!("-d -t {}:80 -r {server}", site.vip))?;
     }
-    site.engine = None;
+    site.dataplane = None;
     Ok(())
 }
 
@@ -315,10 +315,10 @@ fn gateway_is_resolved_in_advance() -> Result<()> {
 fn snooping_switch_forwards_to_dataplane() -> Result<()> {
     let mut options = SiteOptions::new("mld", Forward::Nat);
     options.servers = 1;
-    options.vip = Vip::Engine;
+    options.vip = Vip::Dataplane;
     let mut site = Site::new(options)?;
     site.testbed.snoop("front")?;
-    site.start_engine(&[])?;
+    site.start_dataplane(&[])?;
     let virt = SocketAddr::from((site.vip6, 80));
     let server = SocketAddr::from((site.real_address6(0), 80));
     site.lvsadm(&format!("-A -t {virt}"))?;
@@ -346,7 +346,7 @@ fn snooping_switch_forwards_to_dataplane() -> Result<()> {
             .is_ok_and(|groups| !groups.contains(group))
     })
     .with_context(|| site.testbed.groups().unwrap_or_default())
-    .with_context(|| site.engine.as_ref().map(Proc::log).unwrap_or_default())
+    .with_context(|| site.dataplane.as_ref().map(Proc::log).unwrap_or_default())
 }
 
 /// One trunk for all: clients in VLAN 100, servers in VLAN 200, and a host that is in neither.
@@ -409,7 +409,7 @@ fn trunk(label: &str, mtu: u32) -> Result<TrunkSite> {
 }
 
 impl TrunkSite {
-    fn start_engine(&mut self, more: &[&str]) -> Result<()> {
+    fn start_dataplane(&mut self, more: &[&str]) -> Result<()> {
         add_vlan(&self.director, 100, &["192.0.2.1/24", "fd00:192::1/64"])?;
         add_vlan(&self.director, 200, &["10.0.0.1/24", "fd00:10::1/64"])?;
         let mut arguments = vec![
@@ -421,10 +421,10 @@ impl TrunkSite {
         ];
         arguments.extend(more);
         let program = programs::find("lvs-dataplane")?;
-        let engine = self.director.spawn(program, &arguments)?;
-        wait_until("the engine", PATIENCE, || self.director.has_engine())
-            .with_context(|| engine.log())?;
-        self.processes.push(engine);
+        let dataplane = self.director.spawn(program, &arguments)?;
+        wait_until("the dataplane", PATIENCE, || self.director.has_dataplane())
+            .with_context(|| dataplane.log())?;
+        self.processes.push(dataplane);
         Ok(())
     }
 
@@ -470,7 +470,7 @@ impl TrunkSite {
 fn services_on_the_vlans_of_a_trunk() -> Result<()> {
     for mtu in [1500, 9000] {
         let mut site = trunk("vlan", mtu)?;
-        site.start_engine(&[])?;
+        site.start_dataplane(&[])?;
         site.downloads_and_uploads()?;
         // The host is in both VLANs: health checks and ssh are nothing special.
         let printed = site
@@ -501,7 +501,7 @@ fn vlans_of_a_trunk_in_the_kernel() -> Result<()> {
         not_run("the kernel fast path needs root, outside of containers");
     }
     let mut site = trunk("vlan-ink", 1500)?;
-    site.start_engine(&["--in-kernel", "on"])?;
+    site.start_dataplane(&["--fast-path", "on"])?;
     site.downloads_and_uploads()?;
     for reason in ["kernel_requests", "kernel_replies"] {
         let count = site.counted(reason)?;
@@ -515,7 +515,7 @@ fn vlans_of_a_trunk_in_the_kernel() -> Result<()> {
 #[ignore = "by hand: needs a kernel with 802.1Q"]
 fn foreign_programs_at_trunk_are_reported() -> Result<()> {
     let mut site = trunk("below", 1500)?;
-    site.start_engine(&[])?;
+    site.start_dataplane(&[])?;
     let program = programs::find("lvsadm")?.display().to_string();
     site.director.sh(&format!(
         "{program} -A -t 192.0.2.10:80 && {program} -a -t 192.0.2.10:80 -r 10.0.0.11:80 -m"
@@ -538,7 +538,7 @@ fn foreign_programs_at_trunk_are_reported() -> Result<()> {
         .with_context(|| tcx.log())?;
     ensure!(!served()?);
     let said = doctor()?;
-    let found = "a BPF program at the egress of eth0 (tcx: somebodys) may drop what the engine";
+    let found = "a BPF program at the egress of eth0 (tcx: somebodys) may drop what the dataplane";
     ensure!(said.contains(found), "{said}");
     tcx.kill();
     wait_until("the way", PATIENCE, || served().unwrap_or(false))

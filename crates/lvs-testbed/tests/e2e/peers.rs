@@ -16,7 +16,7 @@ const ONE: &str = "192.0.2.1";
 const TWO: &str = "192.0.2.2";
 
 /// The successor of a killed dataplane starts empty.
-const ALONE: [&str; 2] = ["--in-kernel", "off"];
+const ALONE: [&str; 2] = ["--fast-path", "off"];
 
 /// A site of two directors, without dataplanes.
 fn site(label: &str, forward: Forward, rate: u64) -> Result<Site> {
@@ -38,9 +38,9 @@ fn key(site: &Site, name: &str, key: &str) -> Result<String> {
 }
 
 /// A dataplane that talks to one at `peer`, and knows nothing of one that was killed.
-fn engine(site: &Site, director: &Host, peer: &str, key: &str) -> Result<Proc> {
+fn dataplane(site: &Site, director: &Host, peer: &str, key: &str) -> Result<Proc> {
     let extra = ["--sync-peer", peer, "--sync-key", key];
-    site.start_engine_on(director, &[], &[&extra[..], &ALONE].concat())
+    site.start_dataplane_on(director, &[], &[&extra[..], &ALONE].concat())
 }
 
 fn copy_services(site: &Site, from: &Host, to: &Host) -> Result<()> {
@@ -101,8 +101,8 @@ fn comes_back(label: &str, forward: Forward) -> Result<()> {
     let mut site = site(label, forward, 60_000)?;
     let (first, second) = (site.director.clone(), site.standby()?.clone());
     let key = key(&site, "key", KEY)?;
-    let mut one = engine(&site, &first, TWO, &key)?;
-    let two = engine(&site, &second, ONE, &key)?;
+    let mut one = dataplane(&site, &first, TWO, &key)?;
+    let two = dataplane(&site, &second, ONE, &key)?;
     site.add_service(80, "rr")?;
     copy_services(&site, &first, &second)?;
     for director in [&first, &second] {
@@ -136,7 +136,7 @@ fn comes_back(label: &str, forward: Forward) -> Result<()> {
             _ => plug.push_str("ip route add default via 192.0.2.254\n"),
         }
         first.sh(&plug)?;
-        one = engine(&site, &first, TWO, &key)?;
+        one = dataplane(&site, &first, TWO, &key)?;
         copy_services(&site, &second, &first)?;
         let said = site.lvsadm_on(&first, "sync --wait 120s");
         let said = said.with_context(|| format!("{}\n{}", one.log(), two.log()))?;
@@ -170,7 +170,7 @@ fn comes_back(label: &str, forward: Forward) -> Result<()> {
         }
     }
     drop(two);
-    site.engine = Some(one);
+    site.dataplane = Some(one);
     Ok(())
 }
 
@@ -192,8 +192,8 @@ fn peer_without_key_receives_nothing() -> Result<()> {
         key(&site, "right", KEY)?,
         key(&site, "wrong", &KEY.replace('0', "f"))?,
     );
-    let mut one = engine(&site, &first, TWO, &right)?;
-    let mut two = engine(&site, &second, ONE, &wrong)?;
+    let mut one = dataplane(&site, &first, TWO, &right)?;
+    let mut two = dataplane(&site, &second, ONE, &wrong)?;
     for (director, log) in [(&first, &mut one), (&second, &mut two)] {
         wait("the refusal", || {
             state(&site, director).is_ok_and(|state| {
@@ -234,8 +234,8 @@ fn peer_without_key_receives_nothing() -> Result<()> {
     silent.kill();
     // The right key is taken at once.
     two.kill();
-    let _two = engine(&site, &second, ONE, &right)?;
-    let _one = engine(&site, &first, TWO, &right)?;
+    let _two = dataplane(&site, &second, ONE, &right)?;
+    let _one = dataplane(&site, &first, TWO, &right)?;
     for director in [&first, &second] {
         site.lvsadm_on(director, "sync --wait 120s")?;
         let state = state(&site, director)?;
@@ -251,9 +251,9 @@ fn single_director_becomes_ready() -> Result<()> {
     let first = site.director.clone();
     let start = |wait: &str| {
         let extra = ["--sync-peer", TWO, "--sync-key", &key, "--sync-wait", wait];
-        site.start_engine_on(&first, &[], &extra)
+        site.start_dataplane_on(&first, &[], &extra)
     };
-    let mut engine = start("3600")?;
+    let mut dataplane = start("3600")?;
     let state = state(&site, &first)?;
     ensure!(state["ready"] == false, "{state}");
     let program = programs::find("lvsadm")?.display().to_string();
@@ -263,11 +263,11 @@ fn single_director_becomes_ready() -> Result<()> {
         "{said}"
     );
     for wait in ["0", "1"] {
-        engine.kill();
-        engine = start(wait)?;
+        dataplane.kill();
+        dataplane = start(wait)?;
         site.lvsadm_on(&first, "sync --wait 120s")?;
     }
-    wait("it to be said", || engine.log().contains("ready: ")).with_context(|| engine.log())
+    wait("it to be said", || dataplane.log().contains("ready: ")).with_context(|| dataplane.log())
 }
 
 #[test]
@@ -366,7 +366,7 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
             "--sync-alarm",
             "30",
         ];
-        site.start_engine_on(director, &[], &extra)
+        site.start_dataplane_on(director, &[], &extra)
     };
     let one = start(&first, TWO)?;
     let two = start(&second, ONE)?;
@@ -428,12 +428,12 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
     edit(1)?;
     wait_for_tables(&site, "alike")?;
     shows("both have the same services and servers")?;
-    for engine in [&one, &two] {
+    for dataplane in [&one, &two] {
         wait("the log to say so", || {
-            engine.log().contains("director does again")
+            dataplane.log().contains("director does again")
         })
-        .with_context(|| engine.log())?;
-        let log = engine.log();
+        .with_context(|| dataplane.log())?;
+        let log = dataplane.log();
         ensure!(log.matches("has not chosen").count() == 1, "{log}");
         ensure!(log.matches("director does again").count() == 1, "{log}");
     }
@@ -547,8 +547,8 @@ fn fragments_and_icmp_errors_find_their_connection_at_another_director() -> Resu
     let site = Site::new(options)?;
     let (first, second) = (site.director.clone(), site.standby()?.clone());
     let key = key(&site, "key", KEY)?;
-    let _one = engine(&site, &first, TWO, &key)?;
-    let _two = engine(&site, &second, ONE, &key)?;
+    let _one = dataplane(&site, &first, TWO, &key)?;
+    let _two = dataplane(&site, &second, ONE, &key)?;
     site.add_service_weighted("-u", 9, "rr", &[1, 1])?;
     copy_services(&site, &first, &second)?;
     for director in [&first, &second] {

@@ -66,7 +66,7 @@ fn narrow(site: &mut Site, which: Narrow) -> Result<()> {
         host.sh("ip route flush cache; ip -6 route flush cache")?;
     }
     // The dataplane remembers path MTUs of tunnels for ten minutes; a new one begins without them.
-    site.start_engine(&[])
+    site.start_dataplane(&[])
 }
 
 /// A download and an upload of every byte.
@@ -157,7 +157,7 @@ fn nat_to_a_server_behind_a_narrow_hop() -> Result<()> {
     )?;
     site.director
         .sh("ip route add 10.9.0.0/24 via 10.0.0.254; ip route add fd00:9::/64 via fd00:10::254")?;
-    site.start_engine(&[])?;
+    site.start_dataplane(&[])?;
     for (virt, server) in [
         (SocketAddr::from((site.vip, 80)), "10.9.0.11:80"),
         ((site.vip6, 80).into(), "[fd00:9::11]:80"),
@@ -215,7 +215,7 @@ fn direct_routing() -> Result<()> {
              ip -6 route replace {six} dev {device} proto kernel metric 256 mtu lock 1400"
         ))?;
     }
-    site.start_engine(&[])?;
+    site.start_dataplane(&[])?;
     for (virt, server) in [
         (IpAddr::from(site.vip), IpAddr::from(site.real_address(0))),
         (site.vip6.into(), site.real_address6(0).into()),
@@ -233,7 +233,7 @@ fn direct_routing() -> Result<()> {
 fn switched_off() -> Result<()> {
     let mut site = site("pmtu-off", Forward::Tun)?;
     narrow(&mut site, Narrow::Servers)?;
-    site.start_engine(&["--sysctl", "pmtu_disc=0"])?;
+    site.start_dataplane(&["--sysctl", "pmtu_disc=0"])?;
     for options in [
         "-i",
         "-i --tun-type gre",
@@ -264,7 +264,7 @@ fn jumbo_frames_on_one_side() -> Result<()> {
         site.director
             .sh("ip route replace 10.0.0.0/24 dev eth1 mtu lock 1500")?;
         site.servers[0].sh("ip route replace default via 10.0.0.1 mtu lock 1500")?;
-        site.start_engine(clamp)?;
+        site.start_dataplane(clamp)?;
         site.add_service(80, "rr")?;
         both_ways(&site, site.service(80)).with_context(|| format!("{clamp:?}"))?;
     }

@@ -18,7 +18,7 @@ const SIGNALS: &str = "1 10 12 13 14 25 26 27 29 30 35 40 64";
 fn site(label: &str) -> Result<Site> {
     let mut options = SiteOptions::new(label, Forward::Nat);
     options.servers = 1;
-    options.vip = Vip::Engine;
+    options.vip = Vip::Dataplane;
     Site::new(options)
 }
 
@@ -46,13 +46,13 @@ fn survives_hangup(pid: u32) -> bool {
 fn dataplane_signals_to_reload_are_ignored() -> Result<()> {
     for (label, words) in [
         ("sigkernel", &[][..]),
-        ("sigkeeper", &["--in-kernel", "off", "--outlive", "on"]),
+        ("sigkeeper", &["--fast-path", "off", "--warm-restart", "on"]),
     ] {
         let mut site = site(label)?;
-        site.start_engine(words)?;
+        site.start_dataplane(words)?;
         site.add_service(80, "rr")?;
         let mut download = common::Download::start(&site)?;
-        let pid = site.engine.as_ref().context("it runs")?.pid();
+        let pid = site.dataplane.as_ref().context("it runs")?.pid();
         shower(&site, pid)?;
         // The process that keeps connections, if there is one.
         let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
@@ -64,15 +64,15 @@ fn dataplane_signals_to_reload_are_ignored() -> Result<()> {
         download.goes_on()?;
         let after = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
         ensure!(after == children, "{children:?} {after:?}");
-        ensure!(!words.contains(&"--outlive") || !children.is_empty());
+        ensure!(!words.contains(&"--warm-restart") || !children.is_empty());
         download.finish()?;
         // As SIGTERM does.
-        let mut engine = site.engine.take().context("it runs")?;
-        let status = engine.stop(Signal::SIGQUIT)?;
-        ensure!(status.success(), "{status}: {}", engine.log());
+        let mut dataplane = site.dataplane.take().context("it runs")?;
+        let status = dataplane.stop(Signal::SIGQUIT)?;
+        ensure!(status.success(), "{status}: {}", dataplane.log());
         let program = programs::find("lvs-dataplane")?;
         let left = site.director.run(program, &["--cleanup"])?;
-        ensure!(left.contains("no engine has left anything"), "{left}");
+        ensure!(left.contains("no dataplane has left anything"), "{left}");
     }
     Ok(())
 }
@@ -90,7 +90,7 @@ fn dataplane_survives_closed_terminal() -> Result<()> {
     terminal.send(&format!(
         "{program} --own-vips --interface eth0 & echo $! > {number}\n"
     ))?;
-    wait_until("an answer", PATIENCE, || site.director.has_engine())
+    wait_until("an answer", PATIENCE, || site.director.has_dataplane())
         .with_context(|| terminal.log())?;
     wait_until("the number", PATIENCE, || {
         fs::read_to_string(&number).is_ok_and(|text| text.ends_with('\n'))

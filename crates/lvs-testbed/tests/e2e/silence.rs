@@ -14,8 +14,8 @@ fn stopped_dataplane_is_reported_and_continues() -> Result<()> {
     site.add_service(80, "rr")?;
     let lvsadm = programs::find("lvsadm")?;
     site.director.install(&lvsadm, &["ipvsadm"])?;
-    let engine = site.engine.as_ref().context("an engine")?;
-    engine.signal(Signal::SIGSTOP)?;
+    let dataplane = site.dataplane.as_ref().context("a dataplane")?;
+    dataplane.signal(Signal::SIGSTOP)?;
     let own = site.director.sh(&format!(
         "timeout 60 {} -Ln 2>&1 || echo status $?",
         lvsadm.display()
@@ -23,9 +23,9 @@ fn stopped_dataplane_is_reported_and_continues() -> Result<()> {
     let as_ipvsadm = site
         .director
         .sh("timeout 60 ipvsadm -Ln 2>&1 || echo status $?");
-    engine.signal(Signal::SIGCONT)?;
+    dataplane.signal(Signal::SIGCONT)?;
     let (own, as_ipvsadm) = (own?, as_ipvsadm?);
-    let reason = format!("does not answer (pid {})", engine.pid());
+    let reason = format!("does not answer (pid {})", dataplane.pid());
     ensure!(
         own.contains(&reason) && own.contains("kill -CONT") && own.lines().count() == 2,
         "{own}"

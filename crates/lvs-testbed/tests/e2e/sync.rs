@@ -21,7 +21,7 @@ fn directors(forward: Forward, rate: u64) -> Result<(Site, Proc)> {
         ..NginxOptions::default()
     };
     let site = common::site(options)?;
-    let standby = site.start_engine_on(site.standby()?, &[], &[])?;
+    let standby = site.start_dataplane_on(site.standby()?, &[], &[])?;
     Ok((site, standby))
 }
 
@@ -95,8 +95,8 @@ fn downloads_go_on(forward: Forward, master: &str, backup: &str, sysctls: &[&str
     })
     .with_context(|| format!("{known} are known"))?;
     site.unplug()?;
-    if let Some(engine) = &mut site.engine {
-        engine.kill();
+    if let Some(dataplane) = &mut site.dataplane {
+        dataplane.kill();
     }
     site.fail_over()?;
     finish(running, CLIENTS)?;
@@ -187,7 +187,7 @@ fn downloads_go_on_between_two_lvsd() -> Result<()> {
     wait_until("lvsd to tell of it", PATIENCE, || {
         let status = lvsd(&standby, "status --json").unwrap_or_default();
         let status: serde_json::Value = serde_json::from_str(&status).unwrap_or_default();
-        let taken = status["engine"]["sync"]["taken"].as_u64();
+        let taken = status["dataplane"]["sync"]["taken"].as_u64();
         taken.is_some_and(|taken| taken >= CLIENTS)
     })?;
     let told = lvsd(&standby, "status")?;
@@ -225,7 +225,7 @@ fn daemons_begin_and_end_as_the_kernels() -> Result<()> {
     let rules = site.lvsadm("-S -n")?;
     director.sh("ip link add d1 type veth peer name d2")?;
     let words = "--start-daemon master --mcast-interface d1";
-    wait_until("the engine to know it", PATIENCE, || {
+    wait_until("the dataplane to know it", PATIENCE, || {
         says(&director, words).is_ok_and(|(text, _)| text != "No such device")
     })?;
     // As Linux 6.12 answers.
@@ -329,9 +329,9 @@ fn daemons_begin_and_end_as_the_kernels() -> Result<()> {
         joined().unwrap_or(false)
     })?;
     // The end of the dataplane is theirs.
-    let mut engine = site.engine.take().context("started above")?;
-    engine.stop(nix::sys::signal::Signal::SIGTERM)?;
-    has_sockets(0).with_context(|| engine.log())
+    let mut dataplane = site.dataplane.take().context("started above")?;
+    dataplane.stop(nix::sys::signal::Signal::SIGTERM)?;
+    has_sockets(0).with_context(|| dataplane.log())
 }
 
 /// A datagram to the usual group, from the client.
@@ -423,8 +423,8 @@ fn persistent_clients_keep_their_server() -> Result<()> {
     // Nobody else would be sent there.
     let server = site.real_address(number - 1);
     site.lvsadm_on(&standby, &format!("-e -t {service} -r {server} -m -w 0"))?;
-    if let Some(engine) = &mut site.engine {
-        engine.kill();
+    if let Some(dataplane) = &mut site.dataplane {
+        dataplane.kill();
     }
     site.fail_over()?;
     for _ in 0..8 {
@@ -477,7 +477,7 @@ fn master_sends_from_first_address_of_its_interface() -> Result<()> {
     let director = &site.director;
     director.sh("ip link add d1 type veth peer name d2; ip link set d1 up; ip link set d2 up")?;
     director.sh("ip addr add 192.0.2.201/24 dev d1; ip addr add 192.0.2.202/24 dev d1")?;
-    wait_until("the engine to know it", PATIENCE, || {
+    wait_until("the dataplane to know it", PATIENCE, || {
         site.lvsadm("--start-daemon master --mcast-interface d1")
             .is_ok()
     })?;

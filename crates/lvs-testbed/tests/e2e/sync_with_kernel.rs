@@ -117,7 +117,7 @@ fn downloads_go_from_the_kernel_to_us_and_back() -> Result<()> {
     };
     let site = Site::new(options)?;
     let standby = site.standby()?.clone();
-    let mut engine = site.start_engine_on(&standby, &[], &[])?;
+    let mut dataplane = site.start_dataplane_on(&standby, &[], &[])?;
     let mut rules = format!("-A -t {} -s rr\n", site.service(80));
     for index in 0..site.servers.len() {
         let server = site.real_address(index);
@@ -177,7 +177,7 @@ fn downloads_go_from_the_kernel_to_us_and_back() -> Result<()> {
             kernel.established().is_ok_and(|count| count == DOWNLOADS)
         })?;
         ensure!(ours()? == DOWNLOADS, "none has ended so far");
-        engine.kill();
+        dataplane.kill();
         standby.sh(&addresses("del", ["eth0", "eth1"]))?;
         standby.sh("ip link set eth0 down; ip link set eth1 down")?;
         kernel.sh(&addresses("add", ["vec0", "vec1"]))?;

@@ -113,7 +113,7 @@ fn tunnelled_packets_reach_the_vip_on_a_real_server() -> Result<()> {
 
 #[test]
 fn vip_of_real_server_answers_no_arp() -> Result<()> {
-    for (forward, vip) in [(Forward::Dr, Vip::Engine), (Forward::Dr, Vip::Host)] {
+    for (forward, vip) in [(Forward::Dr, Vip::Dataplane), (Forward::Dr, Vip::Host)] {
         let mut options = SiteOptions::new("arp", forward);
         options.servers = 2;
         options.vip = vip;

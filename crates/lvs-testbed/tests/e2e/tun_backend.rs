@@ -18,7 +18,7 @@ const NET_ADMIN_ONLY: [&str; 3] = [
 ];
 
 fn start(site: &mut Site) -> Result<()> {
-    site.start_engine_by(&NET_ADMIN_ONLY, &["--backend", "tun"])
+    site.start_dataplane_by(&NET_ADMIN_ONLY, &["--backend", "tun"])
 }
 
 /// A site whose director forwards, without its dataplane.
@@ -33,7 +33,7 @@ fn prepared(label: &str, forward: Forward, servers: usize, vip: Vip) -> Result<S
 }
 
 fn site(label: &str, forward: Forward, servers: usize) -> Result<Site> {
-    let mut site = prepared(label, forward, servers, Vip::Engine)?;
+    let mut site = prepared(label, forward, servers, Vip::Dataplane)?;
     start(&mut site)?;
     Ok(site)
 }
@@ -188,7 +188,7 @@ fn links_without_offloads_and_with_a_small_mtu() -> Result<()> {
         for (offloads, mtu) in [(false, 1500), (true, 1280)] {
             let mut options = SiteOptions::new("hop-links", forward);
             options.servers = 2;
-            options.vip = Vip::Engine;
+            options.vip = Vip::Dataplane;
             options.ip_forward = true;
             options.offloads = offloads;
             options.mtu = mtu;
@@ -259,8 +259,8 @@ fn tun_backend_impossible_methods_are_refused_without_change() -> Result<()> {
 }
 
 #[test]
-fn rules_and_routes_go_with_services_and_with_the_engine() -> Result<()> {
-    let mut site = prepared("hop-ends", Forward::Nat, 2, Vip::Engine)?;
+fn rules_and_routes_go_with_services_and_with_the_dataplane() -> Result<()> {
+    let mut site = prepared("hop-ends", Forward::Nat, 2, Vip::Dataplane)?;
     let before = common::host_state(&site)?;
     let load = |site: &Site| {
         let mut load = site.load();
@@ -301,20 +301,20 @@ fn rules_and_routes_go_with_services_and_with_the_engine() -> Result<()> {
     // Killed, it leaves rules without routes; the next one clears them and works.
     site.add_service(80, "rr")?;
     load(&site)?;
-    site.engine.as_mut().context("started above")?.kill();
+    site.dataplane.as_mut().context("started above")?.kill();
     is_steered(&site, "rules without routes", &|left| {
         left.contains("proxy") && left.contains("sport 80") && !left.contains("dev lvs-tun0")
     })?;
     start(&mut site)?;
     is_not(&site)?;
-    common::says(&site, "of an engine that was killed")?;
+    common::says(&site, "of a dataplane that was killed")?;
     site.add_service(80, "rr")?;
     load(&site)?;
 
     // So does one with packet sockets.
-    site.engine.as_mut().context("started above")?.kill();
+    site.dataplane.as_mut().context("started above")?.kill();
     ensure!(!steered(&site)?.is_empty());
-    site.start_engine(&["--backend", "af_packet"])?;
+    site.start_dataplane(&["--backend", "af_packet"])?;
     is_not(&site)?;
     site.add_service(80, "rr")?;
     load(&site)?;
@@ -323,9 +323,9 @@ fn rules_and_routes_go_with_services_and_with_the_engine() -> Result<()> {
     start(&mut site)?;
     site.add_service(80, "rr")?;
     load(&site)?;
-    let mut engine = site.engine.take().context("started above")?;
-    let status = engine.stop(Signal::SIGTERM)?;
-    ensure!(status.success(), "{status}: {}", engine.log());
+    let mut dataplane = site.dataplane.take().context("started above")?;
+    let status = dataplane.stop(Signal::SIGTERM)?;
+    ensure!(status.success(), "{status}: {}", dataplane.log());
     common::wait_for_host_state(&site, &before)?;
     is_not(&site)
 }
@@ -375,7 +375,7 @@ fn tun_backend_restores_removed_rules_and_routes() -> Result<()> {
 /// The director stays an ordinary host and router next to the dataplane.
 #[test]
 fn tun_backend_keeps_traffic_of_host() -> Result<()> {
-    let mut site = prepared("hop-host", Forward::Nat, 2, Vip::Engine)?;
+    let mut site = prepared("hop-host", Forward::Nat, 2, Vip::Dataplane)?;
     site.director
         .sh("iptables -t nat -A POSTROUTING -o eth0 -j MASQUERADE")?;
     start(&mut site)?;
@@ -479,11 +479,11 @@ fn packets_lose_one_hop() -> Result<()> {
 
 #[test]
 fn without_packet_sockets_the_backend_is_chosen_by_itself() -> Result<()> {
-    let mut site = prepared("hop-auto", Forward::Nat, 1, Vip::Engine)?;
-    site.start_engine_by(&NET_ADMIN_ONLY, &[])?;
-    let engine = site.engine.as_ref().context("started above")?;
+    let mut site = prepared("hop-auto", Forward::Nat, 1, Vip::Dataplane)?;
+    site.start_dataplane_by(&NET_ADMIN_ONLY, &[])?;
+    let dataplane = site.dataplane.as_ref().context("started above")?;
     wait_until("the log to say so", common::SOON, || {
-        let log = engine.log();
+        let log = dataplane.log();
         log.contains("packet sockets are not permitted") && log.contains("lvs-tun0")
     })?;
     site.add_service(80, "rr")?;
@@ -497,17 +497,17 @@ fn without_packet_sockets_the_backend_is_chosen_by_itself() -> Result<()> {
 fn tun_backend_disabled_forwarding_is_reported() -> Result<()> {
     let mut options = SiteOptions::new("hop-deaf", Forward::Nat);
     options.servers = 1;
-    options.vip = Vip::Engine;
+    options.vip = Vip::Dataplane;
     let mut site = Site::new(options)?;
     let before = common::host_state(&site)?;
     let program = programs::find("lvs-dataplane")?;
-    let mut engine = site.director.spawn(&program, &["--backend", "tun"])?;
-    let status = engine.wait(common::SOON)?;
+    let mut dataplane = site.director.spawn(&program, &["--backend", "tun"])?;
+    let status = dataplane.wait(common::SOON)?;
     let cure = "sysctl -w net.ipv4.ip_forward=1";
     ensure!(
-        !status.success() && engine.log().contains(cure),
+        !status.success() && dataplane.log().contains(cure),
         "{status}: {}",
-        engine.log()
+        dataplane.log()
     );
     common::wait_for_host_state(&site, &before)?;
     // One family is enough to start; a missing setting of the other is reported when it is needed,
@@ -523,7 +523,7 @@ fn tun_backend_disabled_forwarding_is_reported() -> Result<()> {
 /// and owns the address.
 #[test]
 fn under_the_daemon() -> Result<()> {
-    let site = prepared("hop-lvsd", Forward::Nat, 2, Vip::Engine)?;
+    let site = prepared("hop-lvsd", Forward::Nat, 2, Vip::Dataplane)?;
     let before = common::host_state(&site)?;
     let file = site.testbed.dir().join("lvsd.toml");
     let path = file.display().to_string();

@@ -13,27 +13,27 @@ use nix::sys::signal::Signal;
 
 /// How long anything may take on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
-const KERNEL: [&str; 2] = ["--in-kernel", "on"];
-const HOLDER: [&str; 4] = ["--in-kernel", "off", "--outlive", "on"];
+const KERNEL: [&str; 2] = ["--fast-path", "on"];
+const HOLDER: [&str; 4] = ["--fast-path", "off", "--warm-restart", "on"];
 
 fn kill(site: &mut Site) -> Result<()> {
-    let mut engine = site.engine.take().context("it runs")?;
-    engine.signal(Signal::SIGKILL)?;
-    engine.wait(SOON).map(drop)
+    let mut dataplane = site.dataplane.take().context("it runs")?;
+    dataplane.signal(Signal::SIGKILL)?;
+    dataplane.wait(SOON).map(drop)
 }
 
 /// The available state keepers: the kernel fast path only if it is permitted.
 fn ways() -> Result<Vec<&'static [&'static str]>> {
-    let kernel = super::in_kernel::is_permitted()?.then_some(&KERNEL[..]);
+    let kernel = super::fast_path::is_permitted()?.then_some(&KERNEL[..]);
     Ok(kernel.into_iter().chain([&HOLDER[..]]).collect())
 }
 
 /// The kernel gives the number of a namespace that is gone to the next one.
 #[test]
 fn dataplane_in_a_namespace_that_is_gone_has_no_successor() -> Result<()> {
-    super::in_kernel::require_permission()?;
+    super::fast_path::require_permission()?;
     let mut site = Site::new(SiteOptions::new("wr-ns", Forward::Nat))?;
-    site.start_engine(&KERNEL)?;
+    site.start_dataplane(&KERNEL)?;
     site.add_service(80, "rr")?;
     site.lvsadm("mark add --source 203.0.113.0/24 --drop")?;
     kill(&mut site)?;
@@ -46,7 +46,7 @@ fn dataplane_in_a_namespace_that_is_gone_has_no_successor() -> Result<()> {
         "own=$(stat -Lc %i /proc/self/ns/net); exec unshare -n sh -c '\
          mv /sys/fs/bpf/lvs/'$own' /sys/fs/bpf/lvs/$(stat -Lc %i /proc/self/ns/net) && \
          ip link set lo up && ip link add d0 type veth peer name d1 && ip link set d0 up && \
-         {{ {program} --in-kernel on >{log} 2>&1 & pid=$!; \
+         {{ {program} --fast-path on >{log} 2>&1 & pid=$!; \
          for n in $(seq 2400); do {lvsadm} -L -n >/dev/null 2>&1 && break; sleep .05; done; \
          {lvsadm} -L -n; {lvsadm} mark list; kill $pid; wait $pid; echo left: $(ls /sys/fs/bpf/lvs); }}'"
     );
@@ -72,7 +72,7 @@ fn dataplane_with_many_servers_is_taken_over_with_all_of_them() -> Result<()> {
         let mut options = SiteOptions::new("wr-many", Forward::Nat);
         options.paced = Some(60_000);
         let mut site = Site::new(options)?;
-        site.start_engine(words)?;
+        site.start_dataplane(words)?;
         let mut rules = String::new();
         for n in 0..SERVICES {
             let service = format!("192.18.{}.{}:80", n / 250, 1 + n % 250);
@@ -103,7 +103,7 @@ fn dataplane_with_many_servers_is_taken_over_with_all_of_them() -> Result<()> {
         // Changes of so many are kept within a few seconds, and connections are offloaded meanwhile.
         std::thread::sleep(Duration::from_secs(6));
         kill(&mut site)?;
-        site.start_engine(words)?;
+        site.start_dataplane(words)?;
         let log = common::says(&site, "took over")?;
         ensure!(log.contains("services=2001"), "{log}");
         let report = running.join().map_err(|_| anyhow::anyhow!("a panic"))??;
@@ -124,7 +124,7 @@ fn services_by_mark_and_sctp_are_held_without_a_dataplane() -> Result<()> {
     for words in ways()? {
         let mut site = Site::new(SiteOptions::new("wr-mark", Forward::Nat))?;
         let vip = site.vip;
-        site.start_engine(words)?;
+        site.start_dataplane(words)?;
         site.add_service(80, "rr")?;
         for rule in [
             "--protocol tcp --ports 9005 --host",
@@ -169,13 +169,13 @@ fn services_by_mark_and_sctp_are_held_without_a_dataplane() -> Result<()> {
 #[test]
 fn files_of_namespaces_that_are_gone_are_swept_at_a_start() -> Result<()> {
     // Others cannot see all processes.
-    super::in_kernel::require_permission()?;
+    super::fast_path::require_permission()?;
     let mut site = Site::new(SiteOptions::new("wr-sweep", Forward::Nat))?;
     // A number that no namespace has.
     site.director.sh("mkdir -p -m 755 /run/lvs; \
          for name in sock sock.lock sock.lvsd sock.lvsd.lock sock.7.lvsd.toml; do \
          echo 1 >/run/lvs/netns-12.$name; done")?;
-    site.start_engine(&[])?;
+    site.start_dataplane(&[])?;
     wait_until("the old files to be gone", SOON, || {
         let left = site.director.sh("ls /run/lvs").unwrap_or_default();
         !left.contains("netns-12") && left.contains(".sock.lock")

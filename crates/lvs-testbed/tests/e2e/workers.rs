@@ -12,7 +12,7 @@ const WORKERS: [&str; 2] = ["--workers", "4"];
 
 fn site(options: SiteOptions) -> Result<Site> {
     let mut site = Site::new(options)?;
-    site.start_engine(&WORKERS)?;
+    site.start_dataplane(&WORKERS)?;
     Ok(site)
 }
 
@@ -129,7 +129,7 @@ fn ipv6() -> Result<()> {
 #[test]
 fn ftp() -> Result<()> {
     let mut site = Site::new(options("ftp", Forward::Nat))?;
-    site.start_engine(&["--workers", "4", "--helper", "ftp"])?;
+    site.start_dataplane(&["--workers", "4", "--helper", "ftp"])?;
     let _servers = site
         .servers
         .iter()
@@ -159,7 +159,7 @@ fn ftp() -> Result<()> {
 fn changes_while_traffic_runs() -> Result<()> {
     let mut options = options("changes", Forward::Nat);
     options.servers = 3;
-    options.vip = Vip::Engine;
+    options.vip = Vip::Dataplane;
     let site = site(options)?;
     common::administration(&site)?;
     site.add_service(80, "rr")?;
@@ -188,9 +188,9 @@ fn changes_while_traffic_runs() -> Result<()> {
 }
 
 #[test]
-fn in_kernel_with_several_workers_is_refused() -> Result<()> {
+fn fast_path_with_several_workers_is_refused() -> Result<()> {
     let mut site = Site::new(options("kernel", Forward::Nat))?;
-    let refused = site.start_engine(&["--workers", "2", "--in-kernel", "on"]);
+    let refused = site.start_dataplane(&["--workers", "2", "--fast-path", "on"]);
     ensure!(refused.is_err(), "it starts");
     Ok(())
 }

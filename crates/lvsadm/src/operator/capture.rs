@@ -75,7 +75,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         Box::new(io::stdout())
     } else {
         let file = File::create(name)
-            .map_err(|error| Trouble::Engine(format!("cannot write {name}: {error}")))?;
+            .map_err(|error| Trouble::Dataplane(format!("cannot write {name}: {error}")))?;
         Box::new(file)
     };
     let mut writer = Writer::new(BufWriter::new(out))?;

@@ -44,7 +44,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         settled: false,
     };
     let Some(first) = target.look()? else {
-        return Err(Trouble::Engine(format!(
+        return Err(Trouble::Dataplane(format!(
             "{} has no server {server}",
             target.name
         )));
@@ -80,7 +80,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         target.settled |= info.config.weight == 0;
         // lvsd takes a moment to have the dataplane do what it was asked.
         if info.config.weight != 0 && (target.settled || progress.started.elapsed() >= GRACE) {
-            return Err(Trouble::Engine(format!(
+            return Err(Trouble::Dataplane(format!(
                 "somebody else has set the weight of {server} to {}",
                 info.config.weight
             )));

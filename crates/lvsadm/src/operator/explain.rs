@@ -85,9 +85,9 @@ fn print(out: &mut dyn Write, told: &Explanation) -> io::Result<()> {
             candidate.server, candidate.weight, candidate.active, candidate.inactive, candidate.why
         )?;
     }
-    match told.in_kernel {
+    match told.fast_path {
         Some(true) => writeln!(out, "in kernel   yes")?,
-        Some(false) => writeln!(out, "in kernel   no: {}", told.in_kernel_why)?,
+        Some(false) => writeln!(out, "in kernel   no: {}", told.fast_path_why)?,
         None => {}
     }
     writeln!(out, "verdict     {}", told.verdict)

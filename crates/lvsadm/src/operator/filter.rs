@@ -200,7 +200,7 @@ fn whole(text: &str) -> Result<(), Trouble> {
         None => "the input is empty",
         Some(_) => "the input does not end with that line",
     };
-    Err(Trouble::Engine(format!(
+    Err(Trouble::Dataplane(format!(
         "`lvsadm filter save` ends with the line `{END}`, and {what}; nothing was changed; see whether what gives \
          the input has failed, and put that line at the end of a file that you have written"
     )))
@@ -245,12 +245,12 @@ fn restore(run: &mut Invocation<'_>) -> Outcome {
             let line = failure.change.and_then(|change| *lines.get(change)?);
             let place = line.map_or_else(String::new, |line| format!("line {line}: "));
             let message = failure.message.trim_end();
-            Err(Trouble::Engine(format!(
+            Err(Trouble::Dataplane(format!(
                 "{place}{message}; nothing was changed"
             )))
         }
         // Without an answer the result is unknown.
-        Err(error) => Err(Trouble::Engine(format!(
+        Err(error) => Err(Trouble::Dataplane(format!(
             "{error}; `lvsadm filter list` shows whether the filters were replaced"
         ))),
     }
@@ -265,7 +265,7 @@ struct Wanted {
 }
 
 fn at(line: usize, error: &str) -> Trouble {
-    Trouble::Engine(format!("line {line}: {error}; nothing was changed"))
+    Trouble::Dataplane(format!("line {line}: {error}; nothing was changed"))
 }
 
 /// Filters by what they are for, of a file as [`save`] writes it.

@@ -16,7 +16,7 @@ use crate::program::Invocation;
 pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     let target = target(run, words)?;
     let mut daemon = daemon(run)?.ok_or_else(|| {
-        Trouble::Engine(
+        Trouble::Dataplane(
             "no lvsd runs, which would keep the server so; use lvsadm drain, or start lvsd"
                 .to_owned(),
         )
@@ -46,7 +46,7 @@ pub(super) fn undrain(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         };
         let Some(mut daemon) = daemon else {
             let Some((_, info)) = info else {
-                return Err(Trouble::Engine(format!(
+                return Err(Trouble::Dataplane(format!(
                     "{} has no server {server}",
                     service_text(service)
                 )));
@@ -68,7 +68,7 @@ pub(super) fn undrain(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         return tell(run, &done, "ready");
     }
     let mut daemon = daemon(run)?.ok_or_else(|| {
-        Trouble::Engine("no lvsd runs; name a service, and the server with its port".to_owned())
+        Trouble::Dataplane("no lvsd runs; name a service, and the server with its port".to_owned())
     })?;
     let done = ask(&mut daemon, spec(target, AdminState::Ready, words)?)?;
     tell(run, &done, "ready")
@@ -90,12 +90,12 @@ fn tell(run: &mut Invocation<'_>, done: &AdminDone, state: &str) -> Outcome {
 
 /// The daemon that looks after the dataplane, if one runs.
 pub(super) fn daemon(run: &Invocation<'_>) -> Result<Option<Daemon>, Trouble> {
-    Daemon::connect(run.address()).map_err(Trouble::Engine)
+    Daemon::connect(run.address()).map_err(Trouble::Dataplane)
 }
 
 /// Has the daemon take a wish.
 pub(super) fn ask(daemon: &mut Daemon, spec: AdminSpec) -> Result<AdminDone, Trouble> {
-    daemon.admin(&spec).map_err(Trouble::Engine)
+    daemon.admin(&spec).map_err(Trouble::Dataplane)
 }
 
 /// An operator override, with the values of the options.

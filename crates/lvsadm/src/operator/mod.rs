@@ -74,7 +74,7 @@ pub(crate) enum Trouble {
     /// No dataplane to talk to.
     Absent(String),
     /// The dataplane, or lvsd, refused.
-    Engine(String),
+    Dataplane(String),
     /// Input or output.
     Io(io::Error),
 }
@@ -83,7 +83,7 @@ impl Trouble {
     /// The output of this command.
     fn text(&self) -> String {
         match self {
-            Self::Usage(text) | Self::Engine(text) | Self::Absent(text) => text.clone(),
+            Self::Usage(text) | Self::Dataplane(text) | Self::Absent(text) => text.clone(),
             Self::Io(error) => error.to_string(),
         }
     }
@@ -97,7 +97,7 @@ impl From<io::Error> for Trouble {
 
 impl From<Error> for Trouble {
     fn from(error: Error) -> Self {
-        Self::Engine(error.to_string())
+        Self::Dataplane(error.to_string())
     }
 }
 
@@ -141,7 +141,7 @@ impl Operator {
                 ),
             ),
             Err(Trouble::Absent(text)) => (2, format!("lvsadm {}: {text}\n", self.name)),
-            Err(Trouble::Engine(text)) => (1, format!("lvsadm {}: {text}\n", self.name)),
+            Err(Trouble::Dataplane(text)) => (1, format!("lvsadm {}: {text}\n", self.name)),
         };
         run.output.flush()?;
         run.errors.write_all(text.as_bytes())?;

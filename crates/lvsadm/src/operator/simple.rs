@@ -35,7 +35,7 @@ pub(super) fn drops(run: &mut Invocation<'_>, words: &Words) -> Outcome {
                 "drop" => "Dropped",
                 "host" => "Left to this host",
                 "kernel" => "Forwarded in the kernel",
-                "up" => "Handed to the engine by the path in the kernel",
+                "up" => "Handed to the dataplane by the kernel fast path",
                 "sync" => "Synchronisation",
                 other => other,
             };
@@ -166,10 +166,12 @@ fn sysctl_trouble(name: &str, value: Option<&str>, error: Error) -> Trouble {
         return error.into();
     };
     match (Sysctls::values(name), value) {
-        (Err(_), _) => Trouble::Engine(format!(
+        (Err(_), _) => Trouble::Dataplane(format!(
             "{name:?}: no such sysctl; `lvsadm sysctl` lists them"
         )),
-        (Ok(values), Some(value)) => Trouble::Engine(format!("{name}={value}: expected {values}")),
+        (Ok(values), Some(value)) => {
+            Trouble::Dataplane(format!("{name}={value}: expected {values}"))
+        }
         (Ok(_), None) => error.into(),
     }
 }

@@ -31,7 +31,7 @@ impl Handler for Busy {
         let Call::ConnList {} = call else {
             return Err(Failure::new(
                 FailureCode::Unsupported,
-                "this engine only lists connections",
+                "this dataplane only lists connections",
             ));
         };
         let mut conn = ConnInfo {
@@ -140,9 +140,9 @@ fn unusable_sockets_are_reported_in_one_line() {
     };
     answering(
         "other-version",
-        "{\"id\":1,\"error\":{\"code\":\"version\",\"message\":\"the engine speaks version 9\"}}\n",
+        "{\"id\":1,\"error\":{\"code\":\"version\",\"message\":\"the dataplane speaks version 9\"}}\n",
     );
-    answering("no-engine", "HTTP/1.1 400 Bad Request\r\n\r\n");
+    answering("no-dataplane", "HTTP/1.1 400 Bad Request\r\n\r\n");
     answering("ends", "");
     for (name, part) in [
         (
@@ -150,9 +150,9 @@ fn unusable_sockets_are_reported_in_one_line() {
             "start lvs-dataplane, or name its socket with --socket",
         ),
         ("stale", "start lvs-dataplane, which replaces it"),
-        ("file", "is not a socket: name the engine's"),
+        ("file", "is not a socket: name the dataplane's"),
         ("other-version", "install both from the same release"),
-        ("no-engine", "is not an engine"),
+        ("no-dataplane", "is not a dataplane"),
         ("ends", "look at its log, and start it again"),
     ] {
         let socket = Address::Path(at(name));
@@ -199,9 +199,9 @@ fn dataplane_that_cannot_start_is_reported() {
     assert!(err.contains("cannot start lvs-dataplane"), "{err}");
     assert_eq!((err.lines().count(), code), (1, Some(2)));
 
-    let engine = dir.join("lvs-dataplane");
-    std::fs::write(&engine, "#!/bin/sh\nexit 3\n").expect("a script");
-    std::fs::set_permissions(&engine, PermissionsExt::from_mode(0o755)).expect("it is ours");
+    let dataplane = dir.join("lvs-dataplane");
+    std::fs::write(&dataplane, "#!/bin/sh\nexit 3\n").expect("a script");
+    std::fs::set_permissions(&dataplane, PermissionsExt::from_mode(0o755)).expect("it is ours");
     let (_, err, code) = run_it();
     assert!(err.contains("ended at once (exit status: 3)"), "{err}");
     assert_eq!((err.lines().count(), code), (1, Some(2)));
@@ -211,11 +211,11 @@ fn dataplane_that_cannot_start_is_reported() {
 #[test]
 fn refusals_of_dataplane_are_printed_unchanged() {
     let at = address("words");
-    let _engine = start(&at);
+    let _dataplane = start(&at);
     let (out, err, code) = run(program("lvsadm", &at).args(["-A", "-t", "192.0.2.1:80"]));
     assert_eq!(
         (out.as_str(), err.as_str(), code),
-        ("", "this engine only lists connections\n", Some(255))
+        ("", "this dataplane only lists connections\n", Some(255))
     );
     // As ipvsadm, it is silent about timeouts.
     let (_, err, code) = run(program("ipvsadm", &at).args(["-L", "--timeout"]));
@@ -225,7 +225,7 @@ fn refusals_of_dataplane_are_printed_unchanged() {
 #[test]
 fn long_listing_is_streamed() {
     let at = address("streams");
-    let _engine = start(&at);
+    let _dataplane = start(&at);
     let (out, err, code) = run(program("ipvsadm", &at).arg("-Lnc"));
     assert_eq!((err.as_str(), code), ("", Some(0)));
     assert_eq!(out.lines().count() as u64, CONNECTIONS + 2);
@@ -242,7 +242,7 @@ fn long_listing_is_streamed() {
 #[test]
 fn closed_output_pipe_is_no_error() {
     let at = address("pipe");
-    let _engine = start(&at);
+    let _dataplane = start(&at);
     let mut child = program("ipvsadm", &at)
         .arg("-Lnc")
         .stdout(Stdio::piped())
@@ -265,7 +265,7 @@ fn closed_output_pipe_is_no_error() {
 #[test]
 fn restore_reads_all_lines() {
     let at = address("restore");
-    let _engine = start(&at);
+    let _dataplane = start(&at);
     let mut child = program("ipvsadm", &at)
         .arg("-R")
         .stdin(Stdio::piped())
@@ -282,7 +282,7 @@ fn restore_reads_all_lines() {
     let output = child.wait_with_output().expect("it ends");
     assert_eq!(
         text(&output.stderr),
-        "this engine only lists connections\n-q: unknown option\nthis engine only lists connections\n"
+        "this dataplane only lists connections\n-q: unknown option\nthis dataplane only lists connections\n"
     );
     assert_eq!(output.status.code(), Some(255));
 }

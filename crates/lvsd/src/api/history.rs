@@ -111,9 +111,9 @@ impl Series {
 }
 
 impl History {
-    /// Takes a point, unless nothing is known of the engine yet.
+    /// Takes a point, unless nothing is known of the dataplane yet.
     pub fn take(&mut self, snapshot: &Snapshot, now: u64) -> bool {
-        if snapshot.engine().is_none() && snapshot.services().next().is_none() {
+        if snapshot.dataplane().is_none() && snapshot.services().next().is_none() {
             return false;
         }
         if self.times.len() >= POINTS_MAX {

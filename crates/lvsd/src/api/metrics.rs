@@ -1,7 +1,7 @@
 //! `/metrics`: what is known, as Prometheus reads it.
 //!
 //! Labels are bounded by the file: names and addresses of services, their servers, and words of
-//! lvsd's and the engine's own.
+//! lvsd's and the dataplane's own.
 
 mod directors;
 
@@ -108,10 +108,10 @@ struct View {
     counts: tally::Counts,
 }
 
-/// A service, as the daemon and the engine know it.
+/// A service, as the daemon and the dataplane know it.
 struct Service<'a> {
     status: &'a ServiceStatus,
-    engine: Option<&'a ServiceInfo>,
+    dataplane: Option<&'a ServiceInfo>,
     protocol: &'static str,
     address: String,
 }
@@ -125,19 +125,19 @@ impl<'a> Service<'a> {
         ]
     }
 
-    /// Not 0 while the engine has not said: that would be a reset to who reads counters.
+    /// Not 0 while the dataplane has not said: that would be a reset to who reads counters.
     fn live(&self) -> Option<Counts> {
-        self.engine.map(|info| info.stats.live)
+        self.dataplane.map(|info| info.stats.live)
     }
 
     fn servers(&self) -> Vec<Server<'a>> {
-        let engine = self.engine.iter().flat_map(|info| &info.servers);
-        let engine: HashMap<SocketAddr, &ServerInfo> =
-            engine.map(|server| (server.server, server)).collect();
+        let dataplane = self.dataplane.iter().flat_map(|info| &info.servers);
+        let dataplane: HashMap<SocketAddr, &ServerInfo> =
+            dataplane.map(|server| (server.server, server)).collect();
         let all = self.status.servers.iter();
         all.map(|status| Server {
             status,
-            engine: engine.get(&status.server).copied(),
+            dataplane: dataplane.get(&status.server).copied(),
             address: status.server.to_string(),
         })
         .collect()
@@ -147,7 +147,7 @@ impl<'a> Service<'a> {
 /// A server of a service.
 struct Server<'a> {
     status: &'a ServerStatus,
-    engine: Option<&'a ServerInfo>,
+    dataplane: Option<&'a ServerInfo>,
     address: String,
 }
 
@@ -236,12 +236,12 @@ impl Collector for View {
         let mut out = Out(encoder);
         self.daemon(&mut out)?;
         self.checks(&mut out)?;
-        self.engine(&mut out)?;
+        self.dataplane(&mut out)?;
         directors::sources(&mut out, &self.snapshot.status)?;
         directors::alone_or_not(&mut out, &self.snapshot.status.director)?;
-        let engine = self.snapshot.services();
-        let engine: HashMap<ServiceId, &ServiceInfo> =
-            engine.map(|info| (info.service, info)).collect();
+        let dataplane = self.snapshot.services();
+        let dataplane: HashMap<ServiceId, &ServiceInfo> =
+            dataplane.map(|info| (info.service, info)).collect();
         let services: Vec<Service<'_>> = self
             .snapshot
             .status
@@ -251,7 +251,7 @@ impl Collector for View {
                 let (protocol, address) = place(&status.service);
                 Service {
                     status,
-                    engine: engine.get(&status.service).copied(),
+                    dataplane: dataplane.get(&status.service).copied(),
                     protocol,
                     address,
                 }
@@ -319,7 +319,7 @@ impl View {
         )?;
         out.gauge(
             "lvs_refused_changes",
-            "Changes that the engine refuses",
+            "Changes that the dataplane refuses",
             some(status.refused.len()),
         )?;
         if let Some(proxy) = &status.proxy {
@@ -433,46 +433,46 @@ impl View {
         )
     }
 
-    fn engine(&self, out: &mut Out<'_>) -> fmt::Result {
-        let engine = &self.snapshot.status.engine;
+    fn dataplane(&self, out: &mut Out<'_>) -> fmt::Result {
+        let dataplane = &self.snapshot.status.dataplane;
         let seen = &self.snapshot.found.seen;
-        if !engine.idle || engine.connected {
+        if !dataplane.idle || dataplane.connected {
             out.gauge(
-                "lvs_engine_up",
-                "Whether the engine answers lvsd; absent if all services are proxied",
-                u32::from(engine.connected),
+                "lvs_dataplane_up",
+                "Whether the dataplane answers lvsd; absent if all services are proxied",
+                u32::from(dataplane.connected),
             )?;
         }
-        let (Some(info), Some(age)) = (self.snapshot.engine(), engine.seen_ms) else {
+        let (Some(info), Some(age)) = (self.snapshot.dataplane(), dataplane.seen_ms) else {
             return Ok(());
         };
         #[expect(clippy::cast_precision_loss, reason = "a rough time")]
         out.gauge(
-            "lvs_engine_seen_age_seconds",
-            "How old what is shown of the engine is",
+            "lvs_dataplane_seen_age_seconds",
+            "How old what is shown of the dataplane is",
             age as f64 / 1e3,
         )?;
         out.gauge(
-            "lvs_engine_start_time_seconds",
-            "When the engine was started, in seconds since 1970",
+            "lvs_dataplane_start_time_seconds",
+            "When the dataplane was started, in seconds since 1970",
             unix_time().saturating_sub(info.uptime),
         )?;
         out.gauge(
             "lvs_table_connections",
-            "Connections in the engine's table",
+            "Connections in the dataplane's table",
             info.connections,
         )?;
         out.gauge(
             "lvs_table_capacity",
-            "Connections that the engine's table holds at most",
+            "Connections that the dataplane's table holds at most",
             info.capacity,
         )?;
         out.gauge(
             "lvs_own_vips",
-            "Virtual addresses that the engine owns",
+            "Virtual addresses that the dataplane owns",
             info.own_vips.len(),
         )?;
-        directors::engine(out, info)?;
+        directors::dataplane(out, info)?;
         out.gauge(
             "lvs_vip_conflicts",
             "Virtual addresses for which another host answers, too",
@@ -481,7 +481,7 @@ impl View {
         Self::interfaces(out, &info.interfaces)?;
         Self::workers(out, &info.workers)?;
         Self::reasons(out, &seen.reasons)?;
-        if let Some(sync) = &engine.sync {
+        if let Some(sync) = &dataplane.sync {
             directors::synchronisation(out, sync)?;
         }
         Self::totals(out, &info.total.live)
@@ -490,7 +490,7 @@ impl View {
     fn interfaces(out: &mut Out<'_>, interfaces: &[InterfaceInfo]) -> fmt::Result {
         out.gauges(
             "lvs_interface_up",
-            "Whether an interface that the engine uses is up",
+            "Whether an interface that the dataplane uses is up",
             |out| {
                 for interface in interfaces {
                     let labels = [("interface", interface.name.as_str())];
@@ -501,7 +501,7 @@ impl View {
         )?;
         out.counters(
             "lvs_interface_lost_frames",
-            "Frames that came faster than the engine read them",
+            "Frames that came faster than the dataplane read them",
             |out| {
                 for interface in interfaces {
                     let labels = [("interface", interface.name.as_str())];
@@ -550,13 +550,13 @@ impl View {
             ),
             (
                 "kernel",
-                "lvs_in_kernel_packets",
+                "lvs_fast_path_packets",
                 "Packets forwarded in the kernel",
             ),
             (
                 "up",
-                "lvs_in_kernel_handed_up_packets",
-                "Packets that the path in the kernel handed to the engine, by the reason",
+                "lvs_fast_path_handed_up_packets",
+                "Packets that the kernel fast path handed to the dataplane, by the reason",
             ),
         ] {
             if reasons.iter().all(|reason| reason.action != action) {
@@ -645,9 +645,9 @@ impl View {
         for (name, help, pick) in counters {
             out.counters(name, help, |out| {
                 for (service, server) in &all {
-                    if let Some(engine) = server.engine {
+                    if let Some(dataplane) = server.dataplane {
                         let labels = labels_of(service, server);
-                        out.counter(labels, pick(&engine.attempts.total))?;
+                        out.counter(labels, pick(&dataplane.attempts.total))?;
                     }
                 }
                 Ok(())
@@ -655,7 +655,7 @@ impl View {
         }
         out.gauges(
             "lvs_server_weight",
-            "Weight of a server in the engine; absent if the engine does not have it",
+            "Weight of a server in the dataplane; absent if the dataplane does not have it",
             |out| {
                 for (service, server) in &all {
                     if let Some(weight) = server.status.weight {
@@ -698,7 +698,7 @@ impl View {
         )?;
         let counts = all
             .iter()
-            .filter_map(|(service, server)| Some((labels_of(service, server), server.engine?)));
+            .filter_map(|(service, server)| Some((labels_of(service, server), server.dataplane?)));
         traffic(
             out,
             [
@@ -877,7 +877,7 @@ mod tests {
             r#"lvs_check_duration_seconds_bucket{le="0.005",kind="tcp"} 1"#,
             r#"lvs_drops_total{reason="no_server"} 7"#,
             "lvs_table_connections 3",
-            "lvs_engine_up 1",
+            "lvs_dataplane_up 1",
         ] {
             assert!(text.lines().any(|l| l == line), "{line}\n{text}");
         }
@@ -948,7 +948,7 @@ mod tests {
     fn older_metrics_format_names_counters_in_full() {
         let plain = plain(&text("web"));
         assert!(plain.contains("# HELP lvs_drops_total Packets that were dropped, by the reason\n# TYPE lvs_drops_total counter\nlvs_drops_total{"), "{plain}");
-        assert!(plain.contains("# TYPE lvs_engine_up gauge\nlvs_engine_up 1\n"));
+        assert!(plain.contains("# TYPE lvs_dataplane_up gauge\nlvs_dataplane_up 1\n"));
         assert!(plain.contains("# TYPE lvs_check_duration_seconds histogram\n"));
         assert!(!plain.contains("# EOF"));
     }

@@ -10,9 +10,9 @@
 //!               Api::snapshot ── at most twice a second ──▶ the daemon's loop
 //! ```
 //!
-//! The answers show the daemon's own state. The daemon compares the engine with it every two
+//! The answers show the daemon's own state. The daemon compares the dataplane with it every two
 //! seconds; no request makes it do so more often. TCP has a thread of its own, so that strangers
-//! delay neither checks nor the engine.
+//! delay neither checks nor the dataplane.
 
 pub mod history;
 mod host;
@@ -230,11 +230,11 @@ impl Served {
 }
 
 /// Does on a thread of its own what the settings say: listens, writes files, remembers.
-pub fn start(api: &Arc<Api>, events: &Events, engine: &Address) -> Served {
+pub fn start(api: &Arc<Api>, events: &Events, dataplane: &Address) -> Served {
     let (stop, stopped) = oneshot::channel();
     let events = events.listen();
     let work = {
-        let (api, engine) = (Arc::clone(api), engine.clone());
+        let (api, dataplane) = (Arc::clone(api), dataplane.clone());
         move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
@@ -242,7 +242,7 @@ pub fn start(api: &Arc<Api>, events: &Events, engine: &Address) -> Served {
                 .build();
             match runtime {
                 Ok(runtime) => {
-                    runtime.block_on(run(api, events, engine, stopped));
+                    runtime.block_on(run(api, events, dataplane, stopped));
                     runtime.shutdown_background();
                 }
                 Err(error) => tracing::error!("no metrics and no API: {error}"),
@@ -264,7 +264,7 @@ pub fn start(api: &Arc<Api>, events: &Events, engine: &Address) -> Served {
 async fn run(
     api: Arc<Api>,
     events: broadcast::Receiver<Arc<Event>>,
-    engine: Address,
+    dataplane: Address,
     mut stopped: oneshot::Receiver<()>,
 ) {
     let mut settings = api.settings.subscribe();
@@ -272,7 +272,7 @@ async fn run(
     settings.mark_changed();
     let mut listening: Vec<(SocketAddr, tokio::task::AbortHandle)> = Vec::new();
     let (end, ended) = watch::channel(false);
-    let files = tokio::spawn(procfs::keep(Arc::clone(&api), engine, ended));
+    let files = tokio::spawn(procfs::keep(Arc::clone(&api), dataplane, ended));
     tokio::spawn(remember(Arc::clone(&api), events));
     tokio::spawn(sample(Arc::clone(&api)));
     loop {
@@ -302,7 +302,7 @@ async fn run(
         }
     }
     end.send_replace(true);
-    // An engine that hangs does not keep the daemon from ending.
+    // A dataplane that hangs does not keep the daemon from ending.
     let _ = tokio::time::timeout(ENDING, files).await;
 }
 
@@ -322,7 +322,7 @@ async fn listen(address: SocketAddr, api: Arc<Api>) {
                         "something else listens there: `ss -Hltnp` says what; name another in [api]"
                     }
                     std::io::ErrorKind::AddrNotAvailable => {
-                        "this host does not have the address (a VIP that the engine owns is not the host's)"
+                        "this host does not have the address (a VIP that the dataplane owns is not the host's)"
                     }
                     std::io::ErrorKind::PermissionDenied => {
                         "ports below 1024 need CAP_NET_BIND_SERVICE; name a higher one in [api]"

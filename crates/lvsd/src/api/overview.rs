@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
-use lvs_api::daemon::{AdminEntry, AdminState, EngineStatus, LoadStatus, ServiceStatus};
+use lvs_api::daemon::{AdminEntry, AdminState, DataplaneStatus, LoadStatus, ServiceStatus};
 use lvs_core::Counts;
 use lvs_core::api::{Conflict, InterfaceInfo, ReasonCount, ServiceId, ServiceInfo};
 use serde::Serialize;
@@ -32,8 +32,8 @@ pub struct Overview {
     pub uptime: u64,
     /// The last reading of the file.
     pub loaded: LoadStatus,
-    /// The state of the engine.
-    pub engine: EngineStatus,
+    /// The state of the dataplane.
+    pub dataplane: DataplaneStatus,
     /// Connections in its table.
     pub connections: u64,
     /// Connections that the table holds at most.
@@ -48,7 +48,7 @@ pub struct Overview {
     pub check_lag_ms: u64,
     /// The first manual changes, in words.
     pub drift: Vec<String>,
-    /// The first changes that the engine has refused, in words.
+    /// The first changes that the dataplane has refused, in words.
     pub refused: Vec<String>,
     /// The first overrides of operators.
     pub admin: Vec<AdminEntry>,
@@ -133,7 +133,7 @@ pub struct Summary {
     pub rates: Counts,
 }
 
-/// A service in full: as `lvsd status` tells it, and as the engine does.
+/// A service in full: as `lvsd status` tells it, and as the dataplane does.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(test, derive(serde::Deserialize))]
 #[cfg_attr(test, serde(deny_unknown_fields))]
@@ -142,22 +142,22 @@ pub struct Detail {
     pub address: String,
     /// The state as in `lvsd status`.
     pub status: ServiceStatus,
-    /// The state in the engine; absent if the engine does not have the service.
+    /// The state in the dataplane; absent if the dataplane does not have the service.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(test, serde(default))]
-    pub engine: Option<ServiceInfo>,
+    pub dataplane: Option<ServiceInfo>,
 }
 
 /// Everything in brief.
 pub fn overview(snapshot: &Snapshot) -> Overview {
     let status = &snapshot.status;
     let seen = &snapshot.found.seen;
-    let engine: HashMap<ServiceId, &ServiceInfo> =
+    let dataplane: HashMap<ServiceId, &ServiceInfo> =
         snapshot.services().map(|i| (i.service, i)).collect();
     let mut services: Vec<Summary> = status
         .services
         .iter()
-        .map(|service| summary(service, engine.get(&service.service).copied()))
+        .map(|service| summary(service, dataplane.get(&service.service).copied()))
         .collect();
     let rank = |summary: &Summary| match summary.state.as_str() {
         "broken" => 0,
@@ -181,7 +181,7 @@ pub fn overview(snapshot: &Snapshot) -> Overview {
         config: status.config.clone(),
         uptime: status.uptime,
         loaded: status.loaded.clone(),
-        engine: status.engine.clone(),
+        dataplane: status.dataplane.clone(),
         connections: seen.info.connections,
         capacity: seen.info.capacity,
         interfaces: seen.info.interfaces.clone(),
@@ -225,7 +225,7 @@ fn broken(services: &[ServiceStatus]) -> Vec<Broken> {
     all
 }
 
-fn summary(service: &ServiceStatus, engine: Option<&ServiceInfo>) -> Summary {
+fn summary(service: &ServiceStatus, dataplane: Option<&ServiceInfo>) -> Summary {
     let in_file = || service.servers.iter().filter(|s| s.configured.is_some());
     let down = in_file().filter(|s| s.health == "down").count();
     let suspicious = in_file().filter(|s| s.health == "suspicious").count();
@@ -275,7 +275,7 @@ fn summary(service: &ServiceStatus, engine: Option<&ServiceInfo>) -> Summary {
         out_of_service: in_file().filter(|s| s.admin != AdminState::Ready).count(),
         active: service.servers.iter().map(|s| u64::from(s.active)).sum(),
         inactive: service.servers.iter().map(|s| u64::from(s.inactive)).sum(),
-        rates: engine.map(|info| info.stats.rates).unwrap_or_default(),
+        rates: dataplane.map(|info| info.stats.rates).unwrap_or_default(),
     }
 }
 
@@ -286,7 +286,7 @@ pub fn details(snapshot: &Snapshot, name: &str) -> Vec<Detail> {
         .map(|status| Detail {
             address: label(&status.service),
             status: status.clone(),
-            engine: snapshot
+            dataplane: snapshot
                 .services()
                 .find(|info| info.service == status.service)
                 .cloned(),
@@ -303,7 +303,7 @@ pub(super) mod tests {
     use lvs_core::{Forwarding, ServerConfig, ServiceConfig, Stats};
 
     use super::*;
-    use crate::engine::{EngineView, Found};
+    use crate::dataplane::{DataplaneView, Found};
 
     /// A service with one server that is up and one that is down.
     pub(crate) fn snapshot(name: &str) -> Snapshot {
@@ -357,7 +357,7 @@ pub(super) mod tests {
                 version: "0.1.0".to_owned(),
                 config: "/etc/lvsd/lvsd.toml".to_owned(),
                 uptime: 61,
-                engine: EngineStatus {
+                dataplane: DataplaneStatus {
                     connected: true,
                     idle: false,
                     pid: Some(8),
@@ -390,7 +390,7 @@ pub(super) mod tests {
                 ..Status::default()
             },
             found: Arc::new(Found {
-                seen: Arc::new(EngineView {
+                seen: Arc::new(DataplaneView {
                     info: Info {
                         pid: 8,
                         connections: 3,

@@ -22,7 +22,7 @@ use crate::snapshot::Snapshot;
 const EVERY: Duration = Duration::from_secs(2);
 /// Of its time, connections take one part in so many.
 const SHARE: u32 = 20;
-/// For how long an engine may say nothing.
+/// For how long a dataplane may say nothing.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// For how long it may list connections.
 const LISTING: Duration = Duration::from_secs(10);
@@ -34,13 +34,13 @@ const FILES: [&str; 4] = [
     "net/ip_vs_stats_percpu",
     "net/ip_vs_app",
 ];
-/// The files with the engine's connections.
+/// The files with the dataplane's connections.
 const CONNECTIONS: [&str; 2] = ["net/ip_vs_conn", "net/ip_vs_conn_sync"];
 /// Where sysctls are.
 const SYSCTLS: &str = "sys/net/ipv4/vs";
 
 /// Keeps the tree that the settings name, until `stopped`, and takes it away in the end.
-pub(super) async fn keep(api: Arc<Api>, engine: Address, mut stopped: watch::Receiver<bool>) {
+pub(super) async fn keep(api: Arc<Api>, dataplane: Address, mut stopped: watch::Receiver<bool>) {
     let mut settings = api.settings.subscribe();
     let mut written: Option<PathBuf> = None;
     let mut told: Vec<String> = Vec::new();
@@ -66,7 +66,7 @@ pub(super) async fn keep(api: Arc<Api>, engine: Address, mut stopped: watch::Rec
         let round = Round {
             tree: Tree(path),
             snapshot,
-            engine: engine.clone(),
+            dataplane: dataplane.clone(),
             most: config
                 .procfs_connections
                 .unwrap_or(config::Api::PROCFS_CONNECTIONS),
@@ -103,17 +103,17 @@ pub(super) async fn keep(api: Arc<Api>, engine: Address, mut stopped: watch::Rec
 struct Round {
     tree: Tree,
     snapshot: Arc<Snapshot>,
-    engine: Address,
+    dataplane: Address,
     most: usize,
     with_connections: bool,
     stopped: watch::Receiver<bool>,
 }
 
 impl Round {
-    /// Writes the files anew, or takes them away while there is no engine that they could tell of.
+    /// Writes the files anew, or takes them away while there is no dataplane that they could tell of.
     /// Writes the files, and returns the errors in words.
     fn write(self) -> Vec<String> {
-        if !self.snapshot.status.engine.connected {
+        if !self.snapshot.status.dataplane.connected {
             remove(&self.tree.0);
             return Vec::new();
         }
@@ -131,11 +131,11 @@ impl Round {
         if !note(self.tree.known(&self.snapshot)) {
             return why;
         }
-        match Client::connect_patiently(&self.engine, PATIENCE) {
-            Ok(mut engine) => {
-                let done = self.sysctls(&mut engine);
+        match Client::connect_patiently(&self.dataplane, PATIENCE) {
+            Ok(mut dataplane) => {
+                let done = self.sysctls(&mut dataplane);
                 if note(done) && self.with_connections {
-                    match self.connections(&mut engine) {
+                    match self.connections(&mut dataplane) {
                         Ok(()) => {}
                         Err(Refused::Io(error)) => {
                             note(Err(error));
@@ -154,9 +154,9 @@ impl Round {
         why
     }
 
-    fn sysctls(&self, engine: &mut Client) -> io::Result<()> {
-        let all: Result<Vec<Sysctl>, Error> = engine.collect(&Call::SysctlGet { name: None });
-        // An engine that has ended has none; another one's name is not a path.
+    fn sysctls(&self, dataplane: &mut Client) -> io::Result<()> {
+        let all: Result<Vec<Sysctl>, Error> = dataplane.collect(&Call::SysctlGet { name: None });
+        // A dataplane that has ended has none; another one's name is not a path.
         let known = |sysctl: &Sysctl| Sysctls::NAMES.contains(&&*sysctl.name);
         for sysctl in all.unwrap_or_default().into_iter().filter(known) {
             // The kernel has tabs between numbers.
@@ -168,7 +168,7 @@ impl Round {
     }
 
     /// Connections and templates, unless there are too many.
-    fn connections(&self, engine: &mut Client) -> Result<(), Refused> {
+    fn connections(&self, dataplane: &mut Client) -> Result<(), Refused> {
         let info: &Info = &self.snapshot.found.seen.info;
         let (mut conn, mut sync) = (
             proc::CONN_HEADER.to_owned(),
@@ -180,7 +180,7 @@ impl Round {
         let end = if too_many {
             Err(Error::Stopped)
         } else {
-            engine.list_while(&Call::ConnList {}, |info: ConnInfo| {
+            dataplane.list_while(&Call::ConnList {}, |info: ConnInfo| {
                 lines += 1;
                 // A string takes everything.
                 let _ = proc::listed_connection(&mut conn, &mut sync, &info);

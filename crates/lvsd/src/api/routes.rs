@@ -280,12 +280,12 @@ async fn show(api: &Arc<Api>, head: &Parts, peer: &Peer) -> Result<Reply, Refusa
         "/v1/drops" => json(&snapshot().await?.found.seen.reasons),
         "/v1/health" => {
             let snapshot = snapshot().await?;
-            if !snapshot.status.engine.connected && !snapshot.status.engine.idle {
+            if !snapshot.status.dataplane.connected && !snapshot.status.dataplane.idle {
                 return Err(Refusal::unavailable(
-                    "no engine answers; the log of lvsd says why".to_owned(),
+                    "no dataplane answers; the log of lvsd says why".to_owned(),
                 ));
             }
-            json(&serde_json::json!({ "engine": snapshot.status.engine.connected }))
+            json(&serde_json::json!({ "dataplane": snapshot.status.dataplane.connected }))
         }
         "/v1/events" if accepts(head, EVENTS) => events(api, head, peer)?,
         "/v1/events" => {

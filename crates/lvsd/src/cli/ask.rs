@@ -15,27 +15,29 @@ use crate::clock::unix_time;
 use crate::config::label;
 use crate::words::counted;
 
-fn connect(engine: &Address) -> Result<Client, String> {
-    starting::connect_daemon(engine)?.ok_or_else(|| {
-        format!("no lvsd runs for the engine at {engine}; start it with `systemctl start lvsd`")
+fn connect(dataplane: &Address) -> Result<Client, String> {
+    starting::connect_daemon(dataplane)?.ok_or_else(|| {
+        format!(
+            "no lvsd runs for the dataplane at {dataplane}; start it with `systemctl start lvsd`"
+        )
     })
 }
 
 /// Has the daemon read its file again; nothing if it cannot be asked.
-pub(super) fn reload(engine: &Address, force: bool) -> Result<Option<Reloaded>, String> {
-    let Some(mut client) = starting::connect_daemon(engine)? else {
+pub(super) fn reload(dataplane: &Address, force: bool) -> Result<Option<Reloaded>, String> {
+    let Some(mut client) = starting::connect_daemon(dataplane)? else {
         return Ok(None);
     };
     client.reload(force).map(Some)
 }
 
 /// The status of the running daemon; `None` if none answers.
-pub(super) fn running(engine: &Address) -> Option<Status> {
-    Client::connect(engine).ok().flatten()?.status().ok()
+pub(super) fn running(dataplane: &Address) -> Option<Status> {
+    Client::connect(dataplane).ok().flatten()?.status().ok()
 }
 
-pub(super) fn status(engine: &Address, json: bool) -> Result<(), String> {
-    let status = connect(engine)?.status()?;
+pub(super) fn status(dataplane: &Address, json: bool) -> Result<(), String> {
+    let status = connect(dataplane)?.status()?;
     let text = match json {
         true => serde_json::to_string_pretty(&status).map_err(|error| error.to_string())? + "\n",
         false => tell(&status, unix_time()),
@@ -45,12 +47,12 @@ pub(super) fn status(engine: &Address, json: bool) -> Result<(), String> {
 
 /// Puts the director into maintenance, or takes it out, and shows how it stands.
 pub(super) fn maintenance(
-    engine: &Address,
+    dataplane: &Address,
     on: Option<bool>,
     why: Option<String>,
     json: bool,
 ) -> Result<(), String> {
-    let mut client = connect(engine)?;
+    let mut client = connect(dataplane)?;
     let status = match on {
         Some(on) => client.maintenance(&MaintenanceSpec { on, who: None, why })?,
         None => client.status()?.director,
@@ -124,9 +126,9 @@ fn director(status: &DirectorStatus, now: u64) -> String {
     text
 }
 
-pub(super) fn events(engine: &Address, json: bool) -> Result<(), String> {
+pub(super) fn events(dataplane: &Address, json: bool) -> Result<(), String> {
     let mut output = io::stdout().lock();
-    connect(engine)?.events(|event| {
+    connect(dataplane)?.events(|event| {
         let line = match json {
             true => serde_json::to_string(&event).unwrap_or_default(),
             false => event_line(&event),
@@ -173,7 +175,7 @@ fn tell(status: &Status, now: u64) -> String {
         status.version,
         status.pid,
         lasted(status.uptime),
-        engine(status)
+        dataplane(status)
     );
     let loaded = &status.loaded;
     // Without words it is the file of the start.
@@ -184,8 +186,8 @@ fn tell(status: &Status, now: u64) -> String {
         let _ = writeln!(text, "configuration: {}", status.config);
     }
     let _ = write!(text, "lvsd is {}", status.confinement);
-    let _ = match &status.engine.confinement {
-        Some(confinement) => writeln!(text, "; the engine is {confinement}"),
+    let _ = match &status.dataplane.confinement {
+        Some(confinement) => writeln!(text, "; the dataplane is {confinement}"),
         None => writeln!(text),
     };
     if !status.director.is_alone() {
@@ -199,7 +201,7 @@ fn tell(status: &Status, now: u64) -> String {
     }
     for (title, lines) in [
         ("left out", &status.left_out),
-        ("refused by the engine", &status.refused),
+        ("refused by the dataplane", &status.refused),
         ("changed by hand", &status.drift),
     ] {
         for line in lines {
@@ -224,7 +226,7 @@ fn tell(status: &Status, now: u64) -> String {
             None => writeln!(text),
         };
     }
-    if let Some(sync) = &status.engine.sync {
+    if let Some(sync) = &status.dataplane.sync {
         let lost = [sync.queue_full, sync.not_sent, sync.lost, sync.too_long]
             .iter()
             .sum::<u64>();
@@ -236,12 +238,12 @@ fn tell(status: &Status, now: u64) -> String {
         );
     }
     // The state of a disconnected dataplane is unknown.
-    if status.engine.connected {
-        for Waiting { what, fix, .. } in &status.engine.waiting {
+    if status.dataplane.connected {
+        for Waiting { what, fix, .. } in &status.dataplane.waiting {
             let _ = writeln!(text, "WAITING: {what}. To do: {fix}");
         }
-        for peer in &status.engine.peers {
-            let mut tables = status.engine.tables.iter();
+        for peer in &status.dataplane.peers {
+            let mut tables = status.dataplane.tables.iter();
             tell_peer(&mut text, peer, tables.find(|one| one.peer == peer.peer));
         }
     }
@@ -290,7 +292,7 @@ fn tell_source(text: &mut String, source: &SourceStatus, now: u64) {
     }
     if source.held > 0 {
         let held = counted(source.held, "service");
-        let _ = write!(text, "; {held} of the engine left as they are");
+        let _ = write!(text, "; {held} of the dataplane left as they are");
     }
     let _ = match &source.trouble {
         Some(why) => writeln!(text, "; DOES NOT ANSWER: {why}"),
@@ -368,13 +370,13 @@ fn tell_director(text: &mut String, director: &DirectorSeen, all: &[DirectorSeen
     text.push('\n');
 }
 
-fn engine(status: &Status) -> String {
-    let engine = &status.engine;
-    match (engine.connected, engine.pid) {
-        (true, Some(pid)) => format!("engine: pid {pid}"),
-        (true, None) => "engine: it answers".to_owned(),
-        (false, _) if engine.idle => "no engine is needed".to_owned(),
-        (false, _) => "NO ENGINE answers; the log of lvsd says why".to_owned(),
+fn dataplane(status: &Status) -> String {
+    let dataplane = &status.dataplane;
+    match (dataplane.connected, dataplane.pid) {
+        (true, Some(pid)) => format!("dataplane: pid {pid}"),
+        (true, None) => "dataplane: it answers".to_owned(),
+        (false, _) if dataplane.idle => "no dataplane is needed".to_owned(),
+        (false, _) => "NO DATAPLANE answers; the log of lvsd says why".to_owned(),
     }
 }
 
@@ -404,7 +406,7 @@ fn tell_service(text: &mut String, service: &ServiceStatus) {
         ),
         (
             service.unheard,
-            "its servers are NOT KNOWN YET, those of the engine stay",
+            "its servers are NOT KNOWN YET, those of the dataplane stay",
         ),
         (!service.quorum, "BELOW ITS QUORUM"),
         (
@@ -481,7 +483,7 @@ fn tell_server(text: &mut String, service: &ServiceStatus, server: &ServerStatus
 
 #[cfg(test)]
 mod tests {
-    use lvs_api::daemon::{CheckNotMade, EngineStatus, ProxyStatus};
+    use lvs_api::daemon::{CheckNotMade, DataplaneStatus, ProxyStatus};
     use lvs_core::api::Confinement;
 
     use super::*;
@@ -552,19 +554,19 @@ mod tests {
                 evicted: 4,
                 refused: 5,
             }),
-            engine: EngineStatus {
+            dataplane: DataplaneStatus {
                 confinement: Some(Confinement {
                     by: vec!["landlock".to_owned()],
                     not_by: vec!["seccomp (why)".to_owned()],
                 }),
-                ..EngineStatus::default()
+                ..DataplaneStatus::default()
             },
             ..Status::default()
         };
         let text = tell(&status, 1000);
         for words in [
-            "lvsd 1 (pid 7), up 59s; NO ENGINE answers",
-            "\nlvsd is not confined; the engine is confined by landlock, not by seccomp (why)\n",
+            "lvsd 1 (pid 7), up 59s; NO DATAPLANE answers",
+            "\nlvsd is not confined; the dataplane is confined by landlock, not by seccomp (why)\n",
             "\nproxied: 1 of 2 at a time; 3 refused for want of room, 4 evicted, 5 without a server\n",
             "web (tcp 192.0.2.10:80): 0 of 3 servers usable; BELOW ITS QUORUM",
             "10.0.0.1:80              up 1h02m       weight 0     active 7      inactive 0      drain; NOT CHECKED for 1m02s: too many open files\n",
@@ -587,13 +589,13 @@ mod tests {
             trouble: trouble.to_owned(),
         };
         let mut status = Status::default();
-        status.engine.connected = true;
-        status.engine.peers = vec![
+        status.dataplane.connected = true;
+        status.dataplane.peers = vec![
             peer(2, "in step", 0, 0, ""),
             peer(3, "away", 13, 0, "no route to host"),
             peer(4, "behind", 5, 7, ""),
         ];
-        status.engine.tables = vec![TablesInfo {
+        status.dataplane.tables = vec![TablesInfo {
             peer: ([192, 0, 2, 2], 8848).into(),
             state: TablesState::Alike,
             differ: 0,
@@ -607,7 +609,7 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line}\n{text}");
         }
-        status.engine.waiting = vec![Waiting {
+        status.dataplane.waiting = vec![Waiting {
             code: "interface_missing".to_owned(),
             what: "eth7 is missing".to_owned(),
             fix: "make it".to_owned(),
@@ -617,7 +619,7 @@ mod tests {
             text.contains("WAITING: eth7 is missing. To do: make it\n"),
             "{text}"
         );
-        status.engine.connected = false;
+        status.dataplane.connected = false;
         assert!(!tell(&status, 1000).contains("peer "));
     }
 }

@@ -20,7 +20,7 @@ use crate::clock::Now;
 use crate::config::Announce;
 use crate::watchdog::{Pulse, TURN_LIMIT};
 
-/// Between two questions whether the engine is ready.
+/// Between two questions whether the dataplane is ready.
 const PERIOD: Duration = Duration::from_millis(100);
 /// The interval at which an unchanged announcement is sent again.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -72,7 +72,7 @@ pub(super) struct WantedAnnouncements {
 }
 
 impl WantedAnnouncements {
-    /// The announcements for the engine at a time, in seconds after boot.
+    /// The announcements for the dataplane at a time, in seconds after boot.
     fn at(&self, now: u64, ready: bool) -> AnnounceSpec {
         let limit = match self.maintenance {
             _ if !ready => Standing::Withdrawn,
@@ -182,7 +182,7 @@ fn tell(address: &Address, turns: &Pulse, door: &Door, sender: &watch::Sender<An
             told = found.trouble.is_none().then(|| (spec, Instant::now()));
         } else if asks.is_none() {
             found.vips.clear();
-            found.trouble = Some("the engine does not answer".to_owned());
+            found.trouble = Some("the dataplane does not answer".to_owned());
             (tells, told) = (None, None);
         }
         found.readiness = Some(readiness);

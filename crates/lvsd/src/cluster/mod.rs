@@ -2,12 +2,12 @@
 //! maintenance.
 //!
 //! ```text
-//!  engine: ready? ──┐                        ┌──▶ track file ──▶ keepalived ──▶ VRRP
-//!  quorum ──────────┼──▶ [`track::Fitness`] ┘                       │
-//!  maintenance ─────┘                                                │
-//!  the engine has the virtual addresses ◀── [`fifo`] ◀── notify FIFO ┘
+//!  dataplane: ready? ──┐                        ┌──▶ track file ──▶ keepalived ──▶ VRRP
+//!  quorum ─────────────┼──▶ [`track::Fitness`] ┘                       │
+//!  maintenance ────────┘                                                │
+//!  the dataplane has the virtual addresses ◀── [`fifo`] ◀── notify FIFO ┘
 //!
-//!  the same, for each address ──▶ [`announce`] ──▶ routes of the engine ──▶ BIRD, FRR, ExaBGP
+//!  the same, for each address ──▶ [`announce`] ──▶ routes of the dataplane ──▶ BIRD, FRR, ExaBGP
 //! ```
 //!
 //! Nothing here waits: the messages of keepalived and the state of the dataplane arrive on channels
@@ -51,8 +51,8 @@ pub const INSTANCE: &str = "lvs";
 /// The paths and connections of a director with peers.
 #[derive(Clone, Debug)]
 pub struct ClusterPaths {
-    /// The engine.
-    pub engine: Address,
+    /// The dataplane.
+    pub dataplane: Address,
     /// Where is kept that the director is in maintenance.
     pub maintenance: PathBuf,
     /// Beats as long as the daemon's loop goes on.
@@ -156,7 +156,7 @@ impl Cluster {
             (None, Some(places)) if !self.announces.addresses.is_empty() => {
                 let wish = self.announces.clone();
                 let turns = places.turns.clone();
-                self.announcer = Some(Announcer::start(places.engine.clone(), turns, wish));
+                self.announcer = Some(Announcer::start(places.dataplane.clone(), turns, wish));
             }
             _ => {}
         }
@@ -252,7 +252,7 @@ impl Cluster {
         news.map(ToOwned::to_owned)
     }
 
-    /// Whether the engine may own virtual addresses.
+    /// Whether the dataplane may own virtual addresses.
     pub(crate) fn may_own(&self) -> bool {
         self.running.as_ref().is_none_or(Running::may_own)
     }
@@ -265,7 +265,7 @@ impl Cluster {
 
     /// Sets or ends the maintenance, and stores that. A repeated change keeps its time and reason.
     ///
-    /// keepalived and the engine follow before it is stored: a disk under load may take seconds.
+    /// keepalived and the dataplane follow before it is stored: a disk under load may take seconds.
     ///
     /// # Errors
     /// It cannot be stored. Then it is not in force either.
@@ -301,7 +301,7 @@ impl Cluster {
         self.follow_announces();
     }
 
-    /// Makes this director unfit: the engine ends with the daemon.
+    /// Makes this director unfit: the dataplane ends with the daemon.
     pub(crate) fn leave(&self) {
         if let Some(running) = &self.running {
             running.put(track::UNFIT);
@@ -396,7 +396,7 @@ impl Running {
         Self {
             settings: settings.clone(),
             heard,
-            readiness: readiness::watch(places.engine.clone()),
+            readiness: readiness::watch(places.dataplane.clone()),
             listener,
             state: state.map_or(State::Unknown, |word| State::of_word(word.trim())),
             written: None,
@@ -410,7 +410,7 @@ impl Running {
     /// active director stays active.
     fn may_own(&self) -> bool {
         let readiness = self.readiness.borrow();
-        self.state == State::Master && readiness.as_ref().is_none_or(|engine| engine.ready)
+        self.state == State::Master && readiness.as_ref().is_none_or(|dataplane| dataplane.ready)
     }
 
     /// Stores the last state of keepalived for the next daemon, because keepalived does not repeat
@@ -484,7 +484,7 @@ mod tests {
     fn maintenance_survives_restart_and_fails_if_not_stored() {
         let directory = tempfile::tempdir().unwrap();
         let places = ClusterPaths {
-            engine: Address::new("@nobody"),
+            dataplane: Address::new("@nobody"),
             maintenance: directory.path().join("x.maintenance.json"),
             turns: Pulse::default(),
         };
@@ -529,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn without_vrrp_addresses_are_the_engines() {
+    fn without_vrrp_addresses_are_the_dataplanes() {
         assert!(Cluster::recall(None).may_own());
     }
 
@@ -537,7 +537,7 @@ mod tests {
     async fn removed_or_changed_track_file_is_written_again() {
         let directory = tempfile::tempdir().unwrap();
         let places = ClusterPaths {
-            engine: Address::new("@nobody"),
+            dataplane: Address::new("@nobody"),
             maintenance: directory.path().join("x.maintenance.json"),
             turns: Pulse::default(),
         };

@@ -12,14 +12,14 @@ const PERIOD: Duration = Duration::from_millis(100);
 /// A dataplane that does not answer for this time is assumed not to forward packets.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How the engine stands.
+/// How the dataplane stands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Readiness {
     pub(super) ready: bool,
     pub(super) waits_for: String,
 }
 
-/// The readiness of the engine at `address`, while there is a receiver; `None` before its first answer.
+/// The readiness of the dataplane at `address`, while there is a receiver; `None` before its first answer.
 pub(super) fn watch(address: Address) -> watch::Receiver<Option<Readiness>> {
     let (sender, receiver) = watch::channel(None);
     let thread = std::thread::Builder::new().name("lvsd-ready".to_owned());
@@ -47,7 +47,7 @@ pub(super) fn watch(address: Address) -> watch::Receiver<Option<Readiness>> {
     receiver
 }
 
-/// Asks an engine once.
+/// Asks a dataplane once.
 pub(super) fn ask(address: &Address, client: &mut Option<Client>) -> Readiness {
     let unready = |why: String| Readiness {
         ready: false,
@@ -56,7 +56,7 @@ pub(super) fn ask(address: &Address, client: &mut Option<Client>) -> Readiness {
     if client.is_none() {
         match Client::connect_patiently(address, PATIENCE) {
             Ok(new) => *client = Some(new),
-            Err(_) => return unready("the engine".to_owned()),
+            Err(_) => return unready("the dataplane".to_owned()),
         }
     }
     let answer = client
@@ -69,7 +69,7 @@ pub(super) fn ask(address: &Address, client: &mut Option<Client>) -> Readiness {
         },
         _ => {
             *client = None;
-            unready("the engine".to_owned())
+            unready("the dataplane".to_owned())
         }
     }
 }

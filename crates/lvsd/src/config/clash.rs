@@ -108,7 +108,7 @@ impl<P: Clone> Taken<P> {
         })
     }
 
-    /// One address cannot be the engine's and the host's at once.
+    /// One address cannot be the dataplane's and the host's at once.
     fn owner(&self, service: &Service) -> Option<Clash<P>> {
         let address = service.virtual_ip()?;
         if service.vip == VipMode::Auto {
@@ -123,7 +123,9 @@ impl<P: Clone> Taken<P> {
                 format!("{address} is announced for one service and not for another")
             }
             _ => {
-                format!("{address} is the engine's own for one service and the host's for another")
+                format!(
+                    "{address} is the dataplane's own for one service and the host's for another"
+                )
             }
         };
         Some(Clash {
@@ -143,7 +145,7 @@ pub(crate) fn is_it(server: SocketAddr, other: &Service) -> bool {
         (None, Some((_, addr))) => addr.port() == port || addr.port() == 0 || port == 0,
         (None, None) => false,
     };
-    // No real server has an address that the engine owns.
+    // No real server has an address that the dataplane owns.
     matches!(other.vip, VipMode::Own | VipMode::Announce) || its_port
 }
 

@@ -56,9 +56,9 @@ pub struct Config {
     pub daemon: Daemon,
     /// Metrics, the API and the dashboard.
     pub api: Api,
-    /// Options of an engine that the daemon starts.
+    /// Options of a dataplane that the daemon starts.
     pub dataplane: Dataplane,
-    /// The synchronisation daemons of the engine; `None` leaves those that it has.
+    /// The synchronisation daemons of the dataplane; `None` leaves those that it has.
     pub sync: Option<Vec<SyncDaemon>>,
     /// If set, the dataplane owns the virtual addresses only while keepalived is active.
     pub vrrp: Option<Vrrp>,
@@ -72,9 +72,9 @@ pub struct Config {
     pub announce: Announce,
     /// Sysctls to set, name and value.
     pub sysctls: Vec<(String, String)>,
-    /// Rules that give packets firewall marks, in the engine's words.
+    /// Rules that give packets firewall marks, in the dataplane's words.
     pub marks: Vec<String>,
-    /// Whose new connections services take, all of them; `None` leaves the engine's.
+    /// Whose new connections services take, all of them; `None` leaves the dataplane's.
     pub filter: Option<SourceFilter>,
     /// The services, in the order of the file.
     pub services: Vec<Service>,
@@ -91,7 +91,7 @@ pub struct Discovery {
     pub line: usize,
     /// The port of servers that come without one.
     pub port: u16,
-    /// Their settings in the engine, with the weight of servers that come without one.
+    /// Their settings in the dataplane, with the weight of servers that come without one.
     pub config: ServerConfig,
     /// How their health is found out.
     pub check: Option<Check>,
@@ -171,7 +171,7 @@ impl Daemon {
 /// `[dataplane]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dataplane {
-    /// Interfaces; empty for the engine's own choice.
+    /// Interfaces; empty for the dataplane's own choice.
     pub interfaces: Vec<String>,
     /// Packet backend.
     pub backend: Option<String>,
@@ -187,9 +187,9 @@ pub struct Dataplane {
     pub hang_limit: Option<Duration>,
     /// `kernel` or `modern`.
     pub profile: Option<String>,
-    /// The engine owns every VIP.
+    /// The dataplane owns every VIP.
     pub own_vips: bool,
-    /// Addresses that stand for clients with full NAT, and hairpin; `None` leaves the engine's.
+    /// Addresses that stand for clients with full NAT, and hairpin; `None` leaves the dataplane's.
     pub local: Option<LocalPool>,
     /// Application helpers.
     pub helpers: Vec<String>,
@@ -198,9 +198,9 @@ pub struct Dataplane {
     /// `off`, `loose` or `strict`.
     pub reverse_path: Option<String>,
     /// `off`, `auto` or `on`.
-    pub in_kernel: Option<String>,
-    /// Whether a process holds connections, should the engine be killed.
-    pub outlive: Option<String>,
+    pub fast_path: Option<String>,
+    /// Whether a process holds connections, should the dataplane be killed.
+    pub warm_restart: Option<String>,
     /// Interfaces where that begins before there is a socket buffer.
     pub xdp: Vec<String>,
     /// `off` or `auto`.
@@ -225,7 +225,7 @@ pub struct Dataplane {
     pub when_full: Option<String>,
     /// Other directors, with which it shares connections.
     pub peers: Option<Peers>,
-    /// Path of the engine.
+    /// Path of the dataplane.
     pub program: Option<String>,
 }
 
@@ -312,14 +312,14 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// The reason why an engine would refuse the key.
+    /// The reason why a dataplane would refuse the key.
     pub fn unusable_key(&self) -> Option<String> {
         lvs_api::directors::read_key(Path::new(&self.key_file)).err()
     }
 }
 
 impl Dataplane {
-    /// The tables of the file in which an engine's options differ from `before`.
+    /// The tables of the file in which a dataplane's options differ from `before`.
     pub fn changed_tables(&self, before: &Self) -> Vec<&'static str> {
         let own = |all: &Self| Self {
             peers: None,
@@ -335,7 +335,7 @@ impl Dataplane {
         changed
     }
 
-    /// The engine's command line, apart from `--socket`.
+    /// The dataplane's command line, apart from `--socket`.
     pub fn arguments(&self) -> Vec<String> {
         let mut all = Vec::new();
         let mut option = |name: &str, value: Option<String>| {
@@ -376,8 +376,8 @@ impl Dataplane {
             ("--readers", self.readers.clone()),
             ("--echo", self.echo.clone()),
             ("--reverse-path", self.reverse_path.clone()),
-            ("--in-kernel", self.in_kernel.clone()),
-            ("--outlive", self.outlive.clone()),
+            ("--fast-path", self.fast_path.clone()),
+            ("--warm-restart", self.warm_restart.clone()),
             ("--confine", self.confine.clone()),
             ("--real-time", self.real_time.clone()),
             ("--echo-limit", number(self.echo_limit)),
@@ -423,12 +423,12 @@ impl Dataplane {
 /// Whose address a VIP is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum VipMode {
-    /// The engine's, unless the host has it when the file is loaded.
+    /// The dataplane's, unless the host has it when the file is loaded.
     #[default]
     Auto,
-    /// The engine's: it answers ARP for it and announces it.
+    /// The dataplane's: it answers ARP for it and announces it.
     Own,
-    /// The host's, or routed here; the engine does not answer for it.
+    /// The host's, or routed here; the dataplane does not answer for it.
     Host,
     /// Several dataplanes own it at the same time: each announces a route to it, and none answers
     /// ARP or neighbour discovery for it.
@@ -452,9 +452,9 @@ pub struct Service {
     pub line: usize,
     /// Name in logs.
     pub name: String,
-    /// Its identity in the engine.
+    /// Its identity in the dataplane.
     pub id: ServiceId,
-    /// Its settings in the engine.
+    /// Its settings in the dataplane.
     pub config: ServiceConfig,
     /// The ports that its mark stands for, where it has many.
     pub ports: Option<ManyPorts>,
@@ -462,7 +462,7 @@ pub struct Service {
     pub vip: VipMode,
     /// Whose new connections it takes.
     pub filter: SourceFilter,
-    /// How the daemon serves it itself; `None` if an engine does.
+    /// How the daemon serves it itself; `None` if a dataplane does.
     pub proxy: Option<proxy::Options>,
     /// The action on a server whose check fails.
     pub on_check_failure: OnCheckFailure,
@@ -514,10 +514,10 @@ impl Default for Quorum {
 /// The action on the VIP of a service below its quorum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BelowQuorum {
-    /// The engine goes on owning it.
+    /// The dataplane goes on owning it.
     #[default]
     Keep,
-    /// The engine gives it up, so that another director can have it.
+    /// The dataplane gives it up, so that another director can have it.
     GiveUp,
 }
 
@@ -556,7 +556,7 @@ pub struct Server {
     pub line: usize,
     /// Address and port.
     pub address: SocketAddr,
-    /// Its settings in the engine while it is healthy.
+    /// Its settings in the dataplane while it is healthy.
     pub config: ServerConfig,
     /// How its health is found out; without it, it is taken to be healthy.
     pub check: Option<Check>,

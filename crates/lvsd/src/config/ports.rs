@@ -104,7 +104,7 @@ impl ManyPorts {
                 .any(|a| theirs.iter().any(|b| a.0 <= b.1 && b.0 <= a.1))
     }
 
-    /// The engine's rule, without the ports that have services of their own; `None` if none is
+    /// The dataplane's rule, without the ports that have services of their own; `None` if none is
     /// left.
     pub(crate) fn rule(&self, apart: &[u16]) -> Option<MarkRule> {
         let mut ports = self.ports.clone();
@@ -149,12 +149,12 @@ impl std::fmt::Display for ManyPorts {
     }
 }
 
-/// Whether a rule in the engine's words is one of these.
+/// Whether a rule in the dataplane's words is one of these.
 pub(crate) fn is_generated(rule: &str) -> bool {
     generated_mark(rule).is_some()
 }
 
-/// The mark that a rule in the engine's words gives, if it is one of these.
+/// The mark that a rule in the dataplane's words gives, if it is one of these.
 pub(crate) fn generated_mark(rule: &str) -> Option<u32> {
     let words: Vec<&str> = rule.split_whitespace().collect();
     match MarkRule::parse(&words).ok()?.action {

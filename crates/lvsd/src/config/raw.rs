@@ -91,7 +91,7 @@ pub(super) struct RawApi {
     pub(super) dashboard: Option<bool>,
 }
 
-/// `[dataplane]`: options of an engine that the daemon starts. An engine that is already running
+/// `[dataplane]`: options of a dataplane that the daemon starts. A dataplane that is already running
 /// keeps its own.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -110,54 +110,54 @@ pub(super) struct RawDataplane {
     pub(super) group: Option<Spanned<String>>,
     /// Group whose members, and nobody else without that right, may look. Default: everybody may.
     pub(super) readers: Option<Spanned<String>>,
-    /// How long the engine may say nothing until it is ended and replaced. Default: 10s.
+    /// How long the dataplane may say nothing until it is ended and replaced. Default: 10s.
     pub(super) hang_limit: Option<Spanned<RawDuration>>,
     /// `kernel` or `modern`. Default: `kernel`.
     pub(super) profile: Option<Spanned<String>>,
-    /// The engine owns the address of every service, also of those typed by hand. Default: false.
+    /// The dataplane owns the address of every service, also of those typed by hand. Default: false.
     pub(super) own_vips: Option<bool>,
     /// Addresses that stand for clients towards servers with `forward = "fullnat"`: the host's, or
-    /// ones that the engine answers for. Default: those that the engine was started with.
+    /// ones that the dataplane answers for. Default: those that the dataplane was started with.
     pub(super) local_addresses: Option<Spanned<OneOrMore>>,
     /// NAT translates both ends where replies would not come back here. Default: false.
     pub(super) hairpin: Option<Spanned<bool>>,
     /// Application helpers: `ftp`, or `ftp=PORT,...`. Default: none.
     pub(super) helper: Option<Spanned<OneOrMore>>,
-    /// Echo requests to addresses that the engine owns: `answer` or `drop`. Default: `answer`.
+    /// Echo requests to addresses that the dataplane owns: `answer` or `drop`. Default: `answer`.
     pub(super) echo: Option<Spanned<String>>,
     /// Where requests to services must be routed back to: `off`, `loose` or `strict`. Default:
     /// `off`.
     pub(super) reverse_path: Option<Spanned<String>>,
     /// Whether established connections are forwarded in the kernel: `off`, `auto` or `on`.
     /// Default: `auto`, and nobody is told to mend it if it is not possible.
-    pub(super) in_kernel: Option<Spanned<String>>,
-    /// Whether a process holds connections, should the engine be killed: `off`, `auto` or `on`.
+    pub(super) fast_path: Option<Spanned<String>>,
+    /// Whether a process holds connections, should the dataplane be killed: `off`, `auto` or `on`.
     /// Default: `off`.
-    pub(super) outlive: Option<Spanned<String>>,
+    pub(super) warm_restart: Option<Spanned<String>>,
     /// Interfaces where that begins before there is a socket buffer (XDP). Default: none.
     pub(super) xdp: Option<Spanned<OneOrMore>>,
-    /// Whether the engine gives up what it does not need, by seccomp and Landlock: `off` or `auto`.
+    /// Whether the dataplane gives up what it does not need, by seccomp and Landlock: `off` or `auto`.
     /// Default: `auto`.
     pub(super) confine: Option<Spanned<String>>,
     /// Whether packet threads run in real time: `off` or `auto`. Default: `auto`.
     pub(super) real_time: Option<Spanned<String>>,
-    /// Echo requests that are answered in a second; 0 for no limit. Default: the engine's.
+    /// Echo requests that are answered in a second; 0 for no limit. Default: the dataplane's.
     pub(super) echo_limit: Option<Spanned<Whole>>,
     /// Segment size that TCP connections are opened with at most: `auto` or bytes. Default:
     /// untouched.
     pub(super) clamp_mss: Option<Spanned<Scalar>>,
-    /// Time between two ICMP errors to one receiver. Default: the engine's.
+    /// Time between two ICMP errors to one receiver. Default: the dataplane's.
     pub(super) icmp_ratelimit: Option<Spanned<RawDuration>>,
-    /// ICMP errors in a second to all; 0 for no limit. Default: the engine's.
+    /// ICMP errors in a second to all; 0 for no limit. Default: the dataplane's.
     pub(super) icmp_msgs_per_sec: Option<Spanned<Whole>>,
-    /// ICMP errors at once to all. Default: the engine's.
+    /// ICMP errors at once to all. Default: the dataplane's.
     pub(super) icmp_msgs_burst: Option<Spanned<Whole>>,
-    /// Bound of the connection table, in connections. Default: the engine's.
+    /// Bound of the connection table, in connections. Default: the dataplane's.
     pub(super) max_connections: Option<Spanned<Whole>>,
     pub(super) max_ipv6: Option<Spanned<Whole>>,
     /// The action of a full table on a new connection: `drop` or `evict`. Default: `drop`.
     pub(super) when_full: Option<Spanned<String>>,
-    /// Path of the engine. Default: `lvs-dataplane` beside `lvsd`, else in `PATH`.
+    /// Path of the dataplane. Default: `lvs-dataplane` beside `lvsd`, else in `PATH`.
     pub(super) program: Option<Spanned<String>>,
 }
 

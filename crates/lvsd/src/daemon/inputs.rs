@@ -1,5 +1,5 @@
 //! The inputs of the daemon's decisions: configuration, discovered servers, health, overrides of
-//! operators, and the state of the engine.
+//! operators, and the state of the dataplane.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
@@ -15,8 +15,8 @@ use super::suspicion::Suspicion;
 use crate::admin::Admin;
 use crate::cluster::Cluster;
 use crate::config::{Config, Server, Service};
+use crate::dataplane::Found;
 use crate::decide::ServerView;
-use crate::engine::Found;
 use crate::expand::Expanded;
 use crate::health::{Checks, Key, Prober, Serving};
 use crate::reconcile::Health;
@@ -29,7 +29,7 @@ pub(super) struct Inputs<P> {
     pub(super) config: Arc<Config>,
     /// Its services, with the services and servers of DNS and etcd.
     pub(super) expanded: Expanded,
-    /// The VIPs that the engine should own, determined when the configuration was loaded.
+    /// The VIPs that the dataplane should own, determined when the configuration was loaded.
     pub(super) vips: BTreeSet<IpAddr>,
     /// The number of configurations loaded so far.
     pub(super) generation: u64,
@@ -39,53 +39,53 @@ pub(super) struct Inputs<P> {
     pub(super) checks: Checks<P>,
     /// The administrative states of servers.
     pub(super) admin: Admin,
-    /// Servers that an operator has set ready although they were drained by hand in the engine.
+    /// Servers that an operator has set ready although they were drained by hand in the dataplane.
     pub(super) readied: HashSet<Key>,
     /// This director's state among its peers.
     pub(super) cluster: Cluster,
     /// The answers of DNS and etcd.
     pub(super) sources: Sources,
-    /// The engine as the daemon last saw it.
-    pub(super) engine: Observed,
+    /// The dataplane as the daemon last saw it.
+    pub(super) dataplane: Observed,
     /// Servers whose clients get no answer.
     pub(super) suspects: HashMap<Key, Suspicion>,
 }
 
-/// The engine as the daemon last saw it.
+/// The dataplane as the daemon last saw it.
 #[derive(Debug, Default)]
 pub(super) struct Observed {
     /// The result of the last comparison.
     pub(super) found: Arc<Found>,
     /// The time of the last comparison; `None` before the first.
     pub(super) at: Option<Instant>,
-    /// The process id of the engine and whether it answers.
+    /// The process id of the dataplane and whether it answers.
     pub(super) contact: (Option<u32>, bool),
     /// The counters of the proxy in this process.
     pub(super) proxy: Option<proxy::Counts>,
 }
 
 impl<P: Prober> Inputs<P> {
-    /// Takes the result of a comparison with the engine. True if it may change the desired state.
+    /// Takes the result of a comparison with the dataplane. True if it may change the desired state.
     pub(super) fn observe(&mut self, found: &Arc<Found>, now: Instant) -> bool {
-        if !Arc::ptr_eq(&self.engine.found, found) || self.engine.at.is_none() {
+        if !Arc::ptr_eq(&self.dataplane.found, found) || self.dataplane.at.is_none() {
             self.inform_checks(found);
         }
-        if found.unnamed != self.engine.found.unnamed && found.unnamed > 0 {
+        if found.unnamed != self.dataplane.found.unnamed && found.unnamed > 0 {
             tracing::warn!(
                 event = "unnamed",
-                "{} of the engine not in the file: left as they are until it is known what etcd and Kubernetes have",
+                "{} of the dataplane not in the file: left as they are until it is known what etcd and Kubernetes have",
                 counted(found.unnamed, "service")
             );
         }
         let before = self.unheard();
-        let drained = found.drained != self.engine.found.drained;
-        self.engine.found = Arc::clone(found);
-        self.engine.at = Some(now);
+        let drained = found.drained != self.dataplane.found.drained;
+        self.dataplane.found = Arc::clone(found);
+        self.dataplane.at = Some(now);
         // A server that is drained by hand does not count for the quorum.
         drained || self.unheard() != before
     }
 
-    /// Passes the engine's view of the servers to the checks.
+    /// Passes the dataplane's view of the servers to the checks.
     fn inform_checks(&mut self, found: &Found) {
         let serving = found.servers.iter().filter(|(_, seen)| seen.weight > 0);
         let serving = serving.map(|((_, server), _)| *server).collect();
@@ -137,11 +137,11 @@ impl<P: Prober> Inputs<P> {
         !unknown || self.loaded.elapsed() >= longest + Duration::from_secs(1)
     }
 
-    /// Whether the engine has, or may have, servers of a service whose source has never answered.
+    /// Whether the dataplane has, or may have, servers of a service whose source has never answered.
     pub(super) fn serves_unheard(&self, service: &Service) -> bool {
         service.unheard
-            && (self.engine.at.is_none() || {
-                let mut servers = self.engine.found.servers.iter();
+            && (self.dataplane.at.is_none() || {
+                let mut servers = self.dataplane.found.servers.iter();
                 servers.any(|((id, _), seen)| *id == service.id && seen.weight > 0)
             })
     }
@@ -149,7 +149,7 @@ impl<P: Prober> Inputs<P> {
     /// Whether the VIP of a service that is not settled has to wait. It does not if all unknown
     /// servers are checked through that VIP.
     pub(super) fn is_veiled(&self, service: &Service) -> bool {
-        let unseen = service.unheard && self.engine.at.is_none();
+        let unseen = service.unheard && self.dataplane.at.is_none();
         unseen || !self.waits_for_its_vip(service)
     }
 
@@ -179,7 +179,7 @@ impl<P: Prober> Inputs<P> {
 
     /// The servers of a service as quorum and panic mode count them.
     pub(super) fn views(&self, service: &Service) -> Vec<ServerView> {
-        let by_hand = &self.engine.found.drained;
+        let by_hand = &self.dataplane.found.drained;
         let view = |server: &Server| {
             let key = (service.id, server.address);
             ServerView {
@@ -194,7 +194,7 @@ impl<P: Prober> Inputs<P> {
 
     /// The number of servers that operators have taken out of service.
     pub(super) fn out_of_service(&self) -> usize {
-        let mut out = self.engine.found.drained.len();
+        let mut out = self.dataplane.found.drained.len();
         if self.admin.entries().next().is_some() {
             for service in &self.expanded.services {
                 let state = |server: &Server| self.admin.state(service.id, server.address);
@@ -206,7 +206,7 @@ impl<P: Prober> Inputs<P> {
     }
     /// The state of services and servers in one line.
     pub(super) fn summary(&self) -> String {
-        let found = &self.engine.found;
+        let found = &self.dataplane.found;
         let refused = found.refused.len();
         let drained = self.out_of_service();
         let mut up = 0;
@@ -241,7 +241,7 @@ impl<P: Prober> Inputs<P> {
         }
         if refused > 0 {
             let changes = counted(refused, "change");
-            line.push_str(&format!(", {changes} refused by the engine"));
+            line.push_str(&format!(", {changes} refused by the dataplane"));
         }
         line
     }

@@ -1,11 +1,11 @@
 //! The daemon's loop: it computes the [`Goal`] from configuration, discovered servers, health and
-//! overrides, and brings the engine to it step by step.
+//! overrides, and brings the dataplane to it step by step.
 //!
 //! ```text
 //! file, DNS, etcd ──▶ Reloader ──┐
 //! checks ────────────────────────┤
 //! operators, keepalived ─────────┼──▶ Inputs ──▶ Policy ──▶ desired() ──▶ Goal ──▶ Links::step
-//! engine ────────────────────────┘                 │                                  │
+//! dataplane ─────────────────────┘                 │                                  │
 //!                                                  └──────────▶ Reporter ◀────────────┘
 //! ```
 
@@ -39,8 +39,8 @@ use tokio::time::Instant;
 use crate::admin::Admin;
 use crate::cluster::{self, Cluster};
 use crate::config::{self, Config, Service};
+use crate::dataplane::{Goal, Host, Links, Proxied, Step};
 use crate::desired::{Overrides, desired};
-use crate::engine::{Goal, Host, Links, Proxied, Step};
 use crate::events::Events;
 use crate::expand::{Expanded, expand};
 use crate::health::{self, Checks, Prober};
@@ -59,7 +59,7 @@ pub use reloader::{loaded_at_start, refused, too_much_away};
 use reporter::{Reporter, log_reason};
 use waiting::Signals;
 
-/// The limit of time in which the engine removes services that end with the daemon.
+/// The limit of time in which the dataplane removes services that end with the daemon.
 const OMEGA_LIMIT: Duration = Duration::from_secs(10);
 
 /// A signal that the daemon receives.
@@ -69,9 +69,9 @@ pub enum Signal {
     Reload,
     /// Reload the file, however many servers that removes (SIGUSR1).
     ForcedReload,
-    /// End, and leave the engine as it is (SIGTERM).
+    /// End, and leave the dataplane as it is (SIGTERM).
     Stop,
-    /// End the engine and the daemon (SIGINT).
+    /// End the dataplane and the daemon (SIGINT).
     StopAll,
 }
 
@@ -80,7 +80,7 @@ pub enum Signal {
 pub struct Options {
     /// The path of the configuration, for reloads.
     pub path: PathBuf,
-    /// Wait for an engine instead of starting one.
+    /// Wait for a dataplane instead of starting one.
     pub attach: bool,
     /// The result of reading the file at the start.
     pub loaded: LoadStatus,
@@ -139,9 +139,9 @@ struct Daemon<P> {
     policy: Policy,
     reporter: Reporter,
     reloader: Reloader,
-    /// The goal that the engine was last given, or is about to be given.
+    /// The goal that the dataplane was last given, or is about to be given.
     goal: Arc<Goal>,
-    /// The engine has not been given the goal yet, or the inputs of the goal have changed.
+    /// The dataplane has not been given the goal yet, or the inputs of the goal have changed.
     changed: bool,
     /// The time of the next step.
     next: Instant,
@@ -157,7 +157,7 @@ struct Daemon<P> {
 enum Event {
     /// The daemon has to end.
     Stop {
-        /// The engine, too.
+        /// The dataplane, too.
         all: bool,
     },
     /// The file has to be reloaded.
@@ -175,9 +175,9 @@ enum Event {
     Step,
 }
 
-/// An event that the loop also takes while the engine carries out a step.
+/// An event that the loop also takes while the dataplane carries out a step.
 enum Input {
-    /// keepalived, the engine's readiness or its announcements have changed.
+    /// keepalived, the dataplane's readiness or its announcements have changed.
     Cluster,
     /// A health check has a result.
     Check(health::Report),
@@ -188,7 +188,7 @@ enum Input {
 /// Runs until a signal ends it.
 ///
 /// # Errors
-/// At start-up only: there is no engine and none can be started.
+/// At start-up only: there is no dataplane and none can be started.
 pub async fn run<P: Prober>(
     options: Options,
     config: Config,
@@ -257,12 +257,12 @@ async fn next_input(
     }
 }
 
-/// Ends the engine if no daemon runs. An engine that lvsd has started stops. An engine of another
+/// Ends the dataplane if no daemon runs. A dataplane that lvsd has started stops. A dataplane of another
 /// owner loses lvsd's services and VIPs.
 ///
 /// # Errors
 /// It does not end, in words.
-pub async fn stop_engine(host: impl Host) -> Result<(), String> {
+pub async fn stop_dataplane(host: impl Host) -> Result<(), String> {
     let link = Links::new(Box::new(host), true, Instant::now());
     waiting::stop(Box::new(link)).await
 }
@@ -284,7 +284,7 @@ impl<P: Prober> Daemon<P> {
                 readied: HashSet::new(),
                 cluster: Cluster::recall(options.cluster),
                 sources: Sources::recall(options.sources),
-                engine: Observed::default(),
+                dataplane: Observed::default(),
                 suspects: HashMap::new(),
             },
             policy: Policy::default(),
@@ -329,7 +329,7 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    /// Takes the news of keepalived and of the engine's readiness and announcements.
+    /// Takes the news of keepalived and of the dataplane's readiness and announcements.
     fn take_cluster(&mut self) {
         let before = self.goal.desired.vips.is_empty();
         for (event, words) in self.inputs.cluster.take() {
@@ -371,8 +371,8 @@ impl<P: Prober> Daemon<P> {
         self.next = Instant::now();
     }
 
-    /// Brings the engine one step nearer to the goal. Without a result if the daemon has to end
-    /// while the engine processes a request.
+    /// Brings the dataplane one step nearer to the goal. Without a result if the daemon has to end
+    /// while the dataplane processes a request.
     async fn step(
         &mut self,
         link: Box<Links>,
@@ -385,19 +385,19 @@ impl<P: Prober> Daemon<P> {
             self.changed = true;
         }
         let (goal, changed) = (Arc::clone(&self.goal), self.changed);
-        let (engine, news) = (link.engine(), link.news());
+        let (dataplane, news) = (link.dataplane(), link.news());
         let mut work = pin!(waiting::blocking(link, move |link, now| {
             link.step(&goal, changed, now)
         }));
         let mut services = self.inputs.expanded.services.iter();
-        let mut hurries = pin!(signals.hurries(&engine, services.any(|service| service.omega)));
+        let mut hurries = pin!(signals.hurries(&dataplane, services.any(|service| service.omega)));
         self.changed = false;
         let (mut link, step) = loop {
             let (cluster, reports) = (&mut self.inputs.cluster, &mut self.reports);
             tokio::select! {
                 biased;
                 done = &mut work => break done?,
-                // The thread that waits for the engine cannot be interrupted. The next start of the
+                // The thread that waits for the dataplane cannot be interrupted. The next start of the
                 // daemon begins afresh.
                 hang = &mut hurries => return hang.map(|()| None),
                 input = next_input(cluster, reports, &mut self.requests) => {
@@ -412,7 +412,7 @@ impl<P: Prober> Daemon<P> {
         match step {
             // Inputs that have arrived in the meantime belong to the next step.
             Step::InStep { found, again } => {
-                let news = !Arc::ptr_eq(&self.inputs.engine.found, &found);
+                let news = !Arc::ptr_eq(&self.inputs.dataplane.found, &found);
                 if self.inputs.observe(&found, now) {
                     self.goal_changed();
                 }
@@ -440,11 +440,11 @@ impl<P: Prober> Daemon<P> {
             self.reporter.event("drift", deed);
         }
         let contact = link.contact();
-        if self.inputs.engine.contact.1 != contact.1 {
+        if self.inputs.dataplane.contact.1 != contact.1 {
             self.reporter.contact(contact);
         }
-        self.inputs.engine.contact = contact;
-        self.inputs.engine.proxy = link.proxied();
+        self.inputs.dataplane.contact = contact;
+        self.inputs.dataplane.proxy = link.proxied();
         self.tell_directors();
         Ok(Some(link))
     }
@@ -492,7 +492,7 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    /// Reports that the daemon ends. Logs the consequences for the engine and for proxied
+    /// Reports that the daemon ends. Logs the consequences for the dataplane and for proxied
     /// connections.
     fn farewell(&self, all: bool, proxied: usize) {
         self.reporter.stopping();
@@ -506,12 +506,12 @@ impl<P: Prober> Daemon<P> {
             let connections = counted(proxied, "proxied connection");
             tracing::warn!("{connections} end with lvsd");
         }
-        if !all && self.inputs.expanded.needs_engine() {
-            tracing::info!("stopping; the engine keeps forwarding (`lvsd stop --all` ends it)");
+        if !all && self.inputs.expanded.needs_dataplane() {
+            tracing::info!("stopping; the dataplane keeps forwarding (`lvsd stop --all` ends it)");
         }
     }
 
-    /// Removes the services that end with the daemon, and reports that. With `all` the engine
+    /// Removes the services that end with the daemon, and reports that. With `all` the dataplane
     /// removes them itself, as it ends.
     ///
     /// # Errors
@@ -532,7 +532,7 @@ impl<P: Prober> Daemon<P> {
         }
         inputs.vips.retain(|ip| vips.contains(ip));
         self.goal_changed();
-        // An engine that does not take the goal must not keep the daemon from ending.
+        // A dataplane that does not take the goal must not keep the daemon from ending.
         let deadline = Instant::now() + OMEGA_LIMIT;
         while !all && self.changed && link.contact().1 {
             let step = async {
@@ -545,7 +545,7 @@ impl<P: Prober> Daemon<P> {
                 Ok(other) => return other,
                 Err(_) => {
                     tracing::error!(
-                        "the engine did not let go of {} within {OMEGA_LIMIT:?}; `lvsadm -D` does",
+                        "the dataplane did not let go of {} within {OMEGA_LIMIT:?}; `lvsadm -D` does",
                         counted(end.len(), "service")
                     );
                     return Ok(None);

@@ -7,18 +7,18 @@ use tokio::time::Instant;
 
 use crate::admin::Admin;
 use crate::config::Config;
+use crate::dataplane::{Goal, Host, Link, Proxied};
 use crate::desired::{Overrides, desired};
-use crate::engine::{Goal, Host, Link, Proxied};
 use crate::expand::Expanded;
 use crate::health::{Advice, Key};
 use crate::reconcile::Health;
 use crate::words::counted;
 
-/// The changes in the engine that a reload of a file would make, in words. New servers have not been
+/// The changes in the dataplane that a reload of a file would make, in words. New servers have not been
 /// checked and count as up.
 ///
 /// # Errors
-/// There is no engine, or it does not answer.
+/// There is no dataplane, or it does not answer.
 pub fn plan(
     host: impl Host,
     (config, expanded): (&Config, &Expanded),

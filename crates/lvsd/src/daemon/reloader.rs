@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::Daemon;
 use crate::clock::unix_time;
 use crate::config::{Config, LoadError, Peers, Report, Severity, checks_of};
-use crate::engine::Links;
+use crate::dataplane::Links;
 use crate::expand::{Expanded, expand};
 use crate::health::Prober;
 use crate::last_good;
@@ -297,12 +297,12 @@ impl<P: Prober> Daemon<P> {
         };
         let peers = config.dataplane.peers.as_ref();
         if let Some(why) = peers.and_then(Peers::unusable_key) {
-            tracing::warn!("[sync.peers]: {why}; the engine will not start with it");
-            message.push_str(&format!("; the engine will not start with it: {why}"));
+            tracing::warn!("[sync.peers]: {why}; the dataplane will not start with it");
+            message.push_str(&format!("; the dataplane will not start with it: {why}"));
         }
         tracing::info!(event = "reloaded", "{message}");
         for table in config.dataplane.changed_tables(&before.dataplane) {
-            tracing::warn!("{table} has changed; it takes effect when the engine is restarted");
+            tracing::warn!("{table} has changed; it takes effect when the dataplane is restarted");
         }
         if config.daemon.log != before.daemon.log {
             tracing::warn!("`log` has changed; it takes effect when lvsd is restarted");

@@ -165,12 +165,12 @@ impl Reporter {
         self.events.tell(event, about, words);
     }
 
-    /// Reports that the engine answers again or no longer.
+    /// Reports that the dataplane answers again or no longer.
     pub(super) fn contact(&mut self, (pid, answers): (Option<u32>, bool)) {
         let pid = pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
         let (event, words) = match answers {
-            true => ("engine_found", format!("the engine{pid} answers")),
-            false => ("engine_lost", "the engine is lost".to_owned()),
+            true => ("dataplane_found", format!("the dataplane{pid} answers")),
+            false => ("dataplane_lost", "the dataplane is lost".to_owned()),
         };
         self.event(event, words);
     }

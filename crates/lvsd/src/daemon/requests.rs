@@ -35,7 +35,7 @@ impl<P: Prober> Daemon<P> {
                 // The client may have gone.
                 let _ = reply.send(Snapshot {
                     status: self.status(),
-                    found: Arc::clone(&self.inputs.engine.found),
+                    found: Arc::clone(&self.inputs.dataplane.found),
                 });
                 return;
             }

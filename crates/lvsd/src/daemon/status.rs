@@ -1,26 +1,26 @@
-//! The state of daemon and engine as `lvsd status` shows it.
+//! The state of daemon and dataplane as `lvsd status` shows it.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use lvs_api::daemon::{
-    AdminState, CheckNotMade, EngineStatus, ProxyStatus, ServerStatus, ServiceStatus, SourceStatus,
-    Status,
+    AdminState, CheckNotMade, DataplaneStatus, ProxyStatus, ServerStatus, ServiceStatus,
+    SourceStatus, Status,
 };
 use lvs_core::api::{ServiceId, SyncCounts};
 
 use super::Daemon;
 use crate::clock::Now;
 use crate::config::Service;
-use crate::engine::ObservedServer;
+use crate::dataplane::ObservedServer;
 use crate::health::Prober;
 
 impl<P: Prober> Daemon<P> {
-    /// The state of daemon and engine.
+    /// The state of daemon and dataplane.
     pub(super) fn status(&self) -> Status {
-        let (inputs, engine) = (&self.inputs, &self.inputs.engine);
-        let found = &engine.found;
+        let (inputs, dataplane) = (&self.inputs, &self.inputs.dataplane);
+        let found = &dataplane.found;
         let by_service = by_service(&found.servers);
         let seen_of =
             |service: &Service| by_service.get(&service.id).map_or(&[][..], Vec::as_slice);
@@ -33,11 +33,11 @@ impl<P: Prober> Daemon<P> {
                 .to_string(),
             uptime: self.reporter.started.elapsed().as_secs(),
             loaded: self.reloader.status.clone(),
-            engine: EngineStatus {
-                connected: engine.contact.1,
-                idle: !inputs.expanded.needs_engine(),
-                pid: engine.contact.0,
-                seen_ms: engine.at.map(|at| millis(at.elapsed())),
+            dataplane: DataplaneStatus {
+                connected: dataplane.contact.1,
+                idle: !inputs.expanded.needs_dataplane(),
+                pid: dataplane.contact.0,
+                seen_ms: dataplane.at.map(|at| millis(at.elapsed())),
                 vips: found.vips.iter().copied().collect(),
                 sync: self.sync_counts(),
                 peers: found.seen.info.peers.clone(),
@@ -57,7 +57,7 @@ impl<P: Prober> Daemon<P> {
             drift: found.drift.clone(),
             refused: found.refused.clone(),
             check_lag_ms: millis(inputs.checks.peek_lag()),
-            proxy: engine.proxy.map(|counts| ProxyStatus {
+            proxy: dataplane.proxy.map(|counts| ProxyStatus {
                 connections: counts.connections as u64,
                 most: counts.most as u64,
                 full: counts.full,
@@ -83,14 +83,14 @@ impl<P: Prober> Daemon<P> {
     fn sources_status(&self) -> Vec<SourceStatus> {
         let mut all = self.inputs.sources.status();
         for source in all.iter_mut().filter(|source| source.kind != "dns") {
-            source.held = self.inputs.engine.found.unnamed;
+            source.held = self.inputs.dataplane.found.unnamed;
         }
         all
     }
 
     /// The counters of synchronisation daemons, if there are any or have been.
     fn sync_counts(&self) -> Option<SyncCounts> {
-        let counts = self.inputs.engine.found.seen.info.sync;
+        let counts = self.inputs.dataplane.found.seen.info.sync;
         let wanted = self
             .inputs
             .config
@@ -103,10 +103,11 @@ impl<P: Prober> Daemon<P> {
     /// The number of servers that accept new connections now. Except for a service that lvsd serves itself, the dataplane
     /// must have them with a weight above 0.
     fn usable(&self, service: &Service) -> usize {
-        let engine = &self.inputs.engine;
+        let dataplane = &self.inputs.dataplane;
         let is_served = |address| {
-            let seen = engine.found.servers.get(&(service.id, address));
-            service.proxy.is_some() || engine.contact.1 && seen.is_some_and(|seen| seen.weight > 0)
+            let seen = dataplane.found.servers.get(&(service.id, address));
+            service.proxy.is_some()
+                || dataplane.contact.1 && seen.is_some_and(|seen| seen.weight > 0)
         };
         let views = self.inputs.views(service);
         let servers = service.servers.iter().zip(views);
@@ -115,10 +116,10 @@ impl<P: Prober> Daemon<P> {
             .count()
     }
 
-    /// The state of a service with its servers, and with the servers of the engine that are not in the
-    /// file. `seen` are the engine's servers.
+    /// The state of a service with its servers, and with the servers of the dataplane that are not in the
+    /// file. `seen` are the dataplane's servers.
     fn status_of(&self, service: &Service, seen: &[(SocketAddr, ObservedServer)]) -> ServiceStatus {
-        let (inputs, found) = (&self.inputs, &self.inputs.engine.found);
+        let (inputs, found) = (&self.inputs, &self.inputs.dataplane.found);
         let decision = self.policy.decision(&service.id);
         let mut servers: Vec<ServerStatus> = service
             .servers

@@ -1,4 +1,4 @@
-//! Servers whose clients get no answer although their checks may be good, as the engine counts the connections of
+//! Servers whose clients get no answer although their checks may be good, as the dataplane counts the connections of
 //! clients.
 
 use std::net::SocketAddr;
@@ -47,7 +47,7 @@ struct Change {
 }
 
 impl<P: Prober> Inputs<P> {
-    /// Judges the servers of the file by the last state of the engine. A server that is down is not suspicious.
+    /// Judges the servers of the file by the last state of the dataplane. A server that is down is not suspicious.
     fn judge(&mut self, services: &[ServiceInfo], now: Instant) -> Vec<Change> {
         let mut before = std::mem::take(&mut self.suspects);
         let mut changes = Vec::new();
@@ -120,9 +120,9 @@ impl<P: Prober> Inputs<P> {
 }
 
 impl<P: Prober> Daemon<P> {
-    /// Judges the servers by a new state of the engine, and tells what has changed.
+    /// Judges the servers by a new state of the dataplane, and tells what has changed.
     pub(super) fn judge(&mut self, now: Instant) {
-        let found = std::sync::Arc::clone(&self.inputs.engine.found);
+        let found = std::sync::Arc::clone(&self.inputs.dataplane.found);
         for Change { key, suspicion } in self.inputs.judge(&found.seen.services, now) {
             let told = suspicion.map(|one| format!("{}; {}", one.cause(), one.fix(key.1)));
             self.reporter.suspicion(&self.inputs, &key, told.as_deref());

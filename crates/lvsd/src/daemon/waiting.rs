@@ -1,4 +1,4 @@
-//! Waiting for an engine: at a request, and until it has stopped.
+//! Waiting for a dataplane: at a request, and until it has stopped.
 
 use std::time::Duration;
 
@@ -6,15 +6,15 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::Signal;
-use crate::engine::{Links, Stopped};
+use crate::dataplane::{Links, Stopped};
 
-/// How long a stopping engine is waited for.
+/// How long a stopping dataplane is waited for.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
 /// The fix for a dataplane that does not answer.
 const UNSTICK: &str = "if it was stopped (state T in `ps`), continue it with `kill -CONT`; if it hangs, end it with `kill -9`";
 
-/// The daemon's signals; one that arrives while the engine is at a request is kept.
+/// The daemon's signals; one that arrives while the dataplane is at a request is kept.
 pub(super) struct Signals {
     receiver: mpsc::Receiver<Signal>,
     early: Option<Signal>,
@@ -37,10 +37,10 @@ impl Signals {
         }
     }
 
-    /// Ends when we are told to stop while `engine` is at a request: at once if it is to be left
+    /// Ends when we are told to stop while `dataplane` is at a request: at once if it is to be left
     /// alone, else, with what to say, when it does not answer for as long as a stop may take. It
     /// says at once what is waited for; the signal is kept. `lets_go`: some services end with us.
-    pub(super) async fn hurries(&mut self, engine: &str, lets_go: bool) -> Result<(), String> {
+    pub(super) async fn hurries(&mut self, dataplane: &str, lets_go: bool) -> Result<(), String> {
         loop {
             match self.early {
                 Some(Signal::Stop) if !lets_go => return Ok(()),
@@ -52,28 +52,28 @@ impl Signals {
             }
         }
         tracing::info!(
-            "told to stop; waiting up to {STOP_LIMIT:?} for {engine}, which is at a request"
+            "told to stop; waiting up to {STOP_LIMIT:?} for {dataplane}, which is at a request"
         );
         tokio::time::sleep(STOP_LIMIT).await;
         Err(format!(
-            "told to stop, and {engine} does not answer; it still runs: {UNSTICK}"
+            "told to stop, and {dataplane} does not answer; it still runs: {UNSTICK}"
         ))
     }
 }
 
-/// Stops the engine and waits until it is gone. One of ours that was asked and does not end is
+/// Stops the dataplane and waits until it is gone. One of ours that was asked and does not end is
 /// killed.
 pub(super) async fn stop(link: Box<Links>) -> Result<(), String> {
-    let engine = link.engine();
+    let dataplane = link.dataplane();
     match link.contact().0 {
-        Some(_) => tracing::info!("stopping; waiting up to {STOP_LIMIT:?} for {engine}"),
+        Some(_) => tracing::info!("stopping; waiting up to {STOP_LIMIT:?} for {dataplane}"),
         None => tracing::info!("stopping"),
     }
     let limit = Instant::now() + STOP_LIMIT;
     let (mut link, stopped) = blocking(link, Links::stop).await?;
     match stopped {
         Stopped::Asked => {}
-        Stopped::Already(how) => tracing::info!("the engine had ended already: {how}"),
+        Stopped::Already(how) => tracing::info!("the dataplane had ended already: {how}"),
         Stopped::Killed(why) => tracing::warn!("{why}; it was killed"),
         Stopped::Not(why) => tracing::warn!("{why}"),
     }
@@ -90,9 +90,11 @@ pub(super) async fn stop(link: Box<Links>) -> Result<(), String> {
     }
     let (_, ended) = blocking(link, |link, _| link.end()).await?;
     ended.map_err(|error| {
-        format!("{engine} still runs after {STOP_LIMIT:?} ({error}); {UNSTICK}")
+        format!("{dataplane} still runs after {STOP_LIMIT:?} ({error}); {UNSTICK}")
     })?;
-    tracing::warn!("{engine} was told to stop and still ran after {STOP_LIMIT:?}; it was killed");
+    tracing::warn!(
+        "{dataplane} was told to stop and still ran after {STOP_LIMIT:?}; it was killed"
+    );
     Ok(())
 }
 

@@ -33,7 +33,7 @@ use lvs_proxy as proxy;
 pub struct Expanded {
     /// The services of the file in its order, and then the services of etcd.
     pub services: Vec<Service>,
-    /// Rules that give services of many ports their marks, in the engine's words.
+    /// Rules that give services of many ports their marks, in the dataplane's words.
     pub port_marks: Vec<String>,
     /// The files and keys that services stand in.
     pub files: Files,
@@ -226,11 +226,11 @@ impl Expanded {
 
     /// Whether the dataplane is needed: some service is forwarded by it, or there is no service at
     /// all.
-    pub fn needs_engine(&self) -> bool {
+    pub fn needs_dataplane(&self) -> bool {
         self.services.is_empty() || self.services.iter().any(|service| service.proxy.is_none())
     }
 
-    /// The VIPs that the engine should own, `on_host` telling whether the host has an address.
+    /// The VIPs that the dataplane should own, `on_host` telling whether the host has an address.
     pub fn own_vips(&self, on_host: impl Fn(IpAddr) -> bool) -> Vec<IpAddr> {
         let said_host = |ip| {
             self.services

@@ -266,7 +266,7 @@ fn services_of_etcd_that_exclude_each_other_leave_the_first_key() {
         (
             of(&remote("192.0.2.4:81", "10.0.0.4:80"), "vip = \"own\"\n"),
             of(&elsewhere, "vip = \"host\"\n"),
-            "the engine's own for one service and the host's for another",
+            "the dataplane's own for one service and the host's for another",
         ),
         (
             elsewhere.clone(),
@@ -477,7 +477,7 @@ fn expand_services_of_kubernetes_come_behind_the_file_and_wrong_ones_are_left_ou
     );
     assert_eq!(vips(&expanded), ["192.0.2.1:80", "192.0.2.2:80"]);
     assert!(expanded.left_out[0].ends_with("what it was before stays"));
-    // Of another cluster, or before the first answer, services of the engine stay.
+    // Of another cluster, or before the first answer, services of the dataplane stay.
     for gathered in [kubernetes("other", &all), Gathered::default()] {
         let expanded = expand(&config, &gathered);
         assert_eq!(vips(&expanded), ["192.0.2.1:80"]);

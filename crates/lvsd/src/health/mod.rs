@@ -5,7 +5,7 @@
 //! services ──▶ question (kind, server, rhythm) ──▶ task ── probe, count (state.rs) ──┐
 //!          ──▶ question ─────────────────────────▶ task ── probe, count ─────────────┼── Report, when something changes ──▶ the daemon's loop
 //!                                                     ▲                              ┘
-//!          what the engine has seen of clients ───────┘
+//!          attempts of clients, from the dataplane ───┘
 //! ```
 
 mod advice;
@@ -44,7 +44,7 @@ pub use timing::Quantiles;
 /// A server in a service.
 pub type Key = (ServiceId, SocketAddr);
 
-/// The state of the engine that checks depend on.
+/// The state of the dataplane that checks depend on.
 #[derive(Clone, Debug, Default)]
 pub struct Serving {
     /// Servers that it gives connections to.
@@ -53,8 +53,8 @@ pub struct Serving {
     pub vips: Option<BTreeSet<IpAddr>>,
 }
 
-/// How long the first failed check of a server waits for the engine to be asked.
-const ENGINE_LIMIT: Duration = Duration::from_secs(1);
+/// How long the first failed check of a server waits for the dataplane to be asked.
+const DATAPLANE_LIMIT: Duration = Duration::from_secs(1);
 
 /// A question has another answer than before.
 #[derive(Clone, Debug)]
@@ -154,7 +154,7 @@ struct Task {
     advice: Advice,
     since: Instant,
     not_made: Option<NotMade>,
-    /// The engine's counters when the server was last good, for each service.
+    /// The dataplane's counters when the server was last good, for each service.
     unanswered: HashMap<Key, u32>,
     /// The effect of clients without an answer.
     prompts: mpsc::Sender<Prompt>,
@@ -339,14 +339,14 @@ impl<P: Prober> Checks<P> {
         news
     }
 
-    /// Takes what the engine does: one failed check does not condemn a server that it gives
+    /// Takes what the dataplane does: one failed check does not condemn a server that it gives
     /// connections to and of which nothing else is known, and none goes by way of a virtual
     /// address that it does not answer for.
     pub fn take_serving(&self, serving: Serving) {
         self.serving.send_replace(Some(Arc::new(serving)));
     }
 
-    /// Takes the attempts to connect in a row that the engine has seen fail, for each server that
+    /// Takes the attempts to connect in a row that the dataplane has seen fail, for each server that
     /// is in several services once each. After as many as its check allows (`passive`) it is
     /// asked at once, and one bad answer is enough. Attempts alone say nothing: any stranger
     /// can make some that fail.
@@ -668,10 +668,10 @@ impl<P: Prober> Runner<P> {
         self.sender.send(report).is_ok()
     }
 
-    /// Whether the engine gives the server connections, as far as is known or can be asked in time.
+    /// Whether the dataplane gives the server connections, as far as is known or can be asked in time.
     async fn serves(&mut self) -> bool {
         let asked = self.serving.wait_for(Option::is_some);
-        match tokio::time::timeout(ENGINE_LIMIT, asked).await {
+        match tokio::time::timeout(DATAPLANE_LIMIT, asked).await {
             Ok(Ok(serving)) => serving
                 .as_ref()
                 .is_some_and(|serving| serving.servers.contains(&self.check.server)),
@@ -679,7 +679,7 @@ impl<P: Prober> Runner<P> {
         }
     }
 
-    /// Whether the engine answers for the address by whose way the check goes, if it goes by any.
+    /// Whether the dataplane answers for the address by whose way the check goes, if it goes by any.
     fn has_way(&self) -> bool {
         let serving = self.serving.borrow();
         let vips = serving.as_ref().and_then(|serving| serving.vips.as_ref());

@@ -14,7 +14,7 @@ pub trait Prober: Send + Sync + 'static {
 /// Makes checks over this host's own network.
 #[derive(Clone, Debug, Default)]
 pub struct Network {
-    /// The connection to the engine, for checks through a service.
+    /// The connection to the dataplane, for checks through a service.
     pub pins: Option<Pins>,
 }
 

@@ -1,4 +1,4 @@
-//! Asking the engine to lead the connection of a check to exactly one server (`server.pin`).
+//! Asking the dataplane to lead the connection of a check to exactly one server (`server.pin`).
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,12 +9,12 @@ use lvs_api::{Address, Client, Error};
 use lvs_core::api::{Call, Done, ServiceId};
 use tokio::sync::{mpsc, oneshot};
 
-/// How long the engine may say nothing.
+/// How long the dataplane may say nothing.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Checks that wait for the engine.
+/// Checks that wait for the dataplane.
 const WAITING: usize = 1024;
 
-/// The way to the engine, for checks.
+/// The way to the dataplane, for checks.
 #[derive(Clone, Debug)]
 pub struct Pins(mpsc::Sender<Pin>);
 
@@ -25,7 +25,7 @@ struct Pin {
 }
 
 impl Pins {
-    /// A thread that asks the engine at `address`, until nobody wants it any more.
+    /// A thread that asks the dataplane at `address`, until nobody wants it any more.
     ///
     /// # Errors
     /// There can be no thread.
@@ -69,12 +69,12 @@ fn serve(address: &Address, mut pins: mpsc::Receiver<Pin>) {
         }
         let mut answer = ask(address, &mut client, &call);
         if matches!(answer, Err(Some(_))) {
-            // The engine may be another one by now.
+            // The dataplane may be another one by now.
             answer = ask(address, &mut client, &call);
         }
         let answer = answer.map_err(|error| {
             error.map_or_else(
-                || "the engine does not have the server yet".to_owned(),
+                || "the dataplane does not have the server yet".to_owned(),
                 |error| error.to_string(),
             )
         });
@@ -82,7 +82,7 @@ fn serve(address: &Address, mut pins: mpsc::Receiver<Pin>) {
     }
 }
 
-/// `Err(None)`: the engine has no such service or server.
+/// `Err(None)`: the dataplane has no such service or server.
 fn ask(address: &Address, client: &mut Option<Client>, call: &Call) -> Result<(), Option<Error>> {
     let connection = match client {
         Some(connection) => connection,

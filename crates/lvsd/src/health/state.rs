@@ -7,7 +7,7 @@ pub enum Health {
     Up,
     /// It is to get no new connections.
     Down,
-    /// Not checked yet: what the engine does with it now goes on.
+    /// Not checked yet: what the dataplane does with it now goes on.
     Unknown,
 }
 
@@ -69,7 +69,7 @@ impl State {
         self.settle(good)
     }
 
-    /// Counts an observation of the engine as `fall` failed checks. Returns the new state if it has
+    /// Counts an observation of the dataplane as `fall` failed checks. Returns the new state if it has
     /// changed.
     pub fn condemn(&mut self) -> Option<bool> {
         if self.up == Some(false) {

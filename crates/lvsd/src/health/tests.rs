@@ -141,7 +141,7 @@ async fn first_failed_check_of_serving_server_is_repeated() {
         let (mut checks, mut reports) = Checks::new(well.clone(), None);
         let config = config(&[(1, check)]);
         checks.set(checks_of(&config.services));
-        // The engine is asked a little later than the server.
+        // The dataplane is asked a little later than the server.
         tokio::time::sleep(Duration::from_millis(300)).await;
         let server = config.services[0].servers[0].address;
         checks.take_serving(Serving {

@@ -34,14 +34,14 @@ pub(crate) use service::{same_server, same_service};
 
 mod service;
 
-/// The desired state of an engine.
+/// The desired state of a dataplane.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Desired {
     /// The files, for messages.
     pub file: Files,
     /// The services, each with its servers.
     pub services: Vec<DesiredService>,
-    /// VIPs that the engine owns.
+    /// VIPs that the dataplane owns.
     pub vips: BTreeSet<IpAddr>,
     /// Sysctls.
     pub sysctls: Vec<(String, String)>,
@@ -66,10 +66,10 @@ pub struct Desired {
     pub generation: u64,
 }
 
-/// Services of lvsd in the engine that neither file nor sources name, while etcd or Kubernetes is unknown.
+/// Services of lvsd in the dataplane that neither file nor sources name, while etcd or Kubernetes is unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unnamed {
-    /// The VIPs of those that are named: of all others, those stay that the engine owns. `None`:
+    /// The VIPs of those that are named: of all others, those stay that the dataplane owns. `None`:
     /// it may own none.
     pub beside: Option<BTreeSet<IpAddr>>,
 }
@@ -96,7 +96,7 @@ pub struct DesiredService {
     /// The list of servers may be incomplete: servers of the dataplane stay until the source has
     /// answered.
     pub incomplete: bool,
-    /// The sorry server, as long as nothing is decided: if the engine has it, it stays.
+    /// The sorry server, as long as nothing is decided: if the dataplane has it, it stays.
     pub undecided: Option<SocketAddr>,
     /// The sorry server, if it must not drain: weight 0 would not keep its persistent clients away.
     pub removed_at_once: Option<SocketAddr>,
@@ -120,7 +120,7 @@ pub struct DesiredServer {
     pub leaves: bool,
 }
 
-/// The actual state of an engine.
+/// The actual state of a dataplane.
 #[derive(Clone, Debug, Default)]
 pub struct Actual {
     /// All services of all owners.
@@ -302,7 +302,7 @@ fn own(vips: &BTreeSet<IpAddr>) -> Call {
     }
 }
 
-/// The rules for marks that the engine should have: those of the file, or those that others have
+/// The rules for marks that the dataplane should have: those of the file, or those that others have
 /// set, and behind them those for services of many ports, also for those of them that `stay`.
 fn marks(desired: &Desired, actual: &Actual, stay: &[ServiceId]) -> Vec<String> {
     let others = || {
@@ -322,7 +322,7 @@ fn marks(desired: &Desired, actual: &Actual, stay: &[ServiceId]) -> Vec<String> 
     marks
 }
 
-/// Whether we may change a service of the engine.
+/// Whether we may change a service of the dataplane.
 fn ours(desired: &Desired, service: &ServiceInfo) -> bool {
     match &service.owner {
         Some(owner) => owner == OWNER,

@@ -240,7 +240,7 @@ pub(crate) fn same_service(now: &ServiceConfig, wanted: &ServiceConfig) -> bool 
 }
 
 pub(crate) fn same_server(now: &ServerConfig, wanted: &ServerConfig) -> bool {
-    // The engine turns the method of a server with one of its own addresses into `Local`, as the
+    // The dataplane turns the method of a server with one of its own addresses into `Local`, as the
     // kernel does.
     let forwarding = now.forwarding == wanted.forwarding || now.forwarding == Forwarding::Local;
     let tunnel = wanted.forwarding != Forwarding::Tunnel || now.tunnel == wanted.tunnel;

@@ -1,11 +1,11 @@
-//! Random engines and wishes, and what no list of changes may do; then case by case.
+//! Random dataplanes and wishes, and what no list of changes may do; then case by case.
 
 use lvs_core::Forwarding;
 use lvs_core::api::{ServerSpec, ServiceSpec};
 use proptest::prelude::*;
 
 use super::*;
-use crate::engine::fake::Engine;
+use crate::dataplane::fake::FakeDataplane;
 
 fn id(n: u8) -> ServiceId {
     ServiceId::Tcp {
@@ -94,7 +94,7 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// Changes that make an engine what others and an earlier daemon have left.
+    /// Changes that make a dataplane what others and an earlier daemon have left.
     fn history()(
         services in proptest::collection::btree_map(
             0..5u8,
@@ -116,14 +116,14 @@ prop_compose! {
     }
 }
 
-fn engine(history: &[Call]) -> Engine {
-    let mut engine = Engine::default();
-    engine.apply(history).expect("a history that can be");
-    engine
+fn dataplane(history: &[Call]) -> FakeDataplane {
+    let mut dataplane = FakeDataplane::default();
+    dataplane.apply(history).expect("a history that can be");
+    dataplane
 }
 
-fn actual(engine: &Engine) -> Actual {
-    engine.held().0
+fn actual(dataplane: &FakeDataplane) -> Actual {
+    dataplane.held().0
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn unnamed_service_keeps_vip_and_marks_until_all_sources_answered() {
     history.push(Call::MarkSet {
         rules: vec![rule.clone()],
     });
-    let before = actual(&engine(&history));
+    let before = actual(&dataplane(&history));
     let desired = |beside: Option<IpAddr>| Desired {
         vips: [named].into(),
         unnamed: Some(Unnamed {
@@ -227,16 +227,16 @@ fn local_addresses_come_before_servers_and_go_after_them() {
 }
 
 proptest! {
-    /// Any engine takes the plan as one list; it gives what was wanted, leaves the rest alone,
+    /// Any dataplane takes the plan as one list; it gives what was wanted, leaves the rest alone,
     /// and nothing is left to do afterwards.
     #[test]
     fn reaches_the_goal(desired in desired(), history in history()) {
-        let mut engine = engine(&history);
-        let before = actual(&engine);
+        let mut dataplane = dataplane(&history);
+        let before = actual(&dataplane);
         let plan = diff(&desired, &before);
-        let applied = engine.apply(&plan.changes);
+        let applied = dataplane.apply(&plan.changes);
         prop_assert!(applied.is_ok(), "{:?}: {:?}", applied, plan.changes);
-        let after = actual(&engine);
+        let after = actual(&dataplane);
         let again = diff(&desired, &after);
         prop_assert_eq!(again.changes, vec![]);
         prop_assert_eq!(&again.conflicts, &plan.conflicts);
@@ -284,8 +284,8 @@ proptest! {
     /// Between two changes a service never has fewer good servers than both before and after.
     #[test]
     fn no_service_is_without_servers_on_the_way(desired in desired(), history in history()) {
-        let mut engine = engine(&history);
-        let before = actual(&engine);
+        let mut dataplane = dataplane(&history);
+        let before = actual(&dataplane);
         let plan = diff(&desired, &before);
         let good = |actual: &Actual, service: &DesiredService| {
             let down: HashSet<SocketAddr> = service.servers.iter()
@@ -300,10 +300,10 @@ proptest! {
         let first = count(&before);
         let mut on_the_way = Vec::new();
         for change in &plan.changes {
-            engine.apply(std::slice::from_ref(change)).expect("the list is one that can be");
-            on_the_way.push(count(&actual(&engine)));
+            dataplane.apply(std::slice::from_ref(change)).expect("the list is one that can be");
+            on_the_way.push(count(&actual(&dataplane)));
         }
-        let last = count(&actual(&engine));
+        let last = count(&actual(&dataplane));
         for (n, counts) in on_the_way.iter().enumerate() {
             for (service, now) in counts.iter().enumerate() {
                 if plan.conflicts.contains(&desired.services[service].id) {
@@ -319,7 +319,7 @@ proptest! {
     /// added again.
     #[test]
     fn reconciliation_leaves_unchanged_servers_alone(desired in desired(), history in history()) {
-        let plan = diff(&desired, &actual(&engine(&history)));
+        let plan = diff(&desired, &actual(&dataplane(&history)));
         for change in &plan.changes {
             match change {
                 Call::ServiceDelete { service } => prop_assert!(!desired.services.iter().any(|s| s.id == *service)),
@@ -354,7 +354,7 @@ fn order_is_kind_to_connections() {
         })
     };
     let vips = |n: u8| own(&BTreeSet::from([IpAddr::from([192, 0, 2, n])]));
-    let engine = engine(&[vips(9), service(1), service(9), server(1)]);
+    let dataplane = dataplane(&[vips(9), service(1), service(9), server(1)]);
     let desired = Desired {
         services: vec![DesiredService {
             incomplete: false,
@@ -380,7 +380,7 @@ fn order_is_kind_to_connections() {
         ..Desired::default()
     };
     assert_eq!(
-        diff(&desired, &actual(&engine)).changes,
+        diff(&desired, &actual(&dataplane)).changes,
         vec![
             own(&BTreeSet::new()),
             server(2),
@@ -414,30 +414,30 @@ fn directors_with_different_check_histories_choose_the_same_servers() {
             ..Desired::default()
         }
     };
-    let follow = |engine: &mut Engine, desired: &Desired| {
-        let plan = diff(desired, &actual(engine));
-        engine
+    let follow = |dataplane: &mut FakeDataplane, desired: &Desired| {
+        let plan = diff(desired, &actual(dataplane));
+        dataplane
             .apply(&plan.changes)
             .expect("a list that can be made");
-        assert_eq!(diff(desired, &actual(engine)).changes, vec![]);
+        assert_eq!(diff(desired, &actual(dataplane)).changes, vec![]);
     };
     const ALL: [u8; 4] = [1, 2, 3, 4];
     for about in lvs_core::sched::BUILT_IN.iter().filter(|a| a.goes_by_order) {
         let choices = |turns: &[usize], orders: &[[u8; 4]]| {
-            let mut engine = Engine::default();
+            let mut dataplane = FakeDataplane::default();
             let mut states = [Health::Unknown; 4];
             for &turn in turns {
                 states[turn] = match states[turn] {
                     Health::Up => Health::Down,
                     Health::Down | Health::Unknown => Health::Up,
                 };
-                follow(&mut engine, &wish(states, about.name, ALL));
+                follow(&mut dataplane, &wish(states, about.name, ALL));
             }
             assert_eq!(states, [Health::Up; 4]);
             for order in orders {
-                follow(&mut engine, &wish(states, about.name, *order));
+                follow(&mut dataplane, &wish(states, about.name, *order));
             }
-            engine.choices(id(1), 1000)
+            dataplane.choices(id(1), 1000)
         };
         let first = choices(&[0, 1, 2, 3], &[]);
         let second = choices(&[3, 0, 2, 1, 0, 2, 2, 0], &[]);
@@ -465,7 +465,7 @@ fn another_tunnel_is_an_edit() {
         gue(6081, lvs_core::TunnelChecksum::Full),
     ];
     for now in tunnels {
-        let engine = engine(&[
+        let dataplane = dataplane(&[
             Call::ServiceAdd(ServiceSpec {
                 service: id(1),
                 config: config.clone(),
@@ -507,7 +507,7 @@ fn another_tunnel_is_an_edit() {
                 config: tunnelled(wanted),
             });
             let expected = if now == wanted { vec![] } else { vec![edit] };
-            assert_eq!(diff(&desired, &actual(&engine)).changes, expected);
+            assert_eq!(diff(&desired, &actual(&dataplane)).changes, expected);
         }
     }
 }
@@ -559,7 +559,7 @@ fn replaced(
             config: ServerConfig::new(weight, Forwarding::Nat),
         }));
     }
-    let mut actual = actual(&engine(&history));
+    let mut actual = actual(&dataplane(&history));
     for server in &mut actual.services[0].servers {
         let (_, _, active) = there
             .iter()

@@ -119,7 +119,7 @@ impl SourceState {
                 if self.trouble.as_ref() != Some(why) {
                     let holds = match known {
                         true => "what it said last holds",
-                        false => "it is not known yet: what the engine has stays",
+                        false => "it is not known yet: what the dataplane has stays",
                     };
                     tracing::warn!(event = "source_lost", "{what}: {why}; {holds}");
                 }

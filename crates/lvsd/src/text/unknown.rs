@@ -7,7 +7,9 @@ use lvs_api::words::meant;
 use super::Diagnostic;
 
 /// Renamed and moved keys: each with a key that its table has now, and the new spelling.
-const RENAMED: [(&str, &str, &str); 25] = [
+const RENAMED: [(&str, &str, &str); 27] = [
+    ("in_kernel", "fast_path", "write `fast_path`"),
+    ("outlive", "warm_restart", "write `warm_restart`"),
     (
         "adopt",
         "manage_all_services",

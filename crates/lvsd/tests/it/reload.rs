@@ -10,13 +10,13 @@ fn reload_during_start_does_not_end_lvsd() {
     let path = directory.path().join("lvsd.toml");
     let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
     let port = port.expect("a port").port();
-    // It relays itself and needs no engine.
+    // It relays itself and needs no dataplane.
     let text = format!(
         "[[service]]\naddress = '127.0.0.1:{port}'\nforward = 'proxy'\n\
          [[service.server]]\naddress = '127.0.0.2:9'\n"
     );
     std::fs::write(&path, text).expect("a file");
-    let socket = directory.path().join("engine");
+    let socket = directory.path().join("dataplane");
     let lvsd = || {
         let mut command = Command::new(env!("CARGO_BIN_EXE_lvsd"));
         command.arg("--config").arg(&path);
@@ -57,7 +57,7 @@ fn reload_names_the_file_of_the_daemon() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_lvsd"));
         command
             .arg("--socket")
-            .arg(directory.path().join("engine"))
+            .arg(directory.path().join("dataplane"))
             .arg("--state")
             .arg(directory.path())
             .args(words);

@@ -19,7 +19,7 @@
 //!     vlan id 0 vlan type ip  jump hide4
 //!     vlan id 0 vlan type ip6 jump hide6 }
 //!   chain hide4 {
-//!     daddr @own_vips drop              its route leads into the engine: it would come in a second time
+//!     daddr @own_vips drop              its route leads into the dataplane: it would come in a second time
 //!     daddr . protocol . dport @services drop,   daddr . protocol @service_hosts drop       (all ports)
 //!     fragment daddr @vips drop,        icmp error daddr @vips drop
 //!     ah daddr @vips drop                                                       IPv6: what is behind AH is not looked at

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::program::program;
 use super::{AfPacket, Firsts, Inlet, Receiver, SocketCounters};
-use crate::in_kernel::InKernel;
+use crate::fast_path::FastPath;
 use crate::io::BATCH;
 use crate::io::tun::HostDevice;
 use lvs_packet::steer::Plan;
@@ -135,12 +135,12 @@ impl AfPacket {
         ifindex: u32,
         name: &str,
         turn: Option<&TurnBack>,
-        in_kernel: Option<&Arc<InKernel>>,
+        fast_path: Option<&Arc<FastPath>>,
         xdp: bool,
     ) -> Result<Self, OpenError> {
         let opening = Opening {
             turn,
-            in_kernel,
+            fast_path,
             xdp,
             ..Opening::new(ifindex, name, By::RingAndFirsts)
         };
@@ -252,7 +252,7 @@ struct Opening<'a> {
     name: &'a str,
     by: By,
     turn: Option<&'a TurnBack>,
-    in_kernel: Option<&'a Arc<InKernel>>,
+    fast_path: Option<&'a Arc<FastPath>>,
     /// Attach the kernel fast path as XDP, that is, before the kernel allocates a socket buffer.
     xdp: bool,
     /// Workers that share the interface.
@@ -268,7 +268,7 @@ impl<'a> Opening<'a> {
             name,
             by,
             turn: None,
-            in_kernel: None,
+            fast_path: None,
             xdp: false,
             workers: 1,
             waits: false,
@@ -339,10 +339,10 @@ impl<'a> Opening<'a> {
         });
         // Before the first frame is refused.
         let ingress = self
-            .in_kernel
-            .map(|in_kernel| in_kernel.attach(self.ifindex, self.xdp));
+            .fast_path
+            .map(|fast_path| fast_path.attach(self.ifindex, self.xdp));
         let ingress = ingress.transpose();
-        let ingress = ingress.map_err(self.fail("attach the path in the kernel"))?;
+        let ingress = ingress.map_err(self.fail("attach the kernel fast path"))?;
         let bound = socket.bind(self.ifindex);
         bound.map_err(self.fail("bind a packet socket"))?;
         let inlet = Inlet::new(socket, ring.ok());
@@ -382,10 +382,10 @@ impl<'a> Opening<'a> {
     /// Attaches the socket's filter, which refuses reinjected frames and the frames of the kernel
     /// fast path.
     fn filter(&self, socket: &PacketSocket) -> Result<(), OpenError> {
-        if let Some(in_kernel) = self.in_kernel {
+        if let Some(fast_path) = self.fast_path {
             // This filter also refuses frames with the mark.
-            let filtered = in_kernel.filter(socket);
-            return filtered.map_err(self.fail("filter for the path in the kernel"));
+            let filtered = fast_path.filter(socket);
+            return filtered.map_err(self.fail("filter for the kernel fast path"));
         }
         let filtered = socket.only_incoming(self.turn.map(TurnBack::mark));
         filtered.map_err(self.fail("filter for what comes in"))

@@ -15,7 +15,7 @@ use serde_json::Value;
 /// A site with its dataplane running.
 pub(crate) fn site(options: SiteOptions) -> Result<Site> {
     let mut site = Site::new(options)?;
-    site.start_engine(&[])?;
+    site.start_dataplane(&[])?;
     Ok(site)
 }
 
@@ -25,10 +25,12 @@ pub(crate) const READY: &str = "ready at";
 /// Waits until the dataplane's log contains `what`, and returns the log: a thread of its own writes
 /// the log, so that the dataplane may answer before.
 pub(crate) fn says(site: &Site, what: &str) -> Result<String> {
-    let engine = site.engine.as_ref().context("it runs")?;
-    lvs_testbed::wait_until(&format!("{what:?}"), SOON, || engine.log().contains(what))
-        .with_context(|| engine.log())?;
-    Ok(engine.log())
+    let dataplane = site.dataplane.as_ref().context("it runs")?;
+    lvs_testbed::wait_until(&format!("{what:?}"), SOON, || {
+        dataplane.log().contains(what)
+    })
+    .with_context(|| dataplane.log())?;
+    Ok(dataplane.log())
 }
 
 /// Limit for what happens soon, which [`wait_until`](lvs_testbed::wait_until) lets a busy machine exceed.

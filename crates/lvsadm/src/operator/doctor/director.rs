@@ -140,7 +140,7 @@ impl Director {
                     "this director is not ready, and so has no virtual address: it waits for {}",
                     vrrp.waits_for
                 ),
-                "lvsadm sync shows how far its peers are; lvsd status, whether the engine answers",
+                "lvsadm sync shows how far its peers are; lvsd status, whether the dataplane answers",
             );
             return;
         }
@@ -171,7 +171,7 @@ mod tests {
             state: state.to_owned(),
             active,
             ready,
-            waits_for: "the engine".to_owned(),
+            waits_for: "the dataplane".to_owned(),
             ..VrrpStatus::default()
         });
         let director = DirectorStatus {
@@ -280,8 +280,8 @@ mod tests {
     #[test]
     fn doctor_director_that_cannot_become_active_is_a_finding() {
         for (state, ready, words) in [
-            ("backup", false, "waits for the engine"),
-            ("master", false, "waits for the engine"),
+            ("backup", false, "waits for the dataplane"),
+            ("master", false, "waits for the dataplane"),
             ("fault", true, "finds a fault"),
             ("stopped", true, "has stopped"),
             ("unknown", true, "says nothing"),

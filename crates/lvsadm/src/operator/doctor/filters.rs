@@ -166,7 +166,7 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
                         findings.add(
                             format!(
                                 "a rule of table {}, chain {} at the ingress of {at}, drops packets of {} that come for {above}, \
-                                 before the engine sees them: {line}",
+                                 before the dataplane sees them: {line}",
                                 chain.table,
                                 chain.name,
                                 service_text(service.service)
@@ -178,12 +178,12 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
                     findings.add(
                         format!(
                             "a rule of table {}, chain {} at the ingress of {at}, does not keep packets of {} from the \
-                             engine: {line}",
+                             dataplane: {line}",
                             chain.table,
                             chain.name,
                             service_text(service.service)
                         ),
-                        format!("the engine has its copy before that chain; {FILTER}"),
+                        format!("the dataplane has its copy before that chain; {FILTER}"),
                     );
                 } else if drops_by_source(line) {
                     by_source.push((chain, line));
@@ -199,7 +199,7 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
                             chain.name,
                             service_text(service.service)
                         ),
-                        format!("the engine takes them before the host's firewall; {FILTER}"),
+                        format!("the dataplane takes them before the host's firewall; {FILTER}"),
                     );
                 } else if drops_by_source(line) {
                     by_source.push((chain, line));
@@ -218,7 +218,7 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
                  {line}{others}",
                 chain.table, chain.name
             ),
-            format!("the engine takes them before the host's firewall; {FILTER}"),
+            format!("the dataplane takes them before the host's firewall; {FILTER}"),
         );
     }
 }
@@ -240,7 +240,7 @@ fn at_egress(
     if line.contains(" hook ") {
         if line.contains("policy drop") {
             findings.add(
-                format!("{place}, also drops what the engine sends, unless a rule accepts it"),
+                format!("{place}, also drops what the dataplane sends, unless a rule accepts it"),
                 cure,
             );
         }
@@ -259,7 +259,7 @@ fn at_egress(
     if let Some(service) = services.iter().find(sent) {
         findings.add(
             format!(
-                "a rule of {place}, also drops what the engine sends for {}: {line}",
+                "a rule of {place}, also drops what the dataplane sends for {}: {line}",
                 service_text(service.service)
             ),
             cure,
@@ -267,7 +267,7 @@ fn at_egress(
     } else if drops_by_source(line) {
         findings.add(
             format!(
-                "a rule of {place}, drops by source, requests that the engine sends too: {line}"
+                "a rule of {place}, drops by source, requests that the dataplane sends too: {line}"
             ),
             cure,
         );
@@ -305,7 +305,7 @@ fn traffic_control(device: &Device, side: Side, filters: &str, findings: &mut Fi
             findings,
         ),
         Side::Egress => findings.add(
-            format!("{filters} of tc at the egress of {name} may drop what the engine sends, requests and answers of services"),
+            format!("{filters} of tc at the egress of {name} may drop what the dataplane sends, requests and answers of services"),
             format!("{MEANT}: {shown}"),
         ),
     }
@@ -322,12 +322,12 @@ fn is_own(line: &str) -> bool {
 fn at_ingress(what: String, device: &Device, kind: &str, shown: &str, findings: &mut Findings) {
     match &device.above {
         Some(above) => findings.add(
-            format!("{what} may drop packets that come for {above} before the engine sees them"),
+            format!("{what} may drop packets that come for {above} before the dataplane sees them"),
             format!("{MEANT}: {shown}"),
         ),
         None => findings.add(
-            format!("{what} may drop packets, but keeps none of services from the engine"),
-            format!("the engine has its copy before {kind}: {shown}; {FILTER}"),
+            format!("{what} may drop packets, but keeps none of services from the dataplane"),
+            format!("the dataplane has its copy before {kind}: {shown}; {FILTER}"),
         ),
     }
 }
@@ -355,7 +355,7 @@ fn express_data_path(device: &Device, findings: &mut Findings) {
     if let Some((programs, all)) = told(&names) {
         findings.add(
             format!(
-                "{programs} at the driver of {name} (XDP: {all}) may drop or redirect packets of services before the engine sees them"
+                "{programs} at the driver of {name} (XDP: {all}) may drop or redirect packets of services before the dataplane sees them"
             ),
             format!("{MEANT}: ip -d link show dev {name}"),
         );
@@ -384,14 +384,14 @@ fn programs(device: &Device, place: Place, names: &[String], findings: &mut Find
             let kind = if place == Place::Egress { "tcx" } else { "netkit" };
             findings.add(
                 format!(
-                    "{programs} at the egress of {interface} ({kind}: {all}) may drop what the engine sends, requests and answers of services"
+                    "{programs} at the egress of {interface} ({kind}: {all}) may drop what the dataplane sends, requests and answers of services"
                 ),
                 format!("{MEANT}: {shown}"),
             );
         }
         Place::NetkitPeer => findings.add(
             format!(
-                "{programs} at the other end of {interface} (netkit: {all}) may drop packets of services before the engine sees them"
+                "{programs} at the other end of {interface} (netkit: {all}) may drop packets of services before the dataplane sees them"
             ),
             format!("{MEANT}: {shown}"),
         ),
@@ -486,7 +486,7 @@ mod tests {
         let told = found(&chain(below, "tcp dport 80 drop"));
         assert_eq!(told.len(), 1, "{told:?}");
         assert!(
-            told[0].contains("that come for eth2.5, before the engine sees them"),
+            told[0].contains("that come for eth2.5, before the dataplane sees them"),
             "{told:?}"
         );
         assert!(found(&chain(below, "ip saddr 203.0.113.0/24 drop")).is_empty());
@@ -505,7 +505,7 @@ mod tests {
         ] {
             let told = found(&chain(at, rule));
             assert_eq!(told.len(), 1, "{rule}: {told:?}");
-            assert!(told[0].contains("the engine sends"), "{told:?}");
+            assert!(told[0].contains("the dataplane sends"), "{told:?}");
         }
         for rule in ["tcp dport 22 drop", "tcp sport 80 accept", "counter"] {
             assert!(found(&chain(at, rule)).is_empty(), "{rule}");
@@ -552,7 +552,7 @@ mod tests {
         );
         assert_eq!(
             said,
-            "2 filters of tc at the ingress of eth0 may drop packets that come for eth0.100 before the engine sees them"
+            "2 filters of tc at the ingress of eth0 may drop packets that come for eth0.100 before the dataplane sees them"
         );
         let mirror = "filter protocol all pref 1 matchall chain 0 handle 0x1 \n\taction order 1: mirred (Egress Mirror to device br0) pipe\n";
         for nothing in ["", mirror] {
@@ -577,19 +577,19 @@ mod tests {
         assert_eq!(
             said,
             "a BPF program at the ingress of eth0 (tcx: cil_from_netdev) may drop packets, but keeps none of services from \
-             the engine"
+             the dataplane"
         );
         let said = told(Place::Egress, &["lvs_back", "", "cil_to_netdev"]);
         assert!(
             said.starts_with(
-                "2 BPF programs at the egress of eth0 (tcx: one without a name, cil_to_netdev) may drop what the engine sends"
+                "2 BPF programs at the egress of eth0 (tcx: one without a name, cil_to_netdev) may drop what the dataplane sends"
             ),
             "{said}"
         );
         let said = told(Place::NetkitPrimary, &["x"]);
         assert!(said.contains("egress of eth0 (netkit: x)"), "{said}");
         let said = told(Place::NetkitPeer, &["x"]);
-        assert!(said.contains("before the engine sees them"), "{said}");
+        assert!(said.contains("before the dataplane sees them"), "{said}");
     }
 
     #[test]
@@ -609,7 +609,7 @@ mod tests {
         assert_eq!(told(&["lvs_xdp"]), "");
         assert_eq!(
             told(&["number 12"]),
-            "a BPF program at the driver of eth0 (XDP: number 12) may drop or redirect packets of services before the engine \
+            "a BPF program at the driver of eth0 (XDP: number 12) may drop or redirect packets of services before the dataplane \
              sees them"
         );
         assert!(told(&["a", ""]).starts_with("2 BPF programs at the driver of eth0 (XDP: a, one"));

@@ -39,7 +39,7 @@ fn lost(interface: &InterfaceInfo, findings: &mut Findings) {
     if interface.lost > 0 {
         findings.add(
             format!(
-                "{} frames of {name} were lost: they came faster than the engine read them",
+                "{} frames of {name} were lost: they came faster than the dataplane read them",
                 interface.lost
             ),
             "more CPU for lvs-dataplane (nothing else on its core), and room for bursts: \
@@ -132,7 +132,7 @@ fn forwarding(
             let family = if ipv6 { "IPv6" } else { "IPv4" };
             findings.add(
                 format!(
-                    "this host forwards no {family} packets, and the engine (--backend tun) sees only what is \
+                    "this host forwards no {family} packets, and the dataplane (--backend tun) sees only what is \
                      forwarded to its device"
                 ),
                 format!("sysctl -w {sysctl}=1"),
@@ -144,7 +144,7 @@ fn forwarding(
         findings.add(
             "a chain of this host's firewall drops forwarded packets that no rule accepts, and packets of services are \
              forwarded",
-            "accept packets to and from the engine's device in it: iifname lvs-tun0 accept, oifname lvs-tun0 accept",
+            "accept packets to and from the dataplane's device in it: iifname lvs-tun0 accept, oifname lvs-tun0 accept",
         );
     }
 }

@@ -1,8 +1,8 @@
 //! `lvsadm doctor`: what is wrong with this host and the real servers, and the remedy.
 
+mod dataplane;
 mod devices;
 mod director;
-mod engine;
 mod filters;
 mod host;
 mod services;
@@ -46,7 +46,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         for_lvsd(&mut reasons);
     }
     let mut findings = Findings::default();
-    engine::look(&info, &reasons, &mut findings);
+    dataplane::look(&info, &reasons, &mut findings);
     let director = director::Director::ask(run);
     director.look(&mut findings);
     services::look(&services, &info, &director, &mut findings);
@@ -58,8 +58,8 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         }
     }
     if !run.json {
-        writeln!(run.output, "the engine is {}", info.confinement)?;
-        if let Some(words) = engine::in_kernel(&info.in_kernel) {
+        writeln!(run.output, "the dataplane is {}", info.confinement)?;
+        if let Some(words) = dataplane::fast_path(&info.fast_path) {
             writeln!(run.output, "{words}")?;
         }
         if let Some(words) = director.stands_by() {

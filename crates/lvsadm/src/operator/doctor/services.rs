@@ -80,7 +80,9 @@ fn addresses(
                 "set vip = \"own\" for its services in {} and run lvsd reload",
                 director.file()
             ),
-            false => "start the engine with --own-vips (lvsd owns its VIPs by default)".to_owned(),
+            false => {
+                "start the dataplane with --own-vips (lvsd owns its VIPs by default)".to_owned()
+            }
         };
         let cure = if is_routed(info) {
             format!("{own}, unless a router routes this address here")
@@ -89,7 +91,7 @@ fn addresses(
             format!("ip addr add {vip}/{length} dev lo, or {own}")
         };
         findings.add(
-            format!("nobody here answers ARP for {vip}: it is on no interface, and the engine does not own it"),
+            format!("nobody here answers ARP for {vip}: it is on no interface, and the dataplane does not own it"),
             format!("{cure}; nothing while another director is to answer for it"),
         );
     }

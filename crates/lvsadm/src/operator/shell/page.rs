@@ -71,7 +71,7 @@ pub(super) fn page() -> String {
     );
     section(&mut text, "DESCRIPTION");
     text.push_str(
-        "Sets up, maintains and inspects the virtual services of the engine\n.BR lvs\\-dataplane (8)\nwith the command \
+        "Sets up, maintains and inspects the virtual services of the dataplane\n.BR lvs\\-dataplane (8)\nwith the command \
          line of ipvsadm 1.31: same grammar, same output, same exit status. Called as ipvsadm, ipvsadm\\-save or\n\
          ipvsadm\\-restore, for example through a symbolic link, it is exactly that program and has none of the options \
          and\ncommands that are described as additional here.\n",

@@ -86,11 +86,11 @@
 
   function alerts(o) {
     const all = [];
-    if (!o.engine.connected && !o.engine.idle) all.push("No engine answers: packets of services reach nobody that lvsd knows of. The log of lvsd says why.");
+    if (!o.dataplane.connected && !o.dataplane.idle) all.push("No dataplane answers: packets of services reach nobody that lvsd knows of. The log of lvsd says why.");
     if (!o.loaded.ok && o.loaded.time) all.push(`The file was refused, the old configuration holds: ${o.loaded.message}`);
     for (const i of o.interfaces) if (!i.up) all.push(`Interface ${i.name} is down.`);
     for (const c of o.conflicts) all.push(`Another host (${c.mac}) answers for ${c.address}, too.`);
-    for (const line of o.refused) all.push(`Refused by the engine: ${line}`);
+    for (const line of o.refused) all.push(`Refused by the dataplane: ${line}`);
     for (const line of o.drift) all.push(`Changed by hand: ${line}`);
     if (o.capacity && o.connections > o.capacity * 0.9) all.push(`The connection table is ${Math.round((100 * o.connections) / o.capacity)} % full; raise max_connections.`);
     if (o.check_lag_ms >= 1000) all.push(`Checks start up to ${o.check_lag_ms} ms late.`);
@@ -101,7 +101,7 @@
   function verdict(o) {
     const broken = o.services.filter((s) => s.state === "broken");
     const all = alerts(o);
-    if (!o.engine.connected && !o.engine.idle) return ["bad", "No engine answers"];
+    if (!o.dataplane.connected && !o.dataplane.idle) return ["bad", "No dataplane answers"];
     if (broken.length) return ["bad", `${plural(broken.length, "service")} broken: ${broken[0].name}${broken.length > 1 ? ", …" : ""}`];
     if (o.down) return ["warn", `${plural(o.down, "server")} down; every service serves`];
     if (o.suspicious) return ["warn", `${plural(o.suspicious, "server")} suspicious: clients get no answer`];
@@ -297,16 +297,16 @@
 
   function showServers(d, service) {
     const s = service.status;
-    const engine = new Map(((service.engine || {}).servers || []).map((e) => [e.server, e]));
+    const dataplane = new Map(((service.dataplane || {}).servers || []).map((e) => [e.server, e]));
     const rows = s.servers.slice(0, 500).map((server) => {
       const health = { up: ["good", "up"], down: ["bad", "DOWN"], suspicious: ["warn", "suspicious"] }[server.health] || ["none", server.health];
-      const e = engine.get(server.server);
+      const e = dataplane.get(server.server);
       const notes = [];
       if (server.reason) notes.push(server.reason);
       if (server.fix) notes.push(`to do ${server.fix}`);
       if (server.check_not_made) notes.push("not checked: " + server.check_not_made.reason);
       if (server.configured === null) notes.push(s.sorry_server === server.server ? "sorry server" : "not in the file");
-      if (server.weight === null) notes.push("the engine does not have it");
+      if (server.weight === null) notes.push("the dataplane does not have it");
       const admin = server.admin === "ready" ? null : make("span", server.admin, "word warn");
       return make("tr", [
         cell("Server", make("strong", server.server)),
@@ -320,8 +320,8 @@
         actions(s.name, s.service, server.server, server.admin, "list"),
       ]);
     });
-    const config = service.engine ? service.engine.config.scheduler : "";
-    const about = config ? `Scheduler ${config}.` : "The engine does not have this service.";
+    const config = service.dataplane ? service.dataplane.config.scheduler : "";
+    const about = config ? `Scheduler ${config}.` : "The dataplane does not have this service.";
     const more = s.servers.length > 500 ? ` ${s.servers.length - 500} servers more: lvsd status shows all.` : "";
     fill(d.lastElementChild, [
       table(["Server", "Health", "For", "Weight", "Active", "Inactive", "Conns/s", "Notes", ""], rows),

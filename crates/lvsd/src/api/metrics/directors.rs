@@ -34,12 +34,12 @@ fn vrrp(out: &mut Out<'_>, vrrp: &VrrpStatus) -> fmt::Result {
     )?;
     out.gauge(
         "lvs_vrrp_active",
-        "Whether the engine has the virtual addresses, or is to have them",
+        "Whether the dataplane has the virtual addresses, or is to have them",
         u32::from(vrrp.active),
     )?;
     out.gauge(
         "lvs_vrrp_ready",
-        "Whether the engine knows the connections of the other directors",
+        "Whether the dataplane knows the connections of the other directors",
         u32::from(vrrp.ready),
     )?;
     out.gauge(
@@ -64,8 +64,8 @@ fn vrrp(out: &mut Out<'_>, vrrp: &VrrpStatus) -> fmt::Result {
     )
 }
 
-/// Writes the engine's announcements to routers and the state of its peers.
-pub(super) fn engine(out: &mut Out<'_>, info: &Info) -> fmt::Result {
+/// Writes the dataplane's announcements to routers and the state of its peers.
+pub(super) fn dataplane(out: &mut Out<'_>, info: &Info) -> fmt::Result {
     if !info.announced.is_empty() {
         out.gauges(
             "lvs_announced",

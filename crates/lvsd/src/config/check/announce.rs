@@ -40,7 +40,7 @@ impl Checker<'_> {
                 table.hold_without_lvsd.as_ref(),
                 "`hold_without_lvsd`",
                 HOLD,
-                "give \"15s\" to \"7d\": how long an engine that lvsd says nothing to goes on announcing",
+                "give \"15s\" to \"7d\": how long a dataplane that lvsd says nothing to goes on announcing",
             ) {
                 settings.hold = hold;
             }

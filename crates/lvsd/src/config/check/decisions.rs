@@ -88,7 +88,7 @@ impl Checker<'_> {
                 self.report(
                     Diagnostic::error(
                         at.span(),
-                        "the engine cannot give up an address that it does not own",
+                        "the dataplane cannot give up an address that it does not own",
                     )
                     .help("remove this line; `notify` can tell whoever owns the address"),
                 );

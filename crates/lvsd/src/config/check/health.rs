@@ -141,8 +141,8 @@ impl Checker<'_> {
                 "remove `via`, or give the service one port",
             ),
             _ if vip.is_some_and(|vip| vip.get_ref() == "host") => (
-                "the host talks to its own address without the engine",
-                "remove `via`, or `vip = \"host\"` with the address on the host: the engine owns it then",
+                "the host talks to its own address without the dataplane",
+                "remove `via`, or `vip = \"host\"` with the address on the host: the dataplane owns it then",
             ),
             (Some((_, virt)), _) => {
                 return Some(Via {
@@ -168,7 +168,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Whether the engine sees that a server of this service does not answer.
+    /// Whether the dataplane sees that a server of this service does not answer.
     fn fits_passive(
         &mut self,
         passive: Passive,

@@ -20,7 +20,7 @@ const DRAIN: Duration = Duration::from_secs(30);
 const DRAIN_MAX: Duration = Duration::from_secs(86_400);
 
 impl Checker<'_> {
-    /// A service's settings in the engine.
+    /// A service's settings in the dataplane.
     pub(super) fn service_config(
         &mut self,
         raw: &RawService,

@@ -173,7 +173,7 @@ impl Checker<'_> {
             let kind = if family == Family::V4 { "IPv4" } else { "IPv6" };
             self.report(
                 Diagnostic::error(at.clone(), format!("full NAT needs an {kind} local address")).help(
-                    "add local_addresses = [\"...\"] to [dataplane]: addresses of this host, or free ones that the engine will answer for",
+                    "add local_addresses = [\"...\"] to [dataplane]: addresses of this host, or free ones that the dataplane will answer for",
                 ),
             );
             return None;
@@ -277,7 +277,7 @@ impl Checker<'_> {
                     span,
                     format!("{ip} is the broadcast address of a network of this host"),
                 )
-                .help("give the address of one host; the engine refuses this one"),
+                .help("give the address of one host; the dataplane refuses this one"),
             );
             return None;
         }
@@ -352,7 +352,7 @@ mod tests {
         check("10.0.0.0", Some(&facts)).expect("the kernel takes it");
         check("10.0.0.255", None).expect("on another host it may be right");
         let said = check("10.0.0.255", Some(&facts))
-            .expect_err("the engine refuses it")
+            .expect_err("the dataplane refuses it")
             .render(false);
         assert!(
             said.contains("10.0.0.255 is the broadcast address of a network of this host"),

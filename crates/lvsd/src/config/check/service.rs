@@ -205,10 +205,10 @@ impl Checker<'_> {
             self.report(
                 Diagnostic::error(
                     place.span(),
-                    "what is addressed to the host itself is not routed to an engine with the backend `tun`",
+                    "what is addressed to the host itself is not routed to a dataplane with the backend `tun`",
                 )
                 .context(backend, "the backend")
-                .help("take the address from the host and remove `vip`: the engine owns it then"),
+                .help("take the address from the host and remove `vip`: the dataplane owns it then"),
             );
         }
         if matches!(id, Some(ServiceId::Fwmark { .. })) && !many_ports {

@@ -13,7 +13,7 @@ use lvs_core::{Family, ServiceKey};
 use toml::Spanned;
 
 use super::Checker;
-use super::engine::is_interface;
+use super::dataplane::is_interface;
 use crate::config::raw::{RawSyncIpvs, RawSyncPeers};
 use crate::config::{Peers, Service};
 use crate::text::Diagnostic;
@@ -21,7 +21,7 @@ use crate::text::Diagnostic;
 /// The longest payload of a datagram that ipvsadm takes.
 const MAXLEN_MAX: i64 = 65_507;
 
-/// The longest time that an engine waits for other directors.
+/// The longest time that a dataplane waits for other directors.
 const WAIT_MAX: Duration = Duration::from_secs(3600);
 
 /// How long their services and servers may differ.
@@ -84,7 +84,7 @@ impl Checker<'_> {
         roles.iter().map(daemon).collect()
     }
 
-    /// Directors of this kind, as the engine's options name them.
+    /// Directors of this kind, as the dataplane's options name them.
     pub(super) fn peers(&mut self, spanned: &Spanned<RawSyncPeers>) -> Option<Peers> {
         let raw = spanned.get_ref();
         let Some(peers) = &raw.addresses else {
@@ -169,7 +169,7 @@ impl Checker<'_> {
         {
             self.report(
                 Diagnostic::error(key_file.span(), why)
-                    .label("the engine does not start without it")
+                    .label("the dataplane does not start without it")
                     .help("all directors have the same: openssl rand -hex 32, once"),
             );
         }
@@ -189,7 +189,7 @@ impl Checker<'_> {
         here || listen.is_some_and(|listen| listen.ip() == ip)
     }
 
-    /// A message has room for one family only, so that an engine refuses servers of another family
+    /// A message has room for one family only, so that a dataplane refuses servers of another family
     /// than their service's while it synchronises, and the other way round.
     pub(super) fn families_beside_sync(&mut self, sync: &Range<usize>, services: &[Service]) {
         let other = self.servers.iter().find(|server| {
@@ -209,7 +209,7 @@ impl Checker<'_> {
                 place,
                 format!("the server {address} is not of its service's family, which synchronisation does not carry"),
             )
-            .context(at, "the engine takes one of the two")
+            .context(at, "the dataplane takes one of the two")
             .help("reach the server by an address of the family of the virtual one, or remove [sync.ipvs]"),
         );
     }
@@ -274,7 +274,7 @@ mod tests {
         }
     }
 
-    /// An engine would not start with it.
+    /// A dataplane would not start with it.
     #[test]
     fn sync_key_unusable_by_dataplane_is_refused() {
         let directory = tempfile::tempdir().expect("a directory");
@@ -332,7 +332,7 @@ mod tests {
         let sync = "[sync.ipvs]\ninterface = \"eth1\"\n";
         file("", "[2001:db8::7]:80").expect("a tunnel of the other family");
         file(sync, "10.0.0.7:80").expect("of the same family");
-        let report = file(sync, "[2001:db8::7]:80").expect_err("the engine would refuse it");
+        let report = file(sync, "[2001:db8::7]:80").expect_err("the dataplane would refuse it");
         let said = report.render(false);
         assert_eq!(report.errors(), 1, "{said}");
         assert!(

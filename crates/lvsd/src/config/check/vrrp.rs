@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use toml::Spanned;
 
-use super::engine::is_interface;
+use super::dataplane::is_interface;
 use super::{Checker, label};
 use crate::config::raw::{OneOrMore, RawConfig, RawVrrp};
 use crate::config::{HostAddress, Service, VipMode, Vrrp};
@@ -122,7 +122,7 @@ impl Checker<'_> {
         if all.dataplane.own_vips == Some(true) {
             self.report(
                 Diagnostic::error(spanned.span(), "[vrrp] moves virtual addresses, and `own_vips` keeps them here")
-                    .help("remove own_vips from [dataplane]: services have the engine own their addresses by themselves"),
+                    .help("remove own_vips from [dataplane]: services have the dataplane own their addresses by themselves"),
             );
         }
         if all.sync.ipvs.is_none() && all.sync.peers.is_none() {
@@ -268,7 +268,7 @@ impl Checker<'_> {
                         service.virtual_ip() == Some(address.ip) && service.vip != VipMode::Host
                     }) {
                         let title = format!(
-                            "{} is the address of the service {}, which the engine answers for",
+                            "{} is the address of the service {}, which the dataplane answers for",
                             address.ip,
                             label(&service.id)
                         );
@@ -328,7 +328,9 @@ mod tests {
                 "[vrrp]\ninterface = \"eth0\"\nrouter_id = 51\nhost_addresses = \"192.0.2.10\"\n{service}"
             );
             let (_, report) = Config::from_toml("x", &text).expect("valid");
-            let said = report.to_string().contains("which the engine answers for");
+            let said = report
+                .to_string()
+                .contains("which the dataplane answers for");
             assert_eq!(said, warned, "{vip}: {report}");
         }
     }

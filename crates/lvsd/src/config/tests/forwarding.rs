@@ -298,7 +298,7 @@ fn proxied_service_requires_address_of_this_host() {
         let service = &config.services[0];
         assert_eq!(service.proxy, Some(proxy::Options::default()));
         let alone = alone(&config);
-        assert!(alone.own_vips(|_| false).is_empty() && !alone.needs_engine());
+        assert!(alone.own_vips(|_| false).is_empty() && !alone.needs_dataplane());
     }
     let tcp = "address = \"127.0.0.1:8080\"";
     let udp = |rest: &str| format!("address = \"127.0.0.1:53\"\nprotocol = \"udp\"\n{rest}");

@@ -6,7 +6,7 @@ use crate::expand::{Expanded, expand};
 use crate::health::Probe;
 use crate::sources::Gathered;
 
-mod engine;
+mod dataplane;
 mod forwarding;
 mod refused;
 mod reports;
@@ -49,7 +49,7 @@ manual_changes = "report"
 interface = ["eth0", "eth1"]
 backend = "af_packet"
 workers = 1
-socket = "/run/lvs/engine.sock"
+socket = "/run/lvs/dataplane.sock"
 group = "adm"
 readers = "4"
 hang_limit = "5s"
@@ -58,8 +58,8 @@ own_vips = false
 helper = "ftp"
 echo = "drop"
 reverse_path = "strict"
-in_kernel = "auto"
-outlive = "auto"
+fast_path = "auto"
+warm_restart = "auto"
 xdp = "eth1"
 confine = "off"
 real_time = "off"
@@ -302,7 +302,7 @@ fn defaults_and_the_full_file() {
     assert_eq!(
         full.dataplane.arguments().join(" "),
         "--interface eth0 --interface eth1 --backend af_packet --workers 1 --profile kernel --xdp eth1 --helper ftp --group adm --readers 4 --echo drop \
-         --reverse-path strict --in-kernel auto --outlive auto --confine off --real-time off --echo-limit 10 --clamp-mss auto --icmp-ratelimit 500 --icmp-msgs-per-sec 0 --icmp-msgs-burst 1 --max-connections 1000000 --max-ipv6 1000 --when-full drop \
+         --reverse-path strict --fast-path auto --warm-restart auto --confine off --real-time off --echo-limit 10 --clamp-mss auto --icmp-ratelimit 500 --icmp-msgs-per-sec 0 --icmp-msgs-burst 1 --max-connections 1000000 --max-ipv6 1000 --when-full drop \
          --sync-peer 192.0.2.2 --sync-peer [2001:db8::3]:8849 --sync-key /etc/lvsd/sync.key --sync-listen 192.0.2.1 --sync-wait 30 --sync-alarm 60"
     );
     assert_eq!(full.services[0].config.flags.0, 0x1 | 0x8 | 0x10);
@@ -340,7 +340,7 @@ fn socket_is_read_from_file_only_if_it_may_name_one() {
     }
     std::fs::write(&path, tunnelled("", "")).unwrap();
     std::fs::create_dir(directory.path().join("conf.d")).unwrap();
-    std::fs::write(directory.path().join("conf.d/engine.toml"), named).unwrap();
+    std::fs::write(directory.path().join("conf.d/dataplane.toml"), named).unwrap();
     assert!(Config::may_name_socket(&path));
     assert!(Config::may_name_socket(&directory.path().join("gone")));
 }

@@ -130,7 +130,7 @@ fn inconsistent_settings_are_refused() {
         (
             "vip = \"host\"\n[dataplane]\nbackend = \"tun\"\n[[service]]\naddress = \"192.0.2.9:80\"\nforward = \"nat\"",
             "address = \"10.0.0.1:80\"",
-            "not routed to an engine with the backend `tun`",
+            "not routed to a dataplane with the backend `tun`",
         ),
         (
             "[sysctl]\nconn_reuse = 1\n[[service]]\naddress = \"192.0.2.9:80\"\nforward = \"nat\"",

@@ -115,7 +115,7 @@ fn vip_with_two_owners_is_refused() {
         )
     };
     let both = service(80, "own") + &service(443, "host");
-    assert!(errors(&both).contains("the engine's own for one service"));
+    assert!(errors(&both).contains("the dataplane's own for one service"));
     load(&(service(80, "own") + &service(443, "auto")));
 }
 

@@ -1,4 +1,4 @@
-//! Changes beside the file: drains, maintenance, and manual changes of the engine.
+//! Changes beside the file: drains, maintenance, and manual changes of the dataplane.
 
 use super::*;
 
@@ -49,7 +49,7 @@ async fn manually_drained_server_stays_drained() {
     let daemon = Running::start(world, Dead::default(), FILE);
     tokio::time::sleep(Duration::from_secs(10)).await;
     daemon.weights(&weights(0)).await;
-    // Another engine starts with it.
+    // Another dataplane starts with it.
     daemon.world.crash();
     tokio::time::sleep(Duration::from_secs(20)).await;
     daemon.weights(&weights(0)).await;
@@ -105,8 +105,8 @@ async fn override_survives_reload_restart_and_dataplane() {
     for event in [
         "server_up",
         "admin",
-        "engine_lost",
-        "engine_found",
+        "dataplane_lost",
+        "dataplane_found",
         "reload_refused",
         "reloaded",
     ] {
@@ -179,7 +179,7 @@ async fn manual_drain_is_shown_and_ended() {
 
 /// Gives 10.0.0.1 a weight as ipvsadm does.
 fn by_hand(world: &World, weight: i32) {
-    let held = world.engine();
+    let held = world.dataplane();
     let servers = &held.service(web()).unwrap().servers;
     let server: SocketAddr = "10.0.0.1:80".parse().unwrap();
     let now = servers.iter().find(|s| s.server == server).unwrap().config;
@@ -204,7 +204,7 @@ async fn manual_changes_outside_services_are_reported() {
         let mut daemon = Running::start(World::default(), Dead::default(), &text);
         tokio::time::sleep(Duration::from_secs(5)).await;
         let vip: IpAddr = "192.0.2.10".parse().unwrap();
-        assert!(daemon.world.engine().vips().contains(&vip));
+        assert!(daemon.world.dataplane().vips().contains(&vip));
         let by_hand = [
             Call::VipsOwn { addresses: vec![] },
             Call::MarkSet { rules: vec![] },
@@ -219,11 +219,11 @@ async fn manual_changes_outside_services_are_reported() {
         let told = events.iter().filter(|event| *event == "drift").count();
         assert_eq!(told, 3, "each once: {events:?}");
         let status = daemon.status().await;
-        let engine = daemon.world.engine();
+        let dataplane = daemon.world.dataplane();
         let left = (
-            engine.vips().is_empty(),
-            engine.0.marks.is_empty(),
-            engine.sysctl("conn_reuse_mode"),
+            dataplane.vips().is_empty(),
+            dataplane.0.marks.is_empty(),
+            dataplane.sysctl("conn_reuse_mode"),
             status.drift.len(),
         );
         if report {
@@ -233,9 +233,9 @@ async fn manual_changes_outside_services_are_reported() {
         } else {
             assert_eq!(left, (false, false, Some("0"), 0), "{:?}", status.drift);
         }
-        let engine = daemon.world.engine();
-        assert!(engine.vips().contains(&vip) && engine.0.marks.len() == 1);
-        assert_eq!(engine.sysctl("conn_reuse_mode"), Some("0"));
+        let dataplane = daemon.world.dataplane();
+        assert!(dataplane.vips().contains(&vip) && dataplane.0.marks.len() == 1);
+        assert_eq!(dataplane.sysctl("conn_reuse_mode"), Some("0"));
         daemon.stop().await;
     }
 }

@@ -127,7 +127,7 @@ proptest::proptest! {
                 let wanted: Vec<i32> = weights.into_iter().chain(sorry).collect();
                 assert_eq!(now, wanted, "after {:?} of {turns:?}", number + 1);
                 let vip = "192.0.2.10".parse().unwrap();
-                let owns = daemon.world.engine().vips().contains(&vip);
+                let owns = daemon.world.dataplane().vips().contains(&vip);
                 assert_eq!(owns, owned, "after {:?} of {turns:?}", number + 1);
             }
             daemon.stop().await;

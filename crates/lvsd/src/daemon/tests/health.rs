@@ -66,8 +66,8 @@ async fn slow_first_check_delays_only_its_own_address() {
     daemon.weights(&[("10.0.0.1:80", 1)]).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     let vips = |daemon: &Running| -> Vec<String> {
-        let engine = daemon.world.engine();
-        engine.vips().iter().map(ToString::to_string).collect()
+        let dataplane = daemon.world.dataplane();
+        dataplane.vips().iter().map(ToString::to_string).collect()
     };
     assert_eq!(vips(&daemon), ["192.0.2.10"]);
     tokio::time::sleep(Duration::from_secs(4)).await;
@@ -89,7 +89,7 @@ async fn sorry_server_serves_below_quorum_and_vip_is_removed() {
     daemon.weights(&both).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     let vip = "192.0.2.10".parse().unwrap();
-    assert!(daemon.world.engine().vips().contains(&vip));
+    assert!(daemon.world.dataplane().vips().contains(&vip));
     daemon.dead.set("10.0.0.1:80", true);
     daemon
         .weights(&[("10.0.0.1:80", 0), ("10.0.0.2:80", 3)])
@@ -98,7 +98,7 @@ async fn sorry_server_serves_below_quorum_and_vip_is_removed() {
     daemon
         .weights(&[("10.0.0.1:80", 0), ("10.0.0.2:80", 0), ("10.0.0.99:80", 1)])
         .await;
-    assert!(!daemon.world.engine().vips().contains(&vip));
+    assert!(!daemon.world.dataplane().vips().contains(&vip));
     let status = daemon.status().await;
     assert!(!status.services[0].quorum && status.services[0].withdrawn);
     assert_eq!(
@@ -115,7 +115,7 @@ async fn sorry_server_serves_below_quorum_and_vip_is_removed() {
     daemon.dead.set("10.0.0.2:80", false);
     daemon.weights(&both).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
-    assert!(daemon.world.engine().vips().contains(&vip));
+    assert!(daemon.world.dataplane().vips().contains(&vip));
     let events = daemon.events();
     for event in [
         "quorum_lost",
@@ -156,7 +156,7 @@ async fn start_down_ignores_servers_in_use_until_a_check_passes() {
         let again = Running::start_with(world, Dead::default(), slow.clone(), &text);
         tokio::time::sleep(Duration::from_millis(500)).await;
         let vip = "192.0.2.10".parse().unwrap();
-        let owned = again.world.engine().vips().contains(&vip);
+        let owned = again.world.dataplane().vips().contains(&vip);
         assert_eq!(owned, !alpha);
         if alpha {
             let sorry = [("10.0.0.1:80", 0), ("10.0.0.2:80", 0), ("10.0.0.99:80", 1)];
@@ -168,7 +168,7 @@ async fn start_down_ignores_servers_in_use_until_a_check_passes() {
         slow.release("10.0.0.2:80");
         again.weights(&both).await;
         tokio::time::sleep(Duration::from_secs(5)).await;
-        assert!(again.world.engine().vips().contains(&vip));
+        assert!(again.world.dataplane().vips().contains(&vip));
         // A reload with new servers waits for them as without it.
         slow.hold("10.0.0.3:80");
         again.reload(&text.replace("10.0.0.1", "10.0.0.3")).await;
@@ -203,8 +203,8 @@ async fn remove_on_exit_removes_the_service_and_reports_it() {
         let mut daemon = Running::start(World::default(), Dead::default(), &text);
         log.says("ready: 2 services, 2 of 2 servers up").await;
         let vips = |world: &World| -> Vec<String> {
-            let engine = world.engine();
-            engine.vips().iter().map(ToString::to_string).collect()
+            let dataplane = world.dataplane();
+            dataplane.vips().iter().map(ToString::to_string).collect()
         };
         assert_eq!(vips(&daemon.world), ["192.0.2.10", "192.0.2.11"]);
         daemon.events();
@@ -214,7 +214,7 @@ async fn remove_on_exit_removes_the_service_and_reports_it() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         daemon.signals.send(signal).await.unwrap();
-        log.says("waiting up to 10s for the engine (pid 1), which is at a request")
+        log.says("waiting up to 10s for the dataplane (pid 1), which is at a request")
             .await;
         daemon.world.hang(false);
         daemon.task.await.unwrap().unwrap();
@@ -236,7 +236,7 @@ async fn remove_on_exit_removes_the_service_and_reports_it() {
             assert!(world.running());
             assert_eq!(vips(&world), ["192.0.2.10"]);
             assert_eq!(world.weights(web()).len(), 1);
-            assert_eq!(world.engine().0.services.len(), 1);
+            assert_eq!(world.dataplane().0.services.len(), 1);
         }
     }
 }

@@ -1,17 +1,17 @@
-//! Engines that are started, found, lost, hung and left behind.
+//! Dataplanes that are started, found, lost, hung and left behind.
 
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn starts_an_engine_fills_it_and_stops_it() {
+async fn starts_an_dataplane_fills_it_and_stops_it() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon
         .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
         .await;
     tokio::time::sleep(Duration::from_secs(5)).await;
-    let engine = daemon.world.engine();
-    assert_eq!(engine.sysctl("conn_reuse_mode"), Some("0"));
-    assert!(engine.vips().contains(&"192.0.2.10".parse().unwrap()));
+    let dataplane = daemon.world.dataplane();
+    assert_eq!(dataplane.sysctl("conn_reuse_mode"), Some("0"));
+    assert!(dataplane.vips().contains(&"192.0.2.10".parse().unwrap()));
     let ops = daemon.world.changes();
     assert!(
         matches!(ops.last(), Some(Call::VipsOwn { .. })),
@@ -32,7 +32,7 @@ async fn stop_after_dataplane_exit_reports_its_status() {
         .await;
     daemon.world.crash();
     daemon.stop().await;
-    log.says("the engine had ended already: it ended with exit status: 1")
+    log.says("the dataplane had ended already: it ended with exit status: 1")
         .await;
 }
 
@@ -55,9 +55,9 @@ async fn stop_logs_at_once_why_it_waits() {
         }
         daemon.signals.send(Signal::StopAll).await.unwrap();
         log.says(if at_a_request {
-            "waiting up to 10s for the engine (pid 1), which is at a request"
+            "waiting up to 10s for the dataplane (pid 1), which is at a request"
         } else {
-            "waiting up to 10s for the engine (pid 1)"
+            "waiting up to 10s for the dataplane (pid 1)"
         })
         .await;
         daemon.world.hang(false);
@@ -96,7 +96,7 @@ async fn killed_and_restarted_it_disturbs_nothing() {
     assert_eq!(again.world.changes().len(), before, "nothing to change");
     assert_eq!(again.world.starts(), 1);
     let world = again.end(Signal::Stop).await;
-    assert!(world.running(), "the engine is left alone");
+    assert!(world.running(), "the dataplane is left alone");
     assert_eq!(world.changes().len(), before);
 }
 
@@ -126,7 +126,7 @@ async fn own_hung_dataplane_is_ended_and_replaced() {
     assert_eq!(daemon.world.ended(), [1]);
     assert_eq!(daemon.world.starts(), 2);
 
-    // The daemon that started it has crashed; the next one meets an engine that never greets.
+    // The daemon that started it has crashed; the next one meets a dataplane that never greets.
     daemon.task.abort();
     daemon.world.fall_silent();
     let again = Running::start(daemon.world.clone(), daemon.dead.clone(), FILE);
@@ -179,14 +179,14 @@ async fn foreign_dataplane_stays_without_our_services() {
     assert!(world.running());
     assert_eq!(world.starts(), 0);
     let left: Vec<ServiceId> = world
-        .engine()
+        .dataplane()
         .0
         .services
         .iter()
         .map(|s| s.service)
         .collect();
     assert_eq!(left, [spec.service]);
-    assert!(world.engine().vips().is_empty());
+    assert!(world.dataplane().vips().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -218,7 +218,7 @@ async fn dataplane_that_never_starts_is_fatal() {
     assert!(error.contains("did not start"), "{error}");
 }
 
-/// The engine has dropped the connection, and is there: it is asked.
+/// The dataplane has dropped the connection, and is there: it is asked.
 #[tokio::test(start_paused = true)]
 async fn dataplane_without_contact_is_asked_to_stop() {
     let world = World::default();
@@ -227,7 +227,7 @@ async fn dataplane_without_contact_is_asked_to_stop() {
     daemon.weights(&both).await;
     let world = daemon.end(Signal::Stop).await;
     assert!(world.running());
-    stop_engine(world.host()).await.unwrap();
+    stop_dataplane(world.host()).await.unwrap();
     assert!(!world.running());
 }
 

@@ -1,4 +1,4 @@
-//! The daemon with a fake engine and fake servers, in virtual time.
+//! The daemon with a fake dataplane and fake servers, in virtual time.
 
 use std::collections::HashSet;
 use std::future::Future;
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use lvs_core::api::{Call, ServiceId};
 
 use super::*;
-use crate::engine::fake::World;
+use crate::dataplane::fake::World;
 use crate::health::Check;
 use crate::health::{Advice, ProbeError};
 use crate::requests::ChangeRequest;

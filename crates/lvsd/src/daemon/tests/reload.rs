@@ -53,7 +53,7 @@ async fn start_without_services_accepts_them_later() {
     assert!(daemon.world.running());
     daemon.reload("[sysctl]\nconn_reuse_mode = 0\n").await;
     tokio::time::sleep(Duration::from_secs(5)).await;
-    let sysctls = daemon.world.engine();
+    let sysctls = daemon.world.dataplane();
     assert_eq!(sysctls.sysctl("conn_reuse_mode"), Some("0"));
     daemon.reload(FILE).await;
     daemon
@@ -62,7 +62,7 @@ async fn start_without_services_accepts_them_later() {
     daemon.stop().await;
 }
 
-/// All that a reload changes goes to the engine in one request.
+/// All that a reload changes goes to the dataplane in one request.
 #[tokio::test]
 async fn reload_sends_one_request() {
     let log = Log::default();
@@ -85,7 +85,7 @@ async fn reload_sends_one_request() {
     log.says("ready: 1 service, 2 of 2 servers up").await;
     let before = daemon.world.requests();
     daemon.reload(&file()).await;
-    let all = |daemon: &Running| daemon.world.engine().0.services.len();
+    let all = |daemon: &Running| daemon.world.dataplane().0.services.len();
     for _ in 0..10_000 {
         if all(&daemon) == 49 {
             break;
@@ -135,9 +135,9 @@ async fn service_removed_from_file_is_removed_by_reload_and_restart() {
         )
     );
     let set = |world: &World| {
-        let engine = world.engine();
-        let sysctl = engine.sysctl("sync_version").map(ToOwned::to_owned);
-        let rules = engine.0.marks.len() + engine.0.filters.len();
+        let dataplane = world.dataplane();
+        let sysctl = dataplane.sysctl("sync_version").map(ToOwned::to_owned);
+        let rules = dataplane.0.marks.len() + dataplane.0.filters.len();
         (sysctl.unwrap(), rules)
     };
     for restart in [false, true] {
@@ -153,7 +153,10 @@ async fn service_removed_from_file_is_removed_by_reload_and_restart() {
         };
         tokio::time::sleep(Duration::from_secs(5)).await;
         assert_eq!(set(&daemon.world), ("1".into(), 0), "restart: {restart}");
-        assert_eq!(daemon.world.engine().sysctl("conn_reuse_mode"), Some("0"));
+        assert_eq!(
+            daemon.world.dataplane().sysctl("conn_reuse_mode"),
+            Some("0")
+        );
         // What others set afterwards is theirs.
         let mut control = daemon.world.control();
         let theirs = Call::SysctlSet(lvs_core::api::Sysctl {

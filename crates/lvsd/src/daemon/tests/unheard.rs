@@ -1,4 +1,4 @@
-//! Sources of which nothing is known yet: what the engine has stays.
+//! Sources of which nothing is known yet: what the dataplane has stays.
 
 use super::*;
 
@@ -11,13 +11,13 @@ fn second() -> ServiceId {
     }
 }
 
-/// An engine with both services, whose daemon was killed.
+/// A dataplane with both services, whose daemon was killed.
 async fn left_behind() -> World {
     let daemon = Running::start(World::default(), Dead::default(), TWO);
     daemon.weights(&[("10.0.0.1:80", 1)]).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(daemon.world.weights(second()).len(), 1);
-    assert_eq!(daemon.world.engine().vips().len(), 2);
+    assert_eq!(daemon.world.dataplane().vips().len(), 2);
     daemon.end(Signal::Stop).await
 }
 
@@ -27,11 +27,11 @@ async fn status(daemon: &Running) -> Status {
 }
 
 #[tokio::test(start_paused = true)]
-async fn services_and_servers_of_the_engine_stay_until_etcd_is_known() {
+async fn services_and_servers_of_the_dataplane_stay_until_etcd_is_known() {
     let log = Log::default();
     let _listening = log.listen();
     let world = left_behind().await;
-    let (before, engine) = (world.changes().len(), world.engine());
+    let (before, dataplane) = (world.changes().len(), world.dataplane());
     let file = format!(
         "{CLUSTER}[[service]]\nname = \"web\"\naddress = \"192.0.2.10:80\"\nforward = \"nat\"\n\
          below_quorum = \"give-up\"\ndiscover = {{ etcd = \"web\" }}\n"
@@ -40,7 +40,7 @@ async fn services_and_servers_of_the_engine_stay_until_etcd_is_known() {
     let told = status(&daemon).await;
     let made = daemon.world.changes();
     assert!(made[before..].is_empty(), "{:#?}", &made[before..]);
-    assert_eq!(daemon.world.engine().vips(), engine.vips());
+    assert_eq!(daemon.world.dataplane().vips(), dataplane.vips());
     let etcd = &told.sources[0];
     assert_eq!((etcd.known, etcd.held), (false, 1), "{etcd:?}");
     let web = &told.services[0];
@@ -52,7 +52,7 @@ async fn services_and_servers_of_the_engine_stay_until_etcd_is_known() {
     }
     let text = log.text();
     assert!(
-        text.contains("1 service of the engine not in the file: left as they are"),
+        text.contains("1 service of the dataplane not in the file: left as they are"),
         "{text}"
     );
     assert!(!text.contains("what it said last holds"), "{text}");
@@ -81,7 +81,7 @@ async fn file_with_services_in_unread_etcd_removes_no_service() {
     daemon.reload(one.unwrap()).await;
     let told = status(&daemon).await;
     assert!(told.loaded.ok && told.sources.is_empty(), "{told:?}");
-    assert!(daemon.world.engine().service(second()).is_none());
+    assert!(daemon.world.dataplane().service(second()).is_none());
     daemon.weights(&[("10.0.0.1:80", 1)]).await;
     daemon.stop().await;
 }

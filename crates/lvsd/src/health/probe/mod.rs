@@ -89,7 +89,7 @@ fn is_own_shortage(error: &io::Error) -> bool {
     )
 }
 
-/// The path of a client: to a service, and through the engine to the server.
+/// The path of a client: to a service, and through the dataplane to the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Via {
     /// The service.
@@ -105,7 +105,7 @@ pub(crate) struct Asked<'a> {
     pub(crate) server: SocketAddr,
     /// The path through a service; `None` for the host's own routes.
     pub(super) via: Option<Via>,
-    /// The connection to the engine, for a path through a service.
+    /// The connection to the dataplane, for a path through a service.
     pub(super) pins: Option<&'a Pins>,
     /// The limit of time of the probe.
     pub(crate) timeout: Duration,
@@ -184,7 +184,7 @@ impl Asked<'_> {
     /// Has the next connection from `client` go to the server.
     async fn pin(&self, via: Via, client: SocketAddr) -> Result<(), ProbeError> {
         let Some(pins) = self.pins else {
-            return Err(ProbeError::Local("there is no way to the engine".into()));
+            return Err(ProbeError::Local("there is no way to the dataplane".into()));
         };
         let pinned = pins.pin(via.service, self.server, client).await;
         pinned.map_err(ProbeError::Local)
@@ -203,7 +203,7 @@ async fn own_address(target: SocketAddr) -> Result<SocketAddr, ProbeError> {
     })?;
     if found.ip() == target.ip() {
         return Err(ProbeError::Local(format!(
-            "{} is an address of this host, which talks to it without the engine: take it from the host, so that the engine \
+            "{} is an address of this host, which talks to it without the dataplane: take it from the host, so that the dataplane \
              owns it, or check without via = \"service\"",
             target.ip()
         )));

@@ -1,0 +1,56 @@
+//! Captures of packets.
+
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use lvs_core::api::{CaptureFilter, CapturedPacket, Failure, FailureCode};
+use serde_json::Value;
+
+use super::end;
+use crate::dataplane::capture::{Capture, QUEUE, READERS_MAX, Reader};
+use crate::dataplane::handle::Handle;
+use lvs_process::server::Sink;
+
+/// The longest time without an item in a capture without packets.
+const IDLE: Duration = Duration::from_secs(1);
+
+impl Handle {
+    /// Sends packets until the client closes the connection.
+    pub(super) fn capture(
+        &self,
+        filter: CaptureFilter,
+        out: &mut Sink<'_>,
+    ) -> Result<Value, Failure> {
+        let _place = self.captures.take().ok_or_else(|| {
+            Failure::new(
+                FailureCode::Full,
+                format!("there are {READERS_MAX} captures already: end one"),
+            )
+        })?;
+        let (sender, packets) = mpsc::sync_channel(QUEUE);
+        let reader = Arc::<Reader>::default();
+        let weak = Arc::downgrade(&reader);
+        self.threads.ask(move |worker| {
+            worker.capture(Capture::new(filter.clone(), sender.clone(), weak.clone()));
+        })?;
+        while !self.context.is_stopping() {
+            match packets.recv_timeout(IDLE) {
+                Ok(packet) => {
+                    reader.took(&packet);
+                    out.item(&packet)?;
+                    for packet in packets.try_iter().take(QUEUE) {
+                        reader.took(&packet);
+                        out.item(&packet)?;
+                    }
+                }
+                // Shows whether the client is still there.
+                Err(mpsc::RecvTimeoutError::Timeout) => out.item(&CapturedPacket::default())?,
+                Err(mpsc::RecvTimeoutError::Disconnected) => {
+                    return Err(Failure::new(FailureCode::Unsupported, "the dataplane ends"));
+                }
+            }
+            out.flush()?;
+        }
+        end(out)
+    }
+}

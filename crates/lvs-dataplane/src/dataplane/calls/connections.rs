@@ -1,0 +1,61 @@
+//! Connections and persistence templates, listed.
+
+use lvs_core::api::{ConnInfo, Failure};
+use serde_json::Value;
+
+use super::end;
+use crate::dataplane::handle::Handle;
+use lvs_process::server::Sink;
+
+/// Slots that are read in one job if they are free, or 512 connections, so that a listing never
+/// delays packets for long.
+const PIECE: usize = 8192;
+
+impl Handle {
+    pub(super) fn list_connections(&self, out: &mut Sink<'_>) -> Result<Value, Failure> {
+        // The next slot of each shard; a shard without an entry begins at the first slot.
+        let mut starts: Vec<Option<usize>> = Vec::new();
+        loop {
+            let first = starts.is_empty();
+            let from = starts.clone();
+            let pieces = self
+                .threads
+                .ask(move |worker| worker.decider().connections(&from, PIECE))?;
+            for (number, piece, next) in pieces {
+                for connection in &piece {
+                    out.item(&ConnInfo::of(connection))?;
+                }
+                if starts.len() <= number {
+                    starts.resize(number + 1, Some(0));
+                }
+                starts[number] = next;
+            }
+            if first {
+                // A listing begins at once.
+                out.flush()?;
+            }
+            if starts.iter().all(Option::is_none) {
+                break;
+            }
+        }
+        let mut start = Some(0);
+        while let Some(from) = start {
+            let (piece, next) = self.templates(from);
+            for template in &piece {
+                out.item(template)?;
+            }
+            start = next;
+        }
+        end(out)
+    }
+
+    /// The persistence templates from a slot on, and where to go on.
+    fn templates(&self, from: usize) -> (Vec<ConnInfo>, Option<usize>) {
+        let now = self.context.now();
+        let control = self.context.control();
+        let (templates, next) = control.templates_piece(from, PIECE, now);
+        let templates = templates.iter();
+        let templates = templates.map(|template| ConnInfo::of_template(&control, template));
+        (templates.collect(), next)
+    }
+}

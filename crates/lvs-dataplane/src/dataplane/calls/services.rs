@@ -1,0 +1,61 @@
+//! Services and their servers, listed.
+
+use lvs_core::api::{Failure, ServerInfo, ServiceId, ServiceInfo};
+use lvs_core::{Error, Instant, Service, ServiceKey};
+use serde_json::Value;
+
+use super::end;
+use crate::dataplane::handle::Handle;
+use lvs_process::server::Sink;
+
+/// Servers that are copied with the control half locked: packets that open connections have their
+/// turn in between.
+const PIECE: usize = 256;
+
+impl Handle {
+    pub(super) fn list_services(
+        &self,
+        only: Option<ServiceId>,
+        out: &mut Sink<'_>,
+    ) -> Result<Value, Failure> {
+        for service in &self.services(only)? {
+            out.item(service)?;
+        }
+        end(out)
+    }
+
+    /// The state of one service, or of all services. No service is added or removed meanwhile.
+    fn services(&self, only: Option<ServiceId>) -> Result<Vec<ServiceInfo>, Failure> {
+        let now = self.context.now();
+        let _changing = self.context.changing();
+        self.context.fold();
+        let keys: Vec<ServiceKey> = match only {
+            Some(id) => vec![id.into()],
+            None => self
+                .context
+                .control()
+                .services()
+                .map(Service::key)
+                .collect(),
+        };
+        keys.iter().map(|key| self.service_info(key, now)).collect()
+    }
+
+    /// One service, with its servers in pieces.
+    fn service_info(&self, key: &ServiceKey, now: Instant) -> Result<ServiceInfo, Failure> {
+        let mut told: Option<ServiceInfo> = None;
+        loop {
+            let control = self.context.control();
+            let service = control.service(key).ok_or(Error::NoService)?;
+            let told = told.get_or_insert_with(|| ServiceInfo::of(service));
+            let rest = service.servers().iter().skip(told.servers.len());
+            let piece = rest.take(PIECE);
+            let piece = piece.map(|server| ServerInfo::of(&control, service, server, now));
+            told.servers.extend(piece);
+            if told.servers.len() >= service.servers().len() {
+                break;
+            }
+        }
+        Ok(told.expect("it was just told"))
+    }
+}

@@ -1,0 +1,220 @@
+//! The dataplane's own state: threads, interfaces, counters.
+
+use lvs_core::FilterLists;
+use lvs_core::api::{
+    ANNOUNCED_MAX, AnnounceSpec, Announcements, Failure, FailureCode, FilterItem, Info,
+    InterfaceInfo, LocalAddressInfo, LocalInfo, MarkText, ReasonCount, ServiceId, SyncCounts,
+    SyncState,
+};
+use serde_json::Value;
+
+use super::end;
+use crate::dataplane::handle::Handle;
+use crate::dataplane::remedies;
+use crate::dataplane::report::{Report, shares, sync};
+use crate::dataplane::worker::Worker;
+use crate::host::view::View;
+use lvs_packet::net::PortId;
+use lvs_process::server::Sink;
+
+impl Handle {
+    /// The sum of the counters of all packet workers.
+    fn report(&self) -> Result<Report, Failure> {
+        let all = self.threads.ask(Worker::report)?;
+        let all = all.into_iter().reduce(Report::add);
+        Ok(all.expect("there is a packet worker"))
+    }
+
+    pub(super) fn info(&self) -> Result<Info, Failure> {
+        let report = self.report()?;
+        self.context.fold();
+        let mut workers = report.workers.clone();
+        let (ftp_ports, total) = {
+            let control = self.context.control();
+            for (number, counts) in control.shard_counts().enumerate() {
+                if let Some(worker) = workers.iter_mut().find(|w| w.number as usize == number) {
+                    worker.counts = counts;
+                }
+            }
+            (control.ftp_ports().to_vec(), control.total_stats())
+        };
+        let mut info = Info {
+            pid: std::process::id(),
+            uptime: self.context.uptime().as_secs(),
+            ftp_ports,
+            connections: report.connections,
+            capacity: report.capacity,
+            too_big: report.common.oversize.all(),
+            total,
+            workers,
+            fast_path: self.context.fast_path_info(),
+            sync: self.sync_counts(&report),
+            confinement: self.confinement(),
+            peers: self
+                .peers()
+                .map_or_else(Vec::new, |peers| peers.standings()),
+            tables: self
+                .peers()
+                .map_or_else(Vec::new, |peers| peers.tables_info()),
+            ..Info::default()
+        };
+        info.interfaces = interfaces(&self.context.view(), &report);
+        (
+            info.own_vips,
+            info.conflicts,
+            info.waiting,
+            (info.announced, info.announced_ago),
+        ) = self.threads.ask_keeper(|keeper, reply| {
+            let _ = reply.send((
+                keeper.answered_vips(),
+                keeper.conflicts(),
+                keeper.waiting(),
+                keeper.announcements(),
+            ));
+        })?;
+        info.waiting
+            .extend(self.peers().and_then(|peers| peers.waiting()));
+        Ok(info)
+    }
+
+    /// The counters of the synchronisation daemons.
+    fn sync_counts(&self, report: &Report) -> SyncCounts {
+        let mut counts = self.threads.daemons.counts.read();
+        counts.queue_full += report.unsynced;
+        counts
+    }
+
+    /// The state of replication with peers.
+    pub(super) fn sync_state(&self) -> SyncState {
+        let alone = || SyncState {
+            ready: true,
+            ..SyncState::default()
+        };
+        self.peers().map_or_else(alone, |peers| peers.report())
+    }
+
+    /// Sets the addresses that are announced by routes.
+    pub(super) fn announce(&self, spec: AnnounceSpec) -> Result<Announcements, Failure> {
+        let count = spec.addresses.len();
+        if count > ANNOUNCED_MAX {
+            return Err(Failure::new(
+                FailureCode::Invalid,
+                format!("{count} addresses to announce: {ANNOUNCED_MAX} at most are taken"),
+            ));
+        }
+        let announced = self.threads.ask_keeper(move |keeper, reply| {
+            keeper.announce(&spec);
+            let _ = reply.send(keeper.announcements().0);
+        })?;
+        Ok(Announcements { announced })
+    }
+
+    pub(super) fn reasons(&self) -> Result<Vec<ReasonCount>, Failure> {
+        let report = self.report()?;
+        let templates = self.context.control().evicted_templates();
+        let mut reasons = report.reasons(templates);
+        reasons.extend(sync(&self.sync_counts(&report)));
+        if let Some(fast_path) = self.context.fast_path() {
+            reasons.extend(shares(&fast_path.shares()));
+        }
+        let view = self.context.view();
+        for reason in reasons.iter_mut().filter(|reason| reason.count > 0) {
+            let remedy = remedies::of_route(&reason.reason, &view.tables);
+            reason.remedy = remedy.unwrap_or(std::mem::take(&mut reason.remedy));
+        }
+        Ok(reasons)
+    }
+
+    pub(super) fn list_marks(&self, out: &mut Sink<'_>) -> Result<Value, Failure> {
+        let rules = self.context.control().marks().clone();
+        let taken = self.report()?.marked;
+        for (number, rule) in rules.iter().enumerate() {
+            out.item(&MarkText {
+                position: number + 1,
+                rule: rule.to_string(),
+                packets: taken.get(number).copied().unwrap_or(0),
+            })?;
+        }
+        end(out)
+    }
+
+    /// The filters by source, long ones in pieces.
+    pub(super) fn list_filters(&self, out: &mut Sink<'_>) -> Result<Value, Failure> {
+        const PIECE: usize = 1000;
+        let filters: Vec<_> = self.context.control().filters().collect();
+        for (key, filter) in filters {
+            let service = key.map(ServiceId::from);
+            let FilterLists { allow, deny } = filter.lists();
+            let allow = allow.chunks(PIECE).map(|piece| (piece, &[][..]));
+            let deny = deny.chunks(PIECE).map(|piece| (&[][..], piece));
+            for (allow, deny) in allow.chain(deny) {
+                let (allow, deny) = (allow.to_vec(), deny.to_vec());
+                out.item(&FilterItem {
+                    service,
+                    lists: FilterLists { allow, deny },
+                })?;
+            }
+        }
+        end(out)
+    }
+
+    /// The addresses that stand for clients.
+    pub(super) fn local_info(&self) -> Result<LocalInfo, Failure> {
+        let (pool, hairpin) = {
+            let control = self.context.control();
+            let (pool, hairpin) = control.local_pool();
+            (pool.to_vec(), hairpin)
+        };
+        let addresses: Vec<_> = pool.iter().map(|local| local.addr).collect();
+        let counts = self.threads.ask(move |worker| {
+            let shard = &worker.decider().shard;
+            let count = |&addr| shard.local_connections(addr);
+            addresses.iter().map(count).collect::<Vec<u64>>()
+        })?;
+        let addresses = pool.iter().enumerate().map(|(place, local)| {
+            let counts = counts.iter().filter_map(|counts| counts.get(place));
+            LocalAddressInfo {
+                address: local.addr,
+                first: local.first,
+                last: local.last,
+                connections: counts.sum(),
+            }
+        });
+        Ok(LocalInfo {
+            addresses: addresses.collect(),
+            hairpin,
+        })
+    }
+}
+
+/// The interfaces in use. Where the host routes everything, that is the device that it routes it
+/// into.
+fn interfaces(view: &View, report: &Report) -> Vec<InterfaceInfo> {
+    let tables = &view.tables;
+    let served = |port: PortId| report.ports.iter().find(|(known, ..)| *known == port);
+    if tables.is_routed() {
+        let device = tables.port(PortId::HOP);
+        let device = device.map(|device| InterfaceInfo {
+            name: device.name.to_string(),
+            backend: "tun".to_owned(),
+            mtu: u16::MAX.into(),
+            up: tables
+                .state
+                .link(device.ifindex)
+                .is_some_and(|link| link.up),
+            lost: served(PortId::HOP).map_or(0, |(_, _, lost)| *lost),
+        });
+        return device.into_iter().collect();
+    }
+    let interfaces = tables.interfaces().filter_map(|(port, known)| {
+        let (_, backend, lost) = served(port)?;
+        Some(InterfaceInfo {
+            name: known.name.to_string(),
+            backend: (*backend).to_owned(),
+            mtu: known.info.mtu,
+            up: known.running,
+            lost: *lost,
+        })
+    });
+    interfaces.collect()
+}

@@ -1,0 +1,273 @@
+//! The configuration of a dataplane, and the errors of a configuration that it cannot start with.
+
+use std::net::{IpAddr, SocketAddr};
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use lvs_core::api::WORKERS_MAX;
+use lvs_core::mark::MarkRule;
+use lvs_core::memory::OutOfMemory;
+use lvs_core::{Profile, Registry, WhenFull};
+
+use super::hook::PacketHook;
+use crate::fast_path::FastPathError;
+use crate::host::{Backend, HostError, is_interface_name};
+use crate::warm_restart::Holder;
+use lvs_api::Address;
+use lvs_packet::pipeline::Settings;
+use lvs_process::server::BindError;
+
+/// Default of [`PeersConfig::wait`].
+pub const PEERS_WAIT: Duration = Duration::from_secs(10);
+/// Default of [`PeersConfig::alarm`].
+pub const PEERS_ALARM: Duration = Duration::from_secs(30);
+
+/// The peers that this director replicates connections with.
+#[derive(Clone, Debug, Default)]
+pub struct PeersConfig {
+    /// The address that peers connect to; `None` for port 8848 of all addresses.
+    pub listen: Option<SocketAddr>,
+    /// The addresses of the peers; port 0 stands for 8848.
+    pub peers: Vec<SocketAddr>,
+    /// The file with the key that all peers share.
+    pub key_file: PathBuf,
+    /// The longest wait at the start for peers that cannot be reached; zero for no wait.
+    pub wait: Duration,
+    /// The longest time that the service table of a peer may differ without an alarm.
+    pub alarm: Duration,
+}
+
+/// The configuration of a dataplane.
+#[derive(Debug, Default)]
+pub struct Config {
+    /// The way in which packets are received and sent.
+    pub backend: Backend,
+    /// Whether the kernel forwards established connections.
+    pub fast_path: UseKernel,
+    /// Interfaces to which the XDP program of the kernel fast path is attached.
+    pub xdp: Vec<String>,
+    /// Packets from the client after which a connection is offloaded; `None` for
+    /// [16](crate::fast_path::RIPE).
+    pub fast_path_after: Option<NonZeroU32>,
+    /// The state keeper: it keeps connections for a warm restart if there is no kernel fast path.
+    pub warm_restart: Option<Holder>,
+    /// Packet workers, [`WORKERS_MAX`] at most; `None` for one.
+    pub workers: Option<NonZeroUsize>,
+    /// Whether each packet worker runs on a processor of its own; `None` for several workers only.
+    /// If there are fewer processors than workers, no worker does.
+    pub pin: Option<bool>,
+    /// Packet workers run in real time while they take less than half of a processor, if the host
+    /// permits it.
+    pub real_time: bool,
+    /// The interfaces to use; empty for every Ethernet interface that is up and has no master.
+    pub interfaces: Vec<String>,
+    /// The address of the control socket; `None` for the default.
+    pub address: Option<Address>,
+    /// Group whose members may change things, in addition to root and the dataplane's own user.
+    pub group: Option<u32>,
+    /// Group whose members may read, in addition to users that may change things; `None` for all
+    /// users.
+    pub readers: Option<u32>,
+    /// Own every virtual address that the host does not have: answer ARP or neighbour discovery
+    /// for it and announce it.
+    pub own_vips: bool,
+    /// Source addresses of full NAT towards servers. The dataplane answers ARP for an address that
+    /// the host does not have.
+    pub local_addresses: Vec<IpAddr>,
+    /// NAT translates both ends if replies would not come back to the director.
+    pub hairpin: bool,
+    /// Settings of the packet pipeline that IPVS does not have.
+    pub settings: Settings,
+    /// The maximum number of connections; `None` for 2^20.
+    pub max_connections: Option<usize>,
+    /// Connections of IPv6, or to servers of another family, for which the [kernel fast
+    /// path](Self::fast_path) takes memory at the start; `None` for a quarter of all. Without the
+    /// kernel fast path, memory is taken when such connections open.
+    pub max_ipv6: Option<usize>,
+    /// Policy for a new connection if the table is full.
+    pub when_full: WhenFull,
+    /// Sysctls to set before anything else, as name and value.
+    pub sysctls: Vec<(String, String)>,
+    /// Rules in the form of `ipvsadm-save`, to be applied at the start: the text, and its name for
+    /// errors.
+    pub rules: Option<(String, String)>,
+    /// Rules that give packets marks.
+    pub marks: Vec<MarkRule>,
+    /// Ports of control connections that the FTP helper reads; empty for no helper.
+    pub ftp_ports: Vec<u16>,
+    /// The timeouts at the start.
+    pub profile: Profile,
+    /// The peers that connections are replicated with.
+    pub peers: Option<PeersConfig>,
+    /// The schedulers that services can use.
+    pub schedulers: Registry,
+    /// A hook that sees each packet before the director.
+    pub hook: Option<Box<dyn PacketHook>>,
+}
+
+impl Config {
+    /// The number of packet workers, if the rest of the configuration permits it.
+    pub(super) fn workers(&self) -> Result<NonZeroUsize, StartError> {
+        let workers = self.workers.unwrap_or(NonZeroUsize::MIN);
+        if workers.get() > WORKERS_MAX {
+            return Err(StartError::Workers(workers));
+        }
+        if workers.get() > 1 && self.peers.is_some() {
+            let text = format!(
+                "--workers {workers}: several packet workers do not tell their connections to other directors: leave out --workers, or --sync-peer (--start-daemon does not mind)"
+            );
+            return Err(StartError::Peers(text));
+        }
+        if workers.get() > 1 && self.hook.is_some() {
+            return Err(StartError::Hook(workers));
+        }
+        Ok(workers)
+    }
+}
+
+/// Whether a dataplane uses the kernel fast path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UseKernel {
+    /// The kernel fast path is not used.
+    #[default]
+    Off,
+    /// The kernel fast path is used if it is available; otherwise the log has the reason, and
+    /// `lvsadm doctor` ignores it.
+    Try,
+    /// The kernel fast path is used if it is available; otherwise the log has the reason, and
+    /// `lvsadm doctor` has the fix.
+    Auto,
+    /// The dataplane does not start without the kernel fast path.
+    On,
+}
+
+/// The reason why a dataplane did not start. The host is as it was before.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The control socket cannot be bound.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// The keeper cannot attach to the host.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// A sysctl is refused.
+    #[error("--sysctl {name}={value}: {error}")]
+    Sysctl {
+        /// Its name.
+        name: String,
+        /// The value.
+        value: String,
+        /// The reason.
+        error: lvs_core::Error,
+    },
+    /// The ports of the FTP helper are refused.
+    #[error("--helper: {0}")]
+    Helper(#[source] lvs_core::Error),
+    /// The rules for marks are refused.
+    #[error("{0}")]
+    Marks(String),
+    /// The local addresses are refused.
+    #[error("--local-address: {0}")]
+    LocalAddresses(String),
+    /// A line of the file of rules is refused.
+    #[error(transparent)]
+    Rules(#[from] RulesError),
+    /// No interface can have that name.
+    #[error("--interface {0}")]
+    Interface(String),
+    /// The kernel fast path is not available.
+    #[error("--fast-path on: {0}")]
+    FastPath(#[source] FastPathError),
+    /// XDP is configured without the kernel fast path.
+    #[error("--xdp is a part of the kernel fast path: leave out --xdp, or --fast-path off")]
+    XdpAlone,
+    /// Replication with peers cannot start.
+    #[error("{0}")]
+    Peers(String),
+    /// There is no memory for the connection table, or for the table of persistence templates.
+    #[error(
+        "{0}: give a smaller --max-connections, or permit the dataplane more memory (ulimit -v, vm.overcommit_memory)"
+    )]
+    Memory(OutOfMemory),
+    /// A thread cannot be started.
+    #[error("cannot start a thread: {0}")]
+    Thread(#[source] std::io::Error),
+    /// More packet workers are configured than [`WORKERS_MAX`].
+    #[error("--workers {0}: there may be {WORKERS_MAX} packet workers at most")]
+    Workers(NonZeroUsize),
+    /// A hook is configured with several packet workers.
+    #[error(
+        "an embedding program that looks at each packet does so from one packet worker, not from {0}"
+    )]
+    Hook(NonZeroUsize),
+    /// The random key of the connection table cannot be read.
+    #[error("cannot read random numbers from /dev/urandom: {0}")]
+    Random(#[source] std::io::Error),
+}
+
+// The cause is a part of the message, so it is not its source, too.
+impl From<OutOfMemory> for StartError {
+    fn from(error: OutOfMemory) -> Self {
+        Self::Memory(error)
+    }
+}
+
+/// A line of a file of rules that cannot be applied.
+#[derive(Debug, thiserror::Error)]
+#[error("{file}, line {line}: {message}")]
+pub struct RulesError {
+    /// The name of the file.
+    pub file: String,
+    /// The number of the line, from 1.
+    pub line: usize,
+    /// The reason.
+    pub message: String,
+}
+
+/// Refuses addresses, and names that no interface can have.
+pub(super) fn check_interface_names(names: &[String]) -> Result<(), StartError> {
+    for name in names {
+        let error = if let Some((vlan, _)) = name.split_once('=') {
+            format!(
+                "{name:?}: the dataplane does not create {vlan}: create the VLAN interface with `ip link add link TRUNK name {vlan} \
+                 type vlan id VLAN` and its addresses with `ip addr add`, and give --interface {vlan}"
+            )
+        } else if is_interface_name(name) {
+            continue;
+        } else {
+            format!(
+                "{name:?}: no interface can have that name: a name has 1 to 15 bytes, without /, : and whitespace"
+            )
+        };
+        return Err(StartError::Interface(error));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interface_name_that_kernel_refuses_is_refused() {
+        let check = |name: &str| check_interface_names(&[name.to_owned()]);
+        for good in ["eth0", "eth0.100", "eth0.4095", "wan.x", ".7"] {
+            assert!(check(good).is_ok(), "{good}");
+        }
+        for wrong in [
+            "",
+            ".",
+            "..",
+            "a-name-that-is-too-long",
+            "eth0/1",
+            "eth0:1",
+            "eth 0",
+        ] {
+            assert!(check(wrong).is_err(), "{wrong}");
+        }
+        let error = check("eth0.100=10.0.0.1/24").expect_err("it is an address");
+        assert!(error.to_string().contains("ip link add"), "{error}");
+    }
+}

@@ -1,0 +1,154 @@
+//! The state below all threads of a dataplane: the director's control half and its lock, the
+//! clock, the stop flag, the latest view and the kernel fast path. It names no thread.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
+use std::time::{Duration, Instant as SystemInstant};
+
+use lvs_core::api::FastPathInfo;
+use lvs_core::{Control, Instant};
+
+use super::pauses::Longest;
+use crate::fast_path::FastPath;
+use crate::host::view::{Published, View};
+use crate::lock::lock;
+
+/// How often other threads give way to packets that wait for the control half, before they queue
+/// like them.
+const PATIENCE: usize = 1000;
+
+/// The kernel fast path, or the reason why the dataplane does not use it.
+pub(super) type KernelPath = Result<Arc<FastPath>, FastPathInfo>;
+
+/// The context of all threads of a dataplane.
+#[derive(Debug)]
+pub(super) struct Context {
+    control: Mutex<Control>,
+    /// Packet workers that wait for the lock of the control half.
+    wanted: AtomicUsize,
+    /// The longest wait of a packet worker for that lock.
+    pub(super) waited: Longest,
+    /// Held during a change: changes are followed in the order in which they are made.
+    changing: Mutex<()>,
+    started: SystemInstant,
+    stop: AtomicBool,
+    published: Published,
+    /// [`View::ways`] of the latest view.
+    ways: AtomicU64,
+    kernel: KernelPath,
+}
+
+impl Context {
+    /// The context of a dataplane that starts now.
+    pub(super) fn new(control: Control, kernel: KernelPath) -> Self {
+        Self {
+            control: Mutex::new(control),
+            wanted: AtomicUsize::new(0),
+            waited: Longest::default(),
+            changing: Mutex::default(),
+            started: SystemInstant::now(),
+            stop: AtomicBool::new(false),
+            published: Published::default(),
+            ways: AtomicU64::new(0),
+            kernel,
+        }
+    }
+
+    /// The context of a dataplane without the kernel fast path.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn without_kernel(control: Control) -> Arc<Self> {
+        Arc::new(Self::new(control, Err(FastPathInfo::default())))
+    }
+
+    /// The director's control half. The lock is held for one short operation at a time, never while
+    /// waiting for anything. A packet that waits for it goes first.
+    pub(super) fn control(&self) -> MutexGuard<'_, Control> {
+        let mut patience = PATIENCE;
+        while patience > 0 && self.wanted.load(Ordering::Acquire) > 0 {
+            patience -= 1;
+            thread::yield_now();
+        }
+        lock(&self.control)
+    }
+
+    /// As [`control`](Self::control), for a packet.
+    pub(super) fn control_for_packet(&self) -> MutexGuard<'_, Control> {
+        match self.control.try_lock() {
+            Ok(control) => control,
+            Err(_) => {
+                let started = SystemInstant::now();
+                self.wanted.fetch_add(1, Ordering::AcqRel);
+                let control = lock(&self.control);
+                self.wanted.fetch_sub(1, Ordering::AcqRel);
+                self.waited.note(started.elapsed());
+                control
+            }
+        }
+    }
+
+    /// Excludes other changes while the guard lives.
+    pub(super) fn changing(&self) -> MutexGuard<'_, ()> {
+        lock(&self.changing)
+    }
+
+    /// Time since the dataplane started, on the core's clock.
+    pub(super) fn now(&self) -> Instant {
+        Instant::ZERO + self.started.elapsed()
+    }
+
+    pub(super) fn uptime(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Sets the stop flag. It wakes no thread.
+    pub(super) fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    /// Publishes a view. It wakes no thread.
+    pub(super) fn publish(&self, view: Arc<View>) {
+        let ways = view.ways;
+        self.published.publish(view);
+        if let Some(fast_path) = self.fast_path()
+            && self.ways.swap(ways, Ordering::AcqRel) != ways
+        {
+            fast_path.changed();
+        }
+    }
+
+    /// The number of the latest view.
+    #[inline]
+    pub(super) fn generation(&self) -> u64 {
+        self.published.generation()
+    }
+
+    /// The latest view.
+    pub(super) fn view(&self) -> Arc<View> {
+        self.published.latest()
+    }
+
+    /// The kernel fast path.
+    pub(super) fn fast_path(&self) -> Option<&Arc<FastPath>> {
+        self.kernel.as_ref().ok()
+    }
+
+    /// The state of the kernel fast path, for the control socket.
+    pub(super) fn fast_path_info(&self) -> FastPathInfo {
+        match &self.kernel {
+            Ok(fast_path) => fast_path.info(),
+            Err(why_not) => why_not.clone(),
+        }
+    }
+
+    /// Adds the counters of the kernel fast path to those of the control half.
+    pub(super) fn fold(&self) {
+        if let Some(fast_path) = self.fast_path() {
+            fast_path.fold(|| self.control());
+        }
+    }
+}

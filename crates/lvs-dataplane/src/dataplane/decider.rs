@@ -1,0 +1,426 @@
+//! The director, for the packet pipeline of one worker.
+
+use std::net::SocketAddrV4;
+use std::sync::Arc;
+
+use lvs_core::explain::Explanation;
+use lvs_core::fast_path::{Ahead, Passed, Plain};
+use lvs_core::mark::{MarkAction, MarkRule};
+use lvs_core::offload::Offer;
+use lvs_core::replication::{Heard, TakenOver};
+use lvs_core::sync::bulk::Item;
+use lvs_core::sync::wire::Entry;
+use lvs_core::{
+    AcceptReason, ConnId, Connection, DropReason, Forward, IcmpError, Instant, PacketMeta,
+    Protocol, Shard, Tuple, Verdict,
+};
+
+use super::context::Context;
+use super::hook::{HookAction, PacketHook};
+use super::kernel_path::WithDataplane;
+use crate::fast_path::RIPE;
+use lvs_packet::intercept::Intercept;
+use lvs_packet::pipeline::Decide;
+use lvs_sys::prefetch;
+
+/// Connections that may wait to be offloaded; further connections wait for their next packet.
+const RIPE_MAX: usize = 4096;
+
+/// A packet that the control socket asks about.
+#[derive(Clone, Debug)]
+pub(super) struct Question {
+    pub(super) tuple: Tuple,
+    /// Its mark; `None` if the rules for marks decide.
+    pub(super) mark: Option<u32>,
+    /// The interface that it comes in on.
+    pub(super) interface: Option<String>,
+}
+
+/// The director for one packet worker: its own shard first, then the control half if the shard
+/// cannot decide.
+pub(super) struct Decider {
+    context: Arc<Context>,
+    pub(super) shard: Shard,
+    pub(super) hook: Option<Box<dyn PacketHook>>,
+    marks: Arc<[MarkRule]>,
+    /// The packets that each rule has matched.
+    pub(super) marked: Vec<u64>,
+    /// The intercepted traffic, for rules that match by source only.
+    intercept: Arc<Intercept>,
+    /// Name of the interface that the present batch came in on.
+    pub(super) interface: Arc<str>,
+    pub(super) drops: [u64; DropReason::ALL.len()],
+    pub(super) accepts: [u64; AcceptReason::ALL.len()],
+    /// Packets of the present batch are not for the director: they come out of a tunnel of the host,
+    /// and `ignore_tunneled` is set.
+    pub(super) ignores: bool,
+    /// Whether the last decision is kept for a capture.
+    pub(super) tells: bool,
+    told: Option<(Tuple, Verdict)>,
+    /// The epoch of the kernel fast path from before the latest view; 0 for none.
+    pub(super) epoch: u16,
+    /// Packets from the client after which a connection can be offloaded.
+    pub(super) ripe_after: u32,
+    /// Connections that can be offloaded.
+    pub(super) ripe: Vec<ConnId>,
+}
+
+impl Decider {
+    pub(super) fn new(
+        context: Arc<Context>,
+        shard: Shard,
+        hook: Option<Box<dyn PacketHook>>,
+    ) -> Self {
+        let (drops, accepts) = ([0; DropReason::ALL.len()], [0; AcceptReason::ALL.len()]);
+        Self {
+            marks: Arc::from([]),
+            marked: Vec::new(),
+            intercept: Arc::default(),
+            interface: Arc::from(""),
+            ignores: false,
+            context,
+            shard,
+            hook,
+            drops,
+            accepts,
+            tells: false,
+            told: None,
+            epoch: 0,
+            ripe_after: RIPE.get(),
+            ripe: Vec::new(),
+        }
+    }
+
+    /// Packets that would have opened a connection and found the table full.
+    pub(super) const fn refused_for_room(&self) -> u64 {
+        self.drops[DropReason::TableFull.index()]
+    }
+
+    /// Takes over the rules for marks if they have changed.
+    pub(super) fn take_marks(&mut self, marks: &Arc<[MarkRule]>) {
+        if !Arc::ptr_eq(&self.marks, marks) {
+            self.marks = marks.clone();
+            self.marked = vec![0; self.marks.len()];
+        }
+    }
+
+    /// Stores the specification of intercepted packets.
+    pub(super) fn take_intercept(&mut self, intercept: &Arc<Intercept>) {
+        if !Arc::ptr_eq(&self.intercept, intercept) {
+            self.intercept = intercept.clone();
+        }
+    }
+
+    /// Applies changes of the shared half to the shard, and ends the connections that must end by
+    /// its settings.
+    pub(super) fn sweep(&mut self) {
+        self.context.control_for_packet().sweep(&mut self.shard);
+    }
+
+    /// Takes over connections that another director has sent.
+    pub(super) fn take_over(&mut self, entries: Vec<Entry>, now: Instant) -> TakenOver {
+        self.context
+            .control_for_packet()
+            .take_over(&mut self.shard, entries, now)
+    }
+
+    /// Takes over the connections of a peer.
+    pub(super) fn hear(&mut self, peer: usize, keeps_ties: bool, items: Vec<Item>) -> Heard {
+        let now = self.context.now();
+        // The table lines of all connections are prefetched first, without the lock.
+        let mut aheads: Vec<Ahead> = items
+            .iter()
+            .map(|item| {
+                let tuple = Tuple {
+                    protocol: item.entry.protocol,
+                    src: item.entry.client,
+                    dst: item.entry.virt,
+                };
+                self.shard.ahead(&tuple, prefetch)
+            })
+            .collect();
+        for ahead in &mut aheads {
+            self.shard.aim(ahead, prefetch);
+        }
+        self.context
+            .control_for_packet()
+            .hear(&mut self.shard, peer, keeps_ties, items, now)
+    }
+
+    /// Whether a rule for marks could take packets of a connection, in either direction.
+    pub(super) fn may_be_marked(&self, offer: &Offer) -> bool {
+        let tuple = |src, dst| Tuple {
+            protocol: offer.protocol,
+            src,
+            dst,
+        };
+        let ways = [
+            tuple(offer.client, offer.virt),
+            tuple(offer.server, offer.client),
+        ];
+        self.marks.iter().any(|rule| {
+            let interface = rule.interface.as_deref().unwrap_or_default();
+            ways.iter().any(|way| rule.matches(interface, way, || true))
+        })
+    }
+
+    /// The action of the first rule for marks that matches a packet.
+    fn mark(&mut self, tuple: &Tuple) -> Option<MarkAction> {
+        let to_service = || self.intercept.is_to_service(tuple);
+        let taken = self
+            .marks
+            .iter()
+            .position(|rule| rule.matches(&self.interface, tuple, to_service))?;
+        if let Some(count) = self.marked.get_mut(taken) {
+            *count += 1;
+        }
+        Some(self.marks[taken].action)
+    }
+
+    /// The number of the shard, the next piece of its connections, and where the one after that
+    /// begins.
+    pub(super) fn connections(
+        &self,
+        starts: &[Option<usize>],
+        budget: usize,
+    ) -> (usize, Vec<Connection>, Option<usize>) {
+        let number = self.shard.number();
+        let Some(start) = starts.get(number).copied().unwrap_or(Some(0)) else {
+            return (number, Vec::new(), None);
+        };
+        let now = self.context.now();
+        let (piece, next) = self.shard.connections_piece(start, budget, now);
+        (number, piece, next)
+    }
+
+    /// Explains the fate of a packet and changes nothing. `fast_path`: whether a connection, or a new
+    /// one (`None`), is offloaded.
+    pub(super) fn explain(
+        &self,
+        question: &Question,
+        fast_path: impl FnOnce(Option<ConnId>) -> Result<(), WithDataplane>,
+    ) -> Explanation {
+        let Question {
+            tuple,
+            mark,
+            interface,
+        } = question;
+        let (action, why) = match mark {
+            Some(0) => (None, String::new()),
+            Some(mark) => (Some(MarkAction::Mark(*mark)), "as given".to_owned()),
+            None => {
+                let to_service = self.intercept.is_to_service(tuple);
+                marked_by(&self.marks, tuple, interface.as_deref(), to_service)
+            }
+        };
+        let refused = |verdict: String| Explanation {
+            verdict,
+            reason: DropReason::MarkRule.name().to_owned(),
+            ..Explanation::default()
+        };
+        let mut told = match action {
+            Some(MarkAction::Drop) => refused(format!("dropped: {why} says so")),
+            Some(MarkAction::Host) => refused(format!("left to this host: {why} says so")),
+            Some(MarkAction::Mark(mark)) => self.ask(*tuple, mark),
+            None => self.ask(*tuple, 0),
+        };
+        told.mark_why = why;
+        if told.has_connection() {
+            let why = self.with_dataplane(tuple, fast_path);
+            told.fast_path = Some(why.is_none());
+            told.fast_path_why = why.unwrap_or_default();
+        }
+        told
+    }
+
+    /// The reason why a connection is not offloaded; `None` if it is.
+    fn with_dataplane(
+        &self,
+        tuple: &Tuple,
+        fast_path: impl FnOnce(Option<ConnId>) -> Result<(), WithDataplane>,
+    ) -> Option<String> {
+        let info = self.context.fast_path_info();
+        if !info.active {
+            let mut why = WithDataplane::NotUsed.to_string();
+            if !info.reason.is_empty() {
+                why.push_str(": ");
+                why.push_str(&info.reason);
+            }
+            return Some(why);
+        }
+        let &Tuple { protocol, src, dst } = tuple;
+        let known = self.shard.lookup(protocol, src, dst, self.context.now());
+        fast_path(known.map(|known| known.id))
+            .err()
+            .map(|why| why.to_string())
+    }
+
+    fn ask(&self, tuple: Tuple, mark: u32) -> Explanation {
+        let now = self.context.now();
+        self.context
+            .control()
+            .explain(&self.shard, tuple, mark, now)
+    }
+
+    /// Removes and returns the last decision, if [`tells`](Self::tells) is set.
+    pub(super) fn take_told(&mut self) -> Option<(Tuple, Verdict)> {
+        self.told.take()
+    }
+
+    fn count(&mut self, tuple: Tuple, verdict: Verdict) -> Verdict {
+        if self.tells {
+            self.told = Some((tuple, verdict));
+        }
+        match verdict {
+            Verdict::Drop(reason) | Verdict::Unreachable(reason) | Verdict::Reset(reason) => {
+                self.drops[reason.index()] += 1;
+            }
+            Verdict::Accept(reason) => self.accepts[reason.index()] += 1,
+            Verdict::Forward(Forward {
+                conn: Some(conn), ..
+            }) => self.look_if_ripe(conn),
+            Verdict::Forward(_) | Verdict::Reply(_) => {}
+        }
+        verdict
+    }
+}
+
+impl Decider {
+    /// Queues a connection that can be offloaded.
+    fn look_if_ripe(&mut self, conn: ConnId) {
+        let (after, epoch) = (self.ripe_after, self.epoch);
+        if epoch != 0 && self.ripe.len() < RIPE_MAX && self.shard.is_ripe(conn, after, epoch) {
+            self.ripe.push(conn);
+        }
+    }
+}
+
+impl Decide for Decider {
+    #[inline]
+    fn ahead(&self, protocol: Protocol, src: SocketAddrV4, dst: SocketAddrV4) -> Option<Ahead> {
+        Some(self.shard.ahead_v4(protocol, src, dst, prefetch))
+    }
+
+    #[inline]
+    fn aim(&self, ahead: &mut Ahead) {
+        self.shard.aim(ahead, prefetch);
+    }
+
+    fn knows(&self, tuple: &Tuple) -> bool {
+        self.shard.knows(tuple)
+    }
+
+    fn packets_of(&self, conn: ConnId) -> u32 {
+        self.shard.packets_of(conn)
+    }
+
+    fn packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
+        self.decide(meta, None, now)
+    }
+
+    fn packet_ahead(&mut self, meta: &PacketMeta<'_>, ahead: &Ahead, now: Instant) -> Verdict {
+        self.decide(meta, Some(ahead), now)
+    }
+
+    #[inline]
+    fn pass(&mut self, packet: &Plain, ahead: &Ahead, now: Instant) -> Option<Passed> {
+        // Hooks, rules for marks and captures see packets on the slow path.
+        if self.ignores || self.hook.is_some() || !self.marks.is_empty() || self.tells {
+            return None;
+        }
+        let passed = self.shard.pass(packet, ahead, now)?;
+        if !passed.reply {
+            self.look_if_ripe(passed.conn);
+        }
+        Some(passed)
+    }
+
+    fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {
+        if self.ignores {
+            return self.count(error.inner, Verdict::Accept(AcceptReason::Tunneled));
+        }
+        let verdict = match self.shard.handle_icmp_error(error, now) {
+            Ok(verdict) => verdict,
+            Err(pending) => self.context.control_for_packet().admit_icmp_error(
+                &mut self.shard,
+                error,
+                pending,
+                now,
+            ),
+        };
+        self.count(error.inner, verdict)
+    }
+}
+
+impl Decider {
+    fn decide(&mut self, meta: &PacketMeta<'_>, ahead: Option<&Ahead>, now: Instant) -> Verdict {
+        if self.ignores {
+            return self.count(meta.tuple, Verdict::Accept(AcceptReason::Tunneled));
+        }
+        if let Some(hook) = &mut self.hook {
+            match hook.packet(meta) {
+                HookAction::Continue => {}
+                HookAction::Host => {
+                    return self.count(meta.tuple, Verdict::Accept(AcceptReason::Hook));
+                }
+                HookAction::Drop => return self.count(meta.tuple, Verdict::Drop(DropReason::Hook)),
+            }
+        }
+        let marked;
+        let meta = match self.mark(&meta.tuple) {
+            None => meta,
+            Some(MarkAction::Mark(mark)) => {
+                marked = PacketMeta { mark, ..*meta };
+                &marked
+            }
+            Some(MarkAction::Drop) => {
+                return self.count(meta.tuple, Verdict::Drop(DropReason::MarkRule));
+            }
+            Some(MarkAction::Host) => {
+                return self.count(meta.tuple, Verdict::Accept(AcceptReason::MarkRule));
+            }
+        };
+        let decided = match ahead {
+            Some(ahead) => self.shard.handle_packet_ahead(meta, ahead, now),
+            None => self.shard.handle_packet(meta, now),
+        };
+        let verdict = match decided {
+            Ok(verdict) => verdict,
+            Err(pending) => {
+                self.context
+                    .control_for_packet()
+                    .admit(&mut self.shard, meta, pending, now)
+            }
+        };
+        if verdict == Verdict::Drop(DropReason::Unbound) {
+            // After a start, replicated connections may arrive before the services are added.
+            self.context
+                .control_for_packet()
+                .bind_unbound(&mut self.shard, &meta.tuple);
+        }
+        self.count(meta.tuple, verdict)
+    }
+}
+
+/// The action of the rules for marks on a packet, and the rule. A rule with an interface matches only
+/// if `interface` is that one; without `interface`, the text names the rule.
+fn marked_by(
+    rules: &[MarkRule],
+    tuple: &Tuple,
+    interface: Option<&str>,
+    to_service: bool,
+) -> (Option<MarkAction>, String) {
+    let mut passed = String::new();
+    for (number, rule) in (1..).zip(rules) {
+        if rule.matches(interface.unwrap_or_default(), tuple, || to_service) {
+            return (Some(rule.action), format!("rule {number} ({rule}){passed}"));
+        }
+        if interface.is_none()
+            && let Some(name) = &rule.interface
+            && rule.matches(name, tuple, || to_service)
+        {
+            passed.push_str(&format!("; rule {number} if it comes in on {name}"));
+        }
+    }
+    (None, passed.trim_start_matches("; ").to_owned())
+}

@@ -1,0 +1,219 @@
+//! The dataplane as its control socket, its keeper and an embedding program see it: the
+//! [context](super::context), the [threads](super::threads), and the parts that they do not need.
+
+use std::iter;
+use std::net::IpAddr;
+use std::sync::{Arc, MutexGuard, OnceLock, Weak};
+
+use lvs_core::api::Confinement;
+use lvs_core::sync::Message;
+use lvs_core::sync::wire::Entry;
+use lvs_core::{Control, Instant};
+
+use super::capture::Readers;
+use super::context::Context;
+use super::pauses::Pauses;
+use super::peers::Peers;
+use super::successor::Keeping;
+use super::threads::Threads;
+use super::worker::Worker;
+use crate::host::view::View;
+use crate::host::{DataplaneSide, NeighbourNews};
+use crate::io::port::Port;
+use crate::sync::{Director, Ticket};
+use lvs_packet::net::PortId;
+use lvs_process::server::Leaving;
+
+/// A handle to a running dataplane, for any thread.
+#[derive(Debug)]
+pub struct Handle {
+    pub(super) context: Arc<Context>,
+    pub(super) threads: Arc<Threads<Worker>>,
+    /// The state that a successor finds.
+    pub(super) keeping: Keeping,
+    pub(super) captures: Readers,
+    /// The peers, once replication has started.
+    peers: OnceLock<Arc<Peers>>,
+    /// The lock of the control socket, once that answers. It shows that this process ends.
+    lock: OnceLock<Leaving>,
+    /// The sandbox of the program, once the program has entered it.
+    confinement: OnceLock<Confinement>,
+}
+
+impl Handle {
+    pub(super) fn new(
+        context: Arc<Context>,
+        threads: Arc<Threads<Worker>>,
+        keeping: Keeping,
+    ) -> Arc<Self> {
+        let this = Arc::new(Self {
+            context,
+            threads,
+            keeping,
+            captures: Readers::default(),
+            peers: OnceLock::new(),
+            lock: OnceLock::new(),
+            confinement: OnceLock::new(),
+        });
+        let director: Weak<Self> = Arc::downgrade(&this);
+        this.threads.daemons.serve(director);
+        this
+    }
+
+    /// A handle without a keeper and a running worker.
+    #[cfg(test)]
+    pub(super) fn without_host(control: Control) -> Arc<Self> {
+        let threads = Threads::new(1).expect("descriptors");
+        let context = Context::without_kernel(control);
+        Self::new(context, Arc::new(threads), Keeping::new(None))
+    }
+
+    /// Asks all threads to end.
+    pub fn stop(&self) {
+        if let Some(lock) = self.lock.get() {
+            lock.mark();
+        }
+        self.context.stop();
+        self.threads.wake_workers();
+        self.threads.wake_keeper();
+    }
+
+    /// Sets the lock to mark when the dataplane stops.
+    pub(super) fn use_lock(&self, lock: Leaving) {
+        let _ = self.lock.set(lock);
+    }
+
+    /// Sets the sandbox that the program has entered, for `info` of the control socket.
+    pub fn set_confinement(&self, confinement: Confinement) {
+        let _ = self.confinement.set(confinement);
+    }
+
+    /// The sandbox of the program.
+    pub(super) fn confinement(&self) -> Confinement {
+        self.confinement.get().cloned().unwrap_or_default()
+    }
+
+    /// Sets the peers that connections are replicated with.
+    pub(super) fn use_peers(&self, peers: Arc<Peers>) {
+        let _ = self.peers.set(peers);
+    }
+
+    /// The peers.
+    pub(super) fn peers(&self) -> Option<&Arc<Peers>> {
+        self.peers.get()
+    }
+
+    /// The longest times that packet workers were busy since the last call; the maximum of all
+    /// workers.
+    pub fn take_pauses(&self) -> Pauses {
+        let pauses = Pauses {
+            wait: self.context.waited.take(),
+            ..Pauses::default()
+        };
+        let workers = self.threads.workers().iter();
+        workers.fold(pauses, |longest, worker| Pauses {
+            batch: longest.batch.max(worker.batch.take()),
+            gap: longest.gap.max(worker.gap.take()),
+            ..longest
+        })
+    }
+}
+
+/// The view of the synchronisation daemons.
+impl Director for Handle {
+    fn messages(&self) -> Vec<Message> {
+        let now = self.context.now();
+        let mut control = self.context.control();
+        iter::from_fn(|| control.take_sync_message(now)).collect()
+    }
+
+    fn take_over(&self, entries: Vec<Entry>, ticket: Ticket) {
+        // A connection goes to the worker that its packets go to.
+        let steering = self.context.view().steering.clone();
+        let home = |entry: &Entry| {
+            let (client, steering) = (entry.client, steering.as_ref());
+            steering.map_or(0, |steering| steering.of_client(client.ip(), client.port()))
+        };
+        let workers = self.threads.workers();
+        let mut shares: Vec<Vec<Entry>> = workers.iter().map(|_| Vec::new()).collect();
+        for entry in entries {
+            let home = home(&entry);
+            if let Some(share) = shares.get_mut(home) {
+                share.push(entry);
+            }
+        }
+        let shares = workers.iter().zip(shares);
+        for (worker, entries) in shares.filter(|(_, share)| !share.is_empty()) {
+            let ticket = ticket.clone();
+            worker
+                .mailbox
+                .post(move |worker| worker.take_over(entries, ticket));
+        }
+    }
+}
+
+/// The view of the keeper.
+impl DataplaneSide for Handle {
+    fn control(&self) -> MutexGuard<'_, Control> {
+        self.context.control()
+    }
+
+    fn now(&self) -> Instant {
+        self.context.now()
+    }
+
+    fn has_ended(&self) -> bool {
+        self.context.is_stopping() && self.threads.workers_have_ended()
+    }
+
+    fn publish(&self, view: Arc<View>) {
+        self.context.publish(view);
+        self.threads.wake_workers();
+    }
+
+    fn taken(&self) -> u64 {
+        self.threads.taken()
+    }
+
+    fn workers(&self) -> usize {
+        self.threads.workers().len()
+    }
+
+    fn attach(&self, port: PortId, ports: Vec<Port>) {
+        for (worker, io) in self.threads.workers().iter().zip(ports) {
+            worker.mailbox.post(move |worker| worker.attach(port, io));
+        }
+    }
+
+    fn detach(&self, port: PortId) {
+        for worker in self.threads.workers() {
+            worker.mailbox.post(move |worker| worker.detach(port));
+        }
+    }
+
+    fn tell_neighbours(&self, neighbours: Vec<NeighbourNews>) {
+        let neighbours: Arc<[NeighbourNews]> = neighbours.into();
+        for worker in self.threads.workers() {
+            let neighbours = neighbours.clone();
+            worker
+                .mailbox
+                .post(move |worker| worker.hear_of_neighbours(&neighbours));
+        }
+    }
+
+    fn keep(&self) {
+        self.keeping.keep(&self.context);
+    }
+
+    fn local_addresses(&self) -> Option<Vec<IpAddr>> {
+        // Connections of a predecessor have none, and no worker runs yet that could answer.
+        if !self.threads.have_worked() {
+            return Some(Vec::new());
+        }
+        let all = self.threads.ask(|worker| {
+            let addresses = worker.decider().shard.local_addresses();
+            addresses.collect::<Vec<IpAddr>>()
+        });
+        Some(all.ok()?.concat())
+    }
+}

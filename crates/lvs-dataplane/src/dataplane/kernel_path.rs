@@ -1,0 +1,247 @@
+//! The decision whether a dataplane uses the kernel fast path.
+
+use std::io;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use lvs_core::Control;
+use lvs_core::api::FastPathInfo;
+use lvs_core::memory::Memory;
+use lvs_core::offload::Unpublished;
+use tracing::{info, warn};
+
+use super::config::{StartError, UseKernel};
+use crate::fast_path::{FastPath, FastPathError, Room};
+use crate::host::Backend;
+use crate::warm_restart::Holder;
+use lvs_packet::pipeline::{ReversePath, Settings};
+use lvs_packet::ways::NoWay;
+
+/// The configuration of the kernel fast path.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    pub(super) wanted: UseKernel,
+    /// The number of connections in wide slots.
+    pub(super) wide: usize,
+    /// The state keeper, for a dataplane without the kernel fast path.
+    pub(super) warm_restart: Option<Holder>,
+}
+
+/// The kernel fast path, and the memory of its connection table.
+type Opened = (Arc<FastPath>, Memory);
+
+impl Wanted {
+    /// Opens the kernel fast path, if it is configured and possible; otherwise returns the reason.
+    pub(super) fn open(
+        &mut self,
+        control: &Control,
+        against: Option<Against>,
+        xdp: bool,
+    ) -> Result<Result<Opened, FastPathInfo>, StartError> {
+        self.wanted = with_xdp(self.wanted, xdp)?;
+        if self.wanted == UseKernel::Off {
+            end_what_is_left();
+            return Ok(Err(FastPathInfo::default()));
+        }
+        let opened = match against.or_else(|| self.held_elsewhere()) {
+            Some(Against { why, remedy }) => Err(FastPathError::Setting { why, remedy }),
+            None => self.open_now(control, xdp),
+        };
+        match opened {
+            Ok(opened) => {
+                let by = opened.0.attached_by();
+                info!("established connections are forwarded in the kernel ({by})");
+                Ok(Ok(opened))
+            }
+            Err(error) if self.wanted == UseKernel::On => Err(StartError::FastPath(error)),
+            Err(error) => {
+                let cause = match (&error, self.wanted) {
+                    // The operator has asked for that setting, and not for the kernel fast path.
+                    (FastPathError::Setting { why, .. }, UseKernel::Try) => (*why).to_owned(),
+                    _ => error.to_string(),
+                };
+                info!("all packets are forwarded by the dataplane itself: {cause}");
+                if xdp {
+                    warn!(
+                        "--xdp has no effect: it is a part of the kernel fast path, which is not used"
+                    );
+                }
+                end_what_is_left();
+                let info = FastPathInfo {
+                    wanted: self.wanted == UseKernel::Auto,
+                    ..error.into()
+                };
+                Ok(Err(info))
+            }
+        }
+    }
+
+    fn open_now(&self, control: &Control, xdp: bool) -> Result<Opened, FastPathError> {
+        let room = match self.wanted {
+            UseKernel::On => Room::default(),
+            _ => Room::of_this_host(),
+        };
+        let layout = control.layout().with_wide(self.wide);
+        let fast_path = FastPath::open_or_find(layout, xdp, room)?;
+        if self.wanted == UseKernel::Try && self.warm_restart.is_some() && !fast_path.outlives() {
+            return Err(FastPathError::Setting {
+                why: "connections would not outlive the dataplane (--warm-restart): nothing can be left in /sys/fs/bpf, as the log says",
+                remedy: "mend that, or --fast-path auto",
+            });
+        }
+        let memory = fast_path.memory()?;
+        Ok((Arc::new(fast_path), memory))
+    }
+
+    /// A further obstacle, if the configuration does not name the kernel fast path.
+    fn held_elsewhere(&self) -> Option<Against> {
+        let held = self.warm_restart.as_ref().is_some_and(Holder::is_used);
+        (held && self.wanted == UseKernel::Try).then_some(Against {
+            why: "connections of the dataplane before this one are held without it (--warm-restart)",
+            remedy: "stop the dataplane and start it again, or --fast-path auto, which ends them",
+        })
+    }
+}
+
+/// The reason why a connection is not offloaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum WithDataplane {
+    #[error("the dataplane does not use the kernel fast path")]
+    NotUsed,
+    #[error("captures are running")]
+    Captures,
+    #[error("something is being changed")]
+    Change,
+    #[error("ignore_tunneled is set")]
+    IgnoreTunneled,
+    #[error("no packet of it has come since the last change")]
+    Stale,
+    #[error("no connection is, before its client has sent {of} packets")]
+    New { of: u32 },
+    #[error("its client has sent {sent} of the {of} packets after which it is")]
+    Early { sent: u32, of: u32 },
+    #[error("it is looked at again after {of} more packets from its client at most")]
+    Later { of: u32 },
+    #[error(transparent)]
+    Connection(#[from] Unpublished),
+    #[error("a rule for marks could match")]
+    Marks,
+    #[error("its server is beyond the 4,096th")]
+    Number,
+    #[error("the kernel has no memory for what stands for clients, or not yet")]
+    Locals,
+    #[error(transparent)]
+    Way(#[from] NoWay),
+}
+
+/// The use of the kernel fast path, with XDP or without. XDP in the configuration implies the kernel
+/// fast path.
+fn with_xdp(wanted: UseKernel, xdp: bool) -> Result<UseKernel, StartError> {
+    match wanted {
+        UseKernel::Off if xdp => Err(StartError::XdpAlone),
+        UseKernel::Try if xdp => Ok(UseKernel::Auto),
+        wanted => Ok(wanted),
+    }
+}
+
+/// Removes the kernel fast path of a killed predecessor: it and this dataplane would forward the same
+/// packets.
+fn end_what_is_left() {
+    match FastPath::clean_up() {
+        Ok(0) => {}
+        Ok(_) => warn!(
+            "connections that the dataplane before this one forwarded in the kernel have ended: this one does not"
+        ),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => warn!(
+            "{error}: what both are to forward would be forwarded twice: stop one of them, or give them different interfaces (--interface)"
+        ),
+        Err(error) => warn!("cannot end what another dataplane has left in the kernel: {error}"),
+    }
+}
+
+/// An obstacle to the kernel fast path, and the fix.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Against {
+    why: &'static str,
+    remedy: &'static str,
+}
+
+/// The obstacle in the settings, if there is one.
+pub(super) fn against(
+    workers: NonZeroUsize,
+    hooked: bool,
+    backend: Backend,
+    settings: &Settings,
+) -> Option<Against> {
+    let (why, remedy) = if hooked {
+        (
+            "an embedding program looks at each packet",
+            "start the dataplane without its hook",
+        )
+    } else if workers.get() > 1 {
+        (
+            "it reads the connection table of one packet worker",
+            "leave out --workers, or --workers 1",
+        )
+    } else if backend == Backend::Tun {
+        (
+            "--backend tun has packets routed, not taken from interfaces",
+            "leave out --backend tun",
+        )
+    } else if settings.reverse_path != ReversePath::Off {
+        (
+            "--reverse-path judges each packet by where it came in",
+            "leave out --reverse-path",
+        )
+    } else {
+        return None;
+    };
+    Some(Against { why, remedy })
+}
+
+/// The number of connections in wide slots, of so many connections: all of them in a table of usual
+/// size.
+pub(super) fn wide(connections: usize) -> usize {
+    const ALL_OF: usize = 1 << 20;
+    (connections / 4).max(connections.min(ALL_OF))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fast_path_excluded_by_setting_names_the_setting() {
+        let two = NonZeroUsize::MIN.saturating_add(1);
+        let settings = Settings::default();
+        let said = |workers, backend| {
+            let against = against(workers, false, backend, &settings);
+            against.map(|Against { remedy, .. }| remedy)
+        };
+        assert_eq!(said(NonZeroUsize::MIN, Backend::Auto), None);
+        assert!(said(two, Backend::Auto).is_some_and(|text| text.contains("--workers")));
+        let tun = said(NonZeroUsize::MIN, Backend::Tun);
+        assert!(tun.is_some_and(|text| text.contains("--backend tun")));
+    }
+
+    #[test]
+    fn xdp_option_requires_fast_path() {
+        use UseKernel::{Auto, Off, On, Try};
+        for (wanted, expected) in [(Try, Auto), (Auto, Auto), (On, On)] {
+            assert!(with_xdp(wanted, true).is_ok_and(|wanted| wanted == expected));
+        }
+        for wanted in [Off, Try, Auto, On] {
+            assert!(with_xdp(wanted, false).is_ok_and(|same| same == wanted));
+        }
+        let error = with_xdp(Off, true)
+            .expect_err("contradicts itself")
+            .to_string();
+        assert!(error.starts_with("--xdp"), "{error}");
+    }
+
+    #[test]
+    fn wide_slots_for_all_of_a_small_table_and_a_quarter_of_a_large_one() {
+        let tables = [1, 1 << 20, 2_000_000, 10_000_000];
+        assert_eq!(tables.map(wide), [1, 1 << 20, 1 << 20, 2_500_000]);
+    }
+}

@@ -1,0 +1,55 @@
+//! The dataplane: a director between the packets of this host's interfaces and a control socket.
+//!
+//! Each file imports files of lower rows only:
+//!
+//! ```text
+//! start             opens tables, attaches to the host, takes over, starts threads
+//! calls rules       the control socket
+//! handle            the dataplane for the control socket, the keeper and embedding programs
+//! peers             replication
+//! worker            a packet worker
+//! report successor
+//! decider           the director for one worker
+//! warm_state        the state that a successor takes over
+//! context           lock, clock, stop flag, latest view
+//! threads           mailboxes and queues
+//! kernel_path       the use of the kernel fast path
+//! config
+//! hook capture inbox local_clients network pages pauses peers/hub priority remedies
+//! ```
+
+mod calls;
+mod capture;
+mod config;
+mod context;
+mod decider;
+mod handle;
+mod hook;
+mod inbox;
+mod kernel_path;
+mod local_clients;
+mod network;
+mod pages;
+mod pauses;
+mod peers;
+mod priority;
+mod remedies;
+mod report;
+#[cfg(feature = "testing")]
+pub mod rig;
+mod rules;
+mod start;
+mod successor;
+mod threads;
+mod warm_state;
+mod worker;
+
+pub use self::config::{
+    Config, PEERS_ALARM, PEERS_WAIT, PeersConfig, RulesError, StartError, UseKernel,
+};
+pub use self::handle::Handle;
+pub use self::hook::{HookAction, PacketHook};
+pub use self::pauses::Pauses;
+pub use self::start::Dataplane;
+pub use crate::host::{Backend, HostError};
+pub use lvs_core::api::WORKERS_MAX;

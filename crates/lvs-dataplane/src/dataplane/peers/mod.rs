@@ -1,0 +1,697 @@
+//! Replication between peers over TCP: each director sends its connections to its peers, all of
+//! them at first (full sync) and then the changes (updates). So a director that returns with an
+//! empty table has the connections of its peers before it receives packets.
+//! [`lvs_core::sync::bulk`] decides which connections are sent; this module has keys, sessions and
+//! threads. In its names, the *teller* of a session is the sender of connections, and the
+//! *listener* is the receiver.
+//!
+//! ```text
+//! lvs-worker-N ─ changes, pieces of a walk, digests ─▶ Outgoing, bounded ─▶ lvs-peer-tells ─▶ peer
+//! peer ─▶ lvs-peer-hears ─ portions, few at a time ─▶ mailbox of lvs-worker-N
+//! ```
+//!
+//! There is a TCP connection for each direction: a director connects to each of its peers, and
+//! receives over this connection.
+
+mod accept;
+mod frame;
+mod hub;
+mod listener;
+mod tables;
+mod teller;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use lvs_core::api::{PeerInfo, PeerStanding, SyncState, TablesInfo, Waiting};
+use lvs_core::replication::Heard;
+use lvs_core::sync::PORT;
+use lvs_core::sync::bulk::PEERS_MAX;
+use lvs_core::sync::services::ServiceDigests;
+use tracing::{info, warn};
+
+use self::frame::{FrameError, Key};
+pub(super) use self::hub::Hub;
+use super::config::PeersConfig;
+use super::context::Context;
+use super::decider::Decider;
+use super::threads::Threads;
+use super::worker::Worker;
+use crate::lock::lock;
+use crate::random::random;
+use lvs_sys::EventFd;
+
+/// The longest time that a packet worker may take to answer.
+const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A peer is silent if it has sent no digest for this time; it sends one every 2 seconds.
+const SILENT: Duration = Duration::from_secs(4);
+/// The time in which the peers of an ending director can receive its last messages.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+/// The time in which a thread has to notice that its connection was closed.
+const SHORT: Duration = Duration::from_millis(100);
+
+/// The peers of a dataplane.
+#[derive(Debug)]
+pub(in crate::dataplane) struct Peers {
+    context: Weak<Context>,
+    workers: Weak<Threads<Worker>>,
+    key: Key,
+    /// Identifies this run of the dataplane.
+    identity: [u8; 16],
+    /// The keys of the digests.
+    keys: [u64; 2],
+    listen: SocketAddr,
+    /// Whether the socket accepts peers. It does not while the host does not have the address.
+    listens: AtomicBool,
+    wait: Duration,
+    /// The time for which services may differ before it is an alarm.
+    alarm: Duration,
+    tables: Mutex<tables::Own>,
+    started: Instant,
+    peers: Vec<Arc<Peer>>,
+    hub: Arc<Hub>,
+    counts: Counts,
+    ready: AtomicBool,
+    stop: AtomicBool,
+    wake: EventFd,
+    sleeping: (Mutex<()>, Condvar),
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    items_sent: AtomicU64,
+    bytes_sent: AtomicU64,
+    items_received: AtomicU64,
+    taken: AtomicU64,
+    ended: AtomicU64,
+    kept: AtomicU64,
+    nonsense: AtomicU64,
+    no_room: AtomicU64,
+    repairs: AtomicU64,
+    told_anew: AtomicU64,
+    refused_address: AtomicU64,
+    refused_places: AtomicU64,
+    refused_key: AtomicU64,
+    forged: AtomicU64,
+    malformed: AtomicU64,
+}
+
+/// One peer.
+#[derive(Debug)]
+struct Peer {
+    /// Its index among the peers.
+    number: usize,
+    address: SocketAddr,
+    state: Mutex<State>,
+    tables: Mutex<tables::Comparison>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    step: Step,
+    /// The identity of the peer's run from which this director receives.
+    identity: Option<[u8; 16]>,
+    stream: Option<TcpStream>,
+    /// This director has borrowed connections of the peer that it does not own yet.
+    lends: bool,
+    trouble: Option<(Trouble, String)>,
+    /// The connections received in the full sync so far.
+    received: u64,
+    bulk: Option<(u64, Duration, Instant)>,
+    /// The received connections were compared with a digest of the peer.
+    compared: bool,
+    /// The difference remained after several repairs.
+    given_up: bool,
+    told: u64,
+    missing: u64,
+    heard: Option<Instant>,
+    /// The last time at which the peer was in sync.
+    in_step: Option<Instant>,
+    /// The warning that the peer is not in sync was logged.
+    warned: bool,
+    /// The stream to the peer, and the number of streams so far.
+    tells: Option<TcpStream>,
+    telling: u64,
+    /// The time of the last log line about a client at the peer's address without the right key.
+    complained: Option<Instant>,
+    greeting: usize,
+    sent: Option<(u64, Instant)>,
+    lag: Option<Duration>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Step {
+    /// The peer is disconnected.
+    #[default]
+    Away,
+    /// The peer sends the full sync.
+    Bulk,
+    /// The peer sends updates.
+    Follows,
+}
+
+/// The reason why a peer sends nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trouble {
+    /// The peer cannot be reached, or has closed the connection.
+    Away,
+    /// The peer answers, but the handshake or the protocol fails.
+    Refused,
+}
+
+impl Peers {
+    /// Starts the sessions with the peers.
+    ///
+    /// # Errors
+    /// The reason and the fix, as text.
+    pub(super) fn start(
+        config: &PeersConfig,
+        context: &Arc<Context>,
+        threads: &Arc<Threads<Worker>>,
+    ) -> Result<Arc<Self>, String> {
+        let mut addresses = Vec::new();
+        for &peer in &config.peers {
+            let mut peer = peer;
+            if peer.port() == 0 {
+                peer.set_port(PORT);
+            }
+            if addresses
+                .iter()
+                .any(|other: &SocketAddr| other.ip() == peer.ip())
+            {
+                return Err(format!("the peer {} is named twice", peer.ip()));
+            }
+            addresses.push(peer);
+        }
+        if addresses.len() > PEERS_MAX {
+            let count = addresses.len();
+            return Err(format!("{count} peers: {PEERS_MAX} at most are taken"));
+        }
+        let key = Key::read(&config.key_file)?;
+        let any = |v6: bool| match v6 {
+            true => IpAddr::from([0_u16; 8]),
+            false => IpAddr::from([0; 4]),
+        };
+        let v6 = addresses.iter().any(SocketAddr::is_ipv6);
+        let mut listen = config.listen.unwrap_or_else(|| (any(v6), PORT).into());
+        if listen.port() == 0 {
+            listen.set_port(PORT);
+        }
+        let failed = |error: io::Error| format!("cannot talk to other directors: {error}");
+        let socket = match bind(listen) {
+            Ok(socket) => Some(socket),
+            Err(error) if is_missing(&error) => None,
+            Err(error) => {
+                return Err(format!(
+                    "cannot listen at {listen}: {error}: does another program have the port?"
+                ));
+            }
+        };
+        let keys = frame::keys(random().map_err(failed)?);
+        let peers = addresses.into_iter().enumerate().map(|(number, address)| {
+            Arc::new(Peer {
+                number,
+                address,
+                state: Mutex::default(),
+                tables: Mutex::default(),
+                changed: Condvar::new(),
+            })
+        });
+        let this = Arc::new(Self {
+            context: Arc::downgrade(context),
+            workers: Arc::downgrade(threads),
+            key,
+            identity: random().map_err(failed)?,
+            keys,
+            listen,
+            listens: AtomicBool::new(socket.is_some()),
+            wait: config.wait,
+            alarm: config.alarm,
+            tables: Mutex::default(),
+            started: Instant::now(),
+            peers: peers.collect(),
+            hub: threads.hub.clone(),
+            counts: Counts::default(),
+            ready: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            wake: EventFd::new().map_err(failed)?,
+            sleeping: Default::default(),
+            threads: Mutex::default(),
+        });
+        this.on_worker(move |decider| decider.shard.keep_ledger(keys));
+        for peer in &this.peers {
+            let (peers, peer) = (this.clone(), peer.clone());
+            this.spawn("lvs-peer-hears", move || listener::run(&peers, &peer))
+                .map_err(failed)?;
+        }
+        let peers = this.clone();
+        this.spawn("lvs-peers", move || accept::run(&peers, socket))
+            .map_err(failed)?;
+        Ok(this)
+    }
+
+    fn spawn(&self, name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(run)?;
+        let mut threads = lock(&self.threads);
+        threads.retain(|thread| !thread.is_finished());
+        threads.push(thread);
+        Ok(())
+    }
+
+    /// Ends all sessions and waits for the threads. A receiving peer gets the queued messages, as
+    /// far as it reads them at once, and then the end of the stream. Threads that wait for an
+    /// unreachable peer, or for the proof of a client, are not awaited: they notice the end of the
+    /// dataplane themselves.
+    pub(super) fn end(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.wake.notify();
+        self.sleeping.1.notify_all();
+        self.hub.close();
+        let begun = Instant::now();
+        let last = begun + LAST_WORDS;
+        let until = || match self.peers.iter().any(|peer| peer.talks()) {
+            true => last + SHORT,
+            false => begun + SHORT,
+        };
+        loop {
+            let thread = lock(&self.threads).pop();
+            let Some(thread) = thread else { return };
+            // The thread may have opened a connection meanwhile.
+            while !thread.is_finished() && Instant::now() < until() {
+                for peer in &self.peers {
+                    peer.hang_up(Instant::now() >= last);
+                }
+                thread::sleep(Duration::from_millis(5));
+            }
+            if thread.is_finished() {
+                let _ = thread.join();
+            }
+        }
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    /// Waits for `time`, or until the dataplane ends.
+    fn pause(&self, time: Duration) {
+        let guard = lock(&self.sleeping.0);
+        let until = |_: &mut ()| !self.is_stopping();
+        let _ = self.sleeping.1.wait_timeout_while(guard, time, until);
+    }
+
+    fn now(&self) -> lvs_core::Instant {
+        let context = self.context.upgrade();
+        context.map_or(lvs_core::Instant::ZERO, |context| context.now())
+    }
+
+    /// Posts a job to the packet worker, which queues its changes before it runs the job.
+    fn on_worker(&self, job: impl FnOnce(&mut Decider) + Send + 'static) {
+        // There is one worker.
+        let threads = self.workers.upgrade();
+        if let Some(worker) = threads
+            .as_ref()
+            .and_then(|threads| threads.workers().first())
+        {
+            let job = move |worker: &mut Worker| worker.with_decider(job);
+            worker.mailbox.post(job);
+        }
+    }
+
+    /// As [`on_worker`](Self::on_worker), and waits for the answer; `None` if there is none.
+    fn ask_worker<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut Decider, lvs_core::Instant) -> T + Send + 'static,
+    ) -> Option<T> {
+        let (reply, answer) = mpsc::channel();
+        let now = self.now();
+        self.on_worker(move |decider| drop(reply.send(job(decider, now))));
+        answer.recv_timeout(WORKER_TIMEOUT).ok()
+    }
+
+    fn set_heard(&self, heard: bool) {
+        self.on_worker(move |decider| decider.shard.set_heard(heard));
+    }
+
+    fn templates(
+        &self,
+        from: usize,
+        budget: usize,
+        since: Option<lvs_core::Instant>,
+    ) -> (Vec<u8>, Option<usize>) {
+        let Some(context) = self.context.upgrade() else {
+            return (Vec::new(), None);
+        };
+        let now = context.now();
+        let control = context.control();
+        control.told_templates_piece(from, budget, since, now)
+    }
+
+    /// The digests of this director's services.
+    fn services(&self) -> Arc<ServiceDigests> {
+        let mut own = lock(&self.tables);
+        if let Some(context) = self.context.upgrade() {
+            own.follow(&context);
+        }
+        own.digests()
+    }
+
+    /// The configured listening address, if the host does not have it yet.
+    pub(super) fn waiting(&self) -> Option<Waiting> {
+        let listen = self.listen;
+        (!self.listens.load(Ordering::Acquire)).then(|| Waiting {
+            code: "sync_listen_missing".to_owned(),
+            what: format!(
+                "other directors cannot connect to this one: waiting for the address {}, which this host does not have",
+                listen.ip()
+            ),
+            fix: format!(
+                "`ip addr add {}/LENGTH dev NAME`, or correct the address (--sync-listen; listen in [sync.peers] of lvsd's file) \
+                 and restart the dataplane",
+                listen.ip()
+            ),
+        })
+    }
+
+    /// The state of the replication from each peer.
+    pub(super) fn standings(&self) -> Vec<PeerStanding> {
+        let peers = self.peers.iter();
+        peers.map(|peer| peer.standing(self.started)).collect()
+    }
+
+    /// Logs that a peer has not been in sync for too long, and later that it is in sync again.
+    fn look_after(&self, peer: &Peer) {
+        let standing = peer.standing(self.started);
+        let warned = &mut peer.state().warned;
+        if standing.is_alarming() && !*warned {
+            *warned = true;
+            warn!(
+                "{} has not been in step for {} s ({}): connections that it has opened since break when this director takes over; \
+                 lvsadm sync",
+                peer.address, standing.seconds, standing.state
+            );
+        } else if standing.is_in_step() && *warned {
+            *warned = false;
+            info!("{} is in step again", peer.address);
+        }
+    }
+
+    /// The results of comparing each peer's services with those of this director.
+    pub(super) fn tables_info(&self) -> Vec<TablesInfo> {
+        let peers = self.peers.iter();
+        peers.map(|peer| peer.tables_info()).collect()
+    }
+
+    fn add(&self, counter: impl FnOnce(&Counts) -> &AtomicU64, more: u64) {
+        counter(&self.counts).fetch_add(more, Ordering::Relaxed);
+    }
+
+    fn count(&self, counter: impl FnOnce(&Counts) -> &AtomicU64) {
+        self.add(counter, 1);
+    }
+
+    /// Counts a session that ended because of an invalid frame.
+    fn count_ended(&self, error: &FrameError) {
+        match error {
+            FrameError::Forged | FrameError::TooLong => self.count(|counts| &counts.forged),
+            FrameError::Malformed => self.count(|counts| &counts.malformed),
+            FrameError::Io(_) => {}
+        }
+    }
+
+    /// Counts the results of a portion.
+    fn heard(&self, heard: Heard) {
+        self.add(|counts| &counts.taken, heard.taken.taken);
+        self.add(|counts| &counts.nonsense, heard.taken.nonsense);
+        self.add(|counts| &counts.no_room, heard.taken.no_room);
+        self.add(|counts| &counts.ended, heard.ended);
+        self.add(|counts| &counts.kept, heard.kept);
+    }
+
+    /// Checks whether this director has the connections of all peers: it is ready then, and stays
+    /// ready.
+    fn look_whether_ready(&self) -> Option<String> {
+        if self.ready.load(Ordering::Acquire) {
+            return None;
+        }
+        let patient = self.started.elapsed() < self.wait;
+        let waits = self.peers.iter().find_map(|peer| {
+            let state = peer.state();
+            let text = match state.step {
+                _ if self.wait.is_zero() => return None,
+                Step::Follows if state.is_in_step() || state.given_up => return None,
+                Step::Follows if !state.compared => "it was not compared yet".to_owned(),
+                Step::Follows => format!("{} of its connections are missing", state.missing),
+                Step::Bulk => format!("it has told {} connections so far", state.received),
+                // A peer that answers and refuses the handshake is awaited: the operator has to
+                // correct the cause.
+                Step::Away => match &state.trouble {
+                    Some((Trouble::Refused, text)) => text.clone(),
+                    Some((Trouble::Away, text)) if patient => text.clone(),
+                    None if patient => "it was not reached yet".to_owned(),
+                    _ => return None,
+                },
+            };
+            Some(format!("{}: {text}", peer.address))
+        });
+        if waits.is_none() && !self.ready.swap(true, Ordering::AcqRel) {
+            info!("ready: what other directors tell is known here");
+        }
+        waits
+    }
+
+    /// The state of all peers, for listings.
+    pub(super) fn report(&self) -> SyncState {
+        let waits = self.look_whether_ready();
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counts = &self.counts;
+        let told = self.ask_worker(|decider, _| decider.shard.told().count());
+        SyncState {
+            ready: waits.is_none(),
+            waits_for: waits.unwrap_or_default(),
+            listen: Some(self.listen),
+            told: told.unwrap_or(0),
+            peers: self.peers.iter().map(|peer| self.report_on(peer)).collect(),
+            items_sent: read(&counts.items_sent),
+            bytes_sent: read(&counts.bytes_sent),
+            items_received: read(&counts.items_received),
+            taken: read(&counts.taken),
+            ended: read(&counts.ended),
+            kept: read(&counts.kept),
+            nonsense: read(&counts.nonsense),
+            no_room: read(&counts.no_room),
+            repairs: read(&counts.repairs),
+            told_anew: read(&counts.told_anew),
+            refused_address: read(&counts.refused_address),
+            refused_places: read(&counts.refused_places),
+            refused_key: read(&counts.refused_key),
+            forged: read(&counts.forged),
+            malformed: read(&counts.malformed),
+            tables: self.tables_info(),
+            tables_beyond: lock(&self.tables).beyond(),
+        }
+    }
+
+    fn report_on(&self, peer: &Peer) -> PeerInfo {
+        let number = peer.number;
+        let lent = self.ask_worker(move |decider, _| decider.shard.lent(number));
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let state = peer.state();
+        PeerInfo {
+            address: peer.address,
+            state: state.name().to_owned(),
+            trouble: state.trouble_text(),
+            told: state.told,
+            lent: lent.unwrap_or(0),
+            missing: state.missing,
+            heard_ms: state.heard.map(|at| millis(at.elapsed())),
+            bulk_connections: state.bulk.map(|(count, ..)| count),
+            bulk_ms: state.bulk.map(|(_, took, _)| millis(took)),
+            bulk_ago: state.bulk.map(|(_, _, at)| at.elapsed().as_secs()),
+            listens: state.tells.is_some(),
+            lag_ms: state.lag.filter(|_| state.tells.is_some()).map(millis),
+            tables: peer.tables().differences(Instant::now()),
+        }
+    }
+}
+
+/// Opens the socket that accepts connections of peers.
+fn bind(listen: SocketAddr) -> io::Result<TcpListener> {
+    let socket = TcpListener::bind(listen)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
+}
+
+/// Whether the host does not have the address, or the interface of its scope. Both may appear
+/// later.
+fn is_missing(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::AddrNotAvailable || error.raw_os_error() == Some(libc::ENODEV)
+}
+
+impl State {
+    /// As [`PeerInfo::state`].
+    fn name(&self) -> &'static str {
+        match (self.step, &self.trouble) {
+            (Step::Bulk, _) => "bulk",
+            (Step::Follows, _) if self.is_silent() => "silent",
+            (Step::Follows, _) if self.is_in_step() => "in step",
+            (Step::Follows, _) if self.compared => "behind",
+            (Step::Follows, _) => "bulk",
+            (Step::Away, Some((Trouble::Refused, _))) => "refused",
+            (Step::Away, _) => "away",
+        }
+    }
+
+    fn trouble_text(&self) -> String {
+        let text = self.trouble.as_ref().map(|(_, text)| text.clone());
+        text.unwrap_or_default()
+    }
+
+    /// Whether no digest has arrived for the time of two comparisons: the state of the peer is then
+    /// unknown.
+    fn is_silent(&self) -> bool {
+        self.compared && self.heard.is_some_and(|at| at.elapsed() >= SILENT)
+    }
+
+    fn is_in_step(&self) -> bool {
+        self.step == Step::Follows && self.compared && self.missing == 0
+    }
+}
+
+impl Peer {
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    fn tables(&self) -> MutexGuard<'_, tables::Comparison> {
+        lock(&self.tables)
+    }
+
+    /// The state of the replication from this peer; the dataplane started at `started`.
+    fn standing(&self, started: Instant) -> PeerStanding {
+        let state = self.state();
+        let mut standing = PeerStanding {
+            peer: self.address,
+            state: state.name().to_owned(),
+            seconds: 0,
+            missing: state.missing,
+            trouble: state.trouble_text(),
+        };
+        if !standing.is_in_step() {
+            standing.seconds = state.in_step.unwrap_or(started).elapsed().as_secs();
+        }
+        standing
+    }
+
+    fn tables_info(&self) -> TablesInfo {
+        self.tables().info(self.address, Instant::now())
+    }
+
+    // --- receiving from the peer -----------------------------------------------------------------
+
+    fn linked(&self, identity: [u8; 16], stream: TcpStream) {
+        let mut state = self.state();
+        state.identity = Some(identity);
+        state.stream = Some(stream);
+        state.lends = true;
+        state.trouble = None;
+        state.received = 0;
+        state.compared = false;
+        state.given_up = false;
+    }
+
+    fn step(&self, step: Step) {
+        self.state().step = step;
+    }
+
+    fn received(&self, count: u64) {
+        self.state().received = count;
+    }
+
+    fn has_told_everything(&self, count: u64, took: Duration) {
+        let mut state = self.state();
+        state.step = Step::Follows;
+        state.bulk = Some((count, took, Instant::now()));
+    }
+
+    fn compared(&self, told: u64, missing: u64, given_up: bool) {
+        let mut state = self.state();
+        state.compared = true;
+        (state.told, state.missing) = (told, missing);
+        state.given_up = given_up;
+        state.heard = Some(Instant::now());
+        if state.is_in_step() {
+            state.in_step = state.heard;
+        }
+    }
+
+    fn lost(&self, trouble: Trouble, text: &str) {
+        let mut state = self.state();
+        state.step = Step::Away;
+        state.stream = None;
+        state.trouble = Some((trouble, text.to_owned()));
+        (state.told, state.missing) = (0, 0);
+    }
+
+    /// Records that no borrowed connection of the peer is left.
+    fn is_free(&self) {
+        let mut state = self.state();
+        state.lends = false;
+        state.identity = None;
+        self.changed.notify_all();
+    }
+
+    /// The peer has started again with another identity: waits until this director owns the
+    /// connections that it borrowed from the earlier run.
+    fn settle(&self, identity: [u8; 16], patience: Duration) {
+        let state = self.state();
+        let old = |state: &mut State| {
+            state.lends && state.identity.is_some_and(|other| other != identity)
+        };
+        if let Some(stream) = &state.stream
+            && state.identity.is_some_and(|other| other != identity)
+        {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        drop(self.changed.wait_timeout_while(state, patience, old));
+    }
+
+    /// Whether there is a connection to the peer, or from it.
+    fn talks(&self) -> bool {
+        let state = self.state();
+        state.stream.is_some() || state.tells.is_some()
+    }
+
+    /// Closes the receiving connection, and with `tells` also the sending one.
+    fn hang_up(&self, tells: bool) {
+        let state = self.state();
+        let tells = state.tells.as_ref().filter(|_| tells);
+        for stream in state.stream.iter().chain(tells) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    // --- sending to the peer ---------------------------------------------------------------------
+
+    fn sent(&self, serial: u64) {
+        self.state().sent = Some((serial, Instant::now()));
+    }
+
+    fn seen(&self, serial: u64) {
+        let mut state = self.state();
+        if let Some((sent, at)) = state.sent
+            && sent == serial
+        {
+            state.lag = Some(at.elapsed());
+        }
+    }
+}

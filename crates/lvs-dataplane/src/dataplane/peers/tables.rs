@@ -1,0 +1,297 @@
+//! Whether a peer schedules like this director: compares the digests of both directors' services.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lvs_core::ServiceKey;
+use lvs_core::api::{TableDifference, TablesInfo, TablesState};
+use lvs_core::replication::DigestWalk;
+use lvs_core::sync::services::{Differs, ServiceDigests};
+
+use crate::dataplane::context::Context;
+
+/// Servers that are read while packets wait.
+const PIECE: usize = 256;
+/// The shortest time between two digests of services that change all the time.
+const PERIOD: Duration = Duration::from_secs(1);
+/// The most differing services that are named.
+const NAMED_MAX: usize = 16;
+
+/// The digests of this director's services.
+#[derive(Debug, Default)]
+pub(super) struct Own {
+    digests: Arc<ServiceDigests>,
+    beyond: usize,
+    /// The generation of the services from which the digests were made.
+    made: Option<(u32, Instant)>,
+}
+
+impl Own {
+    /// Makes the digests again if services or servers have changed.
+    pub(super) fn follow(&mut self, context: &Context) {
+        let generation = context.control().generation();
+        if let Some((made, at)) = self.made
+            && (made == generation || at.elapsed() < PERIOD)
+        {
+            return;
+        }
+        let mut all = Vec::new();
+        let mut next = Some(DigestWalk::default());
+        while let Some(walk) = next {
+            next = context.control().digests_piece(walk, PIECE, &mut all);
+        }
+        let (digests, beyond) = ServiceDigests::new(all);
+        (self.digests, self.beyond) = (Arc::new(digests), beyond);
+        self.made = Some((generation, Instant::now()));
+    }
+
+    pub(super) fn digests(&self) -> Arc<ServiceDigests> {
+        self.digests.clone()
+    }
+
+    /// Services that are not compared.
+    pub(super) const fn beyond(&self) -> u64 {
+        self.beyond as u64
+    }
+}
+
+/// A log line about a comparison.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Said {
+    /// The directors have differed for too long.
+    Differ(String),
+    /// They do not differ any more, or the peer was started again.
+    Alike(String),
+}
+
+/// How a peer's services compare with those of this director.
+#[derive(Debug, Default)]
+pub(super) struct Comparison {
+    identity: Option<[u8; 16]>,
+    /// There is a session in which the peer sends no digests of services.
+    older: bool,
+    /// The peer has sent digests in this session.
+    compared: bool,
+    differ: Vec<Difference>,
+    alarm: bool,
+}
+
+#[derive(Debug)]
+struct Difference {
+    since: Instant,
+    differs: Differs,
+}
+
+impl Comparison {
+    /// Begins a session; `told`: the peer sends digests. Returns the log line, if there is one.
+    pub(super) fn begin(&mut self, identity: [u8; 16], told: bool) -> Option<Said> {
+        let mut said = None;
+        // A peer that was started again has no services at first.
+        if self.identity != Some(identity) {
+            let again = "was started again, and is compared again".to_owned();
+            said = self.alarm.then_some(Said::Alike(again));
+            *self = Self::default();
+        }
+        self.identity = Some(identity);
+        self.older = !told;
+        said
+    }
+
+    /// Ends a session. A service that differs before and after counts as different in between.
+    pub(super) fn end(&mut self) {
+        (self.older, self.compared) = (false, false);
+    }
+
+    /// Compares the digests of a peer with `ours`; returns the log line, if there is one.
+    pub(super) fn compare(
+        &mut self,
+        ours: &ServiceDigests,
+        theirs: &ServiceDigests,
+        alarm: Duration,
+        now: Instant,
+    ) -> Option<Said> {
+        self.compared = true;
+        let before: HashMap<ServiceKey, Instant> = std::mem::take(&mut self.differ)
+            .into_iter()
+            .map(|known| (known.differs.service, known.since))
+            .collect();
+        let differ = ours.compare(theirs).map(|differs| Difference {
+            since: before.get(&differs.service).copied().unwrap_or(now),
+            differs,
+        });
+        self.differ = differ.collect();
+        let mut lasting = self
+            .differ
+            .iter()
+            .filter(|one| now.saturating_duration_since(one.since) >= alarm);
+        let said = match (lasting.next(), self.alarm) {
+            (Some(one), false) => {
+                let more = match lasting.count() {
+                    0 => String::new(),
+                    1 => ", and 1 more service".to_owned(),
+                    more => format!(", and {more} more services"),
+                };
+                Some(Said::Differ(format!(
+                    "has not chosen as this director does for {} s: {} differs{more}; lvsadm sync names what differs, lvsadm diff shows how",
+                    alarm.as_secs(),
+                    one.differs.service
+                )))
+            }
+            (None, true) => Some(Said::Alike(match self.differ.len() {
+                0 => "chooses as this director does again".to_owned(),
+                n => format!(
+                    "chooses as this director does again, but for {n} services that have just changed"
+                ),
+            })),
+            _ => None,
+        };
+        match said {
+            Some(Said::Differ(_)) => self.alarm = true,
+            Some(Said::Alike(_)) => self.alarm = false,
+            None => {}
+        }
+        said
+    }
+
+    fn state(&self) -> TablesState {
+        match (self.compared, self.differ.is_empty()) {
+            (false, _) if self.older => TablesState::Older,
+            (false, _) => TablesState::Unknown,
+            (true, _) if self.alarm => TablesState::Alarm,
+            (true, false) => TablesState::Differ,
+            (true, true) => TablesState::Alike,
+        }
+    }
+
+    /// The result of the last comparison.
+    pub(super) fn info(&self, peer: SocketAddr, now: Instant) -> TablesInfo {
+        let differ = self.differ.iter().filter(|_| self.compared);
+        let first = differ.clone().map(|one| one.since).min();
+        TablesInfo {
+            peer,
+            state: self.state(),
+            differ: differ.count() as u64,
+            seconds: first.map_or(0, |at| now.saturating_duration_since(at).as_secs()),
+        }
+    }
+
+    /// The first services that differ.
+    pub(super) fn differences(&self, now: Instant) -> Vec<TableDifference> {
+        let differ = self.differ.iter().filter(|_| self.compared);
+        let named = differ.take(NAMED_MAX).map(|one| TableDifference {
+            service: one.differs.service.into(),
+            seconds: now.saturating_duration_since(one.since).as_secs(),
+            here: one.differs.here,
+            there: one.differs.there,
+        });
+        named.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lvs_core::{Control, Family, Forwarding, Options, ServerConfig, ServiceConfig};
+
+    use super::*;
+
+    const ALARM: Duration = Duration::from_secs(30);
+
+    /// The digests of a director with a service and a server of this weight.
+    fn digests(weight: i32) -> ServiceDigests {
+        let mut control = Control::new(Options::default());
+        let key = ServiceKey::tcp(([198, 51, 100, 1], 80).into());
+        let config = ServiceConfig::new(Family::V4, "mh");
+        control.add_service(key, config, None).expect("a good one");
+        let server = ServerConfig::new(weight, Forwarding::Nat);
+        let (address, now) = (([10, 0, 0, 1], 80).into(), lvs_core::Instant::ZERO);
+        let added = control.add_server(&key, address, &server, now);
+        added.expect("a good one");
+        let mut all = Vec::new();
+        control.digests_piece(DigestWalk::default(), PIECE, &mut all);
+        ServiceDigests::new(all).0
+    }
+
+    fn state(comparison: &Comparison, now: Instant) -> (TablesState, u64, u64) {
+        let info = comparison.info(([192, 0, 2, 2], 1).into(), now);
+        (info.state, info.differ, info.seconds)
+    }
+
+    #[test]
+    fn lasting_difference_raises_one_alarm() {
+        let ours = digests(1);
+        let begun = Instant::now();
+        let at = |second| begun + Duration::from_secs(second);
+        let mut it = Comparison::default();
+        assert_eq!(it.begin([1; 16], true), None);
+        assert_eq!(state(&it, at(0)).0, TablesState::Unknown);
+        // A peer whose server has this weight.
+        let hear = |it: &mut Comparison, weight, second| {
+            it.compare(&ours, &digests(weight), ALARM, at(second))
+        };
+        assert_eq!(hear(&mut it, 1, 0), None);
+        assert_eq!(state(&it, at(0)), (TablesState::Alike, 0, 0));
+
+        // Short differences raise no alarm, even if they are repeated.
+        for second in [10, 30, 50] {
+            assert_eq!(hear(&mut it, 2, second), None);
+            assert_eq!(hear(&mut it, 2, second + 15), None);
+            assert_eq!(state(&it, at(second + 15)), (TablesState::Differ, 1, 15));
+            assert_eq!(hear(&mut it, 1, second + 16), None);
+        }
+        // A difference keeps its age when it becomes another difference.
+        assert_eq!(hear(&mut it, 2, 100), None);
+        assert_eq!(hear(&mut it, 3, 104), None);
+        let shown = it.differences(at(110));
+        assert_eq!(
+            (shown[0].seconds, shown[0].here, shown[0].there),
+            (10, true, true)
+        );
+        assert_eq!(hear(&mut it, 3, 129), None);
+        let Some(Said::Differ(text)) = hear(&mut it, 3, 130) else {
+            panic!("it has lasted")
+        };
+        assert!(
+            text.contains("for 30 s: TCP 198.51.100.1:80 differs;"),
+            "{text}"
+        );
+        assert_eq!(hear(&mut it, 3, 132), None, "it was said");
+        assert_eq!(state(&it, at(132)), (TablesState::Alarm, 1, 32));
+
+        // While the peer sends nothing, the result is unknown. Services that still differ
+        // afterwards count as different in between.
+        it.end();
+        assert_eq!(state(&it, at(133)), (TablesState::Unknown, 0, 0));
+        assert!(it.differences(at(133)).is_empty());
+        assert_eq!(it.begin([1; 16], true), None);
+        assert_eq!(hear(&mut it, 3, 140), None);
+        assert_eq!(state(&it, at(140)), (TablesState::Alarm, 1, 40));
+        let said = hear(&mut it, 1, 142);
+        assert!(matches!(said, Some(Said::Alike(_))), "{said:?}");
+        assert_eq!(state(&it, at(142)), (TablesState::Alike, 0, 0));
+    }
+
+    #[test]
+    fn comparison_starts_again_for_restarted_peer_and_skips_older_peer() {
+        let (own, none) = (digests(1), ServiceDigests::default());
+        let now = Instant::now();
+        let mut it = Comparison::default();
+        assert_eq!(it.begin([1; 16], true), None);
+        assert_eq!(it.compare(&own, &none, ALARM, now), None);
+        let later = now + ALARM;
+        assert!(it.compare(&own, &none, ALARM, later).is_some());
+        let shown = it.differences(later);
+        assert_eq!((shown[0].here, shown[0].there), (true, false));
+        it.end();
+        let said = it.begin([2; 16], true);
+        assert!(matches!(said, Some(Said::Alike(_))), "{said:?}");
+        assert_eq!(it.compare(&own, &none, ALARM, later), None);
+        assert_eq!(state(&it, later), (TablesState::Differ, 1, 0));
+        it.end();
+        assert_eq!(it.begin([3; 16], false), None, "there was no alarm");
+        assert_eq!(state(&it, later).0, TablesState::Older);
+        it.end();
+        assert_eq!(state(&it, later).0, TablesState::Unknown);
+    }
+}

@@ -1,0 +1,450 @@
+//! Peers that send invalid frames or do not read, over connections of this host.
+
+use std::io::{Read, Write};
+use std::num::NonZeroUsize;
+
+use super::frame::{
+    Handshake, INTRODUCTION_LEN, Introduction, Kind, PAYLOAD_MAX, PROOF_LEN, Sequence,
+};
+use lvs_core::api::TablesState;
+use lvs_core::sync::bulk::DIGEST_LEN;
+use lvs_core::sync::services::SERVICES_MAX;
+
+use super::*;
+use crate::dataplane::config::PEERS_ALARM as ALARM;
+use crate::dataplane::threads::Requests;
+use crate::dataplane::worker::{Equipment, Worker};
+use lvs_packet::common::Common;
+use lvs_packet::pipeline::Settings;
+
+const KEY: &[u8] = b"0123456789abcdef0123456789abcdef";
+const ITEMS: usize = 1 << 20;
+
+fn introduction(identity: u8) -> Introduction {
+    Introduction {
+        identity: [identity; 16],
+        nonce: [identity; 32],
+    }
+}
+
+/// The context and threads of a dataplane with one packet worker.
+pub(super) type Parts = (Arc<Context>, Arc<Threads<Worker>>);
+
+pub(super) fn parts(control: lvs_core::Control) -> Parts {
+    let threads = Threads::new(1).expect("descriptors");
+    (Context::without_kernel(control), Arc::new(threads))
+}
+
+/// One peer of a dataplane whose packet worker is gone.
+fn peers(address: SocketAddr) -> Arc<Peers> {
+    peers_of(None, address)
+}
+
+/// One peer of a dataplane.
+pub(super) fn peers_of(parts: Option<&Parts>, address: SocketAddr) -> Arc<Peers> {
+    let peer = Peer {
+        number: 0,
+        address,
+        state: Mutex::default(),
+        tables: Mutex::default(),
+        changed: Condvar::new(),
+    };
+    Arc::new(Peers {
+        context: parts.map_or_else(Weak::new, |(context, _)| Arc::downgrade(context)),
+        workers: parts.map_or_else(Weak::new, |(_, threads)| Arc::downgrade(threads)),
+        key: Key::of(KEY),
+        identity: [1; 16],
+        keys: [1, 2],
+        listen: address,
+        listens: AtomicBool::new(true),
+        wait: Duration::ZERO,
+        alarm: ALARM,
+        tables: Mutex::default(),
+        started: Instant::now(),
+        peers: vec![Arc::new(peer)],
+        hub: Arc::default(),
+        counts: Counts::default(),
+        ready: AtomicBool::new(false),
+        stop: AtomicBool::new(false),
+        wake: EventFd::new().expect("a descriptor"),
+        sleeping: Default::default(),
+        threads: Mutex::default(),
+    })
+}
+
+/// The only packet worker, which runs its jobs when the test calls [`run_jobs`].
+pub(super) fn worker_of((context, threads): &Parts) -> Worker {
+    let shard = context.control().shard(0).expect("the first");
+    let common = Common::new(Settings::UNLIMITED).with_workers(NonZeroUsize::MIN);
+    let (requests, _) = Requests::new();
+    let equipment = Equipment::new(Arc::new(common));
+    let (context, threads) = (context.clone(), threads.clone());
+    Worker::new(context, threads, 0, shard, equipment, requests, None)
+}
+
+/// Runs the jobs that wait for the packet worker.
+fn run_jobs((_, threads): &Parts, worker: &mut Worker) {
+    for job in threads.worker(0).mailbox.take() {
+        job(worker);
+    }
+}
+
+/// The counters of invalid frames.
+fn counted(peers: &Peers) -> (u64, u64) {
+    let report = peers.report();
+    (report.forged, report.malformed)
+}
+
+fn listener() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+    let address = listener.local_addr().expect("it has one");
+    (listener, address)
+}
+
+/// A receiving peer with its end of the connection.
+struct Listens {
+    peers: Arc<Peers>,
+    stream: TcpStream,
+    told: Sequence,
+    asked: Sequence,
+    teller: JoinHandle<()>,
+}
+
+/// A receiving peer of an older version, connected to a dataplane whose packet worker has ended.
+fn listens() -> Listens {
+    listens_to(None, introduction(2))
+}
+
+fn listens_to(parts: Option<&Parts>, introduced: Introduction) -> Listens {
+    let (listener, address) = listener();
+    let stream = TcpStream::connect(address).expect("it listens");
+    let (theirs, _) = listener.accept().expect("it has connected");
+    let peers = peers_of(parts, address);
+    let ours = Introduction::new([1; 16], [1; 24]);
+    let handshake = Handshake::new(&Key::of(KEY), introduced, ours);
+    let (told, asked) = (handshake.told(), handshake.asked());
+    let all = peers.clone();
+    let teller = thread::spawn(move || teller::run(&all, &all.peers[0], &theirs, &handshake));
+    Listens {
+        peers,
+        stream,
+        told,
+        asked,
+        teller,
+    }
+}
+
+impl Listens {
+    /// Reads until the end of the full sync; returns the bytes of items.
+    fn read_whole(&mut self) -> usize {
+        let mut bytes = 0;
+        loop {
+            match self.told.read(&mut self.stream).expect("a frame") {
+                (Kind::Whole, _) => return bytes,
+                (Kind::Items, items) => bytes += items.len(),
+                _ => {}
+            }
+        }
+    }
+}
+
+#[test]
+fn listener_that_does_not_read_gets_one_full_sync() {
+    let mut it = listens();
+    assert_eq!(it.read_whole(), 0);
+    assert_eq!(it.peers.report().told_anew, 0);
+    // More than the socket buffers and the queue together; all items share one memory.
+    let items: Arc<[u8]> = vec![0; ITEMS].into();
+    for _ in 0..256 {
+        it.peers.hub.tell(&items, false);
+    }
+    let read = it.read_whole();
+    assert!(read < 256 * ITEMS, "{read}");
+    let report = it.peers.report();
+    assert_eq!(report.told_anew, 1);
+    drop(it.stream);
+    it.teller.join().expect("it ends");
+    assert_eq!(counted(&it.peers), (0, 0));
+}
+
+fn sealed(by: &mut Sequence, kind: Kind, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    by.seal(kind, payload, &mut bytes);
+    bytes
+}
+
+/// A frame that an attacker has changed.
+fn changed(mut frame: Vec<u8>) -> Vec<u8> {
+    frame[5] ^= 1;
+    frame
+}
+
+/// A frame whose kind an attacker has changed to an unknown one.
+fn unknown(mut frame: Vec<u8>) -> Vec<u8> {
+    frame[4] = 255;
+    frame
+}
+
+/// A frame that an attacker sends twice.
+fn repeated(frame: &[u8]) -> Vec<u8> {
+    frame.repeat(2)
+}
+
+/// An earlier session between the same two directors, which an attacker has recorded.
+fn recorded() -> Handshake {
+    let of = |identity| Introduction::new([identity; 16], [9; 24]);
+    Handshake::new(&Key::of(KEY), of(2), of(1))
+}
+
+#[test]
+fn invalid_frame_of_listener_closes_session_and_is_counted() {
+    type Make = fn(&mut Sequence) -> Vec<u8>;
+    let cases: [(Make, (u64, u64)); 8] = [
+        // A frame of the greatest length.
+        (|asked| sealed(asked, Kind::Want, &[0; PAYLOAD_MAX]), (0, 0)),
+        (|_| too_long(), (1, 0)),
+        (|asked| changed(sealed(asked, Kind::Want, &[0; 2])), (1, 0)),
+        (|asked| sealed(asked, Kind::Seen, &[0; 7]), (0, 1)),
+        // A frame that only a teller sends, and frames whose kind was changed on the way.
+        (|asked| sealed(asked, Kind::Items, &[]), (0, 1)),
+        (|asked| unknown(sealed(asked, Kind::Seen, &[0; 8])), (1, 0)),
+        // A repeated frame, and a frame of another session.
+        (
+            |asked| repeated(&sealed(asked, Kind::Seen, &[0; 8])),
+            (1, 0),
+        ),
+        (
+            |_| sealed(&mut recorded().asked(), Kind::Seen, &[0; 8]),
+            (1, 0),
+        ),
+    ];
+    for (make, expected) in cases {
+        let mut it = listens();
+        let bytes = make(&mut it.asked);
+        it.stream.write_all(&bytes).expect("it fits");
+        if expected == (0, 0) {
+            // The session continues until this side ends it.
+            it.stream.shutdown(Shutdown::Write).expect("it is open");
+        }
+        let mut rest = Vec::new();
+        let _ = it.stream.read_to_end(&mut rest);
+        it.teller.join().expect("it ends");
+        assert_eq!(counted(&it.peers), expected);
+    }
+}
+
+/// The beginning of a frame of one byte more than any has.
+fn too_long() -> Vec<u8> {
+    let len = u32::try_from(PAYLOAD_MAX + 1).expect("it fits");
+    let mut bytes = len.to_be_bytes().to_vec();
+    bytes.push(Kind::Keys as u8);
+    bytes
+}
+
+#[test]
+fn invalid_frame_of_teller_closes_session_and_is_counted() {
+    type Make<'a> = &'a dyn Fn(&mut Sequence) -> Vec<u8>;
+    let keys = |told: &mut Sequence| sealed(told, Kind::Keys, &[0; 16]);
+    // Digests without a service, of one, and of a part of one.
+    let digest = |services: usize| vec![0; 8 + DIGEST_LEN + services];
+    let cases: [(Make<'_>, (u64, u64)); 10] = [
+        (
+            &|told| [keys(told), sealed(told, Kind::Digest, &digest(0)[1..])].concat(),
+            (0, 1),
+        ),
+        (
+            &|told| [keys(told), sealed(told, Kind::Digest, &digest(35))].concat(),
+            (0, 1),
+        ),
+        // A service of no protocol.
+        (
+            &|told| [keys(told), sealed(told, Kind::Digest, &digest(36))].concat(),
+            (0, 1),
+        ),
+        (&|_| too_long(), (1, 0)),
+        (&|told| changed(sealed(told, Kind::Keys, &[0; 16])), (1, 0)),
+        (&|told| sealed(told, Kind::Keys, &[0; PAYLOAD_MAX]), (0, 1)),
+        // Empty items, a frame that only a listener sends, and frames whose kind was changed on the
+        // way.
+        (
+            &|told| [keys(told), sealed(told, Kind::Items, &[0; 99])].concat(),
+            (0, 1),
+        ),
+        (
+            &|told| [keys(told), sealed(told, Kind::Want, &[0; 2])].concat(),
+            (0, 1),
+        ),
+        (
+            &|told| [keys(told), unknown(sealed(told, Kind::Whole, &[]))].concat(),
+            (1, 0),
+        ),
+        // A repeated frame.
+        (&|told| repeated(&keys(told)), (1, 0)),
+    ];
+    for (make, expected) in cases {
+        let (socket, address) = listener();
+        let peers = peers(address);
+        let all = peers.clone();
+        let hears = thread::spawn(move || listener::run(&all, &all.peers[0]));
+        let (mut stream, _) = socket.accept().expect("it connects");
+        let mut theirs = [0; INTRODUCTION_LEN];
+        stream.read_exact(&mut theirs).expect("it is introduced");
+        let theirs = Introduction::parse(&theirs).expect("an introduction");
+        let ours = Introduction::new([2; 16], [2; 24]);
+        let handshake = Handshake::new(&Key::of(KEY), theirs, ours);
+        let mut bytes = ours.to_bytes().to_vec();
+        bytes.extend(handshake.teller_proof());
+        stream.write_all(&bytes).expect("it fits");
+        let mut proof = [0; PROOF_LEN];
+        stream.read_exact(&mut proof).expect("a proof");
+        assert!(handshake.is_listener(&proof));
+        let bytes = make(&mut handshake.told());
+        stream.write_all(&bytes).expect("it fits");
+        if expected == (0, 0) {
+            // The session continues until this side ends it.
+            stream.shutdown(Shutdown::Write).expect("it is open");
+        }
+        // The director has closed the connection.
+        let mut rest = Vec::new();
+        let _ = stream.read_to_end(&mut rest);
+        drop(socket);
+        peers.end();
+        hears.join().expect("it ends");
+        assert_eq!(counted(&peers), expected);
+    }
+}
+
+/// The first digest that a director sends to a listener.
+fn first_digest(parts: &Parts, worker: &mut Worker, introduced: Introduction) -> Vec<u8> {
+    let mut it = listens_to(Some(parts), introduced);
+    let digest = thread::scope(|scope| {
+        let (stream, told) = (&mut it.stream, &mut it.told);
+        let reads = scope.spawn(move || {
+            loop {
+                let (kind, payload) = told.read(stream).expect("a frame");
+                if kind == Kind::Digest {
+                    return payload;
+                }
+            }
+        });
+        while !reads.is_finished() {
+            run_jobs(parts, worker);
+            thread::yield_now();
+        }
+        reads.join().expect("no panic")
+    });
+    drop(it.stream);
+    while !it.teller.is_finished() {
+        run_jobs(parts, worker);
+        thread::yield_now();
+    }
+    it.teller.join().expect("it ends");
+    assert_eq!(it.peers.counts.malformed.load(Ordering::Relaxed), 0);
+    digest
+}
+
+/// As many services as are compared, and one more. A peer that has not announced the feature gets
+/// no digests of services: an older version would end the session. If all services differ, only a
+/// few are named.
+#[test]
+fn digests_of_most_services_are_sent_to_peers_with_that_feature() {
+    use lvs_core::{Control, Family, Options, ServiceConfig, ServiceKey};
+    let mut control = Control::new(Options::default());
+    let family = Family::V4;
+    let count = u32::try_from(SERVICES_MAX).expect("it fits") + 1;
+    for mark in 1..=count {
+        let config = ServiceConfig::new(family, "rr");
+        let added = control.add_service(ServiceKey::Mark { family, mark }, config, None);
+        added.expect("a good one");
+    }
+    let parts = parts(control);
+    let mut own = tables::Own::default();
+    let begun = Instant::now();
+    own.follow(&parts.0);
+    println!("{SERVICES_MAX} digests: made in {:.1?}", begun.elapsed());
+    assert_eq!(own.beyond(), 1);
+    let ours = own.digests();
+    assert_eq!(ours.len(), SERVICES_MAX);
+
+    let mut worker = worker_of(&parts);
+    worker.with_decider(|decider| decider.shard.keep_ledger([1, 2]));
+    let older = first_digest(&parts, &mut worker, introduction(2));
+    assert_eq!(older.len(), 8 + DIGEST_LEN);
+    let understands = Introduction::new([2; 16], [2; 24]);
+    let begun = Instant::now();
+    let sent = first_digest(&parts, &mut worker, understands);
+    println!("sent in {:.1?}: {} bytes", begun.elapsed(), sent.len());
+    assert_eq!(sent.len(), PAYLOAD_MAX);
+
+    let mut theirs = tables::Comparison::default();
+    theirs.begin([1; 16], true);
+    let now = Instant::now();
+    let address = ([192, 0, 2, 2], 8848).into();
+    let heard = ServiceDigests::parse(&sent[8 + DIGEST_LEN..]).expect("it is in order");
+    assert_eq!(theirs.compare(&ours, &heard, ALARM, now), None);
+    assert_eq!(theirs.info(address, now).state, TablesState::Alike);
+
+    let none = ServiceDigests::default();
+    let begun = Instant::now();
+    assert_eq!(theirs.compare(&none, &heard, ALARM, now), None);
+    println!("compared in {:.1?}", begun.elapsed());
+    let info = theirs.info(address, now + ALARM);
+    assert_eq!(info.differ, SERVICES_MAX as u64);
+    assert_eq!(theirs.differences(now + ALARM).len(), 16);
+    let said = theirs.compare(&none, &heard, ALARM, now + ALARM);
+    let Some(tables::Said::Differ(text)) = said else {
+        panic!("{said:?}");
+    };
+    assert!(text.len() < 500, "{text}");
+}
+
+/// A peer is in sync after a comparison without a difference, and the time that it was not in sync
+/// is exact.
+#[test]
+fn how_a_peer_stands() {
+    let peers = peers(([192, 0, 2, 2], 8848).into());
+    let peer = &peers.peers[0];
+    let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds));
+    let begun = ago(12).expect("a machine that is up");
+    let stands = || {
+        let standing = peer.standing(begun);
+        let alarming = standing.is_alarming();
+        (standing.state, standing.seconds, standing.missing, alarming)
+    };
+    assert_eq!(stands(), ("away".to_owned(), 12, 0, true));
+    peer.lost(Trouble::Refused, "another key");
+    assert_eq!(stands(), ("refused".to_owned(), 12, 0, true));
+    assert_eq!(peer.standing(begun).trouble, "another key");
+    peer.step(Step::Follows);
+    peer.compared(5, 2, false);
+    assert_eq!(stands(), ("behind".to_owned(), 12, 2, true));
+    peer.compared(5, 0, false);
+    assert_eq!(stands(), ("in step".to_owned(), 0, 0, false));
+    peer.lost(Trouble::Away, "gone");
+    assert_eq!(stands(), ("away".to_owned(), 0, 0, false));
+    peer.state().in_step = ago(10);
+    assert_eq!(stands(), ("away".to_owned(), 10, 0, true));
+    peers.look_after(peer);
+    assert!(peer.state().warned);
+    peer.step(Step::Follows);
+    peer.compared(5, 0, false);
+    peers.look_after(peer);
+    assert!(!peer.state().warned);
+}
+
+#[test]
+fn peers_above_the_limit_are_refused() {
+    let control = lvs_core::Control::new(lvs_core::Options::default());
+    let parts = parts(control);
+    for (count, words) in [(8, "cannot read the key"), (9, "9 peers: 8 at most")] {
+        let config = PeersConfig {
+            peers: (1..=count)
+                .map(|n| SocketAddr::from(([192, 0, 2, n], 0)))
+                .collect(),
+            key_file: "/nowhere".into(),
+            ..PeersConfig::default()
+        };
+        let said = Peers::start(&config, &parts.0, &parts.1).expect_err("there is no key");
+        assert!(said.contains(words), "{said}");
+    }
+}

@@ -1,0 +1,193 @@
+//! The counters of packet workers.
+
+use std::sync::Arc;
+
+use lvs_core::api::{ReasonCount, SyncCounts, WorkerInfo};
+use lvs_core::{AcceptReason, DropReason, Evictions};
+
+use super::decider::Decider;
+use super::remedies;
+use crate::fast_path::Shares;
+use lvs_packet::common::Common;
+use lvs_packet::drop::FrameDrop;
+use lvs_packet::net::PortId;
+use lvs_packet::pipeline::{Counters, Pipeline};
+
+/// Counts of one worker, or of several added.
+pub(super) struct Report {
+    pub(super) connections: u64,
+    pub(super) capacity: u64,
+    /// Packets that each mark rule has matched.
+    pub(super) marked: Vec<u64>,
+    frames: Counters,
+    drops: [u64; DropReason::ALL.len()],
+    accepts: [u64; AcceptReason::ALL.len()],
+    evicted: Evictions,
+    /// Packets dropped because their neighbour did not answer.
+    unresolved: u64,
+    /// Frames that could not be sent.
+    pub(super) unsent: u64,
+    /// Requests dropped because the queue of the keeper was full.
+    pub(super) unasked: u64,
+    /// Synchronisation messages dropped because their queue was full.
+    pub(super) unsynced: u64,
+    /// Each port with the name of its backend and the frames that it received too fast.
+    pub(super) ports: Vec<(PortId, &'static str, u64)>,
+    /// The state of each worker.
+    pub(super) workers: Vec<WorkerInfo>,
+    pub(super) common: Arc<Common>,
+}
+
+impl Report {
+    /// The counters of a decider and a pipeline.
+    pub(super) fn of(decider: &Decider, pipeline: &Pipeline) -> Self {
+        let counters = &pipeline.counters;
+        let worker = WorkerInfo {
+            number: u32::try_from(decider.shard.number()).unwrap_or(u32::MAX),
+            cpu: None,
+            connections: decider.shard.len() as u64,
+            capacity: decider.shard.capacity() as u64,
+            packets: counters.received,
+            lost: 0,
+            handed_over: counters.handed_over,
+            taken: counters.taken,
+            busy: counters.dropped_for(FrameDrop::WorkerBusy),
+            demoted: 0,
+            // The director adds these counts.
+            counts: lvs_core::Counts::default(),
+        };
+        Self {
+            workers: vec![worker],
+            connections: decider.shard.len() as u64,
+            capacity: decider.shard.capacity() as u64,
+            marked: decider.marked.clone(),
+            frames: pipeline.counters.clone(),
+            drops: decider.drops,
+            accepts: decider.accepts,
+            evicted: decider.shard.evictions(),
+            unresolved: pipeline.held.dropped,
+            unsent: 0,
+            unasked: 0,
+            unsynced: 0,
+            ports: Vec::new(),
+            common: pipeline.common().clone(),
+        }
+    }
+
+    /// Adds the counters of another worker of the director.
+    pub(super) fn add(mut self, other: Self) -> Self {
+        let add = |ours: &mut [u64], theirs: &[u64]| {
+            ours.iter_mut().zip(theirs).for_each(|(a, b)| *a += b);
+        };
+        self.connections += other.connections;
+        self.capacity += other.capacity;
+        self.frames += &other.frames;
+        add(&mut self.marked, &other.marked);
+        add(&mut self.drops, &other.drops);
+        add(&mut self.accepts, &other.accepts);
+        self.evicted += other.evicted;
+        self.unresolved += other.unresolved;
+        self.unsent += other.unsent;
+        self.unasked += other.unasked;
+        self.unsynced += other.unsynced;
+        self.workers.extend(other.workers);
+        self.workers.sort_unstable_by_key(|worker| worker.number);
+        for (port, backend, lost) in other.ports {
+            match self.ports.iter_mut().find(|(known, ..)| *known == port) {
+                Some((_, _, all)) => *all += lost,
+                None => self.ports.push((port, backend, lost)),
+            }
+        }
+        self
+    }
+
+    /// The reasons of the director's own decisions; `templates` is the number of evicted
+    /// persistence templates.
+    pub(super) fn decisions(&self, templates: u64) -> impl Iterator<Item = ReasonCount> + '_ {
+        let drops = DropReason::ALL.iter().zip(self.drops).map(|(drop, count)| {
+            let told = [drop.name(), drop.describe(), remedies::of_drop(*drop)];
+            reason("drop", count, told)
+        });
+        let accepts = AcceptReason::ALL.iter().zip(self.accepts);
+        let accepts = accepts.map(|(accept, count)| {
+            let remedy = remedies::of_accept(*accept);
+            reason("host", count, [accept.name(), accept.describe(), remedy])
+        });
+        let evicted = [
+            (self.evicted.half_open, remedies::EVICTED_HALF_OPEN),
+            (self.evicted.ended, remedies::EVICTED_ENDED),
+            (self.evicted.unused, remedies::EVICTED_UNUSED),
+            (self.evicted.idle, remedies::EVICTED_IDLE),
+            (templates, remedies::EVICTED_TEMPLATE),
+        ];
+        let evicted = evicted.map(|(count, told)| reason("drop", count, told));
+        drops.chain(evicted).chain(accepts)
+    }
+
+    /// All reasons. `templates`: as for [`decisions`](Self::decisions).
+    pub(super) fn reasons(&self, templates: u64) -> Vec<ReasonCount> {
+        let frames = FrameDrop::ALL
+            .iter()
+            // The reasons of the director's decisions count these two already.
+            .filter(|drop| !matches!(drop, FrameDrop::Verdict | FrameDrop::Rejected))
+            .map(|&drop| {
+                let told = [drop.name(), drop.describe(), remedies::of_frame(drop)];
+                reason("drop", self.frames.dropped_for(drop), told)
+            });
+        let mut all: Vec<ReasonCount> = frames.chain(self.decisions(templates)).collect();
+        let missed = self.ports.iter().map(|(.., lost)| lost).sum();
+        all.extend([
+            reason("drop", self.unsent, remedies::NOT_SENT),
+            reason("drop", missed, remedies::NOT_RECEIVED),
+            reason(
+                "drop",
+                self.common.rate_limit.suppressed(),
+                remedies::ICMP_LIMITED,
+            ),
+            reason(
+                "drop",
+                self.common.reassembler.expired(),
+                remedies::INCOMPLETE,
+            ),
+            reason("host", self.frames.tagged, remedies::VLAN),
+            reason("drop", self.unresolved, remedies::NO_NEIGHBOUR),
+            reason("drop", self.unasked, remedies::KEEPER_BUSY),
+        ]);
+        all
+    }
+}
+
+/// The fates of frames in the kernel fast path.
+pub(super) fn shares(shares: &Shares) -> impl Iterator<Item = ReasonCount> + use<> {
+    let counts = [
+        shares.requests,
+        shares.replies,
+        shares.xdp,
+        shares.unknown,
+        shares.unpublished,
+        shares.unfit,
+        shares.other,
+        shares.waiting,
+        shares.lost,
+    ];
+    let told = remedies::KERNEL.into_iter().zip(counts);
+    told.map(|((action, told), count)| reason(action, count, told))
+}
+
+/// Losses and refusals of synchronisation.
+pub(super) fn sync(counts: &SyncCounts) -> impl Iterator<Item = ReasonCount> + use<> {
+    let told = counts.losses().into_iter().zip(remedies::SYNC);
+    told.map(|((name, count), [help, remedy])| reason("sync", count, [name, help, remedy]))
+}
+
+/// A counted reason for a listing; `told` contains its name, its meaning and its fix.
+fn reason(action: &str, count: u64, told: [&str; 3]) -> ReasonCount {
+    let [reason, help, remedy] = told.map(|text| text.trim().to_owned());
+    ReasonCount {
+        action: action.to_owned(),
+        reason,
+        count,
+        help,
+        remedy,
+    }
+}

@@ -1,0 +1,532 @@
+//! The start of a dataplane, in four phases: open the connection tables, attach to the host, take
+//! over the connections of a predecessor, and start the threads.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use lvs_core::api::{Call, Failure, FailureCode, LocalPool, SyncDaemon};
+use lvs_core::mark::MarkRule;
+use lvs_core::{Control, Instant, Options, Shard};
+use serde_json::Value;
+use tracing::{info, warn};
+
+use super::config::{Config, StartError, check_interface_names};
+use super::context::{Context, KernelPath};
+use super::handle::Handle;
+use super::hook::PacketHook;
+use super::kernel_path::{self, Against, Wanted};
+use super::peers::Peers;
+use super::successor::{self, Inheritance, Keeping, Left, Shards};
+use super::threads::{Requests, Threads};
+use super::warm_state::WarmState;
+use super::worker::{Equipment, Worker};
+use super::{pages, rules};
+use crate::fast_path::RIPE;
+use crate::host::keeper::Keeper;
+use crate::host::setup::{Outliving, Setup};
+use crate::host::update::Update;
+use crate::host::view::View;
+use crate::random::random;
+use crate::warm_restart::{Holder, WarmRestart};
+use lvs_api::Address;
+use lvs_packet::common::Common;
+use lvs_packet::pipeline::{Request, Settings};
+use lvs_packet::steer::Steering;
+use lvs_process::server::{self, Permissions, Server, Sink};
+use lvs_sys::TablePages;
+
+/// A running dataplane. Dropping it stops it.
+#[derive(Debug)]
+pub struct Dataplane {
+    handle: Arc<Handle>,
+    /// The packet workers, then the keeper.
+    threads: Vec<JoinHandle<()>>,
+    server: Option<server::Handle>,
+}
+
+impl Dataplane {
+    /// Starts a dataplane in this thread's network namespace. When it returns, the control socket
+    /// answers and packets are handled.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn start(config: Config) -> Result<Self, StartError> {
+        check_interface_names(&config.interfaces)?;
+        let address = config.address.clone().unwrap_or_default();
+        // First of all: a second dataplane must not touch anything.
+        let permissions = Permissions {
+            writers: config.group,
+            readers: config.readers,
+        };
+        let server = Server::bind(&address, permissions)?;
+        let address = server.address().clone();
+        let workers = config.workers()?;
+        let (control, options) = new_control(&config, workers)?;
+        let setup = Setup {
+            backend: config.backend,
+            interfaces: config.interfaces,
+            own_all_vips: config.own_vips,
+            fast_path: None,
+            xdp: config.xdp,
+            steering: (workers.get() > 1).then(|| steering(workers, &options, &config.ftp_ports)),
+            warm_restart: Outliving::default(),
+        };
+        let wanted = Wanted {
+            wanted: config.fast_path,
+            wide: config
+                .max_ipv6
+                .unwrap_or_else(|| kernel_path::wide(options.max_connections)),
+            warm_restart: config.warm_restart,
+        };
+        let against = kernel_path::against(
+            workers,
+            config.hook.is_some(),
+            setup.backend,
+            &config.settings,
+        );
+        let run = Run {
+            pin: config.pin.unwrap_or(workers.get() > 1),
+            hook: config.hook,
+            real_time: config.real_time,
+            ripe: config.fast_path_after.unwrap_or(RIPE).get(),
+        };
+
+        let xdp = !setup.xdp.is_empty();
+        let tables = ConnTables::open(&control, workers, against, xdp, wanted)?;
+        let mut host = OnHost::attach(control, workers, setup, config.settings, tables)?;
+        let daemons = host.take_over();
+        let mut dataplane = host.run(run)?;
+
+        dataplane.start_daemons(daemons)?;
+        let pool = LocalPool {
+            addresses: config.local_addresses,
+            hairpin: config.hairpin,
+        };
+        dataplane.configure(pool, &config.marks, config.rules)?;
+        if let Some(config) = config.peers.filter(|config| !config.peers.is_empty()) {
+            let (context, threads) = (&dataplane.handle.context, &dataplane.handle.threads);
+            let peers = Peers::start(&config, context, threads).map_err(StartError::Peers)?;
+            dataplane.handle.use_peers(peers);
+        }
+        let served = server
+            .serve(dataplane.handle())
+            .map_err(StartError::Thread)?;
+        dataplane.handle.use_lock(served.leaving());
+        dataplane.server = Some(served);
+        info!("ready at {address}");
+        Ok(dataplane)
+    }
+
+    /// Applies the local addresses, the rules for marks, and the file of rules.
+    fn configure(
+        &self,
+        pool: LocalPool,
+        marks: &[MarkRule],
+        rules: Option<(String, String)>,
+    ) -> Result<(), StartError> {
+        if !pool.addresses.is_empty() || pool.hairpin {
+            self.call(Call::LocalSet(pool))
+                .map_err(|failure| StartError::LocalAddresses(failure.message))?;
+        }
+        if !marks.is_empty() {
+            let rules = marks.iter().map(ToString::to_string).collect();
+            self.call(Call::MarkSet { rules })
+                .map_err(|failure| StartError::Marks(failure.message))?;
+        }
+        match rules {
+            Some(_) if self.handle.keeping.is_successor() => {
+                info!("--rules is not read: services are those of the dataplane before this one");
+                Ok(())
+            }
+            Some((text, name)) => Ok(rules::apply(&self.handle, &text, &name)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Starts the synchronisation daemons of a predecessor. A thread of its own starts the daemons
+    /// whose interface is down or missing, when it is there.
+    fn start_daemons(&mut self, daemons: Vec<SyncDaemon>) -> Result<(), StartError> {
+        let waiting = start_daemons(&self.handle, daemons);
+        if waiting.is_empty() {
+            return Ok(());
+        }
+        let handle = self.handle.clone();
+        self.spawn("lvs-sync-waits".to_owned(), move || {
+            start_daemons_in_time(&handle, waiting);
+        })
+    }
+
+    fn spawn(
+        &mut self,
+        name: String,
+        run: impl FnOnce() + Send + 'static,
+    ) -> Result<(), StartError> {
+        let thread = thread::Builder::new().name(name).spawn(run);
+        self.threads.push(thread.map_err(StartError::Thread)?);
+        Ok(())
+    }
+
+    /// Makes a call of the control socket. Items of a list are not kept.
+    ///
+    /// # Errors
+    /// The refusal that the client would get; then nothing has changed.
+    pub fn call(&self, call: Call) -> Result<Value, Failure> {
+        let mut nowhere = std::io::sink();
+        server::Handler::call(&*self.handle, call, &mut Sink::new(0, &mut nowhere))
+    }
+
+    /// The address of its control socket.
+    pub fn address(&self) -> Option<&Address> {
+        self.server.as_ref().map(server::Handle::address)
+    }
+
+    /// A handle to stop the dataplane from another thread.
+    pub fn handle(&self) -> Arc<Handle> {
+        self.handle.clone()
+    }
+
+    /// Waits until the dataplane has stopped.
+    pub fn join(mut self) {
+        self.wait();
+    }
+
+    fn wait(&mut self) {
+        for thread in self.threads.drain(..) {
+            let name = thread.thread().name().unwrap_or_default().to_owned();
+            if thread.join().is_err() {
+                tracing::error!("the thread {name} has failed");
+            }
+        }
+        // The last messages of the packet workers are sent.
+        self.handle.threads.daemons.end();
+        if let Some(peers) = self.handle.peers() {
+            peers.end();
+        }
+    }
+}
+
+impl Drop for Dataplane {
+    fn drop(&mut self) {
+        self.handle.stop();
+        self.wait();
+    }
+}
+
+/// Phase 1: the connection tables.
+struct ConnTables {
+    kernel: KernelPath,
+    state: Option<Arc<dyn WarmState>>,
+    shards: Vec<Shard>,
+    /// Connections of a predecessor.
+    inheritance: Option<Inheritance>,
+    /// The pages of tables in the program's own memory.
+    pages: Vec<Option<TablePages>>,
+}
+
+impl ConnTables {
+    /// Opens the tables in the kernel, with a state keeper, or in the program's own memory.
+    fn open(
+        control: &Control,
+        workers: NonZeroUsize,
+        against: Option<Against>,
+        xdp: bool,
+        mut wanted: Wanted,
+    ) -> Result<Self, StartError> {
+        let (kernel, opened) = match wanted.open(control, against, xdp)? {
+            Ok((fast_path, memory)) => {
+                if let Some(holder) = wanted.warm_restart {
+                    holder.end();
+                }
+                let made = successor::shards(control, &*fast_path, vec![memory], None);
+                let state: Arc<dyn WarmState> = fast_path.clone();
+                (Ok(fast_path), Some((state, made)))
+            }
+            Err(why_not) => {
+                let holder = wanted.warm_restart;
+                let opened = holder.and_then(|holder| open_outlive(control, workers, holder));
+                (Err(why_not), opened)
+            }
+        };
+        if let Some((state, (shards, inheritance))) = opened {
+            return Ok(Self {
+                kernel,
+                state: Some(state),
+                shards,
+                inheritance,
+                pages: Vec::new(),
+            });
+        }
+        let made = (0..workers.get()).map(|n| pages::shard(control, n));
+        let made: Vec<_> = made.collect::<Result<_, _>>()?;
+        let (shards, pages) = made.into_iter().flatten().unzip();
+        Ok(Self {
+            kernel,
+            state: None,
+            shards,
+            inheritance: None,
+            pages,
+        })
+    }
+}
+
+/// Phases 2 and 3: a dataplane that is attached to the host and whose threads do not run yet.
+struct OnHost {
+    handle: Arc<Handle>,
+    keeper: Keeper,
+    shards: Vec<Shard>,
+    pages: Vec<Option<TablePages>>,
+    requests: Vec<Requests>,
+    equipments: Vec<Equipment>,
+    /// Connections of a predecessor, and the state to restore after them.
+    left: Option<(Inheritance, Left)>,
+    steering: Option<Arc<Steering>>,
+}
+
+impl OnHost {
+    /// Restores the services of a predecessor, and attaches to the host.
+    fn attach(
+        control: Control,
+        workers: NonZeroUsize,
+        mut setup: Setup,
+        settings: Settings,
+        tables: ConnTables,
+    ) -> Result<Self, StartError> {
+        let ConnTables {
+            kernel,
+            state,
+            shards,
+            inheritance,
+            pages,
+        } = tables;
+        setup.fast_path = kernel.as_ref().ok().cloned();
+        let context = Arc::new(Context::new(control, kernel));
+        let threads = Threads::new(workers.get()).map_err(StartError::Thread)?;
+        if let Some(state) = &state {
+            setup.warm_restart = state.outliving();
+            // A successor sets its clock after it has taken over.
+            if inheritance.is_none() {
+                state.set_clock(context.now());
+            }
+        }
+        let midnight = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .saturating_sub(context.now().saturating_since(Instant::ZERO));
+        let common = Common::new(settings).with_midnight(midnight);
+        let common = Arc::new(common.with_workers(workers));
+        let (requests, queues): (Vec<_>, Vec<Receiver<Request>>) =
+            shards.iter().map(|_| Requests::new()).unzip();
+        let left = state.as_ref().zip(inheritance);
+        let left = left.map(|(state, inheritance)| {
+            let (mut control, now) = (context.control(), context.now());
+            let left = successor::restore(&mut control, &View::default(), &**state, now);
+            (inheritance, left)
+        });
+        let steering = setup.steering.clone();
+        let handle = Handle::new(context, Arc::new(threads), Keeping::new(state));
+        let keeper = Keeper::new(handle.clone(), setup, queues)?;
+        // Made before connections wait for a worker.
+        let equipments = shards.iter().map(|_| Equipment::new(common.clone()));
+        let equipments = equipments.collect();
+        Ok(Self {
+            handle,
+            keeper,
+            shards,
+            pages,
+            requests,
+            equipments,
+            left,
+            steering,
+        })
+    }
+
+    /// Takes over the connections of a predecessor. Returns its synchronisation daemons.
+    fn take_over(&mut self) -> Vec<SyncDaemon> {
+        let Some(state) = self.handle.keeping.state() else {
+            return Vec::new();
+        };
+        let mut daemons = Vec::new();
+        if let Some((inheritance, left)) = self.left.take() {
+            // Packets that arrive meanwhile wait in the sockets; the host does not see them.
+            for warning in self.keeper.update(Update::All) {
+                warn!("{warning}");
+            }
+            self.keeper.publish();
+            let (context, shards) = (&self.handle.context, &mut self.shards);
+            let (records, steering) = (&left.records, self.steering.as_deref());
+            successor::take_over(context, shards, state, inheritance, records, steering);
+            daemons = left.daemons;
+        }
+        state.keep_shield(&self.keeper);
+        daemons
+    }
+
+    /// Phase 4: starts the packet workers and the keeper.
+    fn run(self, run: Run) -> Result<Dataplane, StartError> {
+        let Run {
+            pin,
+            mut hook,
+            real_time,
+            ripe,
+        } = run;
+        let (context, threads) = (&self.handle.context, &self.handle.threads);
+        let count = NonZeroUsize::new(self.shards.len());
+        let cpus = count.filter(|_| pin).map_or_else(Vec::new, own_cpus);
+        let mut workers = Vec::new();
+        let mut pages = self.pages.into_iter();
+        let parts = self.shards.into_iter().zip(self.requests);
+        for (number, ((shard, requests), equipment)) in parts.zip(self.equipments).enumerate() {
+            let (context, threads, hook) = (context.clone(), threads.clone(), hook.take());
+            let mut worker =
+                Worker::new(context, threads, number, shard, equipment, requests, hook);
+            worker.use_fast_path(ripe);
+            if let Some(Some(pages)) = pages.next() {
+                worker.use_pages(pages);
+            }
+            if let Some(&cpu) = cpus.get(number) {
+                worker.run_on(cpu);
+            }
+            workers.push(worker);
+        }
+        let handle = self.handle.clone();
+        let mut dataplane = Dataplane {
+            handle: self.handle,
+            threads: Vec::new(),
+            server: None,
+        };
+        for (number, worker) in workers.into_iter().enumerate() {
+            dataplane.spawn(format!("lvs-worker-{number}"), move || {
+                worker.run(real_time);
+            })?;
+        }
+        let keeper = self.keeper;
+        dataplane.spawn("lvs-keeper".to_owned(), move || {
+            keeper.run(handle.threads.keeper());
+            handle.threads.drop_ports();
+            if let Some(state) = handle.keeping.state() {
+                state.end();
+            }
+        })?;
+        Ok(dataplane)
+    }
+}
+
+/// The settings of the threads of packet workers.
+struct Run {
+    pin: bool,
+    hook: Option<Box<dyn PacketHook>>,
+    real_time: bool,
+    /// Packets from the client after which a connection is offloaded.
+    ripe: u32,
+}
+
+/// The time between two attempts to start a daemon whose interface is missing.
+const AGAIN: Duration = Duration::from_millis(500);
+
+/// Starts the synchronisation daemons of a predecessor. Returns the daemons whose interface is down
+/// or missing.
+fn start_daemons(handle: &Handle, daemons: Vec<SyncDaemon>) -> Vec<SyncDaemon> {
+    let starts = |daemon: &SyncDaemon| {
+        let started = handle.apply(vec![Call::DaemonStart(daemon.clone())], false);
+        let Err(failure) = started else { return false };
+        let waits = matches!(
+            failure.code,
+            FailureCode::NoDevice | FailureCode::Unreachable
+        );
+        // A daemon that an operator has started meanwhile stays.
+        if !waits && failure.code != FailureCode::Running {
+            warn!(
+                "of what the dataplane before this one had: {}",
+                failure.message
+            );
+        }
+        waits
+    };
+    daemons.into_iter().filter(starts).collect()
+}
+
+/// Starts synchronisation daemons when their interfaces are available.
+fn start_daemons_in_time(handle: &Handle, mut waiting: Vec<SyncDaemon>) {
+    for daemon in &waiting {
+        warn!(
+            "a synchronisation daemon of the dataplane before this one waits for {}",
+            daemon.interface
+        );
+    }
+    while !waiting.is_empty() && !handle.context.is_stopping() {
+        thread::sleep(AGAIN);
+        waiting = start_daemons(handle, waiting);
+    }
+}
+
+/// Opens the memory that a state keeper holds, and makes shards with tables in it.
+fn open_outlive(
+    control: &Control,
+    workers: NonZeroUsize,
+    holder: Holder,
+) -> Option<(Arc<dyn WarmState>, Shards)> {
+    let opened = WarmRestart::open(control.layout(), workers.get(), holder);
+    let made = opened.and_then(|warm_restart| {
+        let (memories, left) = (warm_restart.memories()?, warm_restart.memories_left()?);
+        let shards = successor::shards(control, &warm_restart, memories, left);
+        Ok((Arc::new(warm_restart) as Arc<dyn WarmState>, shards))
+    });
+    made.inspect_err(|error| warn!("connections do not outlive this dataplane: {error}"))
+        .ok()
+}
+
+/// The division of packets among several workers.
+fn steering(workers: NonZeroUsize, options: &Options, ftp_ports: &[u16]) -> Arc<Steering> {
+    // Knowledge of one hash must not reveal the other.
+    let seed = options.seed.rotate_left(32) ^ 0x6c76_7377_6f72_6b65;
+    Arc::new(Steering::new(workers, seed, !ftp_ports.is_empty()))
+}
+
+/// A processor for each worker; none if there are fewer processors.
+fn own_cpus(workers: NonZeroUsize) -> Vec<usize> {
+    let cpus = lvs_sys::permitted_cpus();
+    if cpus.len() < workers.get() {
+        info!(
+            "packet workers run on any processor: {workers} workers, and {} processors that this process may use",
+            cpus.len()
+        );
+        return Vec::new();
+    }
+    cpus
+}
+
+/// The control half at the start.
+fn new_control(config: &Config, workers: NonZeroUsize) -> Result<(Control, Options), StartError> {
+    let mut options = Options {
+        seed: random_seed()?,
+        profile: config.profile,
+        when_full: config.when_full,
+        schedulers: config.schedulers.clone(),
+        shards: workers.get(),
+        ..Options::default()
+    };
+    // Each worker has its part of the table.
+    let max = config.max_connections.unwrap_or(options.max_connections);
+    options.max_connections = max.div_ceil(workers.get());
+    let mut control = Control::try_new(options.clone())?;
+    for (name, value) in &config.sysctls {
+        control
+            .set_sysctl(name, value)
+            .map_err(|error| StartError::Sysctl {
+                name: name.clone(),
+                value: value.clone(),
+                error,
+            })?;
+    }
+    control
+        .set_ftp_ports(config.ftp_ports.clone())
+        .map_err(StartError::Helper)?;
+    Ok((control, options))
+}
+
+fn random_seed() -> Result<u64, StartError> {
+    random().map(u64::from_ne_bytes).map_err(StartError::Random)
+}

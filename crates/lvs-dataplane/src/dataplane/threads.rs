@@ -1,0 +1,287 @@
+//! The links between the threads of a dataplane: mailboxes, queues, and the set of workers that run.
+
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use lvs_core::api::{Failure, FailureCode};
+
+use super::inbox::Inbox;
+use super::pauses::Longest;
+use super::peers::Hub;
+use crate::host::keeper::{Keeper, REQUESTS_MAX};
+use crate::io::port::Ports;
+use crate::lock::lock;
+use crate::mailbox::{Closing, Mailbox};
+use crate::sync::Daemons;
+use lvs_packet::pipeline::Request;
+
+/// How long a packet worker may take to answer; it looks at its mailbox after every few batches.
+const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the keeper may take. The kernel may need a moment for a large change of nf_tables.
+const KEEPER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The threads of a dataplane, as they reach one another. `W` is the packet worker.
+pub(super) struct Threads<W> {
+    keeper: Mailbox<Keeper>,
+    workers: Vec<WorkerLink<W>>,
+    /// The synchronisation daemons.
+    pub(super) daemons: Daemons,
+    /// The outgoing queues of peers.
+    pub(super) hub: Arc<Hub>,
+    /// Packet workers that have not ended.
+    working: AtomicUsize,
+    /// A packet worker runs, or did.
+    has_worked: AtomicBool,
+    /// The ports of packet workers that have ended. The keeper closes them last.
+    ports: Mutex<Vec<Ports>>,
+}
+
+/// The shared end of a packet worker. No cache line that another thread writes is one that the
+/// worker reads for each packet.
+#[repr(align(128))]
+pub(super) struct WorkerLink<W> {
+    pub(super) mailbox: Mailbox<W>,
+    /// Frames that other workers hand over.
+    pub(super) inbox: Inbox,
+    /// The generation of the view that the worker uses.
+    pub(super) taken: AtomicU64,
+    /// The longest batch.
+    pub(super) batch: Longest,
+    /// The longest time between two batches.
+    pub(super) gap: Longest,
+}
+
+impl<W> fmt::Debug for Threads<W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Threads").finish_non_exhaustive()
+    }
+}
+
+impl<W> WorkerLink<W> {
+    /// The link of one of `workers` packet workers.
+    fn new(workers: usize) -> io::Result<Self> {
+        Ok(Self {
+            mailbox: Mailbox::new()?,
+            inbox: Inbox::new(workers),
+            taken: AtomicU64::new(0),
+            batch: Longest::default(),
+            gap: Longest::default(),
+        })
+    }
+}
+
+impl<W> Threads<W> {
+    /// The links of `workers` packet workers and a keeper.
+    ///
+    /// # Errors
+    /// The process has no more file descriptors.
+    pub(super) fn new(workers: usize) -> io::Result<Self> {
+        let links = (0..workers).map(|_| WorkerLink::new(workers));
+        Ok(Self {
+            keeper: Mailbox::new()?,
+            workers: links.collect::<Result<_, _>>()?,
+            daemons: Daemons::new()?,
+            hub: Arc::default(),
+            working: AtomicUsize::new(workers),
+            has_worked: AtomicBool::new(false),
+            ports: Mutex::default(),
+        })
+    }
+
+    // --- the packet workers ----------------------------------------------------------------------
+
+    /// The link of a packet worker.
+    ///
+    /// # Panics
+    /// If there is no such worker.
+    pub(super) fn worker(&self, number: usize) -> &WorkerLink<W> {
+        &self.workers[number]
+    }
+
+    /// The links of all packet workers.
+    pub(super) fn workers(&self) -> &[WorkerLink<W>] {
+        &self.workers
+    }
+
+    /// Wakes all packet workers.
+    pub(super) fn wake_workers(&self) {
+        for worker in &self.workers {
+            worker.mailbox.wake().notify();
+        }
+    }
+
+    /// The generation of the oldest view that a packet worker uses.
+    pub(super) fn taken(&self) -> u64 {
+        let workers = self.workers.iter();
+        let taken = workers.map(|worker| worker.taken.load(Ordering::Acquire));
+        taken.min().unwrap_or(u64::MAX)
+    }
+
+    /// Marks a packet worker as running until the returned guard is dropped.
+    pub(super) fn worker_runs(&self, number: usize) -> impl Drop + '_ {
+        self.has_worked.store(true, Ordering::Release);
+        WorkerRuns {
+            threads: self,
+            _closing: Closing(&self.worker(number).mailbox),
+        }
+    }
+
+    /// Whether a packet worker has been started.
+    pub(super) fn have_worked(&self) -> bool {
+        self.has_worked.load(Ordering::Acquire)
+    }
+
+    /// Whether all packet workers have ended.
+    pub(super) fn workers_have_ended(&self) -> bool {
+        self.working.load(Ordering::Acquire) == 0
+    }
+
+    /// Keeps the ports of a packet worker that ends until the keeper has ended: packet sockets are
+    /// closed after everything that depends on them.
+    pub(super) fn keep_ports(&self, ports: Ports) {
+        lock(&self.ports).push(ports);
+    }
+
+    /// Closes the ports that were kept.
+    pub(super) fn drop_ports(&self) {
+        for ports in lock(&self.ports).drain(..) {
+            ports.close();
+        }
+    }
+
+    /// Puts a question to every packet worker and waits for the answers.
+    ///
+    /// # Errors
+    /// A worker does not answer.
+    pub(super) fn ask<T: Send + 'static>(
+        &self,
+        question: impl Fn(&mut W) -> T + Clone + Send + 'static,
+    ) -> Result<Vec<T>, Failure> {
+        let (reply, answers) = mpsc::channel();
+        for worker in &self.workers {
+            let (reply, question) = (reply.clone(), question.clone());
+            worker
+                .mailbox
+                .post(move |worker| drop(reply.send(question(worker))));
+        }
+        drop(reply);
+        let mut all = Vec::with_capacity(self.workers.len());
+        while all.len() < self.workers.len() {
+            match answers.recv_timeout(WORKER_TIMEOUT) {
+                Ok(answer) => all.push(answer),
+                Err(_) => return Err(does_not_answer("packet worker")),
+            }
+        }
+        Ok(all)
+    }
+
+    /// Waits until every packet worker uses the view of this generation, or a later one.
+    ///
+    /// # Errors
+    /// A worker does not answer.
+    pub(super) fn wait_for(&self, generation: u64) -> Result<(), Failure> {
+        if self.taken() >= generation {
+            return Ok(());
+        }
+        // A worker takes the latest view before it answers.
+        self.ask(|_| ()).map(drop)
+    }
+
+    // --- the keeper ------------------------------------------------------------------------------
+
+    pub(super) const fn keeper(&self) -> &Mailbox<Keeper> {
+        &self.keeper
+    }
+
+    /// Posts a job to the keeper.
+    pub(super) fn post_keeper(&self, job: impl FnOnce(&mut Keeper) + Send + 'static) {
+        self.keeper.post(job);
+    }
+
+    /// Wakes the keeper.
+    pub(super) fn wake_keeper(&self) {
+        self.keeper.wake().notify();
+    }
+
+    /// Posts a job to the keeper, and waits for the value that the job sends to `reply`.
+    ///
+    /// # Errors
+    /// The keeper does not answer.
+    pub(super) fn ask_keeper<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut Keeper, mpsc::Sender<T>) + Send + 'static,
+    ) -> Result<T, Failure> {
+        let (reply, answer) = mpsc::channel();
+        self.post_keeper(move |keeper| job(keeper, reply));
+        answer
+            .recv_timeout(KEEPER_TIMEOUT)
+            .map_err(|_| does_not_answer("keeper of the host"))
+    }
+}
+
+struct WorkerRuns<'a, W> {
+    threads: &'a Threads<W>,
+    _closing: Closing<'a, W>,
+}
+
+impl<W> Drop for WorkerRuns<'_, W> {
+    fn drop(&mut self) {
+        self.threads.working.fetch_sub(1, Ordering::AcqRel);
+        self.threads.wake_keeper();
+    }
+}
+
+fn does_not_answer(who: &str) -> Failure {
+    Failure::new(
+        FailureCode::Internal,
+        format!("the {who} does not answer; the dataplane's log tells why"),
+    )
+}
+
+/// The requests of one packet worker to the keeper: a queue of bounded length. A request that finds
+/// it full is dropped and counted, and no packet waits for room.
+pub(super) struct Requests {
+    queue: SyncSender<Request>,
+    /// Requests that found the queue full.
+    pub(super) refused: u64,
+}
+
+impl Requests {
+    /// A queue, and its end for the keeper.
+    pub(super) fn new() -> (Self, Receiver<Request>) {
+        let (queue, receiver) = sync_channel(REQUESTS_MAX);
+        (Self { queue, refused: 0 }, receiver)
+    }
+
+    /// Queues `requests`. The caller wakes the keeper.
+    pub(super) fn send(&mut self, requests: impl Iterator<Item = Request>) {
+        for request in requests {
+            self.refused += u64::from(self.queue.try_send(request).is_err());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use super::*;
+    use lvs_packet::net::PortId;
+
+    #[test]
+    fn full_request_queue_drops_and_counts() {
+        let (mut requests, queue) = Requests::new();
+        let request = Request::Resolve(PortId(2), IpAddr::from([10, 0, 0, 1]));
+        let requested = std::iter::repeat_n(request, REQUESTS_MAX + 3);
+        requests.send(requested);
+        assert_eq!(requests.refused, 3);
+        assert_eq!(queue.try_iter().count(), REQUESTS_MAX);
+        let request = Request::Confirm(PortId(2), IpAddr::from([10, 0, 0, 1]));
+        requests.send(std::iter::once(request));
+        assert_eq!((requests.refused, queue.try_iter().count()), (3, 1));
+    }
+}

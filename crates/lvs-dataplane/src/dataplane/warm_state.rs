@@ -1,0 +1,206 @@
+//! The state that outlives a killed dataplane: the connection table, services, servers, settings
+//! and counters, in the [kernel](crate::fast_path) or with a [state keeper](crate::outlive).
+
+use std::fmt::Debug;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lvs_core::{Control, Instant};
+use tracing::warn;
+
+use super::context::Context;
+use crate::fast_path::{FastPath, Held, HeldServices, LocalsLeft};
+use crate::host::keeper::Keeper;
+use crate::host::setup::Outliving;
+use crate::warm_restart::{Record, WarmRestart};
+
+/// Servers whose counters are stored while the control half is locked once.
+const PORTION: usize = 4096;
+
+/// The state that a successor takes over.
+pub(super) trait WarmState: Debug + Send + Sync {
+    /// Whether a predecessor has left it.
+    fn is_found(&self) -> bool;
+
+    /// Stores services and settings.
+    fn save(&self, text: &[u8]) -> io::Result<()>;
+
+    /// The services and settings that were stored.
+    fn saved(&self) -> Option<Vec<u8>>;
+
+    /// Stores the services for the programs that run without a dataplane.
+    fn set_services(&self, _services: &HeldServices) {}
+
+    /// Stores that a dataplane runs.
+    fn is_alive(&self, _now: Instant) {}
+
+    /// Stores the counters of servers in these places. Returns the first place behind them, if there
+    /// are more.
+    fn keep_portion(&self, places: Range<usize>, context: &Context) -> Option<usize>;
+
+    /// Stores counters. The control half is locked for a portion of the servers at a time, because
+    /// packets wait for it.
+    fn keep_counts(&self, context: &Context) {
+        self.is_alive(context.now());
+        let mut next = Some(0);
+        while let Some(from) = next {
+            next = self.keep_portion(from..from + PORTION, context);
+        }
+    }
+
+    /// Adds the counters that a predecessor has stored.
+    fn take_counts(&self, control: &mut Control, records: &[Record]);
+
+    /// How far the clock of the stored deadlines is ahead of a clock that shows `now`.
+    fn clock_ahead(&self, now: Instant) -> Duration;
+
+    /// Sets the clock of the stored deadlines to `now`.
+    fn set_clock(&self, now: Instant);
+
+    /// Stops the forwarding of programs until the guard is dropped.
+    fn hold(self: Arc<Self>) -> Option<Held> {
+        None
+    }
+
+    /// The local ends of full NAT that a predecessor has left.
+    fn locals_left(&self) -> Option<LocalsLeft<'_>> {
+        None
+    }
+
+    /// Marks the take-over as complete. The dataplane hides its packets from the host by now.
+    fn has_taken_over(&self);
+
+    /// The TUN device that stays for a successor.
+    fn outliving(&self) -> Outliving {
+        Outliving::default()
+    }
+
+    /// Stores the shield, or the TUN device, so that the host does not see packets until a successor
+    /// starts.
+    fn keep_shield(&self, _keeper: &Keeper) {}
+
+    /// Removes everything: the dataplane ends in an orderly way.
+    fn end(&self);
+}
+
+/// Maps in the kernel. The programs continue to forward by them.
+impl WarmState for FastPath {
+    fn is_found(&self) -> bool {
+        self.is_successor()
+    }
+
+    fn save(&self, text: &[u8]) -> io::Result<()> {
+        self.save(text)
+    }
+
+    fn saved(&self) -> Option<Vec<u8>> {
+        self.saved()
+    }
+
+    fn set_services(&self, services: &HeldServices) {
+        self.set_services(services);
+    }
+
+    fn keep_portion(&self, places: Range<usize>, context: &Context) -> Option<usize> {
+        self.keep_counts(places, || context.control())
+    }
+
+    fn take_counts(&self, control: &mut Control, records: &[Record]) {
+        self.take_counts(control, records);
+    }
+
+    fn clock_ahead(&self, now: Instant) -> Duration {
+        self.clock_ahead(now)
+    }
+
+    fn set_clock(&self, now: Instant) {
+        self.set_clock(now);
+    }
+
+    fn hold(self: Arc<Self>) -> Option<Held> {
+        let held = Self::hold(&self);
+        self.settle();
+        Some(held)
+    }
+
+    fn locals_left(&self) -> Option<LocalsLeft<'_>> {
+        self.locals_left()
+    }
+
+    fn has_taken_over(&self) {
+        self.has_taken_over();
+    }
+
+    fn end(&self) {
+        self.leave_nothing();
+    }
+}
+
+/// Memory that a state keeper holds.
+impl WarmState for WarmRestart {
+    fn is_found(&self) -> bool {
+        self.is_successor()
+    }
+
+    fn save(&self, text: &[u8]) -> io::Result<()> {
+        self.save(text)
+    }
+
+    fn saved(&self) -> Option<Vec<u8>> {
+        self.area().saved()
+    }
+
+    fn is_alive(&self, now: Instant) {
+        self.is_alive(now);
+    }
+
+    fn keep_portion(&self, places: Range<usize>, context: &Context) -> Option<usize> {
+        self.keep_counts(&context.control(), places)
+    }
+
+    fn take_counts(&self, control: &mut Control, records: &[Record]) {
+        self.area().take_counts(control, records, &[]);
+    }
+
+    fn clock_ahead(&self, now: Instant) -> Duration {
+        self.clock_ahead(now)
+    }
+
+    fn set_clock(&self, now: Instant) {
+        self.set_clock(now);
+    }
+
+    fn has_taken_over(&self) {
+        if let Err(error) = self.has_taken_over() {
+            warn!("connections do not outlive this dataplane: {error}");
+        }
+    }
+
+    fn outliving(&self) -> Outliving {
+        Outliving {
+            wanted: true,
+            goes_on: self.is_successor(),
+            device: self.holder().device(),
+        }
+    }
+
+    fn keep_shield(&self, keeper: &Keeper) {
+        let holder = self.holder();
+        let held = match (keeper.shield(), keeper.routed_device()) {
+            (Some(shield), _) => holder
+                .hold_shield(shield)
+                .and_then(|()| holder.keep_last_shield()),
+            (None, Some(device)) => holder.hold_device(device),
+            (None, None) => Ok(()),
+        };
+        if let Err(error) = held {
+            warn!("should this dataplane be killed, the host ends its connections: {error}");
+        }
+    }
+
+    fn end(&self) {
+        self.end();
+    }
+}

@@ -1,0 +1,253 @@
+//! The worker side of the kernel fast path: offloading connections, and its clock.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lvs_core::offload::{LocalChange, Offer, Ripeness};
+use lvs_core::{ConnId, Instant};
+use tracing::warn;
+
+use super::Worker;
+use crate::dataplane::kernel_path::WithDataplane;
+use crate::fast_path::{FastPath, Held, LocalsAre, WayOut};
+use lvs_packet::net::Way;
+use lvs_packet::ways::Ways;
+
+/// How long packets that have come in may always be waiting before connections are published all
+/// the same.
+const BUSY: Duration = Duration::from_millis(50);
+/// The most local ports that wait to be written for the BPF programs.
+const LOCALS_WAITING: usize = 1 << 16;
+/// The local ports that are written at a time: each takes two system calls.
+const LOCALS_AT_ONCE: usize = 512;
+/// Slots whose connections are withdrawn in one round of housekeeping, when all are to be.
+const WITHDRAW_BUDGET: usize = 1 << 20;
+
+/// The state of a worker for the kernel fast path.
+#[derive(Default)]
+pub(super) struct KernelSide {
+    /// The path, if there is one.
+    pub(super) path: Option<Arc<FastPath>>,
+    /// When everything that had come in was on its way, as far as it was looked at.
+    pub(super) quiet: Instant,
+    /// As long as there are captures, nothing passes them by in the kernel.
+    pub(super) shown: Option<Held>,
+    /// Where withdrawing all connections goes on.
+    pub(super) withdrawn: Option<usize>,
+    /// How often something was learned of ways through tunnels, so far.
+    pub(super) lessons: u64,
+}
+
+impl Worker {
+    /// Offloads connections from now on, each after so many packets, if there is a kernel fast
+    /// path.
+    pub(in crate::dataplane) fn use_fast_path(&mut self, after: u32) {
+        if let Some(fast_path) = self.context.fast_path() {
+            self.kernel.path = Some(fast_path.clone());
+            self.decider.shard.follow_local_ends();
+            self.decider.ripe_after = after;
+        }
+    }
+
+    /// Offloads the offloadable connections, if all packets received before have been sent
+    /// (`quiet`), so that no later packet overtakes them. A dataplane that is not `quiet` for a
+    /// long time is overloaded and loses packets; it then offloads without waiting.
+    pub(super) fn publish_ripe(&mut self, quiet: bool) {
+        let now = self.context.now();
+        if quiet {
+            self.kernel.quiet = now;
+        } else if now.saturating_since(self.kernel.quiet) < BUSY {
+            return;
+        }
+        let ripe = std::mem::take(&mut self.decider.ripe);
+        if let Some(kernel) = self.kernel.path.clone() {
+            let _ = self.tell_locals();
+            // Read the epoch first: the data read after it belong to this epoch or a later one.
+            let epoch = kernel.epoch();
+            self.take_view();
+            if self.decider.shard.is_behind() {
+                self.decider.sweep();
+            }
+            if self.publishes_none(epoch).is_none() {
+                for &conn in &ripe {
+                    if self
+                        .decider
+                        .shard
+                        .is_ripe(conn, self.decider.ripe_after, epoch)
+                        && self.publish(conn, epoch, &kernel, now).is_none()
+                    {
+                        // One that was published before the last change is not to be asked about
+                        // with every packet.
+                        self.decider.shard.withdraw(conn);
+                    }
+                }
+            }
+        }
+        self.decider.ripe = ripe;
+        self.decider.ripe.clear();
+    }
+
+    /// Applies a path MTU that was learned for a tunnel to offloaded connections, too.
+    pub(super) fn heed_lessons(&mut self) {
+        if let Some(kernel) = &self.kernel.path {
+            let lessons = self.pipeline.common().tunnels().lessons();
+            if lessons != self.kernel.lessons {
+                self.kernel.lessons = lessons;
+                kernel.changed();
+            }
+        }
+    }
+
+    /// Why no connection at all is published in this epoch.
+    fn publishes_none(&self, epoch: u16) -> Option<WithDataplane> {
+        if epoch == 0 {
+            return Some(match self.kernel.shown {
+                Some(_) => WithDataplane::Captures,
+                None => WithDataplane::Change,
+            });
+        }
+        // The dataplane ignores some packets from tunnels.
+        let judges = self.network.view().ignore_tunneled;
+        judges.then_some(WithDataplane::IgnoreTunneled)
+    }
+
+    /// The offload plan and the paths of a connection, if its packets need nothing but counting;
+    /// otherwise the reason.
+    fn what_to_publish(
+        &self,
+        conn: ConnId,
+        kernel: &FastPath,
+        now: Instant,
+    ) -> Result<(Offer, Ways), WithDataplane> {
+        let offer = self.decider.shard.offer(conn)?;
+        if self.decider.may_be_marked(&offer) {
+            return Err(WithDataplane::Marks);
+        }
+        if !kernel.has_room_for(offer.record) {
+            return Err(WithDataplane::Number);
+        }
+        if offer.local.is_some() && !kernel.has_locals() {
+            return Err(WithDataplane::Locals);
+        }
+        let tunnels = self.pipeline.common().tunnels();
+        let pmtu_disc = self.network.view().pmtu_disc;
+        let ways = Ways::of(&offer, &self.network, tunnels, pmtu_disc, now)?;
+        Ok((offer, ways))
+    }
+
+    /// Whether packets of a connection are forwarded in the kernel, or of one that opens now
+    /// (`None`); else why not.
+    pub(super) fn fast_path(&self, conn: Option<ConnId>) -> Result<(), WithDataplane> {
+        let kernel = self.kernel.path.as_ref().ok_or(WithDataplane::NotUsed)?;
+        let epoch = kernel.epoch();
+        if let Some(why) = self.publishes_none(epoch) {
+            return Err(why);
+        }
+        let (decider, of) = (&self.decider, self.decider.ripe_after);
+        let Some(conn) = conn else {
+            return Err(WithDataplane::New { of });
+        };
+        // Of one that is published, too: it may be closing, which begins no epoch.
+        self.what_to_publish(conn, kernel, self.context.now())?;
+        Err(match decider.shard.ripeness(conn, of, epoch) {
+            Ripeness::Published => return Ok(()),
+            Ripeness::Stale => WithDataplane::Stale,
+            Ripeness::Early => WithDataplane::Early {
+                sent: decider.shard.packets_of(conn),
+                of,
+            },
+            _ => WithDataplane::Later { of },
+        })
+    }
+
+    /// Publishes a connection, if nothing but counting is to be done about its packets.
+    fn publish(
+        &mut self,
+        conn: ConnId,
+        epoch: u16,
+        kernel: &Arc<FastPath>,
+        now: Instant,
+    ) -> Option<()> {
+        let (offer, ways) = self.what_to_publish(conn, kernel, now).ok()?;
+        let view = self.network.view();
+        let tables = &view.tables;
+        let hop = |way: Way| {
+            let out = WayOut {
+                ifindex: tables.port(way.port)?.ifindex,
+                mtu: way.mtu,
+                to: way.to,
+                from: way.from,
+            };
+            kernel.hop(out, now)
+        };
+        let to_server = hop(ways.server)?;
+        let to_client = match ways.client {
+            Some(way) => Some(hop(way)?),
+            None => None,
+        };
+        let is_set = match &ways.outer {
+            Some(outer) => kernel.set_tunnel(offer.record, to_server, epoch, outer),
+            None => kernel.set_server(offer.record, to_server, epoch),
+        };
+        if !is_set {
+            return None;
+        }
+        if let Some(local) = &offer.local
+            && !kernel.set_local(local)
+        {
+            return None;
+        }
+        let published = self.decider.shard.publish(conn, epoch, to_client);
+        published.then_some(())
+    }
+
+    /// Writes the local ports of connections for the BPF programs and for a successor; true if more
+    /// are waiting.
+    pub(super) fn tell_locals(&mut self) -> bool {
+        let shard = &mut self.decider.shard;
+        let waiting = shard.local_changes_len();
+        if waiting == 0 {
+            return false;
+        }
+        let Some(kernel) = &self.kernel.path else {
+            return false;
+        };
+        match kernel.locals() {
+            LocalsAre::Ready => {
+                kernel.follow_locals(shard.local_changes().take(LOCALS_AT_ONCE));
+                return waiting > LOCALS_AT_ONCE;
+            }
+            LocalsAre::Wanted => {
+                // The kernel takes its time: that is for the keeper.
+                let kernel = kernel.clone();
+                self.threads.post_keeper(move |_| kernel.make_locals());
+            }
+            LocalsAre::Coming if waiting < LOCALS_WAITING => {}
+            LocalsAre::Coming => {
+                let opened = |change: &LocalChange| matches!(change, LocalChange::Bound(_));
+                let forgotten = shard.local_changes().filter(opened).count();
+                warn!(
+                    "{forgotten} connections of full NAT have opened before there was memory for their local ports: they do not outlive this dataplane"
+                );
+            }
+            LocalsAre::Impossible => _ = shard.local_changes().count(),
+        }
+        false
+    }
+
+    /// Follows the clock and the epochs of the kernel fast path.
+    pub(super) fn keep_kernel(&mut self, now: Instant) {
+        let Some(kernel) = &self.kernel.path else {
+            return;
+        };
+        kernel.is_alive(now);
+        kernel.try_homes(self.decider.shard.tries_homes());
+        if kernel.is_used_up() || self.kernel.withdrawn.is_some() {
+            let from = self.kernel.withdrawn.unwrap_or(0);
+            self.kernel.withdrawn = self.decider.shard.withdraw_piece(from, WITHDRAW_BUDGET);
+            if self.kernel.withdrawn.is_none() {
+                kernel.renew();
+            }
+        }
+    }
+}

@@ -1,0 +1,852 @@
+//! A packet worker: one thread with a shard of the connections and its own sockets. The
+//! [keeper](crate::host::keeper) manages everything that concerns the host, and publishes snapshots
+//! for the workers.
+//!
+//! ```text
+//! wait ─▶ each port: take the latest view, receive a batch ─▶ pipeline ─▶ requests, send ─▶ jobs ─▶ timers ─▶ wait
+//! ```
+
+mod kernel;
+#[cfg(test)]
+mod tests;
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant as SystemInstant};
+
+use lvs_core::explain::Explanation;
+use lvs_core::sync::wire::Entry;
+use lvs_core::{Instant, Shard};
+use tracing::{error, info, warn};
+
+use self::kernel::KernelSide;
+use super::capture::{self, Capture, Shown};
+use super::context::Context;
+use super::decider::{Decider, Question};
+use super::hook::PacketHook;
+use super::inbox::Parcel;
+use super::local_clients::LocalClients;
+use super::network::TakenView;
+use super::pages;
+use super::priority::Priority;
+use super::report::Report;
+use super::threads::{Requests, Threads, WorkerLink};
+use crate::fast_path::FastPath;
+use crate::host::NeighbourNews;
+use crate::io::BATCH;
+use crate::io::port::{Batch, Port, Ports};
+use crate::sync::Ticket;
+use lvs_packet::common::Common;
+use lvs_packet::drop::FrameDrop;
+use lvs_packet::frame::Frame;
+use lvs_packet::net::{Net, PortId};
+use lvs_packet::pipeline::{Env, Output, Pipeline, Request, Share};
+use lvs_sys::{Poller, TablePages};
+
+/// Batches of one port before the others have their turn.
+const BATCHES_PER_TURN: usize = 4;
+/// Connections whose end is looked at between two batches.
+const EXPIRY_BUDGET: usize = 1024;
+/// Connections that are looked at between two batches after a server went down; a sixteenth of them
+/// may be reset.
+const DOWN_BUDGET: usize = 4096;
+/// How long packets have their turn between two such rounds.
+const DOWN_PERIOD: Duration = Duration::from_millis(1);
+/// Changes are passed on to peers once in such a time, or when there are so many bytes.
+const TELL_PERIOD: Duration = Duration::from_millis(1);
+const TELL_BYTES: usize = 16 << 10;
+/// How long SYNs may wait to be looked at in a flood of them.
+const FLOOD_PERIOD: Duration = Duration::from_millis(1);
+
+/// By when every message is due, full or not.
+const SYNC_AT_LAST: Duration = Duration::from_secs(2);
+
+/// Between two rounds of housekeeping.
+const HOUSEKEEPING: Duration = Duration::from_secs(1);
+
+/// A packet worker.
+pub(crate) struct Worker {
+    context: Arc<Context>,
+    threads: Arc<Threads<Self>>,
+    /// Its number.
+    number: usize,
+    decider: Decider,
+    pipeline: Pipeline,
+    output: Output,
+    batch: Batch,
+    ports: Ports,
+    network: TakenView,
+    requests: Requests,
+    clients: LocalClients,
+    captures: Vec<Capture>,
+    /// Counters for the keeper.
+    tally: Tally,
+    next_housekeeping: Instant,
+    /// The time at which changes were last passed on to peers.
+    told: Instant,
+    kernel: KernelSide,
+    /// The connection table's, until they become large ones.
+    pages: Option<TablePages>,
+    others: Others,
+    /// That of its thread, once it has one.
+    priority: Option<Priority>,
+}
+
+/// The pipeline and buffers of a packet worker. They are megabytes, which take time to make.
+pub(crate) struct Equipment {
+    pipeline: Pipeline,
+    output: Output,
+    batch: Batch,
+}
+
+impl Equipment {
+    pub(crate) fn new(common: Arc<Common>) -> Self {
+        Self {
+            pipeline: Pipeline::new(common),
+            output: Output::new(),
+            batch: Batch::new(),
+        }
+    }
+}
+
+/// The state of a worker for the other workers.
+#[derive(Default)]
+struct Others {
+    /// The processor that this one runs on, while they run on others.
+    cpu: Option<usize>,
+    /// For each other worker, the parcels to pass.
+    outboxes: Vec<Vec<Parcel>>,
+    /// Room for parcels from other workers.
+    taken: Vec<Parcel>,
+}
+
+/// The counters of a worker for the keeper.
+#[derive(Default)]
+struct Tally {
+    /// Resets sent since the first of the servers went down whose connections are being ended.
+    resets: usize,
+    /// Packets refused because the table was full, at the last report to the keeper.
+    full: u64,
+}
+
+impl Worker {
+    /// A worker without ports; the keeper gives it some.
+    pub(super) fn new(
+        context: Arc<Context>,
+        threads: Arc<Threads<Self>>,
+        number: usize,
+        shard: Shard,
+        equipment: Equipment,
+        requests: Requests,
+        hook: Option<Box<dyn PacketHook>>,
+    ) -> Self {
+        let Equipment {
+            pipeline,
+            output,
+            batch,
+        } = equipment;
+        Self {
+            decider: Decider::new(context.clone(), shard, hook),
+            context,
+            threads,
+            number,
+            pipeline,
+            output,
+            batch,
+            ports: Ports::default(),
+            network: TakenView::default(),
+            requests,
+            clients: LocalClients::default(),
+            captures: Vec::new(),
+            tally: Tally::default(),
+            next_housekeeping: Instant::ZERO,
+            told: Instant::ZERO,
+            kernel: KernelSide::default(),
+            pages: None,
+            others: Others::default(),
+            priority: None,
+        }
+    }
+
+    /// Runs on this processor and no other from the start.
+    pub(super) const fn run_on(&mut self, cpu: usize) {
+        self.others.cpu = Some(cpu);
+    }
+
+    /// The connection table's pages, to become large ones.
+    pub(super) fn use_pages(&mut self, pages: TablePages) {
+        self.pages = Some(pages);
+    }
+
+    /// Makes large pages of them at once.
+    #[cfg(feature = "testing")]
+    pub(super) fn enlarge_pages(&mut self) {
+        if let Some(pages) = self.pages.take() {
+            // Without them everything is slower, no more.
+            let _ = pages.enlarge(|| ());
+        }
+    }
+
+    /// Processes packets until the dataplane stops, with real-time scheduling if requested and
+    /// permitted. Afterwards the keeper owns its ports, and closes them after everything that
+    /// depends on them.
+    pub(super) fn run(mut self, real_time: bool) {
+        let (context, threads) = (self.context.clone(), self.threads.clone());
+        let _ended = threads.worker_runs(self.number);
+        if let Some(cpu) = self.others.cpu
+            && let Err(error) = lvs_sys::run_on(cpu)
+        {
+            warn!(
+                "packet worker {} runs on any processor (sched_setaffinity to {cpu}: {error})",
+                self.number
+            );
+            self.others.cpu = None;
+        }
+        self.priority = Some(Priority::new(real_time));
+        let mut poller = Poller::new();
+        let mut ports = Vec::new();
+        let mut more = false;
+        while !context.is_stopping() {
+            poller.clear();
+            let wake = poller.add(self.link().mailbox.wake().as_fd());
+            ports.clear();
+            // In a flood of SYNs, it costs less to look for them by and by than to be woken for
+            // each.
+            let flood = self.pipeline.gate.sorts();
+            for (port, io) in self.ports.iter() {
+                let other = io.other_fd().filter(|_| !flood);
+                let places = [io.fd(), other].map(|fd| fd.map(|fd| poller.add(fd)));
+                ports.push((places, flood && io.other_fd().is_some(), port));
+            }
+            let ripe = !self.decider.ripe.is_empty();
+            let until = match (ripe || more, flood) {
+                (true, _) => Duration::ZERO,
+                (false, true) => self.until_next_timer().min(FLOOD_PERIOD),
+                (false, false) => self.until_next_timer(),
+            };
+            if let Err(error) = poller.wait(Some(until)) {
+                error!("cannot wait for packets: {error}");
+                break;
+            }
+            let is_ready = |places: [Option<usize>; 2]| {
+                let mut places = places.into_iter().flatten();
+                places.any(|place| poller.is_ready(place))
+            };
+            if ripe {
+                let mut all = ports.iter();
+                let quiet = all.all(|&(places, unseen, _)| !is_ready(places) && !unseen);
+                self.publish_ripe(quiet);
+            }
+            more = false;
+            for &(places, unseen, port) in &ports {
+                if is_ready(places) || unseen {
+                    more |= self.receive(port) && flood;
+                }
+            }
+            more |= self.do_for_others(poller.is_ready(wake));
+        }
+        self.send_last_sync();
+        self.tell_peers();
+        self.say_farewell();
+        threads.keep_ports(self.ports);
+    }
+
+    fn link(&self) -> &WorkerLink<Self> {
+        self.threads.worker(self.number)
+    }
+
+    /// Processes parcels from other workers, posted jobs if it was woken, and due timers; true if
+    /// there may be more packets, or more local ports to write.
+    fn do_for_others(&mut self, woken: bool) -> bool {
+        if woken {
+            // First: whatever comes while the rest is done wakes again.
+            self.link().mailbox.wake().take();
+        }
+        let mut more = self.take_parcels();
+        let started = SystemInstant::now();
+        if woken {
+            self.do_jobs();
+        }
+        self.timers();
+        more |= self.tell_locals();
+        self.send_sync();
+        self.tell_peers_if_due();
+        let took = started.elapsed();
+        self.link().gap.note(took);
+        self.look_at_priority(started + took);
+        more
+    }
+
+    /// Takes the latest snapshot, and runs posted jobs.
+    pub(super) fn do_jobs(&mut self) {
+        self.take_view();
+        for job in self.link().mailbox.take() {
+            job(self);
+            self.look_at_priority(SystemInstant::now());
+        }
+    }
+
+    /// Gives up real time, if that is due, or has it again.
+    fn look_at_priority(&mut self, now: SystemInstant) {
+        if let Some(priority) = &mut self.priority {
+            priority.look(now);
+        }
+    }
+
+    fn until_next_timer(&self) -> Duration {
+        let now = self.context.now();
+        if self.decider.shard.has_down() {
+            return DOWN_PERIOD;
+        }
+        if self.decider.shard.has_changes() {
+            return TELL_PERIOD;
+        }
+        let next = self.decider.shard.next_wakeup();
+        let next = next.map_or(self.next_housekeeping, |at| at.min(self.next_housekeeping));
+        let sync = self.decider.shard.next_sync_message();
+        let next = sync.map_or(next, |at| at.min(next));
+        // Rounded up: a wake-up a moment too early would find nothing due.
+        next.saturating_since(now) + Duration::from_millis(1)
+    }
+
+    /// Takes the latest view if there is a newer one than ours.
+    fn take_view(&mut self) {
+        if self.context.generation() == self.network.view().generation {
+            return;
+        }
+        let view = self.context.view();
+        let generation = view.generation;
+        let config = view.config != self.network.view().config;
+        if let Some(marks) = &view.marks {
+            self.decider.take_marks(marks);
+        }
+        self.decider.take_intercept(&view.intercept);
+        if let Some(steering) = &view.steering {
+            self.pipeline.share = Some(Share {
+                number: self.number,
+                steering: steering.clone(),
+            });
+        }
+        self.network.take(view);
+        if config {
+            self.decider.sweep();
+            // A stopping sync master waits until this snapshot was taken, and sends the messages
+            // that it then has.
+            self.send_sync();
+        }
+        if self.pipeline.held.has_local_clients() {
+            let env = env(&self.network);
+            let now = self.context.now();
+            self.pipeline
+                .local_clients_intercepted(&env, now, &mut self.output);
+            self.flush();
+        }
+        self.link().taken.store(generation, Ordering::Release);
+    }
+
+    // --- packets ---------------------------------------------------------------------------------
+
+    /// Processes a few batches of waiting frames of a port; true if there may be more.
+    pub(super) fn receive(&mut self, port: PortId) -> bool {
+        for _ in 0..BATCHES_PER_TURN {
+            // The epoch first: what is learned after it is of this one or a later one.
+            self.decider.epoch = self.kernel.path.as_ref().map_or(0, |kernel| kernel.epoch());
+            self.take_view();
+            let started = SystemInstant::now();
+            // Events of the kernel report that the interface is down or was removed.
+            let Ok(count) = self.ports.recv(port, &mut self.batch) else {
+                return false;
+            };
+            if count == 0 {
+                return false;
+            }
+            let now = self.context.now();
+            self.hand_over(port, count);
+            self.process_batch(port, now, started);
+            if count < BATCH {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Processes frames that this worker or another one has received on a port.
+    fn process_batch(&mut self, port: PortId, now: Instant, started: SystemInstant) {
+        self.comes_from(port);
+        let count = self.batch.frames().len();
+        if self.captures.is_empty() {
+            let mut done = 0;
+            while done < count {
+                done += self.pipeline.process_some(
+                    port,
+                    &mut self.batch.frames()[done..],
+                    &env(&self.network),
+                    &mut self.decider,
+                    now,
+                    &mut self.output,
+                );
+                self.flush();
+            }
+        } else {
+            self.process_shown(port, now);
+        }
+        let _ = self.tell_locals();
+        self.batch.clear();
+        let took = started.elapsed();
+        self.pipeline.gate.spent(count, took, now + took);
+        self.link().batch.note(took);
+        self.look_at_priority(started + took);
+    }
+
+    /// As [`receive`](Self::receive), of frames that are handed in; those that would leave are
+    /// counted and gone.
+    #[cfg(feature = "testing")]
+    pub(super) fn process(&mut self, port: PortId, frames: &mut [Frame]) -> usize {
+        self.take_view();
+        let started = SystemInstant::now();
+        let now = self.context.now();
+        let (mut done, mut sent) = (0, 0);
+        while done < frames.len() {
+            done += self.pipeline.process_some(
+                port,
+                &mut frames[done..],
+                &env(&self.network),
+                &mut self.decider,
+                now,
+                &mut self.output,
+            );
+            sent += self
+                .output
+                .queues()
+                .map(|(_, frames)| frames.len())
+                .sum::<usize>();
+            self.output.recycle();
+        }
+        self.link().batch.note(started.elapsed());
+        sent
+    }
+
+    /// Processes a batch frame by frame, and passes each frame to the captures.
+    fn process_shown(&mut self, port: PortId, now: Instant) {
+        let mut captures = std::mem::take(&mut self.captures);
+        self.decider.tells = true;
+        for at in 0..self.batch.frames().len() {
+            let frame = &mut self.batch.frames()[at..=at];
+            let bytes = frame[0].bytes().to_vec();
+            let dropped = self.pipeline.counters.dropped;
+            self.pipeline.process(
+                port,
+                frame,
+                &env(&self.network),
+                &mut self.decider,
+                now,
+                &mut self.output,
+            );
+            self.flush();
+            let told = self.decider.take_told();
+            let lost = FrameDrop::ALL
+                .iter()
+                .find(|drop| self.pipeline.counters.dropped_for(**drop) != dropped[drop.index()]);
+            let (verdict, dropped) = match (&told, lost) {
+                (Some((_, verdict)), None | Some(FrameDrop::Verdict | FrameDrop::Rejected)) => {
+                    capture::describe(verdict)
+                }
+                (_, Some(drop)) => (
+                    format!("dropped ({}): {}", drop.name(), drop.describe().trim()),
+                    true,
+                ),
+                (None, None) => ("not for the director".to_owned(), false),
+            };
+            let shown = Shown {
+                interface: self.network.view().tables.name(port),
+                ethernet: self.network.port(port).is_some_and(|port| port.ethernet),
+                frame: &bytes,
+                verdict: &verdict,
+                dropped,
+            };
+            let tuple = told.map(|(tuple, _)| tuple);
+            captures.retain_mut(|capture| capture.show(tuple, &shown));
+        }
+        self.decider.tells = !captures.is_empty();
+        if captures.is_empty() {
+            self.kernel.shown = None;
+        }
+        self.captures = captures;
+    }
+
+    /// Passes the requests of the packet path to the keeper, and sends its frames.
+    fn flush(&mut self) {
+        self.heed_lessons();
+        if !self.output.requests.is_empty() {
+            let (clients, mut refused) = (&mut self.clients, 0);
+            self.output.requests.retain(|request| {
+                let fits = match request {
+                    Request::InterceptLocalClient(client) => clients.add(*client),
+                    _ => true,
+                };
+                refused += u64::from(!fits);
+                fits
+            });
+            self.requests.refused += refused;
+            self.requests.send(self.output.requests.drain(..));
+            self.threads.wake_keeper();
+        }
+        for (port, frames) in self.output.queues() {
+            self.ports.send(port, frames);
+        }
+        for (port, frames) in self.output.returned() {
+            self.ports.give_back(port, frames);
+        }
+        for (home, port, whole) in self.output.elsewhere.drain(..) {
+            let workers = self.threads.workers().len();
+            self.others.outboxes.resize_with(workers, Vec::new);
+            if let Some(outbox) = self.others.outboxes.get_mut(home) {
+                outbox.push(Parcel::Whole(port, Box::new(whole)));
+            }
+        }
+        self.output.recycle();
+        self.post_parcels();
+    }
+
+    /// Sets the port that the next frames have come in by.
+    fn comes_from(&mut self, port: PortId) {
+        let view = self.network.view();
+        if let Some(known) = view.tables.port(port) {
+            self.decider.interface.clone_from(&known.name);
+            self.decider.ignores = view.ignore_tunneled && known.decapsulates;
+        }
+    }
+
+    // --- several workers -------------------------------------------------------------------------
+
+    /// Passes the frames that belong to other workers to these, and leaves the others of the
+    /// `count` frames in the batch.
+    fn hand_over(&mut self, port: PortId, count: usize) {
+        if self.pipeline.share.is_none() {
+            return;
+        }
+        let env = env(&self.network);
+        let Some(info) = env.net.port(port) else {
+            return;
+        };
+        self.others
+            .outboxes
+            .resize_with(self.threads.workers().len(), Vec::new);
+        let frames = self.batch.frames();
+        let mut kept = 0;
+        for at in 0..count {
+            let Some(home) = self.pipeline.home_of(&info, &frames[at], &env) else {
+                frames.swap(kept, at);
+                kept += 1;
+                continue;
+            };
+            // A copy, so that the lent frame returns to its backend soon.
+            let mut copy = Frame::from_bytes(frames[at].bytes());
+            copy.offload = frames[at].offload;
+            self.others.outboxes[home].push(Parcel::Frame(port, copy));
+        }
+        self.batch.truncate(kept);
+        self.post_parcels();
+    }
+
+    /// Passes the queued parcels to the other workers.
+    fn post_parcels(&mut self) {
+        let links = self.threads.workers().iter();
+        for (link, parcels) in links.zip(&mut self.others.outboxes) {
+            if parcels.is_empty() {
+                continue;
+            }
+            let frames = parcels
+                .iter()
+                .filter(|parcel| matches!(parcel, Parcel::Frame(..)))
+                .count();
+            let all = parcels.len();
+            let (taken, wake) = link.inbox.put(self.number, parcels);
+            if wake {
+                link.mailbox.wake().notify();
+            }
+            self.pipeline.count_handed_over(frames, all - taken);
+        }
+    }
+
+    /// Processes parcels from other workers, at most as many at a time as frames of one port; true
+    /// if there may be more.
+    pub(super) fn take_parcels(&mut self) -> bool {
+        let mut parcels = std::mem::take(&mut self.others.taken);
+        let more = self
+            .link()
+            .inbox
+            .take(&mut parcels, BATCHES_PER_TURN * BATCH);
+        if parcels.is_empty() {
+            self.others.taken = parcels;
+            return more;
+        }
+        self.take_view();
+        let mut parcels_left = parcels.drain(..).peekable();
+        let mut frames = Vec::with_capacity(BATCH);
+        while let Some(parcel) = parcels_left.next() {
+            let now = self.context.now();
+            match parcel {
+                Parcel::Whole(port, whole) => {
+                    self.comes_from(port);
+                    let env = env(&self.network);
+                    let (decide, out) = (&mut self.decider, &mut self.output);
+                    self.pipeline.process_whole(*whole, &env, decide, now, out);
+                    self.flush();
+                    self.look_at_priority(SystemInstant::now());
+                }
+                Parcel::Frame(port, frame) => {
+                    frames.push(frame);
+                    while frames.len() < BATCH
+                        && let Some(Parcel::Frame(_, frame)) = parcels_left.next_if(
+                            |next| matches!(next, Parcel::Frame(known, _) if *known == port),
+                        )
+                    {
+                        frames.push(frame);
+                    }
+                    self.process_taken(port, &mut frames, now);
+                    frames.clear();
+                }
+            }
+        }
+        drop(parcels_left);
+        self.others.taken = parcels;
+        more
+    }
+
+    fn process_taken(&mut self, port: PortId, frames: &mut Vec<Frame>, now: Instant) {
+        let started = SystemInstant::now();
+        self.decider.epoch = 0;
+        let count = self.batch.lend(frames.drain(..));
+        self.process_batch(port, now, started);
+        self.pipeline.count_taken(count);
+    }
+
+    // --- synchronisation -------------------------------------------------------------------------
+
+    /// Passes messages to the sync master.
+    fn send_sync(&mut self) {
+        if let Some(at) = self.decider.shard.next_sync_message() {
+            let now = self.context.now();
+            if at <= now {
+                self.send_sync_until(now);
+            }
+        }
+    }
+
+    /// Gives the master everything, whether it is time for it or not: this worker ends.
+    fn send_last_sync(&mut self) {
+        self.send_sync_until(self.context.now() + SYNC_AT_LAST);
+    }
+
+    fn send_sync_until(&mut self, now: Instant) {
+        let daemons = &self.threads.daemons;
+        let shard = &mut self.decider.shard;
+        let max = shard.sync_messages_max();
+        while let Some(message) = shard.take_sync_message(now) {
+            if !daemons.outbox.push(message, max) {
+                daemons.counts.queue_full.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Passes changes on to the outgoing queues of peers.
+    fn tell_peers(&mut self) {
+        let shard = &mut self.decider.shard;
+        if shard.has_changes() {
+            let (items, lost) = shard.take_changes();
+            self.threads.hub.tell(&items.into(), lost);
+        }
+    }
+
+    /// As [`tell_peers`](Self::tell_peers), but not after every few packets.
+    fn tell_peers_if_due(&mut self) {
+        let waiting = self.decider.shard.changes_len();
+        if waiting == 0 {
+            return;
+        }
+        let now = self.context.now();
+        if waiting >= TELL_BYTES || now.saturating_since(self.told) >= TELL_PERIOD {
+            self.told = now;
+            self.tell_peers();
+        }
+    }
+
+    /// Runs a job on the director, after earlier changes were passed on to peers.
+    pub(super) fn with_decider(&mut self, job: impl FnOnce(&mut Decider)) {
+        self.tell_peers();
+        job(&mut self.decider);
+    }
+
+    /// Takes over connections that the backup has received.
+    pub(super) fn take_over(&mut self, entries: Vec<Entry>, ticket: Ticket) {
+        ticket.done(self.decider.take_over(entries, self.context.now()));
+    }
+
+    // --- reports of the keeper -------------------------------------------------------------------
+
+    pub(super) fn attach(&mut self, port: PortId, io: Port) {
+        self.ports.attach(port, io);
+    }
+
+    /// Closing a packet socket waits for the kernel: that is for the keeper.
+    pub(super) fn detach(&mut self, port: PortId) {
+        if let Some(io) = self.ports.detach(port) {
+            self.threads.post_keeper(move |_| drop(io));
+        }
+    }
+
+    /// Sends the packets that wait for neighbours, or drops them if a neighbour has failed.
+    pub(super) fn hear_of_neighbours(&mut self, neighbours: &[NeighbourNews]) {
+        if self.pipeline.held.is_empty() {
+            return;
+        }
+        let env = env(&self.network);
+        for &NeighbourNews { port, addr, failed } in neighbours {
+            let out = &mut self.output;
+            if failed {
+                let now = self.context.now();
+                let decider = &mut self.decider;
+                self.pipeline
+                    .neighbour_failed(port, addr, &env, decider, now, out);
+            } else if let Some(mac) = env.net.neighbour(port, addr) {
+                self.pipeline.neighbour_resolved(port, addr, mac, &env, out);
+            }
+        }
+        self.flush();
+    }
+
+    // --- timers ----------------------------------------------------------------------------------
+
+    pub(super) fn timers(&mut self) {
+        let now = self.context.now();
+        self.decider.shard.advance(now, EXPIRY_BUDGET);
+        if self.decider.shard.has_down() {
+            self.end_down(now);
+        }
+        if now < self.next_housekeeping {
+            return;
+        }
+        self.next_housekeeping = now + HOUSEKEEPING;
+        self.keep_kernel(now);
+        self.ports.iter_mut().for_each(|(_, io)| io.keep());
+        let shard = &self.decider.shard;
+        if let Some(pages) = self.pages.take_if(|_| pages::is_time(shard)) {
+            self.threads.post_keeper(|_| pages::enlarge(pages));
+        }
+        self.decider.sweep();
+        self.pipeline.expire(now);
+        let ended = self.clients.take_ended(&self.decider.shard);
+        if !ended.is_empty() {
+            self.threads
+                .post_keeper(|keeper| keeper.local_clients_ended(ended));
+        }
+        let full = self.decider.refused_for_room();
+        if full > self.tally.full {
+            let packets = full - std::mem::replace(&mut self.tally.full, full);
+            let capacity = self.decider.shard.capacity();
+            self.threads
+                .post_keeper(move |keeper| keeper.table_was_full(packets, capacity));
+        }
+    }
+
+    /// Goes on ending the connections of servers that went down.
+    fn end_down(&mut self, now: Instant) {
+        let resets = self.decider.shard.end_down(now, DOWN_BUDGET);
+        let env = env(&self.network);
+        for reset in &resets {
+            self.pipeline.send_reset(reset, &env, now, &mut self.output);
+        }
+        self.flush();
+        self.tally.resets += resets.len();
+        if !self.decider.shard.has_down() {
+            let sent = std::mem::take(&mut self.tally.resets);
+            self.threads
+                .post_keeper(move |keeper| keeper.down_has_ended(sent));
+        }
+    }
+
+    fn say_farewell(&self) {
+        let counters = &self.pipeline.counters;
+        info!(
+            received = counters.received,
+            reassembled = counters.reassembled,
+            sent = counters.sent,
+            held = counters.held,
+            left = counters.left,
+            given_back = counters.given_back,
+            answered = counters.answered,
+            fragments = counters.fragments,
+            dropped = counters.dropped_total(),
+            "what became of the packets"
+        );
+    }
+
+    // --- requests of the control socket
+    // -----------------------------------------------------------
+
+    /// The director and its decisions.
+    pub(super) const fn decider(&self) -> &Decider {
+        &self.decider
+    }
+
+    /// Explains the fate of a packet and changes nothing.
+    pub(super) fn explain(&mut self, question: &Question) -> Explanation {
+        // As before each offload.
+        if self.decider.shard.is_behind() {
+            self.decider.sweep();
+        }
+        let mut told = self.decider.explain(question, |conn| self.fast_path(conn));
+        // Packets that cannot be sent, whatever the director decides.
+        let ends = told.server.map(|server| ("server", server.ip()));
+        let ends = ends.map(|server| [server, ("client", question.tuple.src.ip())]);
+        let tables = &self.network.view().tables;
+        for (end, addr) in ends.into_iter().flatten() {
+            if !tables.state.is_local(addr) && tables.route(addr).is_none() {
+                let why = tables.why_no_route(addr);
+                told.verdict.push_str(&format!(
+                    "; but packets to the {end} {addr} are dropped ({}): {why}",
+                    why.reason()
+                ));
+            }
+        }
+        told
+    }
+
+    /// The counters of the worker.
+    pub(super) fn report(&mut self) -> Report {
+        let mut report = Report::of(&self.decider, &self.pipeline);
+        report.unsent = self.ports.refused;
+        let demoted = self.priority.as_ref().map_or(0, Priority::demoted);
+        report.workers[0].demoted = demoted;
+        report.workers[0].cpu = self.others.cpu.and_then(|cpu| u32::try_from(cpu).ok());
+        report.unasked = self.requests.refused;
+        report.unsynced = self.decider.shard.lost_sync_messages();
+        for (port, io) in self.ports.iter_mut() {
+            let backend = io.capabilities().name;
+            let drops = io.drops();
+            report.workers[0].lost += drops;
+            report.ports.push((port, backend, drops));
+        }
+        report
+    }
+
+    /// Shows packets from now on.
+    pub(super) fn capture(&mut self, capture: Capture) {
+        // All packets are to be shown.
+        let hold = || self.kernel.path.as_ref().map(FastPath::hold);
+        self.kernel.shown = self.kernel.shown.take().or_else(hold);
+        self.captures.push(capture);
+    }
+}
+
+/// The network and the intercepted traffic, for the pipeline.
+fn env(network: &TakenView) -> Env<'_, TakenView> {
+    let view = network.view();
+    Env {
+        net: network,
+        intercept: &view.intercept,
+        pmtu_disc: view.pmtu_disc,
+    }
+}

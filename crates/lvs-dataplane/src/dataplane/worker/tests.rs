@@ -1,0 +1,439 @@
+use std::num::NonZeroUsize;
+
+use lvs_core::{Control, Family, Forwarding, Options, ServerConfig, ServiceConfig, ServiceKey};
+
+use super::*;
+use crate::dataplane::hook::HookAction;
+use crate::dataplane::kernel_path::WithDataplane;
+use crate::host::view::{KnownPort, Tables, View};
+use crate::io::memory::MemoryIo;
+use crate::netlink::NetState;
+use lvs_packet::frame::{Arena, Offload};
+use lvs_packet::intercept::Intercept;
+use lvs_packet::net::PortInfo;
+use lvs_packet::pipeline::Settings;
+use lvs_packet::steer::Steering;
+use lvs_packet::wire::Mac;
+
+const WORKERS: usize = 2;
+const PORT: PortId = PortId(1);
+const MAC: Mac = Mac([2; 6]);
+const SERVER_MAC: Mac = Mac([4; 6]);
+const VIRT: ([u8; 4], u16) = ([198, 51, 100, 1], 80);
+const SERVER: ([u8; 4], u16) = ([10, 0, 0, 2], 8080);
+
+/// A SYN from a port of a client, in a slot of a backend's own memory.
+fn syn(arena: &Arc<Arena>, slot: usize, port: u16) -> Frame {
+    let builder = etherparse::PacketBuilder::ethernet2([6; 6], MAC.0)
+        .ipv4([192, 0, 2, 7], VIRT.0, 64)
+        .tcp(port, VIRT.1, 1, 1000)
+        .syn();
+    let mut bytes = Vec::with_capacity(builder.size(0));
+    builder.write(&mut bytes, &[]).expect("memory has room");
+    let mut lent = arena.lend(slot).expect("it is free");
+    lent[64..64 + bytes.len()].copy_from_slice(&bytes);
+    Frame::lent(lent, 64..64 + bytes.len(), Offload::default())
+}
+
+/// Two workers of one director with a service, which divide packets like this.
+struct Bed {
+    context: Arc<Context>,
+    threads: Arc<Threads<Worker>>,
+    workers: Vec<Worker>,
+    queues: Vec<std::sync::mpsc::Receiver<Request>>,
+    key: ServiceKey,
+}
+
+fn bed(steering: Option<Arc<Steering>>) -> Bed {
+    let mut control = Control::new(Options {
+        shards: WORKERS,
+        max_connections: 256,
+        ..Options::default()
+    });
+    let key = ServiceKey::tcp(VIRT.into());
+    let config = ServiceConfig::new(Family::V4, "rr");
+    control.add_service(key, config, None).expect("new");
+    let server = ServerConfig::new(1, Forwarding::Nat);
+    control
+        .add_server(&key, SERVER.into(), &server, Instant::ZERO)
+        .expect("new");
+    let shards: Vec<Shard> = (0..WORKERS).map_while(|n| control.shard(n)).collect();
+    let context = Context::without_kernel(control);
+    let threads = Arc::new(Threads::new(WORKERS).expect("descriptors"));
+    let workers = NonZeroUsize::new(WORKERS).expect("two");
+    let common = Arc::new(Common::new(Settings::UNLIMITED).with_workers(workers));
+    let mut queues = Vec::new();
+    let workers: Vec<Worker> = (0..)
+        .zip(shards)
+        .map(|(number, shard)| {
+            let (requests, queue) = Requests::new();
+            queues.push(queue);
+            Worker::new(
+                context.clone(),
+                threads.clone(),
+                number,
+                shard,
+                Equipment::new(common.clone()),
+                requests,
+                None,
+            )
+        })
+        .collect();
+
+    let network = ([10, 0, 0, 0].into(), 24);
+    let neighbour = (SERVER.0.into(), SERVER_MAC.0);
+    let mut tables = Tables::new(NetState::of_link(7, network, neighbour));
+    let port = KnownPort {
+        ifindex: 7,
+        name: Arc::from("test"),
+        info: PortInfo {
+            mac: MAC,
+            mtu: 1500,
+            ethernet: true,
+            offload: true,
+            gives_back: false,
+        },
+        running: true,
+        decapsulates: false,
+    };
+    tables.set_port(PORT, port);
+    tables.add_vip(VIRT.0.into());
+    let intercept = Intercept::of(&context.control(), &Intercept::default());
+    context.publish(Arc::new(View {
+        generation: 1,
+        tables: Arc::new(tables),
+        intercept: Arc::new(intercept),
+        config: 1,
+        steering,
+        ..View::default()
+    }));
+    Bed {
+        context,
+        threads,
+        workers,
+        queues,
+        key,
+    }
+}
+
+/// The frames that have left by a worker's port: link-layer destination, destination and its port.
+fn sent(worker: &mut Worker) -> Vec<(Vec<u8>, Vec<u8>, u16)> {
+    let Some((_, Port::Memory(io))) = worker.ports.iter_mut().next() else {
+        panic!("it has its port")
+    };
+    let sent = io.take();
+    let seen = sent.iter().map(|frame| {
+        let bytes = frame.bytes();
+        let port = u16::from_be_bytes([bytes[36], bytes[37]]);
+        (bytes[..6].to_vec(), bytes[30..34].to_vec(), port)
+    });
+    seen.collect()
+}
+
+fn to_server() -> (Vec<u8>, Vec<u8>, u16) {
+    (SERVER_MAC.0.to_vec(), SERVER.0.to_vec(), SERVER.1)
+}
+
+#[test]
+fn query_about_connection_reports_why_it_is_not_offloaded() {
+    let mut bed = bed(None);
+    let worker = &mut bed.workers[0];
+    worker.do_jobs();
+    let mut question = Question {
+        tuple: lvs_core::Tuple {
+            protocol: lvs_core::Protocol::TCP,
+            src: ([192, 0, 2, 7], 1000).into(),
+            dst: VIRT.into(),
+        },
+        mark: None,
+        interface: None,
+    };
+    let told = worker.explain(&question);
+    assert_eq!(told.fast_path, Some(false), "{told:?}");
+    assert_eq!(told.fast_path_why, WithDataplane::NotUsed.to_string());
+    question.tuple.dst.set_port(VIRT.1 + 1);
+    let told = worker.explain(&question);
+    assert_eq!(told.fast_path, None, "nothing opens: {told:?}");
+}
+
+#[test]
+fn two_workers_on_one_control() {
+    let Bed {
+        context,
+        threads,
+        mut workers,
+        queues,
+        key,
+    } = bed(None);
+    assert_eq!(threads.taken(), 0);
+
+    let arena = Arena::new(2 * WORKERS, 2048).expect("a mapping");
+    for (number, worker) in workers.iter_mut().enumerate() {
+        let mut io = MemoryIo::new();
+        for place in 0..2 {
+            let port = u16::try_from(4000 + 10 * number + place).expect("small");
+            io.input.push_back(syn(&arena, 2 * number + place, port));
+        }
+        worker.attach(PORT, Port::Memory(io));
+    }
+    std::thread::scope(|scope| {
+        for worker in &mut workers {
+            scope.spawn(|| worker.receive(PORT));
+        }
+    });
+    assert_eq!(threads.taken(), 1, "both have taken the view");
+    assert_eq!(arena.lent(), 0, "lent frames are the backend's again");
+    let reports = workers.iter_mut().map(Worker::report);
+    let all = reports.reduce(Report::add).expect("two of them");
+    assert_eq!((all.connections, all.capacity), (4, 512));
+    let templates = all.decisions(3);
+    let templates = templates.filter(|of| of.reason == "evicted_template");
+    assert_eq!(templates.map(|of| of.count).collect::<Vec<_>>(), [3]);
+    let control = context.control();
+    let server = control.service(&key).expect("it is there").servers()[0].clone();
+    assert_eq!(server.inactive() + server.active(), 4, "counted together");
+    drop(control);
+    for worker in &mut workers {
+        assert_eq!(sent(worker), [to_server(), to_server()]);
+    }
+    assert!(queues.iter().all(|queue| queue.try_recv().is_err()));
+}
+/// A packet that comes to any worker is decided on by its own worker, in order, and once.
+#[test]
+fn packet_at_wrong_worker_is_passed_to_its_owner() {
+    let count = NonZeroUsize::new(WORKERS).expect("two");
+    let steering = Arc::new(Steering::new(count, 7, false));
+    let Bed {
+        context,
+        mut workers,
+        key,
+        ..
+    } = bed(Some(steering.clone()));
+    let ports = 4000..4040_u16;
+    let arena = Arena::new(ports.len(), 2048).expect("a mapping");
+    let mut io = MemoryIo::new();
+    for (slot, port) in ports.clone().enumerate() {
+        io.input.push_back(syn(&arena, slot, port));
+    }
+    workers[0].attach(PORT, Port::Memory(io));
+    workers[1].attach(PORT, Port::Memory(MemoryIo::new()));
+    workers[0].receive(PORT);
+    assert_eq!(arena.lent(), 0, "what is handed over is a copy");
+    let homes = |home: usize| {
+        let client = std::net::IpAddr::from([192, 0, 2, 7]);
+        let ports = ports.clone();
+        ports
+            .filter(|&port| steering.of_client(client, port) == home)
+            .count()
+    };
+    assert!(homes(0) > 5 && homes(1) > 5);
+    let of = |worker: &mut Worker| worker.report().workers[0];
+    let first = of(&mut workers[0]);
+    assert_eq!(first.connections, homes(0) as u64);
+    assert_eq!(first.handed_over, homes(1) as u64);
+    assert_eq!(of(&mut workers[1]).connections, 0, "it has not looked yet");
+    workers[1].take_parcels();
+    let second = of(&mut workers[1]);
+    let theirs = homes(1) as u64;
+    assert_eq!((second.connections, second.taken), (theirs, theirs));
+    assert_eq!((second.packets, second.handed_over), (0, 0));
+    for (home, worker) in workers.iter_mut().enumerate() {
+        assert_eq!(sent(worker), vec![to_server(); homes(home)]);
+        let counters = &worker.pipeline.counters;
+        let came = counters.received + counters.reassembled + counters.taken;
+        assert_eq!(came, counters.accounted(), "{counters:?}");
+    }
+    let control = context.control();
+    let server = control.service(&key).expect("it is there").servers()[0].clone();
+    assert_eq!(server.inactive() + server.active(), 40);
+}
+
+/// A SYN with FIN or ACK opens a connection, as in the kernel, so it is one.
+#[test]
+fn syn_flood_counts_all_packets_that_open_connections() {
+    const ALONE: u8 = 0;
+    const FIN: u8 = 1;
+    const ACK: u8 = 2;
+    let Bed { mut workers, .. } = bed(None);
+    let worker = &mut workers[0];
+    worker.attach(PORT, Port::Memory(MemoryIo::new()));
+    let segment = |source: [u8; 4], port: u16, flags: u8| {
+        let mut tcp = etherparse::TcpHeader::new(port, VIRT.1, 1, 1000);
+        (tcp.syn, tcp.fin, tcp.ack) = (true, flags & FIN != 0, flags & ACK != 0);
+        let builder = etherparse::PacketBuilder::ethernet2([6; 6], MAC.0)
+            .ipv4(source, VIRT.0, 64)
+            .tcp_header(tcp);
+        let mut bytes = Vec::with_capacity(builder.size(0));
+        builder.write(&mut bytes, &[]).expect("memory has room");
+        Frame::from_bytes(&bytes)
+    };
+    let receive = |worker: &mut Worker, frames: Vec<Frame>| {
+        let Some((_, Port::Memory(io))) = worker.ports.iter_mut().next() else {
+            panic!("it has its port")
+        };
+        io.input.extend(frames);
+        while worker.receive(PORT) {}
+    };
+    let client = [192, 0, 2, 7];
+    let refused = |worker: &Worker| worker.pipeline.counters.dropped[FrameDrop::SynFlood.index()];
+    receive(worker, vec![segment(client, 4000, ALONE)]);
+    assert_eq!((sent(worker).len(), refused(worker)), (1, 0));
+    for (nth, flags) in [ALONE, FIN, ACK].into_iter().enumerate() {
+        worker.pipeline.gate.is_flooded(worker.context.now());
+        let source = |n: u16| {
+            [
+                198,
+                18,
+                u8::try_from(nth).expect("small"),
+                n.to_be_bytes()[1],
+            ]
+        };
+        let flood = (0..200).map(|n| segment(source(n), 5000 + n, flags));
+        let before = refused(worker);
+        receive(worker, flood.collect());
+        let passed = sent(worker).len();
+        assert!(passed < 100, "SYN and {flags}: {passed}");
+        let counted = refused(worker);
+        assert_eq!(counted - before, 200 - passed as u64, "SYN and {flags}");
+        // A packet of a connection opens no other connection.
+        receive(worker, vec![segment(client, 4000, ACK)]);
+        assert_eq!(sent(worker).len(), 1, "SYN and {flags}");
+        assert_eq!(refused(worker), counted, "SYN and {flags}");
+    }
+}
+
+/// Frames that are handed over while other frames are processed do not wait for the next timer.
+#[test]
+fn parcel_during_round_wakes_worker_again() {
+    struct Late(Arc<Threads<Worker>>, Option<Frame>);
+    impl PacketHook for Late {
+        fn packet(&mut self, _: &lvs_core::PacketMeta<'_>) -> HookAction {
+            if let Some(frame) = self.1.take() {
+                let mut late = vec![Parcel::Frame(PORT, frame)];
+                let (taken, wake) = self.0.worker(0).inbox.put(1, &mut late);
+                assert_eq!(taken, 1);
+                if wake {
+                    self.0.worker(0).mailbox.wake().notify();
+                }
+            }
+            HookAction::Continue
+        }
+    }
+    let Bed {
+        threads,
+        mut workers,
+        ..
+    } = bed(None);
+    let arena = Arena::new(2, 2048).expect("a mapping");
+    let late = Frame::from_bytes(syn(&arena, 1, 4001).bytes());
+    let worker = &mut workers[0];
+    worker.decider.hook = Some(Box::new(Late(threads.clone(), Some(late))));
+    worker.attach(PORT, Port::Memory(MemoryIo::new()));
+    let first = Frame::from_bytes(syn(&arena, 0, 4000).bytes());
+    let (_, wake) = threads
+        .worker(0)
+        .inbox
+        .put(1, &mut vec![Parcel::Frame(PORT, first)]);
+    assert!(wake);
+    threads.worker(0).mailbox.wake().notify();
+    let more = worker.do_for_others(true);
+    assert_eq!(sent(worker).len(), 1);
+    let woken = threads.worker(0).mailbox.wake().take();
+    assert!(more || woken, "it sleeps with packets in its inbox");
+    worker.do_for_others(true);
+    assert_eq!(sent(worker).len(), 1);
+}
+
+/// A round is as long as all that waits takes; real time ends within it.
+#[test]
+fn long_round_is_demoted_between_any_two_pieces() {
+    use super::super::priority::Pretended;
+
+    let Bed { mut workers, .. } = bed(None);
+    let [worker, ..] = &mut *workers else {
+        panic!("there are two")
+    };
+    let mut io = MemoryIo::new();
+    let arena = Arena::new(3 * BATCH, 2048).expect("a mapping");
+    for slot in 0..3 * BATCH {
+        io.input.push_back(syn(&arena, slot, 4000));
+    }
+    worker.attach(PORT, Port::Memory(io));
+    let busy = |worker: &mut Worker| {
+        let thread = Pretended::default();
+        let hour = Duration::from_secs(3600);
+        let past = SystemInstant::now() - hour;
+        worker.priority = Some(Priority::of(Box::new(thread.clone()), true, past));
+        assert!(thread.is_real_time());
+        thread.compute(hour);
+        thread
+    };
+
+    let thread = busy(worker);
+    worker.receive(PORT);
+    assert!(!thread.is_real_time(), "batches of a port");
+
+    let thread = busy(worker);
+    let frame = Frame::from_bytes(syn(&arena, 0, 4000).bytes());
+    let mut parcels = vec![Parcel::Frame(PORT, frame)];
+    worker.link().inbox.put(1, &mut parcels);
+    worker.take_parcels();
+    assert!(!thread.is_real_time(), "what is handed over");
+
+    let thread = busy(worker);
+    let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
+    for _ in 0..2 {
+        let (seen, thread) = (seen.clone(), thread.clone());
+        worker.link().mailbox.post(move |_| {
+            let mut seen = seen.lock().expect("one thread");
+            seen.push(thread.is_real_time());
+        });
+    }
+    worker.do_jobs();
+    assert_eq!(*seen.lock().expect("one thread"), [true, false], "jobs");
+
+    let thread = busy(worker);
+    worker.do_for_others(false);
+    assert!(!thread.is_real_time(), "timers");
+    assert_eq!(worker.report().workers[0].demoted, 1);
+}
+
+/// A flood for one worker does not displace the packets of other workers for it, and delays no
+/// worker.
+#[test]
+fn stuck_worker_loses_only_its_own_packets() {
+    let count = NonZeroUsize::new(WORKERS).expect("two");
+    let steering = Arc::new(Steering::new(count, 7, false));
+    let Bed { mut workers, .. } = bed(Some(steering.clone()));
+    let client = std::net::IpAddr::from([192, 0, 2, 7]);
+    let of = |home: usize| {
+        let port = (1024..).find(|&port| steering.of_client(client, port) == home);
+        port.expect("half of them are")
+    };
+    let (own, others) = (of(0), of(1));
+    workers[0].attach(PORT, Port::Memory(MemoryIo::new()));
+    let rounds = super::super::inbox::PARCELS_MAX / 32 + 4;
+    for _ in 0..rounds {
+        let arena = Arena::new(33, 2048).expect("a mapping");
+        let Some((_, Port::Memory(io))) = workers[0].ports.iter_mut().next() else {
+            panic!("it has its port")
+        };
+        for slot in 0..32 {
+            io.input.push_back(syn(&arena, slot, others));
+        }
+        io.input.push_back(syn(&arena, 32, own));
+        while workers[0].receive(PORT) {}
+    }
+    let seen = workers[0].report().workers[0];
+    assert_eq!(seen.handed_over, super::super::inbox::PARCELS_MAX as u64);
+    assert_eq!(seen.busy, (rounds * 32) as u64 - seen.handed_over);
+    // On a busy machine the limit of the time for SYNs refuses some, and counts them.
+    let refused = workers[0]
+        .pipeline
+        .counters
+        .dropped_for(FrameDrop::SynFlood);
+    let left = sent(&mut workers[0]).len() as u64;
+    assert_eq!(left + refused, rounds as u64, "its own all left");
+    let counters = &workers[0].pipeline.counters;
+    assert_eq!(counters.received, counters.accounted(), "{counters:?}");
+}

@@ -1,0 +1,169 @@
+//! The programs at the interfaces: as tcx links, or as filters (clsact) where the kernel has no tcx.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use tracing::warn;
+
+use super::FastPath;
+use super::pins::attach;
+use super::xdp::AttachedXdp;
+use crate::lock::lock;
+use crate::netlink::Filters;
+use lvs_sys::attached::{self, Place};
+use lvs_sys::{Instruction, Program, ProgramKind, ProgramLink};
+
+/// A program at an interface; it goes with this value, not with the process.
+#[derive(Debug)]
+pub struct Attached {
+    kernel: Arc<FastPath>,
+    ifindex: u32,
+    _xdp: Option<AttachedXdp>,
+    /// Where it is not a filter.
+    _link: Option<ProgramLink>,
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        lock(&self.kernel.attached).remove(&self.ifindex);
+        if let Some(filters) = &self.kernel.filters {
+            // The interface may be gone.
+            let _ = lock(filters).take_away(self.ifindex);
+        }
+        if let Some(pins) = &self.kernel.pins {
+            let _ = fs::remove_file(pins.link(self.ifindex));
+        }
+    }
+}
+
+impl FastPath {
+    /// Puts the program at the ingress of an interface, whose packet socket has the filter; and with
+    /// `xdp` the one that is before there is a socket buffer.
+    ///
+    /// # Errors
+    /// As [`Program::attach`].
+    pub(crate) fn attach(self: &Arc<Self>, ifindex: u32, xdp: bool) -> io::Result<Attached> {
+        let pin = self.pins.as_ref().map(|pins| pins.link(ifindex));
+        let link = match &self.filters {
+            Some(filters) => {
+                match lock(filters).put(ifindex, self.ingress.fd()) {
+                    // Another program has filters there. Continue as if they had been added later.
+                    Err(error) if is_taken(&error) => warn!(
+                        interface = ifindex,
+                        "lvs_ingress cannot be the first filter at the ingress: {error}"
+                    ),
+                    put => put?,
+                }
+                // That of a dataplane which attached itself the other way.
+                if let Some(pin) = &pin {
+                    let _ = fs::remove_file(pin);
+                }
+                None
+            }
+            None => Some(attach(&self.ingress, ifindex, pin.as_deref())?),
+        };
+        lock(&self.attached).insert(ifindex);
+        let mut attached = Attached {
+            kernel: self.clone(),
+            ifindex,
+            _xdp: None,
+            _link: link,
+        };
+        if xdp {
+            attached._xdp = Some(self.attach_xdp(ifindex)?);
+        }
+        Ok(attached)
+    }
+
+    /// Whether the program is the first one at the ingress of an interface: others could keep
+    /// frames from it.
+    pub(crate) fn is_first_at(&self, ifindex: u32) -> bool {
+        let Some(filters) = &self.filters else {
+            let first = self.ingress.is_first_at(self.ingress_id, ifindex);
+            return first.unwrap_or(false);
+        };
+        // Where there is tcx, its programs are run before filters.
+        let before = attached::ids(ifindex, Place::Ingress).unwrap_or_default();
+        let first = lock(filters).first(ifindex);
+        before.is_empty() && first.is_ok_and(|first| first == self.ingress_id)
+    }
+
+    /// The mechanism that attaches the programs.
+    pub(crate) const fn attached_by(&self) -> &'static str {
+        match self.filters {
+            Some(_) => "clsact",
+            None => "tcx",
+        }
+    }
+
+    /// Takes away the filters that dataplanes have left, but for those that are this one's.
+    pub(super) fn sweep_filters(&self) {
+        let attached = lock(&self.attached);
+        let done = match &self.filters {
+            Some(filters) => sweep(&mut lock(filters), &attached),
+            None => sweep_all(),
+        };
+        if let Err(error) = done {
+            warn!("cannot look for filters that another dataplane has left: {error}");
+        }
+    }
+}
+
+/// The filters that attach programs if the kernel has no tcx. They are tried out.
+pub(super) fn filters() -> io::Result<Option<Mutex<Filters>>> {
+    /// There is a loopback in every network namespace.
+    const LOOPBACK: u32 = 1;
+    let has_tcx = || match attached::ids(LOOPBACK, Place::Ingress) {
+        Err(error) => error.raw_os_error() != Some(libc::EINVAL),
+        Ok(_) => true,
+    };
+    if has_tcx() {
+        return Ok(None);
+    }
+    let mut filters = Filters::open()?;
+    // w0 = TC_ACT_UNSPEC; exit
+    let op = |code, immediate| Instruction {
+        code,
+        registers: 0,
+        offset: 0,
+        immediate,
+    };
+    let nothing = Program::load(
+        ProgramKind::Ingress,
+        "lvs_nothing",
+        &[op(0xb4, -1), op(0x95, 0)],
+    )?;
+    match filters.put(LOOPBACK, nothing.fd()) {
+        Err(error) if is_taken(&error) => {}
+        put => {
+            put?;
+            filters.take_away(LOOPBACK)?;
+        }
+    }
+    Ok(Some(Mutex::new(filters)))
+}
+
+/// Whether the first place has filters of another kind, or for some protocols only.
+fn is_taken(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::AlreadyExists | io::ErrorKind::InvalidInput
+    )
+}
+
+/// Takes away all filters of dataplanes in this network namespace; gives how many there were.
+pub(super) fn sweep_all() -> io::Result<usize> {
+    sweep(&mut Filters::open()?, &HashSet::new())
+}
+
+fn sweep(filters: &mut Filters, but_for: &HashSet<u32>) -> io::Result<usize> {
+    let mut count = 0;
+    for ifindex in filters.interfaces()? {
+        if !but_for.contains(&ifindex) && filters.take_away(ifindex)? {
+            count += 1;
+        }
+    }
+    Ok(count)
+}

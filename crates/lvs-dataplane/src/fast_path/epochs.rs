@@ -1,0 +1,122 @@
+//! Epochs of the kernel fast path: a change of the configuration begins a new epoch, and the kernel
+//! fast path ignores the connections that were offloaded in an earlier one.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+use super::FastPath;
+use super::layout::conf;
+use crate::lock::lock;
+
+/// The current epoch.
+#[derive(Debug)]
+pub(super) struct Epochs {
+    pub(super) number: u16,
+    /// The number of [`Held`] values: while there is one, a change is in progress.
+    pub(super) held: u32,
+    /// All epoch numbers are used. All offloaded connections have to be removed before the numbers
+    /// start again.
+    pub(super) used_up: bool,
+}
+
+impl FastPath {
+    /// The current epoch; 0 for none. A worker that offloads a connection reads the epoch before it
+    /// reads the configuration, so that a change in between invalidates the offload.
+    #[inline]
+    pub fn epoch(&self) -> u16 {
+        u16::try_from(self.arrays.conf.words()[conf::EPOCH].load(Acquire)).unwrap_or(0)
+    }
+
+    fn begin(&self, epochs: &mut Epochs) {
+        match epochs.number.checked_add(1) {
+            Some(next) => epochs.number = next,
+            None => epochs.used_up = true,
+        }
+        self.enforce(epochs);
+    }
+
+    fn enforce(&self, epochs: &Epochs) {
+        if epochs.held == 0 && self.taking_over.load(Relaxed) {
+            return;
+        }
+        let none = epochs.held > 0 || epochs.used_up;
+        let number = if none { 0 } else { epochs.number };
+        self.set(conf::NUMBER, epochs.number.into());
+        self.set(conf::EPOCH, number.into());
+    }
+
+    /// Begins a new epoch after a change: earlier offloads are invalid.
+    pub fn changed(&self) {
+        self.begin(&mut lock(&self.epochs));
+    }
+
+    /// Suspends the kernel fast path for all connections until the returned value is dropped.
+    #[must_use]
+    pub fn hold(self: &Arc<Self>) -> Held {
+        let mut epochs = lock(&self.epochs);
+        epochs.held += 1;
+        self.enforce(&epochs);
+        Held(self.clone())
+    }
+
+    /// Whether all offloaded connections have to be removed before another epoch can begin
+    /// ([`renew`](Self::renew)).
+    pub(crate) fn is_used_up(&self) -> bool {
+        lock(&self.epochs).used_up
+    }
+
+    /// Begins with the first epoch again, after all offloaded connections were removed.
+    pub(crate) fn renew(&self) {
+        let mut epochs = lock(&self.epochs);
+        epochs.used_up = false;
+        epochs.number = 1;
+        self.enforce(&epochs);
+    }
+}
+
+/// Suspends the kernel fast path until it is dropped.
+#[derive(Debug)]
+pub struct Held(Arc<FastPath>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut epochs = lock(&self.0.epochs);
+        epochs.held -= 1;
+        self.0.begin(&mut epochs);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::open;
+
+    #[test]
+    fn offload_before_change_is_invalid_after_it() {
+        let Some(fast_path) = open() else { return };
+        let first = fast_path.epoch();
+        assert_ne!(first, 0);
+        fast_path.changed();
+        let second = fast_path.epoch();
+        assert!(second != 0 && second != first);
+        let (one, other) = (fast_path.hold(), fast_path.hold());
+        assert_eq!(fast_path.epoch(), 0);
+        fast_path.changed();
+        drop(one);
+        assert_eq!(fast_path.epoch(), 0);
+        drop(other);
+        assert!(![0, first, second].contains(&fast_path.epoch()));
+    }
+
+    #[test]
+    fn no_epoch_comes_again_before_everything_is_withdrawn() {
+        let Some(fast_path) = open() else { return };
+        for _ in 0..u16::MAX - 1 {
+            fast_path.changed();
+        }
+        assert!(fast_path.epoch() == u16::MAX && !fast_path.is_used_up());
+        fast_path.changed();
+        assert!(fast_path.epoch() == 0 && fast_path.is_used_up());
+        fast_path.renew();
+        assert!(fast_path.epoch() == 1 && !fast_path.is_used_up());
+    }
+}

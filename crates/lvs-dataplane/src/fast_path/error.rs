@@ -1,0 +1,133 @@
+//! The reasons why the kernel fast path is not available, with their fixes.
+
+use std::io;
+
+use lvs_core::api::FastPathInfo;
+
+/// The reason why the kernel fast path is not available.
+#[derive(Debug, thiserror::Error)]
+pub enum FastPathError {
+    /// The kernel does not permit it.
+    #[error(
+        "the kernel fast path is not permitted: it needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN in the first user namespace, that is, \
+         root outside of containers: {0}"
+    )]
+    Permission(#[source] io::Error),
+    /// The kernel lacks a feature.
+    #[error(
+        "cannot {step} for the kernel fast path (Linux 6.1 or newer has what it needs): {source}"
+    )]
+    Kernel {
+        /// The failed step.
+        step: &'static str,
+        /// The error of the kernel.
+        source: io::Error,
+    },
+    /// The kernel's BPF lacks an instruction that the programs use.
+    #[error(
+        "this kernel's BPF has no atomic operations with results, which Linux 5.12 and newer have: {0}"
+    )]
+    Old(#[source] io::Error),
+    /// The connection table needs a large part of the free memory.
+    #[error(
+        "its connection table takes {needs} MiB at once, and {free} MiB are free, of which it may have a quarter"
+    )]
+    Memory {
+        /// The size of the table in MiB.
+        needs: u64,
+        /// The free memory in MiB.
+        free: u64,
+    },
+    /// The maps cannot be kept for a successor.
+    #[error(
+        "as filters (clsact), its programs stay when the dataplane is killed, and its successor would not find what they use: {0}"
+    )]
+    NoPins(#[source] io::Error),
+    /// The kernel has no memory for the maps.
+    #[error("cannot {step} for the kernel fast path, which takes it at once: {source}")]
+    NoMemory {
+        /// The failed step.
+        step: &'static str,
+        /// The error of the kernel.
+        source: io::Error,
+    },
+    /// Another setting excludes the kernel fast path.
+    #[error("{why}: {remedy}")]
+    Setting {
+        /// The setting.
+        why: &'static str,
+        /// The fix.
+        remedy: &'static str,
+    },
+    /// The built-in BPF object is not valid.
+    #[error("the programs that are built in are damaged: `make bpf` makes them")]
+    Object,
+}
+
+impl From<FastPathError> for FastPathInfo {
+    fn from(error: FastPathError) -> Self {
+        let reason = match &error {
+            FastPathError::Setting { why, .. } => (*why).to_owned(),
+            error => error.to_string(),
+        };
+        let remedy = match &error {
+            FastPathError::Permission(_) => {
+                "run the dataplane as root, or with CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN (systemd: AmbientCapabilities=, CapabilityBoundingSet=), outside of containers"
+            }
+            FastPathError::Kernel { .. } => {
+                "Linux 6.1 or newer with CONFIG_BPF_SYSCALL, CONFIG_NET_SCH_INGRESS and CONFIG_NET_CLS_BPF has what it needs; from 6.6 on, CONFIG_NET_XGRESS is enough"
+            }
+            FastPathError::Old(_) => "a newer kernel, or --fast-path off",
+            FastPathError::Memory { .. } => {
+                "a smaller --max-connections or --max-ipv6 takes less; --fast-path on takes it all the same"
+            }
+            FastPathError::NoPins(_) => "mount a BPF file system: mount -t bpf bpf /sys/fs/bpf",
+            FastPathError::NoMemory { .. } => {
+                "a smaller --max-connections or --max-ipv6 takes less; the dataplane's control group (systemd: MemoryMax=) may permit more"
+            }
+            FastPathError::Setting { remedy, .. } => *remedy,
+            FastPathError::Object => "make bpf, and build the dataplane again",
+        };
+        Self {
+            wanted: true,
+            active: false,
+            attached_by: String::new(),
+            reason,
+            remedy: remedy.to_owned(),
+        }
+    }
+}
+
+pub(super) fn step(step: &'static str) -> impl FnOnce(io::Error) -> FastPathError {
+    move |source| match source.kind() {
+        io::ErrorKind::PermissionDenied => FastPathError::Permission(source),
+        io::ErrorKind::OutOfMemory => FastPathError::NoMemory { step, source },
+        _ => FastPathError::Kernel { step, source },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn missing_right_is_named_in_the_fix() {
+        let advised = |errno: Errno| FastPathInfo::from(step("make memory")(errno.into())).remedy;
+        assert!(advised(Errno::NOMEM).contains("--max-connections"));
+        assert!(advised(Errno::PERM).contains("root"));
+        assert!(advised(Errno::INVAL).contains("Linux 6.1"));
+    }
+
+    #[test]
+    fn fix_of_a_setting_is_printed_once() {
+        let error = FastPathError::Setting {
+            why: "this",
+            remedy: "do that",
+        };
+        assert_eq!(error.to_string(), "this: do that");
+        let info = FastPathInfo::from(error);
+        assert_eq!((&*info.reason, &*info.remedy), ("this", "do that"));
+    }
+}

@@ -1,0 +1,443 @@
+//! The local addresses and ports of full NAT, for the programs.
+//!
+//! A slot has no room for a local address and port, and no field of a reply leads to the slot. So
+//! there is a map next to the table: from the slot to the local address and port, and from the
+//! addresses and ports of a reply to the slot. The map takes memory, and is made when the first
+//! connection of full NAT opens. From then on it has all such connections, so that a successor has them,
+//! too. The programs find it in an array of one map.
+//!
+//! An entry of a connection that has ended does no harm: its slot is not offloaded, and the entry is
+//! removed before another connection uses the slot.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+use lvs_core::Protocol;
+use lvs_core::memory::Layout;
+use lvs_core::offload::{LocalChange, LocalEnd};
+use tracing::{debug, warn};
+
+use super::FastPath;
+use super::layout::{LOCAL_KEY_WORDS, LOCAL_WORDS, local};
+use super::pins::{Maps, Pins};
+use lvs_sys::{MapPlace, SharedMap};
+
+/// The names of the array, and of the map in it.
+const PLACE: &str = "lvs_locals";
+const ENDS: &str = "lvs_local_ends";
+
+/// [`Layout::WAYS`].
+const WAYS: u32 = 8;
+const _: () = assert!(WAYS as usize == Layout::WAYS);
+
+type Ends = SharedMap<LOCAL_KEY_WORDS, LOCAL_WORDS>;
+type Key = [u64; LOCAL_KEY_WORDS];
+
+/// Whether the map of local addresses and ports exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LocalsAre {
+    Ready,
+    /// The caller that gets this [makes](FastPath::make_locals) the map; no other caller gets it.
+    Wanted,
+    Coming,
+    Impossible,
+}
+
+/// The map, and where the programs find it.
+#[derive(Debug)]
+pub(super) struct Locals {
+    place: MapPlace,
+    ends: OnceLock<Ends>,
+    /// A thread is creating the map, or has created it.
+    asked: AtomicBool,
+    /// It could not be made.
+    failed: AtomicBool,
+    /// How many there may be: two for a connection.
+    entries: u32,
+    /// Slots from this number on are wide ones.
+    wide: u32,
+}
+
+impl Locals {
+    /// Without the map, which another dataplane may have left.
+    pub(super) fn new(layout: &Layout, maps: Maps<'_>) -> io::Result<Self> {
+        let place = match maps {
+            Maps::Found(pins) => MapPlace::pinned(&pins.path(PLACE))?,
+            Maps::New | Maps::Pinned(_) => MapPlace::new(PLACE, &Ends::new(ENDS, 1)?)?,
+        };
+        Ok(Self {
+            place,
+            ends: OnceLock::new(),
+            asked: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
+            // The kernel has as many buckets as the next power of two, and they take memory.
+            entries: 1 << slots_of(layout).saturating_mul(2).max(2).ilog2(),
+            wide: layout.narrow_buckets * WAYS,
+        })
+    }
+
+    /// The array's descriptor.
+    pub(super) fn number(&self) -> i32 {
+        self.place.number()
+    }
+
+    pub(super) fn pin(&self, pins: &Pins) -> io::Result<()> {
+        self.place.pin(&pins.path(PLACE))
+    }
+
+    /// As it was when it was made.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn forget(&mut self) {
+        self.place.clear();
+        self.ends.take();
+        self.asked = AtomicBool::new(false);
+        self.failed = AtomicBool::new(false);
+    }
+
+    /// Lets the programs find the map, and a successor.
+    fn put(&self, ends: Ends, pins: Option<&Pins>) -> io::Result<()> {
+        if let Some(pins) = pins {
+            let path = pins.path(ENDS);
+            let _ = fs::remove_file(&path);
+            ends.pin(&path)?;
+        }
+        self.place.put(&ends)?;
+        let _ = self.ends.set(ends);
+        Ok(())
+    }
+
+    fn make(&self) -> io::Result<Ends> {
+        Ends::new(ENDS, self.entries)
+    }
+
+    /// By which requests find a connection in that slot.
+    fn request(&self, slot: u32) -> Key {
+        let key = match slot.checked_sub(self.wide) {
+            None => u64::from(slot),
+            Some(slot) => u64::from(slot) | 1 << 32,
+        };
+        [key, 0, 0, 0, 0, 0]
+    }
+
+    fn insert(&self, ends: &Ends, end: &LocalEnd) -> io::Result<()> {
+        let (request, reply) = (self.request(end.slot), reply(end));
+        let [v4, v6, more] = words(end.protocol, end.local);
+        let addr = if end.local.is_ipv4() {
+            v4 & 0xffff_ffff
+        } else {
+            v6
+        };
+        let mut value = [0; LOCAL_WORDS];
+        value[local::ADDR] = addr;
+        value[local::ADDR + 1] = more;
+        let slot = request[0] & 0xffff_ffff;
+        value[local::PORT] = u64::from(end.local.port().to_be()) | slot << 32;
+        ends.insert(&request, &value)?;
+        ends.insert(&reply, &value).inspect_err(|_| {
+            let _ = ends.remove(&request);
+        })
+    }
+}
+
+/// Slots of the connection table in place.
+fn slots_of(layout: &Layout) -> u32 {
+    let buckets = layout.narrow_buckets.saturating_add(layout.wide_buckets);
+    buckets.saturating_mul(WAYS)
+}
+
+/// By which replies find a connection.
+fn reply(end: &LocalEnd) -> Key {
+    let [a, b, c] = words(end.protocol, end.server);
+    let [d, e, f] = words(end.protocol, end.local);
+    [a, b, c, d, e, f]
+}
+
+/// One end, as programs read it from a packet.
+fn words(protocol: Protocol, end: SocketAddr) -> [u64; 3] {
+    let rest = u64::from(end.port().to_be()) << 32 | u64::from(protocol.0) << 48;
+    match end.ip() {
+        IpAddr::V4(addr) => [u64::from(u32::from_ne_bytes(addr.octets())) | rest, 0, 0],
+        IpAddr::V6(addr) => {
+            let halves = halves(addr.octets());
+            let fold = halves[0] ^ halves[1];
+            [
+                (fold ^ fold >> 32) & 0xffff_ffff | rest,
+                halves[0],
+                halves[1],
+            ]
+        }
+    }
+}
+
+fn halves(octets: [u8; 16]) -> [u64; 2] {
+    [0, 8].map(|at| {
+        let mut half = [0; 8];
+        half.copy_from_slice(&octets[at..at + 8]);
+        u64::from_ne_bytes(half)
+    })
+}
+
+/// The local end of an entry, of the family of `like`.
+fn end_of(value: &[u64; LOCAL_WORDS], like: SocketAddr) -> SocketAddr {
+    let [port, rest @ ..] = [
+        value[local::PORT],
+        value[local::ADDR],
+        value[local::ADDR + 1],
+    ];
+    let bytes = rest.map(u64::to_ne_bytes);
+    let [a, b, ..] = port.to_ne_bytes();
+    let port = u16::from_be_bytes([a, b]);
+    let addr: IpAddr = match like {
+        SocketAddr::V4(_) => {
+            let [a, b, c, d, ..] = bytes[0];
+            [a, b, c, d].into()
+        }
+        SocketAddr::V6(_) => {
+            let mut octets = [0; 16];
+            octets[..8].copy_from_slice(&bytes[0]);
+            octets[8..].copy_from_slice(&bytes[1]);
+            octets.into()
+        }
+    };
+    SocketAddr::new(addr, port)
+}
+
+impl FastPath {
+    /// Whether local addresses and ports can be written for the BPF programs.
+    #[inline]
+    pub(crate) fn locals(&self) -> LocalsAre {
+        let locals = &self.locals;
+        if self.has_locals() {
+            LocalsAre::Ready
+        } else if locals.failed.load(Relaxed) {
+            LocalsAre::Impossible
+        } else if locals.asked.swap(true, Relaxed) {
+            LocalsAre::Coming
+        } else {
+            LocalsAre::Wanted
+        }
+    }
+
+    /// Whether the map exists now; does not create it.
+    pub(crate) fn has_locals(&self) -> bool {
+        self.locals.ends.get().is_some()
+    }
+
+    /// Makes the map of local ends. The kernel takes its time for it.
+    pub fn make_locals(&self) {
+        let locals = &self.locals;
+        locals.asked.store(true, Relaxed);
+        if locals.ends.get().is_some() {
+            return;
+        }
+        let made = locals.make();
+        let put = made.and_then(|ends| locals.put(ends, self.pins.as_ref()));
+        if let Err(error) = put {
+            locals.failed.store(true, Relaxed);
+            warn!(
+                "connections of full NAT are not forwarded in the kernel: no memory for their local ports: {error}"
+            );
+        }
+    }
+
+    /// Writes the local address and port that replace the client of a connection (full NAT);
+    /// `false` if the map is full.
+    pub fn set_local(&self, end: &LocalEnd) -> bool {
+        let Some(ends) = self.locals.ends.get() else {
+            return false;
+        };
+        let done = self.locals.insert(ends, end);
+        done.inspect_err(|error| debug!("{ENDS}: {error}")).is_ok()
+    }
+
+    /// Applies changes of local addresses and ports, in this order. If the map is full, an entry is
+    /// left out, and neither the programs nor a successor find it.
+    pub fn follow_locals(&self, changes: impl IntoIterator<Item = LocalChange>) {
+        for change in changes {
+            match change {
+                LocalChange::Bound(end) => _ = self.set_local(&end),
+                LocalChange::Released(end) => self.forget_local(&end),
+            }
+        }
+    }
+
+    /// The connection has ended.
+    fn forget_local(&self, end: &LocalEnd) {
+        if let Some(ends) = self.locals.ends.get() {
+            let _ = ends.remove(&reply(end));
+            let _ = ends.remove(&self.locals.request(end.slot));
+        }
+    }
+
+    /// The local addresses and ports that an earlier dataplane has left, before any change is
+    /// applied. This dataplane owns their map after [`LocalsLeft::end`].
+    pub(crate) fn locals_left(&self) -> Option<LocalsLeft<'_>> {
+        let path = self.pins.as_ref()?.path(ENDS);
+        let found = Ends::pinned(&path).and_then(|ends| {
+            // That dataplane may have been killed before programs found it.
+            self.locals.place.put(&ends)?;
+            let left = ends.entries()?.into_iter().collect();
+            Ok(LocalsLeft {
+                kernel: self,
+                ends,
+                left: RefCell::new(left),
+            })
+        });
+        let found = found.inspect_err(|error| {
+            // There were none.
+            if error.kind() != io::ErrorKind::NotFound {
+                warn!("connections of full NAT have ended: {ENDS} cannot be read: {error}");
+            }
+        });
+        found.ok()
+    }
+}
+
+/// Local ends that another dataplane has left.
+#[derive(Debug)]
+pub(crate) struct LocalsLeft<'a> {
+    kernel: &'a FastPath,
+    ends: Ends,
+    /// Entries of the map whose connection has not been found yet.
+    left: RefCell<HashMap<Key, [u64; LOCAL_WORDS]>>,
+}
+
+impl LocalsLeft<'_> {
+    /// The local end of the connection in a slot, which goes on.
+    pub(crate) fn take(
+        &self,
+        slot: u32,
+        protocol: Protocol,
+        server: SocketAddr,
+    ) -> Option<SocketAddr> {
+        let mut left = self.left.borrow_mut();
+        let request = self.kernel.locals.request(slot);
+        let &value = left.get(&request)?;
+        let local = end_of(&value, server);
+        let reply = reply(&LocalEnd {
+            slot,
+            protocol,
+            server,
+            local,
+        });
+        // Both entries must be equal.
+        if left.get(&reply) != Some(&value) {
+            return None;
+        }
+        left.remove(&request);
+        left.remove(&reply);
+        Some(local)
+    }
+
+    /// All are taken: the others are forgotten.
+    pub(crate) fn end(self) {
+        for key in self.left.into_inner().into_keys() {
+            let _ = self.ends.remove(&key);
+        }
+        let locals = &self.kernel.locals;
+        locals.asked.store(true, Relaxed);
+        let _ = locals.ends.set(self.ends);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::open;
+    use super::*;
+
+    fn end(slot: u32, server: &str, local: &str) -> LocalEnd {
+        LocalEnd {
+            slot,
+            protocol: Protocol::TCP,
+            server: server.parse().expect("an address"),
+            local: local.parse().expect("an address"),
+        }
+    }
+
+    #[test]
+    fn local_ends_are_found_again() {
+        let Some(fast_path) = open() else { return };
+        let wide = fast_path.locals.wide;
+        let ends = [
+            end(7, "10.0.0.1:80", "10.0.0.2:31007"),
+            end(wide + 7, "[fd00::1]:80", "[fd00::2]:31007"),
+        ];
+        assert!(!fast_path.set_local(&ends[0]));
+        assert_eq!(fast_path.locals(), LocalsAre::Wanted);
+        assert_eq!(fast_path.locals(), LocalsAre::Coming);
+        fast_path.make_locals();
+        assert_eq!(fast_path.locals(), LocalsAre::Ready);
+        for end in &ends {
+            assert!(fast_path.set_local(end));
+        }
+        let map = fast_path.locals.ends.get().expect("it is made");
+        for end in &ends {
+            let value = map.get(&fast_path.locals.request(end.slot));
+            assert_eq!(map.get(&reply(end)), value);
+            let value = value.expect("it is there");
+            assert_eq!(value[local::PORT] >> 32, 7);
+            assert_eq!(end_of(&value, end.server), end.local);
+            fast_path.forget_local(end);
+            assert_eq!(map.get(&reply(end)), None);
+            assert_eq!(map.get(&fast_path.locals.request(end.slot)), None);
+        }
+    }
+
+    #[test]
+    fn leftovers_of_dataplane_are_taken_once_then_dropped() {
+        let Some(fast_path) = open() else { return };
+        let locals = &fast_path.locals;
+        let ends = locals.make().expect("there is memory");
+        let kept = end(7, "10.0.0.1:80", "10.0.0.2:31007");
+        let gone = end(8, "10.0.0.1:80", "10.0.0.2:31008");
+        for end in [&kept, &gone] {
+            locals.insert(&ends, end).expect("there is room");
+        }
+        let left = ends.entries().expect("they can be read");
+        assert_eq!(left.len(), 4);
+        let left = LocalsLeft {
+            kernel: &fast_path,
+            ends,
+            left: RefCell::new(left.into_iter().collect()),
+        };
+        let take = |end: &LocalEnd| left.take(end.slot, end.protocol, end.server);
+        let elsewhere = end(7, "10.0.0.3:80", "10.0.0.2:31007");
+        assert_eq!(take(&elsewhere), None);
+        assert_eq!(take(&kept), Some(kept.local));
+        assert_eq!(take(&kept), None);
+        left.end();
+        assert_eq!(fast_path.locals(), LocalsAre::Ready);
+        let map = locals.ends.get().expect("it is this dataplane's");
+        assert!(map.get(&locals.request(7)).is_some() && map.get(&reply(&kept)).is_some());
+        assert_eq!(map.entries().map_or(0, |all| all.len()), 2);
+    }
+
+    #[test]
+    fn local_ends_are_bounded() {
+        let Some(fast_path) = open() else { return };
+        fast_path.make_locals();
+        let (entries, slots) = (fast_path.locals.entries, slots_of(&fast_path.layout));
+        assert!(entries >= slots && entries <= 2 * slots);
+        let of_slot = |slot: u32| {
+            let port = 1024 + u16::try_from(slot).expect("these are few");
+            end(slot, "10.0.0.1:80", &format!("10.0.0.2:{port}"))
+        };
+        let all = (0..slots).take_while(|&slot| fast_path.set_local(&of_slot(slot)));
+        let count = u32::try_from(all.count()).expect("these are few");
+        assert!(
+            count <= entries / 2 && count >= entries / 2 - 1,
+            "{count} of {entries}"
+        );
+        // An entry without room leaves no part of itself.
+        let map = fast_path.locals.ends.get().expect("it is made");
+        assert_eq!(map.get(&fast_path.locals.request(count)), None);
+        fast_path.forget_local(&of_slot(0));
+        assert!(fast_path.set_local(&of_slot(count)));
+    }
+}

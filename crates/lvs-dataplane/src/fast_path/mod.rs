@@ -1,0 +1,530 @@
+//! The kernel fast path: BPF programs at the interfaces forward the packets of offloaded
+//! connections. They use the memory of the connection table itself.
+//!
+//! ```text
+//!           packet socket's filter ── offloaded connection ──▶ refused: tc ingress rewrites and redirects it
+//!  frame ──▶ looks it up             └─ anything else ───────▶ the dataplane, as without the
+//! kernel fast path
+//! ```
+//!
+//! The dataplane offloads a connection after some packets (16 from the client), if the next packet
+//! cannot change its state. An offload is valid in one *epoch*. Any change of the director, the
+//! host's tables or the settings begins another epoch. The next packet of each connection then
+//! reaches the dataplane, which decides about it again and offloads the connection again. While a
+//! change is in progress, there is no epoch.
+//!
+//! On interfaces that are configured for it (`--xdp`), a third program forwards frames before the
+//! kernel allocates a socket buffer. The programs above handle the frames that it cannot forward.
+//!
+//! The programs and their layout are in `bpf/`. `make bpf` compiles them into an object, which is
+//! built into the dataplane.
+
+mod arrays;
+mod attach;
+mod epochs;
+mod error;
+mod growing;
+mod layout;
+mod locals;
+mod object;
+mod open;
+mod pins;
+mod room;
+mod services;
+mod warm_restart;
+mod xdp;
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::num::NonZeroU32;
+use std::ops::DerefMut;
+use std::sync::Mutex;
+use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
+use std::time::Duration;
+
+use lvs_core::api::FastPathInfo;
+use lvs_core::memory::{Layout, Memory};
+use lvs_core::{Control, Counts, Instant, Tunnel};
+
+use self::arrays::Arrays;
+pub use self::attach::Attached;
+use self::epochs::Epochs;
+pub use self::epochs::Held;
+pub use self::error::FastPathError;
+use self::error::step;
+use self::layout::{
+    COUNT_WORDS, HOP_WORDS, HOPS, RULE_WORDS, SERVERS, SERVICE_WORDS, SHARE_WORDS, TUNNEL_WORDS,
+    conf, count, hop, share, tunnel,
+};
+use self::locals::Locals;
+pub(crate) use self::locals::{LocalsAre, LocalsLeft};
+use self::pins::Pins;
+pub(crate) use self::room::Room;
+pub(crate) use self::services::HeldServices;
+use self::xdp::Xdp;
+use crate::lock::lock;
+use crate::netlink::Filters;
+use crate::warm_restart::WITHOUT_DATAPLANE;
+use lvs_packet::rewrite::tunnel::Template;
+use lvs_packet::wire::Mac;
+use lvs_sys::{Jump, PacketSocket, Program, ProgramArray, SharedSet};
+
+/// Packets from the client after which a connection is published: shorter ones stay with the
+/// dataplane, and a flood publishes nothing.
+pub const RIPE: NonZeroU32 = NonZeroU32::new(16).unwrap();
+/// A dataplane that runs for this time has proved that the inherited state does not crash it.
+const LONG_ENOUGH: Duration = Duration::from_secs(30);
+/// How long a slot that was published is not used again: a program may be looking at it.
+const QUARANTINE: Duration = Duration::from_millis(200);
+/// The time without new next hops after their numbers have run out.
+const HOPS_REST: Duration = Duration::from_millis(200);
+
+/// A next hop: the interface, the MTU of the route, and the source and destination MAC addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WayOut {
+    /// The interface.
+    pub ifindex: u32,
+    /// The longest packet.
+    pub mtu: u32,
+    /// The neighbour.
+    pub to: Mac,
+    /// The interface's own address.
+    pub from: Mac,
+}
+
+/// The fates of the frames that the programs have seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shares {
+    /// Forwarded to servers.
+    pub requests: u64,
+    /// Forwarded to clients.
+    pub replies: u64,
+    /// Handed up: of no connection that the programs find.
+    pub unknown: u64,
+    /// Handed up: the connection is not published, or not since the last change.
+    pub unpublished: u64,
+    /// Handed up: it may change the connection, or does not fit its way.
+    pub unfit: u64,
+    /// Handed up: neither TCP nor UDP, or with options, fragments, tags of VLANs.
+    pub other: u64,
+    /// Dropped while there was no dataplane: their senders repeat them.
+    pub waiting: u64,
+    /// Dropped for want of memory, or left to a program that was not run.
+    pub lost: u64,
+    /// Forwarded to either side before there was a socket buffer.
+    pub xdp: u64,
+}
+
+#[derive(Debug, Default)]
+struct Hops {
+    known: HashMap<WayOut, u16>,
+    /// They have run out, and rest until then.
+    rests_until: Instant,
+}
+
+/// The programs and the maps that they share with the dataplane.
+pub struct FastPath {
+    arrays: Arrays,
+    filter: Program,
+    /// The jump to the filter, for a socket that has no room for the filter.
+    jump: Jump,
+    ingress: Program,
+    /// The kernel's number of it.
+    ingress_id: u32,
+    /// The program that forwards or holds frames without a dataplane.
+    #[cfg(test)]
+    held: Program,
+    /// The programs that the ingress program continues with.
+    _next: ProgramArray,
+    layout: Layout,
+    epochs: Mutex<Epochs>,
+    hops: Mutex<Hops>,
+    /// Locked while next hops through tunnels are written.
+    tunnels: Mutex<()>,
+    /// The counters of each record when they were last added.
+    taken: Mutex<Vec<[u64; COUNT_WORDS]>>,
+    /// Records beyond this have nothing counted.
+    records: AtomicU32,
+    /// The local addresses and ports of full NAT.
+    locals: Locals,
+    /// The services in the map of the programs.
+    services: SharedSet<SERVICE_WORDS>,
+    known_services: Mutex<HashSet<[u64; SERVICE_WORDS]>>,
+    known_rules: Mutex<Vec<[u64; RULE_WORDS]>>,
+    /// Where the maps are kept for a successor.
+    pins: Option<Pins>,
+    /// Keeps other dataplanes from them.
+    claim: Option<File>,
+    /// Another dataplane has left them.
+    found: bool,
+    /// When this was opened, by the machine's clock, in nanoseconds.
+    opened: u64,
+    /// A take-over runs: the connections that the predecessor has offloaded stay in force.
+    taking_over: AtomicBool,
+    /// Interfaces whose ingress has the program.
+    attached: Mutex<HashSet<u32>>,
+    /// The filters that attach the program if the kernel has no tcx.
+    filters: Option<Mutex<Filters>>,
+    /// The XDP program, if it is configured.
+    xdp: Option<Xdp>,
+    /// The reason why the kernel fast path is suspended, and the fix.
+    aside: Mutex<Option<(String, String)>>,
+}
+
+impl Drop for FastPath {
+    /// An orderly end. State that was found and not taken over stays for another successor.
+    fn drop(&mut self) {
+        if self.taking_over.load(Relaxed) {
+            self.arrays.conf.words()[conf::TRIES].fetch_sub(1, Relaxed);
+        } else {
+            self.leave_nothing();
+        }
+    }
+}
+
+impl fmt::Debug for FastPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FastPath")
+            .field("epoch", &self.epoch())
+            .field("shares", &self.shares())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Adds each word to its sum.
+fn add(sums: &mut [u64], words: &[AtomicU64]) {
+    for (sum, word) in sums.iter_mut().zip(words) {
+        *sum = sum.wrapping_add(word.load(Relaxed));
+    }
+}
+
+impl FastPath {
+    fn set(&self, word: usize, value: u64) {
+        self.arrays.conf.words()[word].store(value, Release);
+    }
+
+    /// Whether connections outlive a dataplane that is killed.
+    pub(crate) const fn outlives(&self) -> bool {
+        self.pins.is_some()
+    }
+
+    /// Memory for the connection table.
+    ///
+    /// # Errors
+    /// None at present.
+    pub fn memory(&self) -> Result<Memory, FastPathError> {
+        let arrays = [
+            self.arrays.narrow.clone(),
+            self.arrays.narrow_tags.clone(),
+            self.arrays.wide.clone(),
+            self.arrays.wide_tags.clone(),
+            self.arrays.overflow.clone(),
+        ];
+        let memory = lvs_sys::shared_table(self.layout, arrays);
+        let memory = memory.map_err(step("use the memory"))?;
+        Ok(memory.quarantined(QUARANTINE))
+    }
+
+    /// Attaches the filter to a packet socket, which then receives only the frames that the kernel
+    /// fast path does not handle.
+    ///
+    /// # Errors
+    /// None at present.
+    pub(crate) fn filter(&self, socket: &PacketSocket) -> io::Result<()> {
+        let filtered = match self.filters {
+            // As kernels without tcx have no room, either.
+            Some(_) => Err(io::Error::from_raw_os_error(libc::ENOMEM)),
+            None => socket.only_passed_by(&self.filter),
+        };
+        match filtered {
+            Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => {
+                socket.only_passed_by(self.jump.program())
+            }
+            filtered => filtered,
+        }
+    }
+
+    /// The program that forwards frames.
+    pub const fn ingress(&self) -> &Program {
+        &self.ingress
+    }
+
+    /// The fate of a frame without connection when there is no dataplane.
+    #[cfg(test)]
+    fn held_alone(&self, frame: &[u8]) -> io::Result<(i32, Vec<u8>)> {
+        // By the loopback.
+        self.held.test_run(1, frame, 0, false)
+    }
+
+    /// Frames with this mark are on their way back to the host.
+    pub(crate) fn set_mark(&self, mark: u32) {
+        self.set(conf::MARK, mark.into());
+    }
+
+    /// Sets the slots in which the programs search a connection first
+    /// ([`lvs_core::Shard::tries_homes`]).
+    pub fn try_homes(&self, [narrow, wide]: [bool; 2]) {
+        self.set(conf::HOMES, u64::from(narrow) | u64::from(wide) << 1);
+    }
+
+    /// Sets the clock to which the connections' deadlines refer; it shows `now`.
+    pub fn set_clock(&self, now: Instant) {
+        self.set(
+            conf::BASE,
+            lvs_sys::monotonic().wrapping_sub(now.as_nanos()),
+        );
+        self.is_alive(now);
+    }
+
+    /// Records that the dataplane runs.
+    pub(crate) fn is_alive(&self, now: Instant) {
+        let until = now + WITHOUT_DATAPLANE;
+        self.set(conf::ALIVE, until.as_nanos());
+        let lived = lvs_sys::monotonic().saturating_sub(self.opened);
+        if Duration::from_nanos(lived) > LONG_ENOUGH {
+            self.set(conf::TRIES, 0);
+        }
+    }
+
+    // --- next hops and services of connections ---------------------------------------------------
+
+    /// The number of a next hop; `None` if the numbers have run out for now.
+    pub fn hop(&self, way: WayOut, now: Instant) -> Option<u16> {
+        let mut hops = lock(&self.hops);
+        if let Some(&hop) = hops.known.get(&way) {
+            return Some(hop);
+        }
+        if now < hops.rests_until {
+            return None;
+        }
+        let hop = u16::try_from(hops.known.len() + 1).ok();
+        let Some(number) = hop.filter(|&hop| hop < HOPS) else {
+            // Some of them are unused, but which ones is unknown.
+            self.changed();
+            hops.known.clear();
+            hops.rests_until = now + HOPS_REST;
+            return None;
+        };
+        let word = |bytes: [u8; 8]| u64::from_ne_bytes(bytes);
+        let (Mac([a, b, c, d, e, f]), Mac([g, h, i, j, k, l])) = (way.to, way.from);
+        let at = usize::from(number) * HOP_WORDS;
+        let words = &self.arrays.hops.words()[at..at + HOP_WORDS];
+        words[hop::MACS].store(word([a, b, c, d, e, f, g, h]), Relaxed);
+        words[hop::MACS + 1].store(word([i, j, k, l, 0, 0, 0, 0]), Relaxed);
+        words[hop::XDP].store(u64::from(self.takes_frames(way.ifindex)), Relaxed);
+        let link = u64::from(way.ifindex) | u64::from(way.mtu) << 32;
+        words[hop::LINK].store(link, Release);
+        hops.known.insert(way, number);
+        Some(number)
+    }
+
+    /// Whether there is room for ways to a server of this number.
+    pub(crate) fn has_room_for(&self, record: u32) -> bool {
+        self.arrays.servers.words().len() > record as usize
+    }
+
+    /// The way to a server, in this epoch; `false` if its number is too large.
+    pub fn set_server(&self, record: u32, hop: u16, epoch: u16) -> bool {
+        let Some(word) = self.arrays.servers.words().get(record as usize) else {
+            return false;
+        };
+        self.records.fetch_max(record + 1, Relaxed);
+        word.store(u64::from(hop) | u64::from(epoch) << 16, Release);
+        true
+    }
+
+    /// The way through a tunnel to a server, in this epoch; `false` if its number is too large.
+    pub fn set_tunnel(&self, record: u32, hop: u16, epoch: u16, outer: &Template) -> bool {
+        let at = record as usize * TUNNEL_WORDS;
+        let Some(words) = self.arrays.tunnels.words().get(at..at + TUNNEL_WORDS) else {
+            return false;
+        };
+        self.records.fetch_max(record + 1, Relaxed);
+        let mut shape = outer.bytes().len() as u64;
+        for (bit, set) in [
+            (tunnel::V6, outer.is_v6()),
+            (tunnel::GRE, matches!(outer.tunnel(), Tunnel::Gre { .. })),
+            (tunnel::GUE, matches!(outer.tunnel(), Tunnel::Gue { .. })),
+            (tunnel::DF, outer.keeps_df()),
+        ] {
+            shape |= if set { bit } else { 0 };
+        }
+        let mut new = [0; 1 + tunnel::OUTER_WORDS];
+        new[0] = shape;
+        for (word, bytes) in new[1..].iter_mut().zip(outer.bytes().chunks(8)) {
+            let mut eight = [0; 8];
+            eight[..bytes.len()].copy_from_slice(bytes);
+            *word = u64::from_ne_bytes(eight);
+        }
+        let _one = lock(&self.tunnels);
+        let (way, rest) = (&words[tunnel::WAY], &words[tunnel::SHAPE..]);
+        let mut version = way.load(Relaxed) >> 32;
+        if rest
+            .iter()
+            .zip(new)
+            .any(|(word, new)| word.load(Relaxed) != new)
+        {
+            // The version marks the entry as invalid for a program that reads it now or has begun
+            // to.
+            version = version.wrapping_add(1) & 0xffff_ffff;
+            way.store(version << 32, Relaxed);
+            fence(Release);
+            for (word, new) in rest.iter().zip(new) {
+                word.store(new, Relaxed);
+            }
+        }
+        let word = u64::from(hop) | u64::from(epoch) << 16 | version << 32;
+        way.store(word, Release);
+        true
+    }
+
+    // --- counters --------------------------------------------------------------------------------
+
+    /// Adds the packets that were forwarded since the last call to the counters of servers,
+    /// services and the director. It first sums the counters of all processors, and locks the
+    /// control half only after that.
+    pub fn fold<C: DerefMut<Target = Control>>(&self, control: impl FnOnce() -> C) {
+        let mut taken = lock(&self.taken);
+        let records = self.records.load(Relaxed).min(SERVERS) as usize;
+        let mut sums = vec![[0_u64; COUNT_WORDS]; records];
+        self.sum(&mut sums);
+        let differ = |(_, (sums, taken)): &(u32, (&[u64; 4], &mut [u64; 4]))| sums != taken;
+        let mut new = (0..)
+            .zip(sums.iter().zip(taken.iter_mut()))
+            .filter(differ)
+            .peekable();
+        if new.peek().is_none() {
+            return;
+        }
+        let mut control = control();
+        for (record, (sums, taken)) in new {
+            let since = |n: usize| sums[n].wrapping_sub(taken[n]);
+            let counts = Counts {
+                conns: 0,
+                in_packets: since(count::IN_PACKETS),
+                in_bytes: since(count::IN_BYTES),
+                out_packets: since(count::OUT_PACKETS),
+                out_bytes: since(count::OUT_BYTES),
+            };
+            control.count_forwarded(record, &counts);
+            *taken = *sums;
+        }
+    }
+
+    /// Sums the counters of all processors for the first records.
+    fn sum(&self, sums: &mut [[u64; COUNT_WORDS]]) {
+        let processors = self.arrays.counts.words();
+        for words in processors.chunks_exact(SERVERS as usize * COUNT_WORDS) {
+            for (sums, words) in sums.iter_mut().zip(words.chunks_exact(COUNT_WORDS)) {
+                add(sums, words);
+            }
+        }
+    }
+
+    /// The fates of frames so far.
+    pub fn shares(&self) -> Shares {
+        let mut sums = [0_u64; SHARE_WORDS];
+        for words in self.arrays.shares.words().chunks_exact(SHARE_WORDS) {
+            add(&mut sums, words);
+        }
+        Shares {
+            requests: sums[share::REQUESTS],
+            replies: sums[share::REPLIES],
+            unknown: sums[share::UNKNOWN],
+            unpublished: sums[share::UNPUBLISHED],
+            unfit: sums[share::UNFIT],
+            other: sums[share::OTHER],
+            waiting: sums[share::WAITING],
+            lost: sums[share::LOST],
+            xdp: sums[share::XDP],
+        }
+    }
+
+    // --- whether the programs are run ------------------------------------------------------------
+
+    /// Whether a frame that was left to the program at an interface was not taken by it. Nothing is
+    /// left to it any more.
+    pub(crate) fn has_missed(&self) -> bool {
+        self.arrays.conf.words()[conf::MISSED].load(Relaxed) != 0
+    }
+
+    /// Frames are left to the programs at the interfaces again.
+    pub(crate) fn forgive(&self) {
+        self.set(conf::MISSED, 0);
+    }
+
+    /// Nothing is forwarded for this reason, about which that can be done; or it is again.
+    pub(crate) fn stands_aside(&self, why: Option<(String, String)>) {
+        *lock(&self.aside) = why;
+    }
+
+    /// The state of the kernel fast path, for the control socket.
+    pub(crate) fn info(&self) -> FastPathInfo {
+        let (reason, remedy) = lock(&self.aside).clone().unwrap_or_default();
+        FastPathInfo {
+            wanted: true,
+            active: reason.is_empty(),
+            attached_by: self.attached_by().to_owned(),
+            reason,
+            remedy,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::open::OBJECT;
+    use super::*;
+
+    /// Where this is not permitted, there is nothing to see; root of the first user namespace has
+    /// no excuse.
+    pub(super) fn open() -> Option<Arc<FastPath>> {
+        match FastPath::open(Layout::new(1000, 7), Instant::ZERO) {
+            Ok(fast_path) => Some(Arc::new(fast_path)),
+            Err(error @ FastPathError::Permission(_)) => {
+                assert!(!lvs_sys::is_root_of_all(), "{error}");
+                lvs_sys::testing::not_run(&format!("needs BPF: {error}"))
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    #[test]
+    fn ways_out_that_run_out_rest_before_they_mean_something_else() {
+        let Some(fast_path) = open() else { return };
+        let way = |n: u32| WayOut {
+            ifindex: 1,
+            mtu: n,
+            to: Mac([2; 6]),
+            from: Mac([4; 6]),
+        };
+        let now = Instant::ZERO;
+        for n in 1..u32::from(HOPS) {
+            let hop = fast_path.hop(way(n), now).map(u32::from);
+            assert_eq!(hop, Some(n));
+        }
+        assert_eq!(fast_path.hop(way(7), now), Some(7));
+        let epoch = fast_path.epoch();
+        assert_eq!(fast_path.hop(way(1 << 20), now), None);
+        assert_ne!(fast_path.epoch(), epoch, "nobody uses them any more");
+        assert_eq!(fast_path.hop(way(7), now), None);
+        assert_eq!(fast_path.hop(way(7), now + HOPS_REST), Some(1));
+    }
+
+    #[test]
+    fn bpf_object_has_all_programs_and_nonsense_has_none() {
+        for section in ["socket", "tc", "xdp"] {
+            let code = object::code(OBJECT, section).expect("it is there");
+            assert!(code.instructions.len() > 100 && !code.maps.is_empty());
+        }
+        assert!(object::code(OBJECT, "maps").is_none());
+        for cut in 0..OBJECT.len().min(4096) {
+            let _ = object::code(&OBJECT[..cut], "tc");
+        }
+    }
+}

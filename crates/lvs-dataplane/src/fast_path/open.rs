@@ -1,0 +1,566 @@
+//! Opening the kernel fast path: maps are made, or inherited from a predecessor, and programs are
+//! loaded.
+
+use std::fs;
+use std::io;
+use std::sync::Mutex;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU32};
+
+use lvs_core::Instant;
+use lvs_core::memory::Layout;
+use tracing::{info, warn};
+
+use super::arrays::Arrays;
+use super::epochs::Epochs;
+use super::error::{FastPathError, step};
+use super::layout::{ABOUT_WORDS, COUNT_WORDS, SERVERS, SERVICE_WORDS, TOLD_BYTES, conf, next};
+use super::locals::Locals;
+use super::pins::{self, Maps, Pins};
+use super::room::Room;
+use super::xdp::{Xdp, XdpMemory};
+use super::{FastPath, attach, object};
+use crate::lock::lock;
+use crate::warm_restart::{INCOMPLETE, WITHOUT_DATAPLANE};
+use lvs_sys::{
+    self, Instruction, Jump, PerCpuArray, Program, ProgramArray, ProgramKind, SharedSet,
+};
+
+/// The compiled programs.
+pub(super) const OBJECT: &[u8] = include_bytes!("../../bpf/fast.bpf.o");
+/// The maximum number of virtual services that programs use without a dataplane.
+const SERVICES: u32 = 1 << 17;
+/// The maximum number of successors in a row that live for a short time: the inherited state may be
+/// the reason why they crash.
+const TRIES_MOST: u64 = 5;
+
+impl FastPath {
+    /// Makes the maps and loads the programs for a connection table of this layout. The clock of the
+    /// dataplane shows `now`.
+    ///
+    /// # Errors
+    /// [`FastPathError`]; then nothing is left in the kernel.
+    pub fn open(layout: Layout, now: Instant) -> Result<Self, FastPathError> {
+        let this = Self::open_with(layout, Maps::New, false, |code| code)?;
+        this.set_clock(now);
+        Ok(this)
+    }
+
+    /// Opens the maps of a killed predecessor in this network namespace, if this dataplane can
+    /// continue with them; otherwise makes new maps. The maps stay for a successor. With `xdp`,
+    /// interfaces can have the XDP program. New maps use at most the memory of `room`.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub(crate) fn open_or_find(
+        layout: Layout,
+        xdp: bool,
+        room: Room,
+    ) -> Result<Self, FastPathError> {
+        try_atomics()?;
+        let filters = attach::filters().map_err(step("attach a filter (clsact)"))?;
+        let by_filters = filters.is_some();
+        let alone = |why| {
+            // Filters would stay when the dataplane is killed, and no successor would find them.
+            if by_filters {
+                return Err(FastPathError::NoPins(why));
+            }
+            room.takes(layout.bytes())?;
+            let this = Self::open_with(layout, Maps::New, xdp, |code| code)?;
+            this.set_clock(Instant::ZERO);
+            Ok(this)
+        };
+        let pins = match Pins::here() {
+            Ok(pins) => pins,
+            Err(error) => {
+                info!("connections do not outlive this dataplane: no BPF file system: {error}");
+                return alone(error);
+            }
+        };
+        let claim = match pins.claim() {
+            Ok(claim) => claim,
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                return Err(FastPathError::Setting {
+                    why: pins::ANOTHER,
+                    remedy: "stop one of them",
+                });
+            }
+            Err(error) => {
+                warn!("connections do not outlive this dataplane: {error}");
+                return alone(error);
+            }
+        };
+        pins.sweep();
+        if pins.are_there() {
+            let found = found(&pins, &layout).and_then(|layout| {
+                let opened = Self::open_with(layout, Maps::Found(&pins), xdp, |code| code);
+                opened.map_err(|error| error.to_string())
+            });
+            match found {
+                Ok(mut this) => {
+                    this.claim = Some(claim);
+                    this.filters = filters;
+                    return Ok(this);
+                }
+                Err(why) => {
+                    warn!("connections of the dataplane before this one have ended: {why}");
+                    pins.empty();
+                }
+            }
+        }
+        if let Err(error) = attach::sweep_all() {
+            warn!("cannot look for filters that another dataplane has left: {error}");
+        }
+        room.takes(layout.bytes())?;
+        let opened = Self::open_with(layout, Maps::Pinned(&pins), xdp, |code| code);
+        let mut this = opened.inspect_err(|_| {
+            pins.remove();
+        })?;
+        this.claim = Some(claim);
+        this.filters = filters;
+        this.set_clock(Instant::ZERO);
+        Ok(this)
+    }
+
+    /// Removes the filters and pins of a killed dataplane in this network namespace. Returns their
+    /// number.
+    ///
+    /// # Errors
+    /// If another dataplane uses it, or it cannot be looked at.
+    pub fn clean_up() -> io::Result<usize> {
+        let pins = Pins::if_mounted()?;
+        if !pins.are_there() {
+            return attach::sweep_all();
+        }
+        let _claim = pins.claim()?;
+        Ok(attach::sweep_all()? + pins.remove())
+    }
+
+    /// As [`open`](Self::open), for tests: [`set_virtual_time`](Self::set_virtual_time) sets the
+    /// clock of the programs.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    #[cfg(any(test, feature = "testing"))]
+    pub fn open_in_virtual_time(layout: Layout) -> Result<Self, FastPathError> {
+        Self::open_with(layout, Maps::New, true, |mut code| {
+            for instruction in &mut code {
+                // call bpf_ktime_get_coarse_ns: r0 = 0 instead.
+                if (instruction.code, instruction.immediate) == (0x85, 160) {
+                    (instruction.code, instruction.immediate) = (0xb7, 0);
+                }
+            }
+            code
+        })
+    }
+
+    /// Resets everything for another director. That is faster than to open it again.
+    ///
+    /// # Panics
+    /// If there is still a table in its memory.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn forget(&mut self) {
+        let done = self.arrays.zero();
+        done.expect("the director before is gone");
+        self.hops = Mutex::default();
+        self.locals.forget();
+        lock(&self.taken).fill([0; COUNT_WORDS]);
+        self.records = AtomicU32::new(0);
+        self.renew();
+        self.write_conf(processors());
+    }
+
+    /// Sets the clock of the programs to `now`.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn set_virtual_time(&self, now: Instant) {
+        self.set(conf::BASE, now.as_nanos().wrapping_neg());
+        self.set(conf::ALIVE, u64::MAX);
+    }
+
+    fn open_with(
+        layout: Layout,
+        maps: Maps<'_>,
+        xdp: bool,
+        change: impl Fn(Vec<Instruction>) -> Vec<Instruction>,
+    ) -> Result<Self, FastPathError> {
+        let processors = processors();
+        let all = AllMaps::open(&layout, processors, maps, xdp)?;
+        let programs = Programs::load(&all, change)?;
+        if let Maps::Pinned(pins) = maps {
+            all.pin(pins)?;
+        }
+        let this = Self::of(layout, maps, all, programs)?;
+        this.write_conf(processors);
+        Ok(this)
+    }
+
+    fn of(
+        layout: Layout,
+        maps: Maps<'_>,
+        all: AllMaps,
+        programs: Programs,
+    ) -> Result<Self, FastPathError> {
+        let Programs {
+            filter,
+            ingress,
+            #[cfg(test)]
+            held,
+            early,
+        } = programs;
+        let jump = Jump::to(&filter).map_err(step("load a program"))?;
+        let ingress_id = ingress.id().map_err(step("ask for a program's number"))?;
+        let (pins, found) = match maps {
+            Maps::New => (None, false),
+            Maps::Pinned(pins) => (Some(pins), false),
+            Maps::Found(pins) => (Some(pins), true),
+        };
+        Ok(Self {
+            filter,
+            jump,
+            ingress,
+            ingress_id,
+            #[cfg(test)]
+            held,
+            _next: all.next,
+            layout,
+            epochs: Mutex::new(Epochs {
+                number: 1,
+                held: 0,
+                used_up: false,
+            }),
+            hops: Mutex::default(),
+            tunnels: Mutex::default(),
+            taken: Mutex::new(vec![[0; COUNT_WORDS]; SERVERS as usize]),
+            records: AtomicU32::new(0),
+            locals: all.locals,
+            services: all.services,
+            known_services: Mutex::default(),
+            known_rules: Mutex::default(),
+            pins: pins.cloned(),
+            claim: None,
+            found,
+            opened: lvs_sys::monotonic(),
+            taking_over: AtomicBool::new(found),
+            attached: Mutex::default(),
+            filters: None,
+            aside: Mutex::default(),
+            xdp: early
+                .zip(all.scratch)
+                .map(|(program, memory)| Xdp::new(program, memory)),
+            arrays: all.arrays,
+        })
+    }
+
+    /// Writes the settings of the programs, or continues with the settings of a predecessor.
+    fn write_conf(&self, processors: u32) {
+        self.set(conf::MISSED, 0);
+        if self.found {
+            // The host must not see packets that this dataplane has received already.
+            self.set(conf::TAKING_OVER, 1);
+            let conf = self.arrays.conf.words();
+            conf[conf::TRIES].fetch_add(1, Relaxed);
+            let number = conf[conf::NUMBER].load(Relaxed);
+            lock(&self.epochs).number = u16::try_from(number).unwrap_or(u16::MAX).max(1);
+            return;
+        }
+        let layout = &self.layout;
+        let about = self.arrays.about.words();
+        let words = pins::about(processors).into_iter().chain(layout.to_words());
+        for (word, value) in about.iter().zip(words) {
+            word.store(value, Relaxed);
+        }
+        let [k0, k1] = layout.keys;
+        self.set(conf::KEYS, k0);
+        self.set(conf::KEYS + 1, k1);
+        self.set(conf::NARROW_BUCKETS, layout.narrow_buckets.into());
+        self.set(conf::WIDE_BUCKETS, layout.wide_buckets.into());
+        self.set(conf::SERVERS, SERVERS.into());
+        self.set(conf::NUMBER, 1);
+        self.set(conf::EPOCH, 1);
+        self.try_homes([true; 2]);
+    }
+}
+
+/// All maps of the kernel fast path.
+struct AllMaps {
+    arrays: Arrays,
+    told: PerCpuArray,
+    services: SharedSet<SERVICE_WORDS>,
+    next: ProgramArray,
+    locals: Locals,
+    /// The memory of the XDP program.
+    scratch: Option<XdpMemory>,
+}
+
+impl AllMaps {
+    /// Makes the maps, or opens the maps of a predecessor.
+    fn open(
+        layout: &Layout,
+        processors: u32,
+        maps: Maps<'_>,
+        xdp: bool,
+    ) -> Result<Self, FastPathError> {
+        let arrays = Arrays::new(layout, processors, maps)?;
+        let (told, services, next) = match maps {
+            // The remaining programs of the predecessor use their own maps until they are replaced.
+            Maps::Found(pins) => (
+                PerCpuArray::pinned(&pins.path("lvs_told")),
+                SharedSet::pinned(&pins.path("lvs_services")),
+                ProgramArray::pinned(&pins.path("lvs_next")),
+            ),
+            Maps::New | Maps::Pinned(_) => (
+                PerCpuArray::new("lvs_told", TOLD_BYTES, 1),
+                SharedSet::new("lvs_services", SERVICES),
+                ProgramArray::new("lvs_next", next::PROGRAMS),
+            ),
+        };
+        let locals = Locals::new(layout, maps).map_err(step("make memory"))?;
+        let scratch = xdp.then(Xdp::memory);
+        Ok(Self {
+            arrays,
+            locals,
+            told: told.map_err(step("make memory"))?,
+            services: services.map_err(step("make memory"))?,
+            next: next.map_err(step("make memory"))?,
+            scratch: scratch.transpose().map_err(step("make memory"))?,
+        })
+    }
+
+    /// The descriptor of a map.
+    fn number(&self, name: &str) -> Option<i32> {
+        let all = self.arrays.all();
+        if let Some((_, array)) = all.iter().find(|(known, _)| *known == name) {
+            return Some(array.number());
+        }
+        match name {
+            "lvs_told" => Some(self.told.number()),
+            "lvs_services" => Some(self.services.number()),
+            "lvs_locals" => Some(self.locals.number()),
+            "lvs_next" => Some(self.next.number()),
+            name => self.scratch.as_ref()?.number(name),
+        }
+    }
+
+    /// Pins the maps for a successor.
+    fn pin(&self, pins: &Pins) -> Result<(), FastPathError> {
+        let pin = |name: &str, done: io::Result<()>| {
+            done.map_err(|error| FastPathError::Kernel {
+                step: "pin a map",
+                source: io::Error::other(format!("{name}: {error}")),
+            })
+        };
+        for (name, array) in self.arrays.all() {
+            pin(name, array.pin(&pins.path(name)))?;
+        }
+        pin("lvs_told", self.told.pin(&pins.path("lvs_told")))?;
+        pin(
+            "lvs_services",
+            self.services.pin(&pins.path("lvs_services")),
+        )?;
+        pin("lvs_locals", self.locals.pin(pins))?;
+        pin("lvs_next", self.next.pin(&pins.path("lvs_next")))
+    }
+}
+
+/// The programs of the kernel fast path, loaded.
+struct Programs {
+    filter: Program,
+    ingress: Program,
+    #[cfg(test)]
+    held: Program,
+    /// The XDP program.
+    early: Option<Program>,
+}
+
+impl Programs {
+    /// Loads the programs, which find `maps` and each other.
+    fn load(
+        maps: &AllMaps,
+        change: impl Fn(Vec<Instruction>) -> Vec<Instruction>,
+    ) -> Result<Self, FastPathError> {
+        let load = |section, kind, name| {
+            let code = object::code(OBJECT, section)
+                .and_then(|code| code.linked(|name: &str| maps.number(name)));
+            let code = in_order(code.ok_or(FastPathError::Object)?);
+            Program::load(kind, name, &change(code)).map_err(step("load a program"))
+        };
+        let filter = load("socket", ProgramKind::SocketFilter, "lvs_filter")?;
+        let ingress = load("tc", ProgramKind::Ingress, "lvs_ingress")?;
+        let alone = load("alone", ProgramKind::Ingress, "lvs_alone")?;
+        let held = load("held", ProgramKind::Ingress, "lvs_held")?;
+        for (number, program) in [
+            (next::ALONE, &alone),
+            (next::INGRESS, &ingress),
+            (next::HELD, &held),
+        ] {
+            let put = maps.next.put(number, program);
+            put.map_err(step("let programs find each other"))?;
+        }
+        let early = maps.scratch.is_some();
+        let early = early.then(|| load("xdp", ProgramKind::Xdp, "lvs_xdp"));
+        Ok(Self {
+            filter,
+            ingress,
+            #[cfg(test)]
+            held,
+            early: early.transpose()?,
+        })
+    }
+}
+
+/// Checks that the kernel has atomic operations with results, which the programs need most.
+fn try_atomics() -> Result<(), FastPathError> {
+    let op = |code, registers, offset, immediate| Instruction {
+        code,
+        registers,
+        offset,
+        immediate,
+    };
+    let code = [
+        op(0x7a, 0x0a, -8, 0),    // stack = 0
+        op(0xb7, 0x00, 0, 0),     // r0 = 0
+        op(0xdb, 0x0a, -8, 0x01), // stack += r0, and r0 = what was there
+        op(0x95, 0x00, 0, 0),     // return r0
+    ];
+    match Program::load(ProgramKind::SocketFilter, "lvs_atomics", &code) {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            Err(FastPathError::Permission(error))
+        }
+        Err(error) => Err(FastPathError::Old(error)),
+    }
+}
+
+/// The code for this machine, without barriers if the processor reads in order.
+fn in_order(mut code: Vec<Instruction>) -> Vec<Instruction> {
+    // An atomic operation on 64 bits of the stack, whose frame is register 10; instead, a jump to
+    // what follows.
+    const ATOMIC: u8 = 0xdb;
+    const STACK: u8 = 10;
+    const JUMP: u8 = 0x05;
+    if cfg!(target_arch = "x86_64") {
+        for instruction in &mut code {
+            if instruction.code == ATOMIC && instruction.registers & 0xf == STACK {
+                *instruction = Instruction {
+                    code: JUMP,
+                    registers: 0,
+                    offset: 0,
+                    immediate: 0,
+                };
+            }
+        }
+    }
+    code
+}
+
+/// The layout of the connection table of a predecessor, if this dataplane can continue with it;
+/// otherwise the reason.
+fn found(pins: &Pins, layout: &Layout) -> Result<Layout, String> {
+    let words = |name: &str, words: usize| {
+        let words = pins.words(name, words);
+        words.map_err(|error| format!("{name}: {error}"))
+    };
+    let about = words("lvs_about", ABOUT_WORDS + Layout::HEADER_WORDS)?;
+    let (about, description) = about.split_at(ABOUT_WORDS);
+    let own = pins::about(processors());
+    if about[..pins::COOKIE] == own[..pins::COOKIE] && about[pins::COOKIE] != own[pins::COOKIE] {
+        return Err(
+            "it was in a network namespace that is gone, whose number this one has".to_owned(),
+        );
+    }
+    if about != own {
+        return Err("it was another version, or the machine has other processors".to_owned());
+    }
+    let description = description.try_into().map_err(|_| "a map is too short")?;
+    let left = Layout::from_words(&description).map_err(|error| error.to_string())?;
+    let (keys, wide_buckets) = (left.keys, left.wide_buckets);
+    let like = Layout {
+        keys,
+        wide_buckets,
+        ..*layout
+    };
+    if left != like {
+        return Err("it had another --max-connections".to_owned());
+    }
+    if wide_buckets != layout.wide_buckets {
+        info!("another --max-ipv6 takes effect when this dataplane is stopped and started again");
+    }
+    // Without services, their connections would be reset one by one.
+    if pins
+        .saved()
+        .map_err(|error| format!("lvs_saved: {error}"))?
+        .is_none()
+    {
+        return Err(INCOMPLETE.to_owned());
+    }
+    let conf = words("lvs_conf", conf::WORDS)?;
+    if conf[conf::TRIES] >= TRIES_MOST {
+        return Err(format!(
+            "{TRIES_MOST} dataplanes ended soon after they had taken over what it left"
+        ));
+    }
+    if pins::is_over(&conf) {
+        let seconds = WITHOUT_DATAPLANE.as_secs();
+        return Err(format!("it was killed more than {seconds} s ago"));
+    }
+    Ok(left)
+}
+
+/// Processors that this machine may have.
+fn processors() -> u32 {
+    let text = fs::read_to_string("/sys/devices/system/cpu/possible").unwrap_or_default();
+    let last = text.trim().rsplit([',', '-']).next();
+    last.and_then(|last| last.parse::<u32>().ok())
+        .map_or(1024, |last| last + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::open;
+    use super::*;
+
+    #[test]
+    fn pins_of_another_namespace_or_without_services_are_not_taken_over() {
+        // Where BPF is not permitted, there is nothing to see.
+        if open().is_none() {
+            return;
+        }
+        let directory = format!("/sys/fs/bpf/lvs-test-{}", std::process::id());
+        let pins = Pins::at(directory.into()).expect("a directory");
+        let layout = Layout::new(1000, 7);
+        let first = FastPath::open_with(layout, Maps::Pinned(&pins), false, |code| code);
+        let first = first.expect("it is permitted");
+        first.set_clock(Instant::ZERO);
+        assert_eq!(found(&pins, &layout), Err(INCOMPLETE.to_owned()));
+        // The second one does not fit the first map.
+        for len in [100, 20 << 20, 7] {
+            let text = vec![b'x'; len];
+            first.save(&text).expect("memory");
+            assert_eq!(found(&pins, &layout), Ok(layout), "{len}");
+            assert_eq!(pins.saved().expect("it is there"), Some(text));
+            assert_eq!(first.saved().map(|text| text.len()), Some(len));
+        }
+        let names = fs::read_dir(pins.path("")).expect("it is there").count();
+        let cookie = &first.arrays.about.words()[pins::COOKIE];
+        cookie.fetch_add(1, Relaxed);
+        let gone = found(&pins, &layout).expect_err("another namespace");
+        assert!(gone.contains("namespace that is gone"), "{gone}");
+        cookie.fetch_sub(1, Relaxed);
+        let second = FastPath::open_with(layout, Maps::Found(&pins), false, |code| code);
+        let second = second.expect("it is permitted");
+        assert_eq!(second.saved().map(|text| text.len()), Some(7));
+        // The next successor finds an array that a successor has enlarged.
+        second.save(&vec![b'y'; 50 << 20]).expect("memory");
+        assert_eq!(
+            pins.saved().expect("it is there").map(|text| text.len()),
+            Some(50 << 20)
+        );
+        assert_eq!(
+            fs::read_dir(pins.path("")).expect("it is there").count(),
+            names
+        );
+        drop(second);
+        drop(first);
+        assert!(!pins.are_there());
+    }
+}

@@ -1,0 +1,393 @@
+//! The maps and links that outlive the dataplane, pinned in a BPF file system: a directory for each
+//! network namespace.
+//!
+//! The directory is named by the namespace's inode, which the kernel gives to another namespace when
+//! this one is gone. The maps say which one they are of, by its cookie, which is never used again.
+//!
+//! A killed dataplane leaves them, and its connections continue. Its successor opens them. A dataplane
+//! that ends in an orderly way removes them.
+
+use std::fs::{self, DirBuilder, File, Metadata};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+use tracing::warn;
+
+use super::layout::{ABOUT_WORDS, conf};
+use crate::warm_restart::Area;
+use lvs_sys::{Program, ProgramLink, SharedArray, netns};
+
+/// The origin of the maps of a dataplane.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Maps<'a> {
+    /// New maps, which end with the dataplane.
+    New,
+    /// New maps, which stay for a successor if the dataplane is killed.
+    Pinned(&'a Pins),
+    /// The maps of a predecessor.
+    Found(&'a Pins),
+}
+
+/// Where the BPF file system is.
+const FILE_SYSTEM: &str = "/sys/fs/bpf";
+/// The name of a link, before the index of the interface.
+const LINK: &str = "link-";
+/// The name of the link of an XDP program.
+const XDP_LINK: &str = "xdp-";
+
+/// Why a directory cannot be claimed.
+pub(super) const ANOTHER: &str =
+    "another dataplane of this network namespace forwards in the kernel";
+/// For so long a dataplane waits for others that claim a directory or sweep.
+const TURN: Duration = Duration::from_secs(1);
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(1);
+/// Attempts to lock a directory that others take away.
+const ATTEMPTS: usize = 100;
+
+/// The directory of a network namespace.
+#[derive(Clone, Debug)]
+pub(super) struct Pins {
+    directory: PathBuf,
+}
+
+impl Pins {
+    /// The directory of this thread's network namespace, whether it exists or not.
+    ///
+    /// # Errors
+    /// If there is no BPF file system, and none can be mounted.
+    pub(super) fn here() -> io::Result<Self> {
+        lvs_sys::mount_bpf(Path::new(FILE_SYSTEM))?;
+        Self::if_mounted()
+    }
+
+    /// As [`here`](Self::here), without mounting a BPF file system.
+    ///
+    /// # Errors
+    /// If the network namespace cannot be determined.
+    pub(super) fn if_mounted() -> io::Result<Self> {
+        let inode = fs::metadata("/proc/thread-self/ns/net")?.ino();
+        let directory = Path::new(FILE_SYSTEM).join("lvs").join(inode.to_string());
+        Ok(Self { directory })
+    }
+
+    /// The pins in the directory of a test.
+    #[cfg(test)]
+    pub(super) fn at(directory: PathBuf) -> io::Result<Self> {
+        lvs_sys::mount_bpf(Path::new(FILE_SYSTEM))?;
+        make(&directory)?;
+        Ok(Self { directory })
+    }
+
+    /// Creates the directory and locks it until the returned file is closed, so that one dataplane
+    /// at a time forwards in the kernel. A user who can write there could leave forged connections,
+    /// so the directory must belong to this user alone: in a BPF file system with the usual mount
+    /// options, any user can create directories.
+    ///
+    /// # Errors
+    /// If there is another dataplane, or the directory is not this user's alone.
+    pub(super) fn claim(&self) -> io::Result<File> {
+        if let Some(all) = self.directory.parent() {
+            make(all)?;
+        }
+        let _turn = self.turn();
+        for _ in 0..ATTEMPTS {
+            make(&self.directory)?;
+            if let Some(claim) = self.lock()? {
+                return Ok(claim);
+            }
+        }
+        Err(another())
+    }
+
+    /// Removes the pins of other network namespaces that no successor would take over. These
+    /// namespaces may not exist any more, so that no other process would remove the pins.
+    pub(super) fn sweep(&self) {
+        let Some(_turn) = self.turn() else { return };
+        let all = self.directory.parent().map(fs::read_dir);
+        for entry in all.into_iter().flatten().flatten().flatten() {
+            let directory = entry.path();
+            let other = Self { directory };
+            if other.directory == self.directory {
+                continue;
+            }
+            if let Ok(Some(_claim)) = other.lock()
+                && other
+                    .words("lvs_conf", conf::WORDS)
+                    .is_ok_and(|conf| is_over(&conf))
+            {
+                other.remove();
+            }
+        }
+    }
+
+    /// Waits for the lock that excludes other claims and sweeps. A sweep locks each directory for a
+    /// moment, and a claim must not mistake that for a running dataplane. `None` if it takes too
+    /// long.
+    fn turn(&self) -> Option<File> {
+        let all = File::open(self.directory.parent()?).ok()?;
+        let until = Instant::now() + TURN;
+        while flock(&all, FlockOperation::NonBlockingLockExclusive).is_err() {
+            if Instant::now() >= until {
+                return None;
+            }
+            thread::sleep(PAUSE);
+        }
+        Some(all)
+    }
+
+    /// Locks the directory; `None` if it was taken away meanwhile.
+    ///
+    /// # Errors
+    /// If there is another dataplane, or the directory is not this user's alone.
+    fn lock(&self) -> io::Result<Option<File>> {
+        let there = |meta: io::Result<Metadata>| match meta {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            meta => meta.map(Some),
+        };
+        let Some(meta) = there(fs::symlink_metadata(&self.directory))? else {
+            return Ok(None);
+        };
+        is_own(&self.directory, &meta)?;
+        let directory = match File::open(&self.directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            directory => directory?,
+        };
+        flock(&directory, FlockOperation::NonBlockingLockExclusive).map_err(|_| another())?;
+        // The dataplane that had it may have removed it before it let go.
+        let now = there(fs::symlink_metadata(&self.directory))?;
+        let locked = directory.metadata()?;
+        let same = now.is_some_and(|now| (now.dev(), now.ino()) == (locked.dev(), locked.ino()));
+        Ok(same.then_some(directory))
+    }
+
+    /// The words of a map.
+    pub(super) fn words(&self, name: &str, words: usize) -> io::Result<Vec<u64>> {
+        let array = SharedArray::pinned(&self.path(name), words)?;
+        let words = array.words().iter().map(|word| word.load(Relaxed));
+        Ok(words.collect())
+    }
+
+    /// Services and settings that were saved, if they are complete.
+    pub(super) fn saved(&self) -> io::Result<Option<Vec<u8>>> {
+        let array = SharedArray::pinned_whole(&self.path("lvs_saved"))?;
+        let area = Area {
+            counts: &[],
+            text: array.words(),
+        };
+        Ok(area.saved())
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    pub(super) fn link(&self, ifindex: u32) -> PathBuf {
+        self.path(&format!("{LINK}{ifindex}"))
+    }
+
+    pub(super) fn xdp_link(&self, ifindex: u32) -> PathBuf {
+        self.path(&format!("{XDP_LINK}{ifindex}"))
+    }
+
+    /// Interfaces whose ingress has a link.
+    pub(super) fn links(&self) -> Vec<u32> {
+        self.numbers(LINK)
+    }
+
+    /// Interfaces that have a link before there is a socket buffer.
+    pub(super) fn xdp_links(&self) -> Vec<u32> {
+        self.numbers(XDP_LINK)
+    }
+
+    fn numbers(&self, of: &str) -> Vec<u32> {
+        let names = self.names();
+        let numbers = names.iter().filter_map(|name| name.strip_prefix(of));
+        numbers.filter_map(|number| number.parse().ok()).collect()
+    }
+
+    fn names(&self) -> Vec<String> {
+        let all = fs::read_dir(&self.directory)
+            .into_iter()
+            .flatten()
+            .flatten();
+        all.map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .collect()
+    }
+
+    /// Whether another dataplane has left pins.
+    pub(super) fn are_there(&self) -> bool {
+        !self.names().is_empty()
+    }
+
+    /// Takes everything away, links first; gives how much there was.
+    pub(super) fn remove(&self) -> usize {
+        let had = self.empty();
+        let _ = fs::remove_dir(&self.directory);
+        had
+    }
+
+    /// The same, but for the directory.
+    pub(super) fn empty(&self) -> usize {
+        let mut names = self.names();
+        names.sort_by_key(|name| !(name.starts_with(LINK) || name.starts_with(XDP_LINK)));
+        for name in &names {
+            let _ = fs::remove_file(self.path(name));
+        }
+        names.len()
+    }
+}
+
+/// Makes a directory, if it is not there.
+fn make(directory: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    match fs::symlink_metadata(directory) {
+        // Its dataplane took it away.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        meta => is_own(directory, &meta?),
+    }
+}
+
+fn is_own(directory: &Path, meta: &Metadata) -> io::Result<()> {
+    let own = rustix::process::geteuid().as_raw();
+    if !meta.is_dir() || meta.uid() != own || meta.mode() & 0o022 != 0 {
+        let directory = directory.display();
+        return Err(io::Error::other(format!(
+            "{directory} is not a directory of this user's alone: remove it"
+        )));
+    }
+    Ok(())
+}
+
+fn another() -> io::Error {
+    io::Error::new(io::ErrorKind::AddrInUse, ANOTHER)
+}
+
+/// Whether a dataplane of these words of `lvs_conf` was killed so long ago that its connections have
+/// ended.
+pub(super) fn is_over(conf: &[u64]) -> bool {
+    lvs_sys::monotonic().wrapping_sub(conf[conf::BASE]) > conf[conf::ALIVE]
+}
+
+/// The version of a description: it changes with the shape or meaning of any map.
+const VERSION: u64 = 6;
+/// "LVSKERNL".
+const MAGIC: u64 = u64::from_le_bytes(*b"LVSKERNL");
+
+/// The word of `lvs_about` with the cookie of the network namespace; 0 if the kernel has none.
+pub(super) const COOKIE: usize = 3;
+
+/// The first words of `lvs_about`, before the table's own description.
+pub(super) fn about(processors: u32) -> [u64; ABOUT_WORDS] {
+    let mut words = [0; ABOUT_WORDS];
+    words[0] = MAGIC;
+    words[1] = VERSION;
+    words[2] = processors.into();
+    words[COOKIE] = netns::cookie().unwrap_or(0);
+    words
+}
+
+/// Attaches a program to an interface. With `pin`, the link is pinned there and stays when the
+/// dataplane is killed; a link of a predecessor gets the program.
+pub(super) fn attach(
+    program: &Program,
+    ifindex: u32,
+    pin: Option<&Path>,
+) -> io::Result<ProgramLink> {
+    let Some(path) = pin else {
+        return program.attach(ifindex);
+    };
+    if let Ok(link) = ProgramLink::pinned(path) {
+        match link.update(program) {
+            Ok(()) => return Ok(link),
+            // Of an interface that is gone; another one has its number now.
+            Err(_) => fs::remove_file(path)?,
+        }
+    }
+    let link = program.attach(ifindex)?;
+    if let Err(error) = link.pin(path) {
+        warn!(
+            "connections do not outlive this dataplane: {}: {error}",
+            path.display()
+        );
+    }
+    Ok(link)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+
+    fn pins(root: &Path, name: &str) -> Pins {
+        Pins {
+            directory: root.join(name),
+        }
+    }
+
+    #[test]
+    fn directory_is_claimed_by_one_dataplane_at_a_time() {
+        let root = tempfile::tempdir().expect("a directory");
+        let pins = pins(root.path(), "1");
+        let claim = pins.claim().expect("nobody has it");
+        let error = pins.claim().expect_err("it is claimed");
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        drop(claim);
+        pins.claim().expect("nobody has it");
+    }
+
+    /// A sweep locks all others for a moment.
+    #[test]
+    fn sweep_does_not_block_a_claim() {
+        let root = tempfile::tempdir().expect("a directory");
+        let (one, other) = (pins(root.path(), "1"), pins(root.path(), "2"));
+        let _claim = one.claim().expect("nobody has it");
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Relaxed) {
+                    one.sweep();
+                }
+            });
+            let failed = (0..500).find_map(|_| other.claim().err());
+            done.store(true, Relaxed);
+            assert!(failed.is_none(), "{failed:?}");
+        });
+    }
+
+    /// A claim is on the directory that exists, even if others remove directories.
+    #[test]
+    fn removed_directory_is_claimed_again() {
+        let root = tempfile::tempdir().expect("a directory");
+        let pins = pins(root.path(), "1");
+        let claim = || {
+            for _ in 0..500 {
+                let Ok(claim) = pins.claim() else { continue };
+                let there = fs::metadata(&pins.directory).expect("it is there");
+                assert_eq!(there.ino(), claim.metadata().expect("open").ino());
+                pins.remove();
+            }
+        };
+        thread::scope(|scope| {
+            scope.spawn(claim);
+            scope.spawn(claim);
+        });
+    }
+
+    #[test]
+    fn sweep_creates_no_directory() {
+        let root = tempfile::tempdir().expect("a directory");
+        let pins = pins(root.path(), "1");
+        assert!(pins.lock().expect("nothing is wrong").is_none());
+        assert!(!pins.directory.exists());
+    }
+}

@@ -1,0 +1,196 @@
+//! The program that forwards before the kernel allocates a socket buffer (XDP), on interfaces that
+//! the operator has configured for it.
+//!
+//! The program cannot see that the network card has removed a VLAN tag from a frame, so the
+//! operator must configure only interfaces that receive no such frames. It recognises frames with
+//! unfinished checksums from a neighbouring virtual host, and passes them to the kernel.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::Ordering::{Relaxed, Release};
+
+use super::FastPath;
+use super::layout::{HOP_WORDS, MAC_PLACES, MAC_WORDS, TOLD_BYTES, hop, mac};
+use super::pins::attach;
+use crate::lock::lock;
+use lvs_packet::wire::Mac;
+use lvs_sys::{PerCpuArray, Program, ProgramLink, SharedArray};
+
+/// The memory of the XDP program. A successor makes its own.
+#[derive(Debug)]
+pub(super) struct XdpMemory {
+    met: PerCpuArray,
+    macs: SharedArray,
+}
+
+impl XdpMemory {
+    /// The descriptor of a map.
+    pub(super) fn number(&self, name: &str) -> Option<i32> {
+        match name {
+            "lvs_met" => Some(self.met.number()),
+            "lvs_macs" => Some(self.macs.number()),
+            _ => None,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Xdp {
+    program: Program,
+    memory: XdpMemory,
+    /// Interfaces that have the program.
+    interfaces: Mutex<HashSet<u32>>,
+    /// Interfaces that take frames.
+    takers: Mutex<HashSet<u32>>,
+}
+
+impl Xdp {
+    pub(super) fn memory() -> io::Result<XdpMemory> {
+        Ok(XdpMemory {
+            met: PerCpuArray::new("lvs_met", TOLD_BYTES, 1)?,
+            macs: SharedArray::new("lvs_macs", MAC_WORDS, MAC_PLACES)?,
+        })
+    }
+
+    pub(super) fn new(program: Program, memory: XdpMemory) -> Self {
+        Self {
+            program,
+            memory,
+            interfaces: Mutex::default(),
+            takers: Mutex::default(),
+        }
+    }
+
+    /// Reserves the place of an interface in the array of addresses; fails if another interface has
+    /// the same place.
+    fn take_up(&self, ifindex: u32) -> io::Result<()> {
+        let mut interfaces = lock(&self.interfaces);
+        let place = ifindex % MAC_PLACES;
+        if interfaces.iter().any(|other| other % MAC_PLACES == place) {
+            return Err(io::Error::other("no place is left for the interface"));
+        }
+        interfaces.insert(ifindex);
+        Ok(())
+    }
+
+    /// Frames to this address concern the host, on that interface; without one, none do.
+    fn know(&self, ifindex: u32, addr: Option<Mac>) {
+        if !lock(&self.interfaces).contains(&ifindex) {
+            return;
+        }
+        let at = (ifindex % MAC_PLACES) as usize * MAC_WORDS;
+        let words = &self.memory.macs.words()[at..at + MAC_WORDS];
+        let Some(Mac([a, b, c, d, e, f])) = addr else {
+            return words[mac::LINK].store(0, Release);
+        };
+        let addr = u64::from_ne_bytes([a, b, c, d, e, f, 0, 0]);
+        words[mac::ADDR].store(addr, Relaxed);
+        words[mac::LINK].store(ifindex.into(), Release);
+    }
+}
+
+/// The program at an interface; it goes with this value, not with the process.
+#[derive(Debug)]
+pub(super) struct AttachedXdp {
+    kernel: Arc<FastPath>,
+    ifindex: u32,
+    _link: Option<ProgramLink>,
+}
+
+impl Drop for AttachedXdp {
+    fn drop(&mut self) {
+        if let Some(xdp) = &self.kernel.xdp {
+            xdp.know(self.ifindex, None);
+            lock(&xdp.interfaces).remove(&self.ifindex);
+        }
+        if let Some(pins) = &self.kernel.pins {
+            let _ = fs::remove_file(pins.xdp_link(self.ifindex));
+        }
+    }
+}
+
+impl FastPath {
+    /// Puts the program at an interface. It takes nothing yet.
+    pub(super) fn attach_xdp(self: &Arc<Self>, ifindex: u32) -> io::Result<AttachedXdp> {
+        let xdp = self.xdp.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+        let pin = self.pins.as_ref().map(|pins| pins.xdp_link(ifindex));
+        xdp.take_up(ifindex)?;
+        let mut attached = AttachedXdp {
+            kernel: self.clone(),
+            ifindex,
+            _link: None,
+        };
+        let link = attach(&xdp.program, ifindex, pin.as_deref());
+        attached._link = Some(link.map_err(explained)?);
+        Ok(attached)
+    }
+
+    /// The XDP program.
+    pub fn xdp(&self) -> Option<&Program> {
+        self.xdp.as_ref().map(|xdp| &xdp.program)
+    }
+
+    /// Whether an interface has the program.
+    pub(crate) fn has_xdp(&self, ifindex: u32) -> bool {
+        let xdp = self.xdp.as_ref();
+        xdp.is_some_and(|xdp| lock(&xdp.interfaces).contains(&ifindex))
+    }
+
+    /// The link-layer address of an interface that has the program: frames to others are not for
+    /// this host.
+    pub(crate) fn set_address(&self, ifindex: u32, mac: Mac) {
+        if let Some(xdp) = &self.xdp {
+            xdp.know(ifindex, Some(mac));
+        }
+    }
+
+    /// Sets an interface that accepts frames, and its address, for tests.
+    ///
+    /// # Errors
+    /// If there is such a one already.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn try_interface(&self, ifindex: u32, mac: Mac) -> io::Result<()> {
+        if let Some(xdp) = &self.xdp {
+            xdp.take_up(ifindex)?;
+        }
+        self.set_address(ifindex, mac);
+        self.set_takers(HashSet::from([ifindex]));
+        Ok(())
+    }
+
+    /// Whether frames of [`xdp`](Self::xdp) may leave by an interface.
+    pub(super) fn takes_frames(&self, ifindex: u32) -> bool {
+        let xdp = self.xdp.as_ref();
+        xdp.is_some_and(|xdp| lock(&xdp.takers).contains(&ifindex))
+    }
+
+    /// The interfaces that take frames which have no socket buffer. Others would drop them.
+    pub(crate) fn set_takers(&self, takers: HashSet<u32>) {
+        let Some(xdp) = &self.xdp else { return };
+        let hops = lock(&self.hops);
+        *lock(&xdp.takers) = takers;
+        let words = self.arrays.hops.words();
+        for (way, &number) in &hops.known {
+            let word = &words[usize::from(number) * HOP_WORDS + hop::XDP];
+            word.store(self.takes_frames(way.ifindex).into(), Relaxed);
+        }
+    }
+}
+
+fn explained(error: io::Error) -> io::Error {
+    let why = match error.raw_os_error() {
+        Some(libc::EOPNOTSUPP) => "its driver has no native XDP",
+        Some(libc::EBUSY | libc::EEXIST) => {
+            "it has an XDP program already (`ip link` shows it), or its driver has no room for one"
+        }
+        Some(libc::EINVAL | libc::ERANGE) => {
+            "its driver refuses an XDP program with the settings that the interface has (`dmesg` tells more: MTU, large receive offload, \
+             queues)"
+        }
+        _ => return error,
+    };
+    io::Error::new(error.kind(), format!("{why} ({error})"))
+}

@@ -1,0 +1,625 @@
+//! The state keeper: a process that keeps file descriptors for the next dataplane when the current
+//! one is killed.
+//!
+//! It listens on an abstract Unix socket. The kernel frees this name when the process ends, and
+//! each network namespace has its own names, so there is one state keeper for each dataplane. It
+//! serves only processes of its own user.
+
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::{self, MaybeUninit};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::cmsg_space;
+use rustix::fs::{FlockOperation, MemfdFlags, flock, memfd_create};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+
+use super::{head, is_worth_waiting};
+use crate::lock::lock;
+use lvs_api::Address;
+use lvs_sys::Poller;
+use lvs_sys::peercred::{own_uid, peer_cred};
+
+/// The argument that makes the program of the dataplane a state keeper.
+const ARGUMENT: &str = "--hold";
+/// The longest time until a new state keeper listens.
+const START: Duration = Duration::from_secs(2);
+/// The longest time that a dataplane waits for an answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// The longest time that the state keeper waits for the request of one client, while other clients
+/// wait.
+const HASTE: Duration = Duration::from_millis(200);
+/// The interval at which a state keeper checks whether a dataplane can still use its descriptors.
+const LOOK: Duration = Duration::from_secs(1);
+/// The longest time that a state keeper runs without memory from a dataplane.
+const EMPTY: Duration = Duration::from_secs(60);
+/// The most shields at a time: the shield of a killed dataplane and those of its successors.
+const SHIELDS: usize = 4;
+
+/// The requests to a state keeper, one byte each.
+mod ask {
+    /// Requests the memory; the answer contains its descriptor if there is one.
+    pub(super) const GIVE: u8 = b'?';
+    /// Passes the memory.
+    pub(super) const MEMORY: u8 = b'm';
+    /// Passes a shield, to be kept in addition to the earlier ones.
+    pub(super) const SHIELD: u8 = b's';
+    /// Closes all shields but the last one, and the device.
+    pub(super) const LAST: u8 = b'l';
+    /// Passes the device into which the host routes packets, and closes all shields.
+    pub(super) const DEVICE: u8 = b'd';
+    /// Requests the device; the answer contains its descriptor if there is one.
+    pub(super) const GIVE_DEVICE: u8 = b'D';
+    /// Ends the state keeper: no dataplane will request its descriptors.
+    pub(super) const END: u8 = b'e';
+}
+
+/// The answer to a request that succeeded; any other byte means a failure.
+const DONE: u8 = b'+';
+
+/// The dataplane's connection to its state keeper.
+#[derive(Debug)]
+pub struct Holder {
+    name: Vec<u8>,
+    /// The shared memory. Its file lock excludes other dataplanes.
+    memory: File,
+    /// The state keeper's process, if this process has started it.
+    child: Mutex<Option<Child>>,
+}
+
+fn refused(what: impl Into<String>) -> io::Error {
+    io::Error::other(what.into())
+}
+
+impl Holder {
+    /// Connects to the state keeper for the dataplane of this name, and starts one if there is
+    /// none. To be called while the process may still start programs.
+    ///
+    /// # Errors
+    /// If none can be started, if it belongs to another user, or if another dataplane uses it.
+    pub fn of(name: &str) -> io::Result<Self> {
+        let name = format!("lvs-state:{name}").into_bytes();
+        let mut child = None;
+        let shared = match call(&name, ask::GIVE, None) {
+            Ok(Some(memory)) => memory,
+            Ok(None) => new_memory(&name)?,
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                child = Some(start(&name)?);
+                new_memory(&name)?
+            }
+            Err(error) => return Err(error),
+        };
+        let memory = locked(shared.as_fd())?;
+        let child = Mutex::new(child);
+        Ok(Self {
+            name,
+            memory,
+            child,
+        })
+    }
+
+    /// Replaces the memory by a new one, which the state keeper does not have yet, and returns the
+    /// old one.
+    pub(super) fn take_other_memory(&mut self) -> io::Result<File> {
+        let own = memory_file()?;
+        Ok(mem::replace(&mut self.memory, locked(own.as_fd())?))
+    }
+
+    /// Passes the dataplane's memory to the state keeper.
+    pub(super) fn hold_memory(&self) -> io::Result<()> {
+        let shared = opened(self.memory.as_fd())?;
+        call(&self.name, ask::MEMORY, Some(shared.as_fd())).map(drop)
+    }
+
+    pub(super) const fn memory(&self) -> &File {
+        &self.memory
+    }
+
+    /// The length of the memory.
+    pub(super) fn len(&self) -> Option<u64> {
+        self.memory.metadata().ok().map(|meta| meta.len())
+    }
+
+    /// Whether an earlier dataplane has left state in the memory.
+    pub(crate) fn is_used(&self) -> bool {
+        self.len().is_some_and(|len| len > 0)
+    }
+
+    /// Sets the length of empty memory, and seals it: if the memory became shorter, the kernel
+    /// would kill a process that has mapped it.
+    pub(super) fn resize(&self, len: u64) -> io::Result<()> {
+        self.memory.set_len(len)?;
+        lvs_sys::seal(&self.memory)
+    }
+
+    /// Passes the socket of the shield to the state keeper, so that the shield stays in force after
+    /// a kill of this dataplane.
+    ///
+    /// # Errors
+    /// If the state keeper has ended.
+    pub(crate) fn hold_shield(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        call(&self.name, ask::SHIELD, Some(socket)).map(drop)
+    }
+
+    /// Has the state keeper close the shields of earlier dataplanes, after this dataplane has
+    /// installed its own.
+    pub(crate) fn keep_last_shield(&self) -> io::Result<()> {
+        call(&self.name, ask::LAST, None).map(drop)
+    }
+
+    /// Passes the TUN device to the state keeper, so that the device exists after a kill of this
+    /// dataplane.
+    pub(crate) fn hold_device(&self, device: BorrowedFd<'_>) -> io::Result<()> {
+        call(&self.name, ask::DEVICE, Some(device)).map(drop)
+    }
+
+    /// The device of an earlier dataplane; `None` from a state keeper of an earlier version.
+    pub(crate) fn device(&self) -> Option<OwnedFd> {
+        call(&self.name, ask::GIVE_DEVICE, None).ok().flatten()
+    }
+
+    /// Ends the state keeper at an orderly end of the dataplane, so that the next one starts
+    /// without state.
+    pub(crate) fn end(&self) {
+        // The memory keeps its length: the kernel would kill a process that touched a removed page.
+        let _ = call(&self.name, ask::END, None);
+        let child = lock(&self.child).take();
+        if let Some(mut child) = child {
+            // It has nothing more to do.
+            let ended = Instant::now();
+            while matches!(child.try_wait(), Ok(None)) && ended.elapsed() < HASTE {
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+
+    /// Removes the state that a dataplane of this name has left; `false` if there is none.
+    ///
+    /// # Errors
+    /// If it belongs to another user, or a dataplane uses it.
+    pub fn clean_up(name: &str) -> io::Result<bool> {
+        let abstract_name = format!("lvs-state:{name}").into_bytes();
+        match connect(&abstract_name).map(drop) {
+            Ok(()) => {
+                Self::of(name)?.end();
+                Ok(true)
+            }
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Opens the memory file again, with its own open file description.
+fn opened(memory: BorrowedFd<'_>) -> io::Result<File> {
+    let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
+    File::options().read(true).write(true).open(path)
+}
+
+/// As [`opened`], with a lock that belongs to the dataplane, not to the state keeper.
+fn locked(shared: BorrowedFd<'_>) -> io::Result<File> {
+    let memory = opened(shared)?;
+    flock(&memory, FlockOperation::NonBlockingLockExclusive)
+        .map_err(|_| refused("another dataplane has the holder of this name"))?;
+    Ok(memory)
+}
+
+/// An empty memory file, whose length is not fixed yet.
+fn memory_file() -> io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    Ok(memfd_create("lvs-table", flags)?)
+}
+
+fn new_memory(name: &[u8]) -> io::Result<OwnedFd> {
+    let memory = memory_file()?;
+    call(name, ask::MEMORY, Some(memory.as_fd()))?;
+    Ok(memory)
+}
+
+/// Starts a state keeper, and waits until it listens.
+fn start(name: &[u8]) -> io::Result<Child> {
+    let mut command = Command::new("/proc/self/exe");
+    command
+        .arg0("lvs-dataplane")
+        .arg(ARGUMENT)
+        .arg(String::from_utf8_lossy(name).into_owned())
+        .env_clear()
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        // Signals of a terminal for the dataplane shall not reach the state keeper.
+        .process_group(0);
+    let mut child = command.spawn()?;
+    let started = Instant::now();
+    while connect(name).is_err() {
+        if let Some(status) = child.try_wait()? {
+            return Err(refused(format!("the holder has ended: {status}")));
+        }
+        if started.elapsed() > START {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(refused("the holder does not answer"));
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    Ok(child)
+}
+
+fn connect(name: &[u8]) -> io::Result<UnixStream> {
+    let stream = Address::Abstract(name.to_vec()).connect()?;
+    if peer_cred(&stream)?.uid != own_uid() {
+        return Err(refused("the holder of this name belongs to another user"));
+    }
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    Ok(stream)
+}
+
+/// Sends one request, and returns the descriptor of the answer. Repeating a request is harmless.
+fn call(name: &[u8], what: u8, with: Option<BorrowedFd<'_>>) -> io::Result<Option<OwnedFd>> {
+    let started = Instant::now();
+    loop {
+        match call_once(name, what, with) {
+            Err(error) if is_hung_up(&error) && started.elapsed() < PATIENCE => {
+                thread::sleep(Duration::from_millis(5));
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Whether a state keeper accepted the connection and closed it without an answer. Either it is
+/// ending and its name will be free soon, or it did not receive the request in time on a busy
+/// machine.
+fn is_hung_up(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
+}
+
+fn call_once(name: &[u8], what: u8, with: Option<BorrowedFd<'_>>) -> io::Result<Option<OwnedFd>> {
+    let stream = connect(name)?;
+    send(&stream, what, with)?;
+    let (answer, descriptor) = receive(&stream)?;
+    if answer != DONE {
+        return Err(refused("the holder refuses"));
+    }
+    Ok(descriptor)
+}
+
+fn send(stream: &UnixStream, byte: u8, with: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let descriptors = with.as_slice();
+    if !descriptors.is_empty() {
+        ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
+    }
+    let bytes = [byte];
+    let bytes = [IoSlice::new(&bytes)];
+    sendmsg(stream, &bytes, &mut ancillary, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+fn receive(stream: &UnixStream) -> io::Result<(u8, Option<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut bytes = [0];
+    let mut slices = [IoSliceMut::new(&mut bytes)];
+    let got = recvmsg(stream, &mut slices, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    if got.bytes == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let descriptors = ancillary.drain().flat_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(descriptors) => descriptors.collect(),
+        _ => Vec::new(),
+    });
+    let descriptor = descriptors.last();
+    Ok((bytes[0], descriptor))
+}
+
+// --- the state keeper itself ---------------------------------------------------------------
+
+/// The descriptors of a state keeper.
+#[derive(Debug, Default)]
+struct Held {
+    memory: Option<File>,
+    shields: Vec<OwnedFd>,
+    device: Option<OwnedFd>,
+}
+
+impl Held {
+    /// Handles a request; `None` if the state keeper shall end.
+    fn answer(&mut self, what: u8, with: Option<OwnedFd>) -> Option<(u8, Option<BorrowedFd<'_>>)> {
+        const REFUSED: u8 = b'-';
+        match (what, with) {
+            (ask::GIVE, None) => {
+                return Some((DONE, self.memory.as_ref().map(AsFd::as_fd)));
+            }
+            (ask::MEMORY, Some(memory)) => self.memory = Some(memory.into()),
+            (ask::SHIELD, Some(shield)) => {
+                if self.shields.len() == SHIELDS {
+                    self.shields.remove(0);
+                }
+                self.shields.push(shield);
+            }
+            (ask::LAST, None) => {
+                let before = self.shields.len().saturating_sub(1);
+                self.shields.drain(..before);
+                self.device = None;
+            }
+            (ask::DEVICE, Some(device)) => {
+                self.shields.clear();
+                self.device = Some(device);
+            }
+            (ask::GIVE_DEVICE, None) => {
+                return Some((DONE, self.device.as_ref().map(AsFd::as_fd)));
+            }
+            (ask::END, None) => return None,
+            _ => return Some((REFUSED, None)),
+        }
+        Some((DONE, None))
+    }
+
+    /// Whether a dataplane can still use the descriptors. The memory is read, not mapped: the
+    /// memory of a starting dataplane is empty.
+    fn is_worth_waiting(&self) -> bool {
+        let word = |number: usize| {
+            let mut bytes = [0; 8];
+            let memory = self.memory.as_ref()?;
+            memory.read_exact_at(&mut bytes, number as u64 * 8).ok()?;
+            Some(u64::from_ne_bytes(bytes))
+        };
+        let words = word(head::BASE).zip(word(head::ALIVE));
+        words.is_some_and(|(base, alive)| is_worth_waiting(base, alive))
+    }
+}
+
+/// The whole program of a state keeper: keeps the descriptors of the dataplane of this name until
+/// no dataplane can use them any more.
+///
+/// # Errors
+/// If the name is in use, or the kernel refuses a descriptor.
+pub fn hold(name: &str) -> io::Result<()> {
+    let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name.as_bytes())?)?;
+    listener.set_nonblocking(true)?;
+    let mut held = Held::default();
+    let mut poller = Poller::new();
+    let (mut looked, started) = (Instant::now(), Instant::now());
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => match serve(&stream, &mut held) {
+                Ok(true) => {}
+                Ok(false) => {
+                    // The name is freed before the answer, so that the client does not connect to
+                    // an ending state keeper.
+                    drop(listener);
+                    let _ = send(&stream, DONE, None);
+                    return Ok(());
+                }
+                // The client has closed its connection.
+                Err(_) => {}
+            },
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                poller.clear();
+                poller.add(listener.as_fd());
+                poller.wait(Some(LOOK))?;
+            }
+            Err(_) => thread::sleep(LOOK),
+        }
+        if looked.elapsed() > LOOK {
+            looked = Instant::now();
+            if !held.is_worth_waiting() && started.elapsed() > EMPTY {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Answers one request; `false` if the state keeper shall end. The request to end is answered last.
+fn serve(stream: &UnixStream, held: &mut Held) -> io::Result<bool> {
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(HASTE))?;
+    stream.set_write_timeout(Some(HASTE))?;
+    if peer_cred(stream)?.uid != own_uid() {
+        return Ok(true);
+    }
+    // The client may only have checked whether there is a state keeper.
+    let Ok((what, with)) = receive(stream) else {
+        return Ok(true);
+    };
+    match held.answer(what, with) {
+        Some((answer, with)) => send(stream, answer, with).map(|()| true),
+        None => Ok(false),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lvs_core::memory::Layout;
+
+    use super::super::WarmRestart;
+    use super::*;
+
+    /// A state keeper on a thread of this process.
+    fn holder(of: &str) -> (String, thread::JoinHandle<io::Result<()>>) {
+        let name = format!("test-{of}-{}", std::process::id());
+        let full = format!("lvs-state:{name}");
+        let abstract_name = full.clone().into_bytes();
+        let running = thread::spawn(move || hold(&full));
+        while connect(&abstract_name).is_err() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        (name, running)
+    }
+
+    #[test]
+    fn leftovers_of_dataplane_are_locked_by_one_successor() -> io::Result<()> {
+        let (name, running) = holder("found");
+        let layout = Layout::new(1000, 7);
+        let first = WarmRestart::open(layout, 1, Holder::of(&name)?)?;
+        assert!(!first.is_successor());
+        assert!(first.area().save(b"services"));
+        let refused = Holder::of(&name).map(drop).expect_err("it is in use");
+        assert!(
+            refused.to_string().contains("another dataplane"),
+            "{refused}"
+        );
+        drop(first);
+        // A table with another seed has the same layout: the seed in the memory is used.
+        let second = WarmRestart::open(Layout::new(1000, 8), 1, Holder::of(&name)?)?;
+        assert!(second.is_successor() && second.memories_left()?.is_none());
+        assert_eq!(second.area().saved().as_deref(), Some(&b"services"[..]));
+        drop(second);
+        // With other tables, connections are read where they lie, until that is done.
+        for (size, tables, were) in [(2000, 1, 1), (1000, 3, 1), (1000, 3, 3), (1000, 1, 3)] {
+            let layout = Layout::new(size, 7);
+            for done in [false, true] {
+                let next = WarmRestart::open(layout, tables, Holder::of(&name)?)?;
+                assert!(next.is_successor());
+                assert_eq!(next.memories()?.len(), tables);
+                let left = next.memories_left()?.map(|left| left.len());
+                assert_eq!(left, Some(were), "{size} {tables}");
+                assert_eq!(next.area().saved().as_deref(), Some(&b"services"[..]));
+                Holder::of(&name).map(drop).expect_err("it is in use");
+                if done {
+                    next.has_taken_over()?;
+                    assert!(next.memories_left()?.is_none());
+                    Holder::of(&name).map(drop).expect_err("it is in use");
+                }
+            }
+        }
+        let last = WarmRestart::open(Layout::new(1000, 7), 1, Holder::of(&name)?)?;
+        assert!(last.is_successor() && last.memories_left()?.is_none());
+        last.end();
+        running.join().expect("it ends")?;
+        assert!(!Holder::clean_up(&name)?);
+        Ok(())
+    }
+
+    /// A dataplane does not use memory that it cannot read.
+    #[test]
+    fn successor_with_unreadable_memory_starts_without_state() -> io::Result<()> {
+        let (name, running) = holder("else");
+        let layout = Layout::new(1000, 7);
+        for (word, value) in [
+            (head::VERSION, 99),
+            (head::TABLE + 1, 99),
+            (head::TABLES, 2),
+            (head::TABLES, u64::MAX),
+        ] {
+            let before = WarmRestart::open(layout, 1, Holder::of(&name)?)?;
+            before.set(word, value);
+            drop(before);
+            let after = WarmRestart::open(layout, 1, Holder::of(&name)?)?;
+            assert!(!after.is_successor(), "{word}");
+        }
+        assert!(Holder::clean_up(&name)?);
+        running.join().expect("it ends")
+    }
+
+    #[test]
+    fn successor_after_deadline_starts_without_state() -> io::Result<()> {
+        let (name, running) = holder("late");
+        let layout = Layout::new(1000, 7);
+        let first = WarmRestart::open(layout, 1, Holder::of(&name)?)?;
+        first.set(head::ALIVE, 0);
+        drop(first);
+        let second = WarmRestart::open(layout, 1, Holder::of(&name)?)?;
+        assert!(!second.is_successor());
+        drop(second);
+        assert!(Holder::clean_up(&name)?);
+        running.join().expect("it ends")
+    }
+
+    /// A dataplane that starts while the state keeper of its predecessor ends gets a new state
+    /// keeper.
+    #[test]
+    fn state_keeper_that_hangs_up_is_asked_again() -> io::Result<()> {
+        let name = format!("lvs-state:test-hangs-up-{}", std::process::id());
+        let ending = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name.as_bytes())?)?;
+        let holding = name.clone();
+        let running = thread::spawn(move || {
+            // One request is received and gets no answer, another is never received.
+            drop(ending.accept()?);
+            thread::sleep(Duration::from_millis(50));
+            drop(ending);
+            hold(&holding)
+        });
+        let name = name.into_bytes();
+        while connect(&name).is_err() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let asked = call(&name, ask::GIVE, None);
+        if let Err(error) = &asked {
+            assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{error}");
+        }
+        while call(&name, ask::END, None).is_err() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let after = connect(&name).expect_err("its name is free");
+        assert_eq!(after.kind(), io::ErrorKind::ConnectionRefused, "{after}");
+        running.join().expect("it ends")
+    }
+
+    /// Any local process can listen on a free name and let clients wait.
+    #[test]
+    fn foreign_process_at_the_name_delays_start_for_bounded_time() -> io::Result<()> {
+        let name = format!("test-deaf-{}", std::process::id());
+        let full = format!("lvs-state:{name}");
+        let address = SocketAddr::from_abstract_name(full.as_bytes())?;
+        let deaf = UnixListener::bind_addr(&address)?;
+        rustix::net::listen(&deaf, 0)?;
+        let _waits = UnixStream::connect_addr(&address)?;
+        let refused = Holder::of(&name).map(drop).expect_err("nobody answers");
+        assert_eq!(refused.kind(), io::ErrorKind::WouldBlock, "{refused}");
+        assert!(Holder::clean_up(&name).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn so_many_shields_are_held_and_no_more() -> io::Result<()> {
+        let mut held = Held::default();
+        let mut shields = Vec::new();
+        for _ in 0..SHIELDS + 3 {
+            let (ours, theirs) = UnixStream::pair()?;
+            ours.set_nonblocking(true)?;
+            shields.push(ours);
+            let answer = held.answer(ask::SHIELD, Some(theirs.into()));
+            assert!(matches!(answer, Some((DONE, None))));
+        }
+        // The peer of a shield that is closed reads the end of the stream.
+        let open = |shields: &[UnixStream]| {
+            let waits = |mut shield: &UnixStream| {
+                let read = io::Read::read(&mut shield, &mut [0]);
+                read.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+            };
+            shields.iter().filter(|shield| waits(shield)).count()
+        };
+        assert_eq!(open(&shields), SHIELDS);
+        assert!(held.answer(ask::LAST, None).is_some());
+        assert_eq!(open(&shields), 1);
+        assert!(matches!(held.answer(b'x', None), Some((answer, None)) if answer != DONE));
+        // A dataplane has either a shield or a device.
+        let (_ours, device) = UnixStream::pair()?;
+        assert!(held.answer(ask::DEVICE, Some(device.into())).is_some());
+        assert_eq!(open(&shields), 0);
+        let given = held.answer(ask::GIVE_DEVICE, None);
+        assert!(matches!(given, Some((DONE, Some(_)))));
+        assert!(held.answer(ask::LAST, None).is_some());
+        let given = held.answer(ask::GIVE_DEVICE, None);
+        assert!(matches!(given, Some((DONE, None))));
+        assert!(held.answer(ask::END, None).is_none());
+        Ok(())
+    }
+}

@@ -1,0 +1,385 @@
+//! Warm restart without a BPF file system: when the dataplane is killed, a small process, the state
+//! keeper, keeps the memory with the connection table, services, settings and counters, and the
+//! socket of the shield, until the next dataplane starts.
+//!
+//! ```text
+//!  dataplane ─── maps ───▶ memory ◀── keeps ─── state keeper (lvs-dataplane --hold)
+//!     └────────── shield's socket ───────────▶ hides the frames of services from the host meanwhile
+//! ```
+//!
+//! Between the two dataplanes no packet is forwarded: clients and servers retransmit.
+//!
+//! Each packet worker has a connection table. A dataplane with one worker that finds a single table
+//! of its own size continues with this table. In all other cases it moves the connections into new
+//! memory, and passes the new memory to the state keeper when the move is complete.
+
+mod area;
+mod holder;
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use lvs_core::api::WORKERS_MAX;
+use lvs_core::memory::{Layout, Memory};
+use lvs_core::{Control, Instant};
+use tracing::warn;
+
+pub(crate) use self::area::{Area, KEPT_WORDS, Record, text_words};
+pub use self::holder::{Holder, hold};
+use crate::lock::lock;
+use lvs_sys::SharedArray;
+
+/// How long connections are kept for the next dataplane.
+pub(crate) const WITHOUT_DATAPLANE: Duration = Duration::from_secs(300);
+/// The most servers whose counters are kept. Only the written pages use memory.
+const RECORDS: usize = 1 << 20;
+/// Bytes for services and settings, twice: more than enough for a million servers.
+const TEXT: usize = 1 << 29;
+/// The message if the memory has connections, but no complete services and servers.
+pub(crate) const INCOMPLETE: &str =
+    "its services and servers could not be kept for a warm restart, as its log says";
+/// "LVSOUTLV".
+const MAGIC: u64 = u64::from_le_bytes(*b"LVSOUTLV");
+/// The version of the memory's format, without the connection table. It changes with the meaning of
+/// any word.
+const VERSION: u64 = 2;
+
+/// Words at the beginning.
+mod head {
+    pub(super) const MAGIC: usize = 0;
+    pub(super) const VERSION: usize = 1;
+    /// `CLOCK_MONOTONIC` at the zero of the dataplane's clock.
+    pub(super) const BASE: usize = 2;
+    /// The time, by the dataplane's clock, until which a successor may take over.
+    pub(super) const ALIVE: usize = 3;
+    /// The number of tables; 0 means one.
+    pub(super) const TABLES: usize = 4;
+    /// The number of servers whose counters are kept.
+    pub(super) const RECORDS: usize = 5;
+    /// The description of each table.
+    pub(super) const TABLE: usize = 8;
+    pub(super) const WORDS: usize = TABLE + super::Layout::HEADER_WORDS;
+}
+
+/// The parts of memory with `tables` connection tables: for each its offset in bytes, aligned to a
+/// page, and its length in words.
+fn parts(layout: &Layout, tables: usize) -> (Vec<(u64, usize)>, u64) {
+    const PAGE: u64 = 4096;
+    let table = [
+        layout.narrow_words(),
+        layout.narrow_buckets as usize,
+        layout.wide_words(),
+        layout.wide_buckets as usize,
+        layout.overflow_words(),
+    ];
+    let first = [head::WORDS, RECORDS * KEPT_WORDS, text_words(TEXT)];
+    let mut at = 0;
+    let all = first.into_iter().chain([table; WORKERS_MAX].concat());
+    let parts = all.take(first.len() + table.len() * tables).map(|words| {
+        let part = (at, words.max(1));
+        at += (part.1 as u64 * 8).next_multiple_of(PAGE);
+        part
+    });
+    (parts.collect(), at)
+}
+
+/// The memory, mapped.
+#[derive(Debug)]
+struct Mapped {
+    head: SharedArray,
+    counts: SharedArray,
+    text: SharedArray,
+    tables: Vec<[Arc<SharedArray>; 5]>,
+    layout: Layout,
+}
+
+impl Mapped {
+    fn map(file: &File, layout: Layout, tables: usize) -> io::Result<Self> {
+        let (parts, _) = parts(&layout, tables);
+        let part = |n: usize| SharedArray::of_file(file, parts[n].0, parts[n].1);
+        let shared = |n: usize| part(n).map(Arc::new);
+        let table = |n: usize| {
+            let first = 3 + n * 5;
+            Ok([
+                shared(first)?,
+                shared(first + 1)?,
+                shared(first + 2)?,
+                shared(first + 3)?,
+                shared(first + 4)?,
+            ])
+        };
+        Ok(Self {
+            head: part(0)?,
+            counts: part(1)?,
+            text: part(2)?,
+            tables: (0..tables).map(table).collect::<io::Result<_>>()?,
+            layout,
+        })
+    }
+
+    fn word(&self, word: usize) -> u64 {
+        self.head.words()[word].load(Acquire)
+    }
+
+    fn set(&self, word: usize, value: u64) {
+        self.head.words()[word].store(value, Release);
+    }
+
+    fn area(&self) -> Area<'_> {
+        Area {
+            counts: self.counts.words(),
+            text: self.text.words(),
+        }
+    }
+
+    fn memories(&self) -> io::Result<Vec<Memory>> {
+        let tables = self.tables.iter();
+        tables
+            .map(|table| lvs_sys::shared_table(self.layout, table.clone()))
+            .collect()
+    }
+
+    /// Copies all parts but the connection tables.
+    fn copy_from(&self, left: &Self) {
+        for word in [head::BASE, head::ALIVE] {
+            self.set(word, left.word(word));
+        }
+        if let Some(text) = left.area().saved() {
+            self.area().save(&text);
+        }
+        // Reading a page allocates it too.
+        let records = left.word(head::RECORDS);
+        self.set(head::RECORDS, records);
+        let words = usize::try_from(records).unwrap_or(usize::MAX);
+        let words = words.saturating_mul(KEPT_WORDS);
+        let counts = self.counts.words().iter().zip(left.counts.words());
+        for (word, was) in counts.take(words) {
+            word.store(was.load(Relaxed), Relaxed);
+        }
+    }
+}
+
+/// The memory and its state keeper.
+#[derive(Debug)]
+pub struct WarmRestart {
+    mapped: Mapped,
+    found: bool,
+    /// The memory of an earlier dataplane, from which the connections move. Its lock excludes other
+    /// dataplanes.
+    left: Mutex<Option<(Mapped, File)>>,
+    holder: Holder,
+}
+
+impl WarmRestart {
+    /// Takes over the state of an earlier dataplane, if this version can read it and the kill was
+    /// not too long ago. Otherwise it starts without state and logs the reason. `tables` is the
+    /// number of tables with this layout.
+    ///
+    /// # Errors
+    /// If the memory cannot be allocated or mapped.
+    pub fn open(layout: Layout, tables: usize, mut holder: Holder) -> io::Result<Self> {
+        let tables = tables.clamp(1, WORKERS_MAX);
+        let mut left = None;
+        if holder.is_used() {
+            match found(&holder) {
+                Ok(mapped) => left = Some(mapped),
+                Err(why) => warn!("connections of the dataplane before this one have ended: {why}"),
+            }
+        }
+        // Unreadable memory stays locked until the state keeper has the new memory.
+        let mut unread = None;
+        let is_alike = |left: &Mapped| {
+            let keys = left.layout.keys;
+            (tables, left.tables.len()) == (1, 1) && left.layout == Layout { keys, ..layout }
+        };
+        let left = match left {
+            Some(mapped) if is_alike(&mapped) => {
+                return Ok(Self {
+                    mapped,
+                    found: true,
+                    left: Mutex::default(),
+                    holder,
+                });
+            }
+            Some(left) => Some((left, holder.take_other_memory()?)),
+            None => {
+                // All zeros, and of a length of its own.
+                unread = match holder.is_used() {
+                    true => Some(holder.take_other_memory()?),
+                    false => None,
+                };
+                None
+            }
+        };
+        let (_, len) = parts(&layout, tables);
+        holder.resize(len)?;
+        let mapped = Mapped::map(holder.memory(), layout, tables)?;
+        match &left {
+            Some((left, _)) => mapped.copy_from(left),
+            None => set_clock(&mapped, Instant::ZERO),
+        }
+        mapped.set(head::TABLES, tables as u64);
+        for (n, word) in layout.to_words().into_iter().enumerate() {
+            mapped.set(head::TABLE + n, word);
+        }
+        mapped.set(head::VERSION, VERSION);
+        mapped.set(head::MAGIC, MAGIC);
+        if unread.is_some() {
+            holder.hold_memory()?;
+        }
+        Ok(Self {
+            mapped,
+            found: left.is_some(),
+            left: Mutex::new(left),
+            holder,
+        })
+    }
+
+    /// Whether this dataplane takes over the connections of an earlier one.
+    pub(crate) const fn is_successor(&self) -> bool {
+        self.found
+    }
+
+    /// Memory for the connection tables.
+    ///
+    /// # Errors
+    /// None at present.
+    pub fn memories(&self) -> io::Result<Vec<Memory>> {
+        self.mapped.memories()
+    }
+
+    /// The tables of the earlier dataplane whose connections have to move into
+    /// [`memories`](Self::memories); `None` if they are there already.
+    ///
+    /// # Errors
+    /// None at present.
+    pub(crate) fn memories_left(&self) -> io::Result<Option<Vec<Memory>>> {
+        let left = lock(&self.left);
+        left.as_ref().map(|(left, _)| left.memories()).transpose()
+    }
+
+    /// Passes the new memory to the state keeper after all connections have moved.
+    ///
+    /// # Errors
+    /// If the state keeper has ended.
+    pub(crate) fn has_taken_over(&self) -> io::Result<()> {
+        let mut left = lock(&self.left);
+        match left.take() {
+            Some(_) => self.holder.hold_memory(),
+            None => Ok(()),
+        }
+    }
+
+    /// The area for services, settings and counters.
+    pub(crate) fn area(&self) -> Area<'_> {
+        self.mapped.area()
+    }
+
+    /// Saves services and settings.
+    ///
+    /// # Errors
+    /// If they are too long.
+    pub(crate) fn save(&self, text: &[u8]) -> io::Result<()> {
+        match self.area().save(text) {
+            true => Ok(()),
+            false => Err(io::Error::other(format!(
+                "they take {} MiB, and there is room for {}",
+                text.len() >> 20,
+                TEXT >> 20
+            ))),
+        }
+    }
+
+    /// Stores the counters of the servers at these indices; returns the next index, if there are
+    /// more servers.
+    pub(crate) fn keep_counts(&self, control: &Control, places: Range<usize>) -> Option<usize> {
+        let all = control.endpoint_places();
+        let end = places.end.min(all);
+        let places = places.start.min(end)..end;
+        let records = end.min(RECORDS) as u64;
+        if records > self.mapped.word(head::RECORDS) {
+            self.mapped.set(head::RECORDS, records);
+        }
+        self.area().keep_counts(control, places, &[]);
+        (end < all).then_some(end)
+    }
+
+    /// Sets the clock to which the connections' deadlines refer; it shows `now`.
+    pub(crate) fn set_clock(&self, now: Instant) {
+        set_clock(&self.mapped, now);
+    }
+
+    /// Records that the dataplane runs.
+    pub(crate) fn is_alive(&self, now: Instant) {
+        is_alive(&self.mapped, now);
+    }
+
+    /// How far the clock of the deadlines is ahead of a clock that shows `now`.
+    pub(crate) fn clock_ahead(&self, now: Instant) -> Duration {
+        let then = lvs_sys::monotonic().wrapping_sub(self.mapped.word(head::BASE));
+        Duration::from_nanos(then.saturating_sub(now.as_nanos()))
+    }
+
+    /// Ends the state keeper at an orderly end of the dataplane, so that the next one starts
+    /// without state.
+    pub(crate) fn end(&self) {
+        self.mapped.set(head::ALIVE, 0);
+        self.holder.end();
+    }
+
+    #[cfg(test)]
+    fn set(&self, word: usize, value: u64) {
+        self.mapped.set(word, value);
+    }
+
+    /// The state keeper.
+    pub(crate) const fn holder(&self) -> &Holder {
+        &self.holder
+    }
+}
+
+fn set_clock(mapped: &Mapped, now: Instant) {
+    let base = lvs_sys::monotonic().wrapping_sub(now.as_nanos());
+    mapped.set(head::BASE, base);
+    is_alive(mapped, now);
+}
+
+fn is_alive(mapped: &Mapped, now: Instant) {
+    mapped.set(head::ALIVE, (now + WITHOUT_DATAPLANE).as_nanos());
+}
+
+/// Whether a successor may still take over the state of a dataplane with these words.
+fn is_worth_waiting(base: u64, alive: u64) -> bool {
+    lvs_sys::monotonic().wrapping_sub(base) < alive
+}
+
+/// Maps the state of an earlier dataplane; the error is the reason why this version cannot use it.
+fn found(holder: &Holder) -> Result<Mapped, String> {
+    let head = SharedArray::of_file(holder.memory(), 0, head::WORDS);
+    let head = head.map_err(|error| error.to_string())?;
+    let word = |n: usize| head.words()[n].load(Acquire);
+    if (word(head::MAGIC), word(head::VERSION)) != (MAGIC, VERSION) {
+        return Err("it was another version".to_owned());
+    }
+    let description = std::array::from_fn(|n| word(head::TABLE + n));
+    let layout = Layout::from_words(&description).map_err(|error| error.to_string())?;
+    let tables = usize::try_from(word(head::TABLES)).unwrap_or(usize::MAX);
+    let tables = tables.max(1);
+    if tables > WORKERS_MAX || holder.len() != Some(parts(&layout, tables).1) {
+        return Err("its memory has another length".to_owned());
+    }
+    if !is_worth_waiting(word(head::BASE), word(head::ALIVE)) {
+        let seconds = WITHOUT_DATAPLANE.as_secs();
+        return Err(format!("it was killed more than {seconds} s ago"));
+    }
+    let mapped = Mapped::map(holder.memory(), layout, tables).map_err(|error| error.to_string())?;
+    // Without services, the dataplane would reset their connections one by one.
+    match mapped.area().saved() {
+        Some(_) => Ok(mapped),
+        None => Err(INCOMPLETE.to_owned()),
+    }
+}

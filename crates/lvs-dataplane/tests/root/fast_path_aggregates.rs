@@ -1,0 +1,153 @@
+//! Aggregates of datagrams in front of the program at an interface's ingress: those that it
+//! forwards, whole, and those that it leaves to the dataplane.
+
+use lvs_core::{
+    Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, Segment,
+    ServerConfig, ServiceConfig, ServiceKey, Transport, Tuple, Verdict,
+};
+use lvs_dataplane::fast_path::{FastPath, FastPathError, WayOut};
+use lvs_packet::wire::Mac;
+
+const LOOPBACK: u32 = 1;
+const REDIRECTED: i32 = 7;
+const MTU: u32 = 1500;
+
+/// A sum of 16-bit words, folded (RFC 1071).
+fn sum(bytes: &[u8]) -> u16 {
+    let mut sum = 0_u32;
+    for word in bytes.chunks(2) {
+        sum += u32::from(word[0]) << 8 | u32::from(word.get(1).copied().unwrap_or(0));
+    }
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    u16::try_from(sum).unwrap_or(0)
+}
+
+/// The sum that is 0xffff if a datagram's checksum is right.
+fn sum_of_udp(packet: &[u8]) -> u16 {
+    let length = u16::try_from(packet.len() - 20).unwrap_or(0).to_be_bytes();
+    let mut all = packet[12..20].to_vec();
+    all.extend([0, 17, length[0], length[1]]);
+    all.extend(&packet[20..]);
+    sum(&all)
+}
+
+/// From the client to the service.
+fn frame(data: usize) -> Vec<u8> {
+    let (ip, udp) = (28 + data, 8 + data);
+    let word = |n: usize| u16::try_from(n).unwrap_or(0).to_be_bytes();
+    let mut packet = vec![0x45, 0];
+    packet.extend(word(ip));
+    packet.extend([0, 1, 0x40, 0, 64, 17, 0, 0, 192, 0, 2, 1, 198, 51, 100, 1]);
+    let check = !sum(&packet);
+    packet[10..12].copy_from_slice(&check.to_be_bytes());
+    packet.extend(word(1000));
+    packet.extend(word(443));
+    packet.extend(word(udp));
+    packet.extend([0, 0]);
+    packet.extend((0..data).map(|n| u8::try_from(n % 251).unwrap_or(0)));
+    let check = !sum_of_udp(&packet);
+    packet[26..28].copy_from_slice(&check.to_be_bytes());
+    // To the loopback's own address.
+    let mut frame = vec![0; 12];
+    frame.extend([8, 0]);
+    frame.extend(packet);
+    frame
+}
+
+/// A connection that is forwarded in the kernel by this method; `None` where BPF is not permitted.
+fn published(method: Forwarding) -> Option<(FastPath, Director)> {
+    let options = Options {
+        max_connections: 1000,
+        ..Options::default()
+    };
+    let mut opened = None;
+    let mut director = Director::new_in(options, |layout| {
+        let kernel = FastPath::open(layout, Instant::ZERO);
+        let memory = kernel.as_ref().map(|kernel| kernel.memory().expect("maps"));
+        let memory = memory.unwrap_or_else(|_| lvs_core::memory::Memory::heap(layout));
+        opened = Some(kernel);
+        memory
+    });
+    let kernel = match opened.expect("it was asked for") {
+        Ok(kernel) => kernel,
+        Err(error @ FastPathError::Permission(_)) => {
+            assert!(!lvs_sys::is_root_of_all(), "{error}");
+            lvs_sys::testing::not_run(&format!("needs BPF: {error}"));
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let virt = "198.51.100.1:443".parse().expect("an address");
+    let service = ServiceKey::udp(virt);
+    let control = &mut director.control;
+    let config = ServiceConfig::new(Family::V4, "rr");
+    control
+        .add_service(service, config, None)
+        .expect("a service");
+    let config = ServerConfig::new(1, method);
+    let server = "10.0.0.1:4433".parse().expect("an address");
+    let server = control.add_server(&service, server, &config, Instant::ZERO);
+    server.expect("a server");
+    let meta = PacketMeta {
+        hook: Hook::Local,
+        tuple: Tuple {
+            protocol: Protocol::UDP,
+            src: "192.0.2.1:1000".parse().expect("an address"),
+            dst: virt,
+        },
+        transport: Transport::Udp(&[]),
+        segment: Segment::NONE,
+        mark: 0,
+        len: 28,
+    };
+    let Verdict::Forward(forward) = director.handle_packet(&meta, Instant::ZERO) else {
+        panic!("it is forwarded");
+    };
+    let conn = forward.conn.expect("a connection");
+    let offer = director.shard.offer(conn).expect("it can be published");
+    let way = WayOut {
+        ifindex: LOOPBACK,
+        mtu: MTU,
+        to: Mac([2, 0, 0, 0, 0, 1]),
+        from: Mac([2, 0, 0, 0, 0, 2]),
+    };
+    let hop = kernel.hop(way, Instant::ZERO).expect("a number");
+    let epoch = kernel.epoch();
+    assert!(kernel.set_server(offer.record, hop, epoch));
+    assert!(director.shard.publish(conn, epoch, Some(hop)));
+    Some((kernel, director))
+}
+
+#[test]
+fn aggregates_of_datagrams_go_whole() {
+    let Some((kernel, _director)) = published(Forwarding::Nat) else {
+        return;
+    };
+    let run = |data: usize, segment: u32| {
+        let sent = frame(data);
+        assert_eq!(sum_of_udp(&sent[14..]), 0xffff);
+        let done = kernel.ingress().test_run(LOOPBACK, &sent, segment, false);
+        let (verdict, out) = done.expect("the kernel tries it out");
+        if verdict != REDIRECTED {
+            assert_eq!(out, sent, "what is left is not changed");
+            return None;
+        }
+        Some(out)
+    };
+    for (data, segment) in [(100, 0), (2800, 1400), (2600, 600)] {
+        let out = run(data, segment).expect("it is forwarded");
+        let packet = &out[14..];
+        assert_eq!(packet.len(), 28 + data);
+        assert_eq!(&out[..12], [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2]);
+        assert_eq!((packet[8], &packet[16..20]), (63, &[10, 0, 0, 1][..]));
+        assert_eq!(&packet[22..24], 4433_u16.to_be_bytes());
+        assert_eq!((sum(&packet[..20]), sum_of_udp(packet)), (0xffff, 0xffff));
+    }
+    // Neither does one that does not fit, nor one of few bytes.
+    assert!(run(2800, 0).is_none());
+    assert!(run(2800, 1473).is_none());
+    assert!(run(2800, 100).is_none());
+    let shares = kernel.shares();
+    assert_eq!((shares.requests, shares.unfit), (3, 0), "{shares:?}");
+}

@@ -1,0 +1,592 @@
+//! The kernel fast path, end to end: the same traffic as through the dataplane alone, and the
+//! same listings.
+//!
+//! Needs BPF in the first user namespace; where that is not permitted, there is nothing to test.
+
+use crate::common;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lvs_sys::testing::not_run;
+use lvs_sys::{Instruction, Program, ProgramKind, ProgramLink};
+use lvs_testbed::listing::{Row, connections, rows};
+use lvs_testbed::{Forward, Host, LoadOptions, Mode, Site, SiteOptions, programs, wait_until};
+use nix::sched::{CloneFlags, setns};
+use nix::sys::signal::Signal;
+
+const ON: [&str; 2] = ["--fast-path", "on"];
+
+/// Whether the kernel fast path is permitted here. Root of the first user namespace has no excuse.
+pub(super) fn is_permitted() -> Result<bool> {
+    let permitted = Mode::detect()? != Mode::Rootless;
+    ensure!(permitted || !lvs_sys::is_root_of_all(), "root can test it");
+    Ok(permitted)
+}
+
+/// Ends the calling test as not run if the kernel fast path is not permitted.
+pub(super) fn require_permission() -> Result<()> {
+    if !is_permitted()? {
+        not_run("the kernel fast path needs root, outside of containers");
+    }
+    Ok(())
+}
+
+/// A site whose dataplane forwards in the kernel; `None` where that is not permitted.
+fn site(label: &str, forward: Forward, servers: usize) -> Result<Site> {
+    require_permission()?;
+    let mut options = SiteOptions::new(label, forward);
+    options.servers = servers;
+    let mut site = Site::new(options)?;
+    site.start_dataplane(&ON)?;
+    Ok(site)
+}
+
+/// Packets forwarded in the kernel according to `lvsadm drops`: requests and replies.
+pub(super) fn shares(site: &Site) -> Result<(u64, u64)> {
+    let all = site.lvsadm("drops --json --all")?;
+    let all: serde_json::Value = serde_json::from_str(&all)?;
+    let count = |reason: &str| {
+        let items = all.as_array().context("a list")?;
+        let item = items.iter().find(|item| item["reason"] == reason);
+        item.and_then(|item| item["count"].as_u64())
+            .with_context(|| format!("{reason} in {all}"))
+    };
+    Ok((count("kernel_requests")?, count("kernel_replies")?))
+}
+
+macro_rules! method {
+    ($name:ident, $forward:ident) => {
+        mod $name {
+            use super::*;
+
+            #[test]
+            fn every_byte_arrives_and_every_listing_is_right() -> Result<()> {
+                let label = format!("ink-{}-http", stringify!($name));
+                let site = site(&label, Forward::$forward, 4)?;
+                common::requests_and_listings(&site)?;
+                let (requests, _) = shares(&site)?;
+                ensure!(requests > 0, "downloads of 10 MiB are published");
+                site.lvsadm("-C")?;
+                common::schedulers(&site)
+            }
+
+            #[test]
+            #[ignore = "long"]
+            fn bulk_both_ways_iperf_and_dns() -> Result<()> {
+                let label = format!("ink-{}-bulk", stringify!($name));
+                let site = site(&label, Forward::$forward, 2)?;
+                site.add_service(80, "rr")?;
+                common::bulk(&site)?;
+                let (requests, replies) = shares(&site)?;
+                ensure!(requests > 1000, "{requests} requests");
+                let translated = matches!(Forward::$forward, Forward::Nat | Forward::FullNat);
+                ensure!((replies > 1000) == translated, "{replies} replies");
+                common::iperf_and_dns(&site)
+            }
+
+            #[test]
+            fn servers_come_and_go() -> Result<()> {
+                let label = format!("ink-{}-admin", stringify!($name));
+                common::administration(&site(&label, Forward::$forward, 3)?)
+            }
+        }
+    };
+}
+
+method!(nat, Nat);
+method!(fullnat, FullNat);
+method!(dr, Dr);
+method!(tun, Tun);
+
+/// Packets and bytes that a server's host has counted: requests to port 80 of the address, replies
+/// from there.
+fn counted(server: &Host) -> Result<[u64; 4]> {
+    let listing = server.sh("nft -j list table inet seen")?;
+    let listing: serde_json::Value = serde_json::from_str(&listing)?;
+    let items = listing["nftables"].as_array().context("a list")?;
+    let counter = |name: &str| {
+        let found = items.iter().find(|item| item["counter"]["name"] == name);
+        let counter = found.map(|item| &item["counter"]);
+        let number = |field: &str| counter.and_then(|counter| counter[field].as_u64());
+        number("packets").zip(number("bytes")).context("a counter")
+    };
+    let (requests, replies) = (counter("requests")?, counter("replies")?);
+    Ok([requests.0, replies.0, requests.1, replies.1])
+}
+
+/// The listing's counters equal those of the servers, whichever path the packets took.
+#[test]
+fn listed_counters_equal_server_counters() -> Result<()> {
+    let site = site("ink-counters", Forward::Nat, 2)?;
+    for server in &site.servers {
+        server.sh("nft -f - <<'END'\n\
+                   table inet seen {\n\
+                   counter requests { }\n\
+                   counter replies { }\n\
+                   chain in { type filter hook prerouting priority -400; tcp dport 80 counter name requests; }\n\
+                   chain out { type filter hook postrouting priority 400; tcp sport 80 counter name replies; }\n\
+                   }\nEND")?;
+    }
+    site.add_service(80, "rr")?;
+    site.serve("some", 40 << 20)?;
+    for _ in 0..4 {
+        let url = format!("http://{}/some", site.vip);
+        site.client
+            .run("curl", &["-sS", "-f", "-m", "240", "-o", "/dev/null", &url])?;
+    }
+    let (requests, replies) = shares(&site)?;
+    ensure!(requests > 100 && replies > 100, "{requests}, {replies}");
+    // The last acknowledgements are on their way.
+    let counters_are_equal = |rows: &[Row]| -> Result<bool> {
+        let rows = rows.iter().filter(|row| row.is_server());
+        let mut sum = [0; 4];
+        for (server, row) in site.servers.iter().zip(rows) {
+            let seen = counted(server)?;
+            for (column, seen) in seen.into_iter().enumerate() {
+                if row.number(column + 1)? != seen {
+                    return Ok(false);
+                }
+                sum[column] += seen;
+            }
+        }
+        Ok(sum[0] >= requests && sum[1] >= replies)
+    };
+    common::wait_for_counters(&site, "the servers' counters", counters_are_equal).with_context(
+        || {
+            let servers = site.servers.iter().map(|server| counted(server).ok());
+            format!("{:?} were seen", servers.collect::<Vec<_>>())
+        },
+    )
+}
+
+/// Waits until no packet of a download is forwarded in the kernel any more; the counts from then on. A packet may be
+/// under way when the reason comes.
+fn wait_for_none(site: &Site, count: impl Fn((u64, u64)) -> u64) -> Result<(u64, u64)> {
+    let mut before = (0, 0);
+    wait_until("no packets in the kernel", common::SOON, || {
+        before = shares(site).unwrap_or_default();
+        std::thread::sleep(Duration::from_millis(700));
+        shares(site).is_ok_and(|after| count(after) == count(before))
+    })?;
+    Ok(before)
+}
+
+/// A download through a service, whose packets go through the kernel.
+fn download_in_the_kernel(site: &Site) -> Result<common::Download> {
+    site.add_service(80, "rr")?;
+    let download = common::Download::start(site)?;
+    let flows = || shares(site).is_ok_and(|(requests, _)| requests > 50);
+    wait_until("packets in the kernel", Duration::from_secs(20), flows)?;
+    Ok(download)
+}
+
+#[test]
+fn removed_server_receives_no_packets() -> Result<()> {
+    for (label, forward) in [("ink-rem", Forward::Nat), ("ink-remf", Forward::FullNat)] {
+        removed(label, forward)?;
+    }
+    Ok(())
+}
+
+fn removed(label: &str, forward: Forward) -> Result<()> {
+    let site = site(label, forward, 1)?;
+    let _download = download_in_the_kernel(&site)?;
+    let server = format!("{}:80", site.real_address(0));
+    site.lvsadm(&format!("-d -t {} -r {server}", site.service(80)))?;
+    let after = wait_for_none(&site, |(requests, _)| requests)?;
+    // It comes back, and its connection goes on, in the kernel too.
+    let flag = forward.flag();
+    site.lvsadm(&format!("-a -t {} -r {server} {flag}", site.service(80)))?;
+    let flows = || shares(&site).is_ok_and(|(requests, _)| requests > after.0 + 50);
+    wait_until(
+        "packets in the kernel again",
+        Duration::from_secs(30),
+        flows,
+    )
+}
+
+/// A BPF program at an interface of a host, as the first one there.
+fn put_in_front(
+    host: &Host,
+    interface: &str,
+    kind: ProgramKind,
+    code: &[Instruction],
+) -> Result<ProgramLink> {
+    let path = format!("/sys/class/net/{interface}/ifindex");
+    let ifindex = host.sh(&format!("cat {path}"))?.trim().parse()?;
+    let namespace = std::fs::File::open(format!("/proc/{}/ns/net", host.pid()))?;
+    let code = code.to_vec();
+    let attach = move || -> Result<ProgramLink> {
+        setns(namespace, CloneFlags::CLONE_NEWNET)?;
+        let program = Program::load(kind, "another", &code)?;
+        Ok(program.attach(ifindex)?)
+    };
+    let thread = std::thread::spawn(attach);
+    thread.join().expect("it does not panic")
+}
+
+const fn instruction(code: u8, registers: u8, offset: i16, immediate: i32) -> Instruction {
+    Instruction {
+        code,
+        registers,
+        offset,
+        immediate,
+    }
+}
+
+/// A register becomes a number.
+const fn set(register: u8, number: i32) -> Instruction {
+    instruction(0xb7, register, 0, number)
+}
+
+const EXIT: Instruction = instruction(0x95, 0, 0, 0);
+
+/// A tag with a priority only (VLAN 0) counts as none, and is not forwarded.
+#[test]
+fn priority_tags_are_taken_off() -> Result<()> {
+    let site = site("ink-priority", Forward::Nat, 1)?;
+    site.add_service(80, "rr")?;
+    // bpf_skb_vlan_push(skb, 802.1Q, priority 5); TCX_PASS.
+    let push = [
+        set(2, i32::from(0x8100_u16.to_be())),
+        set(3, 5 << 13),
+        instruction(0x85, 0, 0, 18),
+        set(0, 0),
+        EXIT,
+    ];
+    // skb->vlan_present, twice that: TCX_PASS without a tag, TCX_DROP with one.
+    let refuse = [
+        instruction(0x61, 0x10, 20, 0),
+        instruction(0x67, 0, 0, 1),
+        EXIT,
+    ];
+    let mut links = Vec::new();
+    for host in [&site.client, &site.servers[0]] {
+        links.push(put_in_front(host, "eth0", ProgramKind::Egress, &push)?);
+        links.push(put_in_front(host, "eth0", ProgramKind::Ingress, &refuse)?);
+    }
+    common::bulk(&site)?;
+    let (requests, replies) = shares(&site)?;
+    ensure!(requests > 1000 && replies > 1000, "{requests}, {replies}");
+    Ok(())
+}
+
+/// Another program in front of ours may end the chain: the dataplane goes on without it, and
+/// nothing breaks.
+#[test]
+fn another_program_in_front_is_noticed() -> Result<()> {
+    let site = site("ink-front", Forward::Nat, 1)?;
+    let mut download = download_in_the_kernel(&site)?;
+    let doctor = || {
+        site.director.sh(&format!(
+            "{} doctor || [ $? = 1 ]",
+            programs::find("lvsadm")?.display()
+        ))
+    };
+    const FINDING: &str = "not forwarded in the kernel: lvs_ingress is not the first";
+    ensure!(!doctor()?.contains(FINDING));
+    // TCX_PASS: our program is not run.
+    let pass = [set(0, 0), EXIT];
+    let other = put_in_front(&site.director, "eth0", ProgramKind::Ingress, &pass)?;
+    let told = || doctor().is_ok_and(|text| text.replace("\n  ", " ").contains("is not the first"));
+    wait_until("a finding", common::SOON, told)?;
+    // All goes through the dataplane.
+    let before = wait_for_none(&site, |(requests, replies)| requests + replies)?;
+    download.goes_on()?;
+    drop(other);
+    let flows = || shares(&site).is_ok_and(|(requests, _)| requests > before.0 + 50);
+    wait_until(
+        "packets in the kernel again",
+        Duration::from_secs(20),
+        flows,
+    )?;
+    let gone =
+        || doctor().is_ok_and(|text| !text.replace("\n  ", " ").contains("is not the first"));
+    wait_until("no finding", common::SOON, gone)?;
+    download.finish()
+}
+
+#[test]
+fn capture_contains_offloaded_packets() -> Result<()> {
+    let site = site("ink-capture", Forward::Nat, 1)?;
+    let _download = download_in_the_kernel(&site)?;
+    let file = site.testbed.dir().join("capture.pcapng");
+    site.lvsadm(&format!("capture tcp port 80 -c 300 -w {}", file.display()))?;
+    // A download has so many in a moment; beside the kernel there would be next to none.
+    ensure!(std::fs::metadata(&file)?.len() > 100_000, "an empty file");
+    let before = shares(&site)?;
+    let flows = || shares(&site).is_ok_and(|(requests, _)| requests > before.0 + 50);
+    wait_until(
+        "packets in the kernel again",
+        Duration::from_secs(20),
+        flows,
+    )
+}
+
+#[test]
+fn explain_shows_offloaded_connections() -> Result<()> {
+    let site = site("ink-explain", Forward::Nat, 1)?;
+    let _download = download_in_the_kernel(&site)?;
+    let listed = site.lvsadm("-L -n -c")?;
+    let known = connections(&listed)?;
+    let question = format!("explain tcp {} {}", known[0].source, site.service(80));
+    // After each change, a packet of the connection has to come by first.
+    let told = |what: &str| {
+        wait_until(what, Duration::from_secs(20), || {
+            let told = site.lvsadm(&question);
+            told.is_ok_and(|told| told.contains(&format!("in kernel   {what}\n")))
+        })
+    };
+    told("yes")?;
+    // The host's tables may have changed meanwhile.
+    wait_until("the same in JSON", Duration::from_secs(20), || {
+        let told = site.lvsadm(&format!("{question} --json"));
+        let told = told.ok().and_then(|told| told.parse().ok());
+        told.is_some_and(|told: serde_json::Value| {
+            told["fast_path"] == true && told["fast_path_why"] == ""
+        })
+    })?;
+    let new = format!("explain tcp 192.0.2.77:1000 {}", site.service(80));
+    let new = site.lvsadm(&new)?;
+    let before = "no: no connection is, before its client has sent 16 packets";
+    ensure!(new.contains(&format!("in kernel   {before}\n")), "{new}");
+    let nobody = site.lvsadm(&format!("explain tcp 192.0.2.77:1000 {}:9", site.vip))?;
+    ensure!(!nobody.contains("in kernel"), "{nobody}");
+
+    let rule = format!("--destination {} --interface elsewhere", site.vip);
+    site.lvsadm(&format!("mark add {rule} --mark 7"))?;
+    told("no: a rule for marks could match")?;
+    site.lvsadm("mark del 1")?;
+    told("yes")?;
+
+    let file = site.testbed.dir().join("capture.pcapng");
+    let path = file.display().to_string();
+    let arguments = ["capture", "udp", "port", "9", "-w", path.as_str()];
+    let mut capture = site.director.spawn(programs::find("lvsadm")?, &arguments)?;
+    told("no: captures are running")?;
+    capture.signal(Signal::SIGTERM)?;
+    capture.wait(Duration::from_secs(10))?;
+    told("yes")
+}
+
+/// An orderly end leaves nothing behind that forwards; the successor starts empty.
+#[test]
+fn stopped_dataplane_removes_its_programs() -> Result<()> {
+    let mut site = site("ink-kill", Forward::Nat, 1)?;
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        site.add_service(80, "rr")?;
+        common::bulk(&site)?;
+        ensure!(shares(&site)?.0 > 100, "packets in the kernel");
+        let mut dataplane = site.dataplane.take().context("it runs")?;
+        dataplane.signal(signal)?;
+        dataplane.wait(Duration::from_secs(10))?;
+        let url = format!("http://{}/s/1", site.vip);
+        let answer = site.client.run("curl", &["-sS", "-m", "1", &url]);
+        ensure!(answer.is_err(), "nobody forwards: {answer:?}");
+        site.start_dataplane(&ON)?;
+        ensure!(
+            shares(&site)? == (0, 0),
+            "its successor has forwarded nothing yet"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn ipv6() -> Result<()> {
+    for (forward, flag) in [
+        (Forward::Nat, "-m"),
+        (Forward::FullNat, "--fullnat"),
+        (Forward::Dr, "-g"),
+    ] {
+        let site = site("ink-v6", forward, 2)?;
+        let virt = SocketAddr::from((site.vip6, 80));
+        site.lvsadm(&format!("-A -t {virt} -s rr"))?;
+        for index in 0..site.servers.len() {
+            let server = SocketAddr::from((site.real_address6(index), 80));
+            site.lvsadm(&format!("-a -t {virt} -r {server} {flag}"))?;
+        }
+        let mut load = LoadOptions::new(virt);
+        load.requests = 300;
+        site.client.load(&load)?.all_ok(300)?;
+        // Short connections may end before they are in the kernel: one that lives.
+        site.serve("much", 64 << 20)?;
+        let url = format!("http://{virt}/much");
+        let arguments = ["-sS", "-f", "-g", "-m", "240", "-o", "/dev/null", &url];
+        site.client.run("curl", &arguments)?;
+        let (requests, replies) = shares(&site)?;
+        ensure!(requests > 100, "{forward:?}: {requests} requests");
+        ensure!(
+            (replies > 100) == (forward != Forward::Dr),
+            "{replies} replies"
+        );
+    }
+    Ok(())
+}
+
+/// Downloads that a killed dataplane must not break: so many at once, each at 60 kB/s, and
+/// compared with what is served.
+const DOWNLOADS: usize = 200;
+
+fn killed(label: &str, forward: Forward) -> Result<()> {
+    let mut site = site(label, forward, 2)?;
+    site.add_service(80, "rr")?;
+    // The server holds them back: curl's own limit lets through whatever it can read at one go.
+    site.serve("much", 3 << 20)?;
+    let dir = site.testbed.dir().join("downloads");
+    std::fs::create_dir_all(&dir)?;
+    let url = format!("http://{}/much?rate=60k&[1-{DOWNLOADS}]", site.vip);
+    let (many, to) = (DOWNLOADS.to_string(), dir.join("#1").display().to_string());
+    let arguments = [
+        "-sS",
+        "-f",
+        "-Z",
+        "--parallel-immediate",
+        "--parallel-max",
+        &many,
+        "-m",
+        "300",
+        "-o",
+        &to,
+        &url,
+    ];
+    let mut downloads = site.client.spawn("curl", &arguments)?;
+    let all = || std::fs::read_dir(&dir).is_ok_and(|files| files.count() == DOWNLOADS);
+    wait_until("all downloads", Duration::from_secs(20), all)?;
+    if forward == Forward::FullNat {
+        // Connections are told when they open, once there is a map to tell them by: the first
+        // that has packets in the kernel shows that there is, and no other has to have any.
+        let told = || shares(&site).is_ok_and(|(_, replies)| replies > 0);
+        wait_until("local ports in the kernel", Duration::from_secs(20), told)?;
+    } else {
+        let flows = || shares(&site).is_ok_and(|(requests, _)| requests > 200);
+        wait_until("packets in the kernel", Duration::from_secs(20), flows)?;
+    }
+    let stats = |site: &Site| -> Result<f64> {
+        let listing = site.lvsadm("-L -n --stats --exact")?;
+        let servers = rows(&listing).into_iter().filter(Row::is_server);
+        servers.map(|row| Ok(row.number(1)? as f64)).sum()
+    };
+    let before = stats(&site)?;
+    let mut dataplane = site.dataplane.take().context("it runs")?;
+    dataplane.signal(Signal::SIGKILL)?;
+    dataplane.wait(Duration::from_secs(10))?;
+    std::thread::sleep(Duration::from_secs(5));
+    ensure!(downloads.is_running(), "{}", downloads.log());
+    site.start_dataplane(&ON)?;
+    let status = downloads.wait(Duration::from_secs(80))?;
+    let log = common::says(&site, "took over")?;
+    ensure!(status.success(), "{status}: {}{log}", downloads.log());
+    let sums = site.client.sh(&format!(
+        "cd {} && sha256sum * | cut -c 1-64 | sort | uniq -c",
+        dir.display()
+    ))?;
+    ensure!(
+        sums.trim().lines().count() == 1 && sums.trim().starts_with(&many),
+        "{sums}"
+    );
+    let told = log.lines().find(|line| line.contains("took over"));
+    println!("{}", told.context("it says so")?);
+    // Services are there, counters go on, and new connections come.
+    let counts = || stats(&site).is_ok_and(|after| after > before);
+    wait_until("counters to go on", common::SOON, counts)?;
+    let url = format!("http://{}/much", site.vip);
+    site.client
+        .run("curl", &["-sS", "-f", "-m", "120", "-o", "/dev/null", &url])?;
+    // An orderly end leaves nothing.
+    let mut dataplane = site.dataplane.take().context("it runs")?;
+    dataplane.signal(Signal::SIGTERM)?;
+    dataplane.wait(Duration::from_secs(10))?;
+    let left = site
+        .director
+        .sh("ls /sys/fs/bpf/lvs/* 2>/dev/null || true")?;
+    ensure!(left.trim().is_empty(), "{left}");
+    Ok(())
+}
+
+#[test]
+fn connections_outlive_a_killed_dataplane_nat() -> Result<()> {
+    killed("ink-killn", Forward::Nat)
+}
+
+#[test]
+#[ignore = "long"]
+fn connections_outlive_a_killed_dataplane_full_nat() -> Result<()> {
+    killed("ink-killf", Forward::FullNat)
+}
+
+#[test]
+#[ignore = "long"]
+fn connections_outlive_a_killed_dataplane_dr() -> Result<()> {
+    killed("ink-killd", Forward::Dr)
+}
+
+#[test]
+#[ignore = "long"]
+fn connections_outlive_a_killed_dataplane_tunnel() -> Result<()> {
+    killed("ink-killt", Forward::Tun)
+}
+
+#[test]
+fn cleanup_removes_programs_of_killed_dataplane() -> Result<()> {
+    let mut site = site("ink-clean", Forward::Nat, 1)?;
+    let program = programs::find("lvs-dataplane")?.display().to_string();
+    site.add_service(80, "rr")?;
+    let refused = site
+        .director
+        .sh(&format!("{program} --cleanup 2>&1 || true"))?;
+    ensure!(refused.contains("stop it"), "{refused}");
+    // A second dataplane does not take what the first one has.
+    let second = format!("{program} --fast-path on --socket @second 2>&1 || true");
+    let refused = site.director.sh(&second)?;
+    ensure!(refused.contains("another dataplane"), "{refused}");
+    for cleanup in [true, false] {
+        let mut dataplane = site.dataplane.take().context("it runs")?;
+        dataplane.signal(Signal::SIGKILL)?;
+        dataplane.wait(Duration::from_secs(10))?;
+        let links = site.director.sh("ls /sys/fs/bpf/lvs/*")?;
+        ensure!(links.contains("link-"), "{links}");
+        if cleanup {
+            let told = site.director.sh(&format!("{program} --cleanup"))?;
+            ensure!(told.starts_with("took away"), "{told}");
+            let told = site.director.sh(&format!("{program} --cleanup"))?;
+            ensure!(told.starts_with("no dataplane"), "{told}");
+            site.start_dataplane(&ON)?;
+            ensure!(!site.lvsadm("-L -n")?.contains(":80"), "it begins anew");
+            site.add_service(80, "rr")?;
+            continue;
+        }
+        // One with another table cannot go on, and says so.
+        site.start_dataplane(&["--fast-path", "on", "--max-connections", "5000"])?;
+        common::says(&site, "it had another --max-connections")?;
+        ensure!(!site.lvsadm("-L -n")?.contains(":80"), "it begins anew");
+    }
+    Ok(())
+}
+
+#[test]
+fn successor_starts_daemons_when_interface_is_created() -> Result<()> {
+    let mut site = site("ink-daemon", Forward::Nat, 1)?;
+    let director = site.director.clone();
+    let make = "ip link add d1 type veth peer name d2; ip link set d1 up; ip link set d2 up";
+    director.sh(make)?;
+    wait_until("the dataplane to know it", common::SOON, || {
+        site.lvsadm("--start-daemon backup --mcast-interface d1")
+            .is_ok()
+    })?;
+    let mut dataplane = site.dataplane.take().context("it runs")?;
+    dataplane.signal(Signal::SIGKILL)?;
+    dataplane.wait(Duration::from_secs(10))?;
+    director.sh("ip link del d1")?;
+    site.start_dataplane(&ON)?;
+    let daemons = site.lvsadm("-L --daemon")?;
+    ensure!(daemons.is_empty(), "its interface is gone: {daemons}");
+    director.sh(make)?;
+    wait_until("the daemon to run", common::SOON, || {
+        site.lvsadm("-L --daemon")
+            .is_ok_and(|daemons| daemons.contains("mcast=d1"))
+    })?;
+    Ok(())
+}

@@ -1,0 +1,228 @@
+//! The kernel fast path by filters (clsact), as on kernels without tcx.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::{Forward, Host, Site, SiteOptions, programs, wait_until};
+use nix::sys::signal::Signal;
+
+use super::common;
+use super::fast_path::{require_permission, shares};
+
+/// The dataplane's filter, as tc shows it where the dataplane has made what it is in; and where
+/// not.
+const OWN: &str = "lvs_ingress+clsact";
+const SHARED: &str = "lvs_ingress direct-action";
+
+fn site(label: &str, servers: usize) -> Result<Site> {
+    require_permission()?;
+    let mut options = SiteOptions::new(label, Forward::Nat);
+    options.servers = servers;
+    let mut site = Site::new(options)?;
+    start(&mut site)?;
+    site.add_service(80, "rr")?;
+    Ok(site)
+}
+
+/// Starts a dataplane as on a kernel without tcx.
+fn start(site: &mut Site) -> Result<()> {
+    let testbed = programs::own()?.display().to_string();
+    site.start_dataplane_by(&[&testbed, "without-tcx"], &["--fast-path", "on"])
+}
+
+/// tc's view of the ingress of an interface: queueing discipline and filters.
+fn shown(host: &Host, interface: &str) -> Result<String> {
+    host.sh(&format!(
+        "tc qdisc show dev {interface} ingress; tc filter show dev {interface} ingress"
+    ))
+}
+
+/// How many filters of dataplanes there are in a network namespace.
+fn filters(host: &Host) -> Result<usize> {
+    let all = host.sh(
+        "for path in /sys/class/net/*; do tc filter show dev ${path##*/} ingress; done 2>/dev/null || true",
+    )?;
+    Ok(all.matches("lvs_ingress").count())
+}
+
+fn end(site: &mut Site, signal: Signal) -> Result<()> {
+    let mut dataplane = site.dataplane.take().context("it runs")?;
+    dataplane.signal(signal)?;
+    dataplane.wait(Duration::from_secs(10)).map(drop)
+}
+
+/// A download that is in the kernel.
+fn download(site: &Site) -> Result<common::Download> {
+    let download = common::Download::start(site)?;
+    let flows = || shares(site).is_ok_and(|(requests, replies)| requests > 50 && replies > 50);
+    wait_until("packets in the kernel", Duration::from_secs(20), flows)?;
+    Ok(download)
+}
+
+/// Every byte, every listing; and each output that shows the attachment shows clsact.
+#[test]
+fn every_byte_arrives_and_an_orderly_end_leaves_nothing() -> Result<()> {
+    let mut site = site("inkc-http", 4)?;
+    common::says(&site, "in the kernel (clsact)")?;
+    let doctor = site.director.sh(&format!(
+        "{} doctor || [ $? = 1 ]",
+        programs::find("lvsadm")?.display()
+    ))?;
+    ensure!(doctor.contains("in the kernel (clsact)"), "{doctor}");
+    ensure!(!doctor.contains("of tc at the ingress"), "{doctor}");
+    let there = shown(&site.director, "eth0")?;
+    ensure!(
+        there.contains("qdisc clsact") && there.contains(OWN),
+        "{there}"
+    );
+    site.lvsadm("-C")?;
+    common::requests_and_listings(&site)?;
+    let (requests, replies) = shares(&site)?;
+    ensure!(requests > 0 && replies > 0, "{requests}, {replies}");
+    end(&mut site, Signal::SIGTERM)?;
+    let left = shown(&site.director, "eth0")?;
+    ensure!(
+        !left.contains("clsact") && filters(&site.director)? == 0,
+        "{left}"
+    );
+    let left = site
+        .director
+        .sh("ls /sys/fs/bpf/lvs/* 2>/dev/null || true")?;
+    ensure!(left.trim().is_empty(), "{left}");
+    Ok(())
+}
+
+/// Filters of other programs stay, and run behind the dataplane's filter.
+#[test]
+fn other_filters_are_left_alone() -> Result<()> {
+    let mut site = site("inkc-other", 2)?;
+    // A filter that has no program of ours before it, and one that comes when ours is there.
+    end(&mut site, Signal::SIGTERM)?;
+    let other = "tc filter add dev eth0 ingress pref 1 protocol all handle 7 bpf direct-action bytecode \
+                 '1,6 0 0 4294967295'";
+    site.director.sh("tc qdisc add dev eth0 clsact")?;
+    site.director.sh(other)?;
+    start(&mut site)?;
+    site.add_service(80, "rr")?;
+    let there = shown(&site.director, "eth0")?;
+    let (ours, theirs) = (there.find(SHARED), there.find("handle 0x7"));
+    ensure!(ours.is_some() && ours < theirs, "{there}");
+    download(&site)?.finish()?;
+    end(&mut site, Signal::SIGTERM)?;
+    let left = shown(&site.director, "eth0")?;
+    ensure!(
+        left.contains("qdisc clsact") && left.contains("handle 0x7"),
+        "{left}"
+    );
+    ensure!(filters(&site.director)? == 0, "{left}");
+    // The dataplane's own discipline, which another program uses meanwhile.
+    site.director.sh("tc qdisc del dev eth0 clsact")?;
+    start(&mut site)?;
+    site.director.sh(&other.replace("pref 1", "pref 50"))?;
+    end(&mut site, Signal::SIGTERM)?;
+    let left = shown(&site.director, "eth0")?;
+    ensure!(
+        left.contains("qdisc clsact") && left.contains("handle 0x7"),
+        "{left}"
+    );
+    Ok(())
+}
+
+/// A filter in front of the dataplane's, or none of the dataplane's, is noticed as with tcx.
+#[test]
+fn foreign_filter_in_front_is_reported() -> Result<()> {
+    let site = site("inkc-front", 2)?;
+    let mut running = download(&site)?;
+    let doctor = || {
+        let program = programs::find("lvsadm")?.display().to_string();
+        let told = site.director.sh(&format!("{program} doctor || [ $? = 1 ]"));
+        anyhow::Ok(told?.replace("\n  ", " "))
+    };
+    // Of the same preference, the one that came last is the first. TC_ACT_OK: ours is not run.
+    let other = "dev eth0 ingress pref 1 protocol all handle 7 bpf";
+    site.director.sh(&format!(
+        "tc filter add {other} direct-action bytecode '1,6 0 0 0'"
+    ))?;
+    let told = || doctor().is_ok_and(|text| text.contains("is not the first"));
+    wait_until("a finding", common::SOON, told)?;
+    running.goes_on()?;
+    let before = shares(&site)?;
+    site.director.sh(&format!("tc filter del {other}"))?;
+    let flows = || shares(&site).is_ok_and(|(requests, _)| requests > before.0 + 50);
+    wait_until(
+        "packets in the kernel again",
+        Duration::from_secs(20),
+        flows,
+    )?;
+    running.finish()
+}
+
+/// Filters stay when the dataplane is killed, and its successor replaces them.
+#[test]
+fn connections_outlive_a_killed_dataplane() -> Result<()> {
+    let mut site = site("inkc-kill", 2)?;
+    let mut running = download(&site)?;
+    let before = filters(&site.director)?;
+    end(&mut site, Signal::SIGKILL)?;
+    ensure!(before > 0 && filters(&site.director)? == before, "{before}");
+    // Without a dataplane, too.
+    let received = || site.client.counter("Tcp", "InSegs").unwrap_or_default();
+    let already = received();
+    wait_until("more of the download", common::SOON, || {
+        received() > already + 500
+    })?;
+    running.goes_on()?;
+    start(&mut site)?;
+    common::says(&site, "took over")?;
+    running.finish()?;
+    ensure!(filters(&site.director)? == before, "the same places");
+    ensure!(site.lvsadm("-L -n")?.contains(":80"));
+    // The next one attaches itself the other way, if there is one, and takes the filters away.
+    end(&mut site, Signal::SIGKILL)?;
+    site.start_dataplane(&["--fast-path", "on"])?;
+    let log = common::says(&site, common::READY)?;
+    ensure!(log.contains("took over"), "{log}");
+    if log.contains("(tcx)") {
+        let gone = || filters(&site.director).is_ok_and(|left| left == 0);
+        wait_until("no filters", common::SOON, gone)?;
+    }
+    let running = download(&site)?;
+    end(&mut site, Signal::SIGKILL)?;
+    start(&mut site)?;
+    running.finish()?;
+    end(&mut site, Signal::SIGTERM)?;
+    let left = shown(&site.director, "eth0")?;
+    ensure!(
+        !left.contains("clsact") && filters(&site.director)? == 0,
+        "{left}"
+    );
+    Ok(())
+}
+
+#[test]
+fn cleanup_removes_filters_of_killed_dataplane() -> Result<()> {
+    let mut site = site("inkc-clean", 2)?;
+    let program = programs::find("lvs-dataplane")?.display().to_string();
+    for cleanup in [true, false] {
+        end(&mut site, Signal::SIGKILL)?;
+        ensure!(filters(&site.director)? > 0, "filters stay");
+        if cleanup {
+            let told = site.director.sh(&format!("{program} --cleanup"))?;
+            ensure!(told.starts_with("took away"), "{told}");
+            let told = site.director.sh(&format!("{program} --cleanup"))?;
+            ensure!(told.starts_with("no dataplane"), "{told}");
+            let left = shown(&site.director, "eth0")?;
+            ensure!(
+                !left.contains("clsact") && filters(&site.director)? == 0,
+                "{left}"
+            );
+            start(&mut site)?;
+            ensure!(!site.lvsadm("-L -n")?.contains(":80"), "it begins anew");
+            continue;
+        }
+        // One that forwards all packets itself takes them away, too.
+        site.start_dataplane(&["--fast-path", "off"])?;
+        ensure!(filters(&site.director)? == 0, "none is left");
+    }
+    Ok(())
+}

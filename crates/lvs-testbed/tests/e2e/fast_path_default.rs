@@ -1,0 +1,161 @@
+//! The default of the kernel fast path: connections are offloaded if that is possible.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, programs};
+use nix::sys::signal::Signal;
+
+use super::common::{READY, says};
+use super::fast_path::{is_permitted, require_permission, shares};
+
+/// Messages of the dataplane at its start.
+const FAST_PATH: &str = "established connections are forwarded in the kernel";
+const BY_ITSELF: &str = "all packets are forwarded by the dataplane itself";
+
+fn kill(site: &mut Site) -> Result<()> {
+    let mut dataplane = site.dataplane.take().context("it runs")?;
+    dataplane.signal(Signal::SIGKILL)?;
+    dataplane.wait(Duration::from_secs(10)).map(drop)
+}
+
+/// Starts a dataplane with the options `words`, independent of the environment.
+fn start(site: &mut Site, words: &[&str]) -> Result<()> {
+    site.start_dataplane_untold(words)
+}
+
+/// Some connections that live long enough.
+fn download(site: &Site) -> Result<()> {
+    let mut load = LoadOptions::new(format!("{}:80", site.vip).parse()?);
+    load.requests = 4;
+    load.sizes = vec![10_485_760];
+    site.client.load(&load)?.all_ok(4)
+}
+
+#[test]
+fn fast_path_auto_falls_back_silently() -> Result<()> {
+    let mut site = Site::new(SiteOptions::new("inkd", Forward::Nat))?;
+    let permitted = is_permitted()?;
+    start(&mut site, &[])?;
+    site.add_service(80, "rr")?;
+    download(&site)?;
+    let doctor = site
+        .lvsadm("doctor")
+        .unwrap_or_else(|error| error.to_string());
+    if permitted {
+        says(&site, FAST_PATH)?;
+        ensure!(doctor.contains(FAST_PATH), "{doctor}");
+        ensure!(shares(&site)?.0 > 0, "downloads of 10 MiB are published");
+    } else {
+        says(&site, BY_ITSELF)?;
+        ensure!(doctor.contains(BY_ITSELF), "{doctor}");
+        ensure!(!doctor.contains("* established"), "{doctor}");
+    }
+    let cases = [
+        (
+            &["--workers", "2"][..],
+            ": it reads the connection table of one",
+        ),
+        (&["--reverse-path", "loose"], ": --reverse-path judges"),
+    ];
+    for (words, why) in cases {
+        start(&mut site, words)?;
+        site.add_service(80, "rr")?;
+        download(&site)?;
+        let doctor = site
+            .lvsadm("doctor")
+            .unwrap_or_else(|error| error.to_string());
+        says(&site, BY_ITSELF)?;
+        ensure!(doctor.contains(BY_ITSELF), "{doctor}");
+        ensure!(!doctor.contains("* established"), "{doctor}");
+        let told = site.lvsadm(&format!("explain tcp 192.0.2.77:1000 {}", site.service(80)))?;
+        let expected =
+            format!("in kernel   no: the dataplane does not use the kernel fast path{why}");
+        ensure!(told.contains(&expected), "{told}");
+    }
+    Ok(())
+}
+
+/// The units' capabilities are enough, and what is missing is named.
+#[test]
+fn capabilities_that_are_missing_are_named() -> Result<()> {
+    require_permission()?;
+    let mut site = Site::new(SiteOptions::new("inkd-caps", Forward::Nat))?;
+    for (more, expected) in [
+        ("", "CAP_PERFMON is missing"),
+        (
+            ",+perfmon",
+            "established connections are forwarded in the kernel",
+        ),
+    ] {
+        let set = format!("-all,+net_admin,+net_raw,+bpf{more}");
+        let launcher = ["setpriv", "--bounding-set", &set];
+        site.start_dataplane_by(&launcher, &["--fast-path", "auto"])?;
+        says(&site, expected)?;
+        let log = says(&site, READY)?;
+        ensure!(!log.contains("R0="), "{log}");
+    }
+    Ok(())
+}
+
+#[test]
+fn dataplane_without_fast_path_removes_inherited_programs() -> Result<()> {
+    require_permission()?;
+    let mut site = Site::new(SiteOptions::new("inkd-off", Forward::Nat))?;
+    start(&mut site, &[])?;
+    site.add_service(80, "rr")?;
+    kill(&mut site)?;
+    start(&mut site, &["--fast-path", "off"])?;
+    says(&site, "have ended")?;
+    let left = site
+        .director
+        .sh("ls /sys/fs/bpf/lvs/* 2>/dev/null || true")?;
+    ensure!(left.trim().is_empty(), "{left}");
+    site.add_service(80, "rr")?;
+    download(&site)
+}
+
+/// The inherited state may be the cause of the crashes.
+#[test]
+fn dataplanes_that_die_in_turn_do_not_take_over_for_ever() -> Result<()> {
+    require_permission()?;
+    let mut site = Site::new(SiteOptions::new("inkd-tries", Forward::Nat))?;
+    start(&mut site, &[])?;
+    site.add_service(80, "rr")?;
+    for number in 1..=6 {
+        kill(&mut site)?;
+        start(&mut site, &[])?;
+        let (log, listed) = (says(&site, READY)?, site.lvsadm("-L -n")?);
+        ensure!(
+            log.contains("ended soon after they had taken over") == (number == 6),
+            "{number}: {log}"
+        );
+        ensure!(listed.contains(":80") == (number < 6), "{number}: {listed}");
+    }
+    Ok(())
+}
+
+/// With `--warm-restart`, a process may hold connections of a dataplane before: it is not asked for the
+/// other way, so it goes on with them.
+#[test]
+fn fast_path_continues_connections_of_state_keeper() -> Result<()> {
+    let mut site = Site::new(SiteOptions::new("inkd-hold", Forward::Nat))?;
+    start(&mut site, &["--warm-restart", "on", "--fast-path", "off"])?;
+    site.add_service(80, "rr")?;
+    kill(&mut site)?;
+    start(&mut site, &["--warm-restart", "on"])?;
+    says(&site, BY_ITSELF)?;
+    ensure!(site.lvsadm("-L -n")?.contains(":80"), "it took over");
+    download(&site)?;
+    let program = programs::find("lvs-dataplane")?.display().to_string();
+    site.dataplane = None;
+    site.director.sh(&format!("{program} --cleanup"))?;
+    start(&mut site, &["--warm-restart", "on"])?;
+    let expected = if is_permitted()? {
+        FAST_PATH
+    } else {
+        BY_ITSELF
+    };
+    says(&site, expected)?;
+    Ok(())
+}

@@ -1,0 +1,84 @@
+//! The programs of the kernel fast path against the packet path: the same frames, honest and
+//! hostile, go through one with and one without them, and the same frames leave, with the same
+//! connections, states, deadlines and counters.
+
+use lvs_dataplane::fast_path::FastPathError;
+use lvs_sys::is_root_of_all;
+use lvs_sys::testing::not_run;
+use lvs_testbed::hostile::{Forwarded, Method, twins};
+use lvs_testbed::suite::size;
+
+/// Frames for each of the ten methods and families: of `make test`, and of `make test-rest`.
+const QUICK_FRAMES: u64 = 15_000;
+const FULL_FRAMES: u64 = 150_000;
+
+/// Without BPF there is nothing to compare; root of the first user namespace has no excuse.
+fn not_tested(error: &FastPathError) -> ! {
+    let excused = matches!(error, FastPathError::Permission(_)) && !is_root_of_all();
+    assert!(excused, "{error:?}");
+    not_run(&format!("needs BPF: {error}"));
+}
+
+fn same(names: &[&str], seed: u64) {
+    let frames = size(QUICK_FRAMES, FULL_FRAMES);
+    for name in names {
+        let method = Method::named(name).expect("a method");
+        match twins(method, seed, frames) {
+            Ok(forwarded) => {
+                let Forwarded { all, early } = forwarded;
+                println!(
+                    "{name}: {all} of {frames} frames were forwarded by the programs, {early} of them by XDP"
+                );
+                assert!(all > frames / 20, "{all} of {frames}");
+                // Every other one has the chance; what goes into tunnels has none.
+                let tunnel = !["nat", "fullnat", "dr"]
+                    .iter()
+                    .any(|kind| name.starts_with(kind));
+                assert!(tunnel && early == 0 || early > all / 4, "{early} of {all}");
+            }
+            Err(error) => not_tested(&error),
+        }
+    }
+}
+
+#[test]
+fn nat() {
+    same(&["nat4", "nat6"], 1);
+}
+
+#[test]
+fn full_nat() {
+    same(&["fullnat4", "fullnat6"], 7);
+}
+
+#[test]
+fn direct_routing() {
+    same(&["dr4", "dr6"], 2);
+}
+
+#[test]
+fn ipip() {
+    same(&["ipip-4in4", "ipip-6in6", "ipip-6in4"], 3);
+}
+
+#[test]
+fn gre() {
+    same(&["gre-bare-4in4", "gre-bare-6in6"], 4);
+}
+
+#[test]
+fn gue() {
+    same(&["gue-bare-4in4", "gue-bare-6in6", "gue-6in4"], 5);
+}
+
+/// Of these the programs forward nothing, and change nothing.
+#[test]
+fn other_tunnels_are_left_alone() {
+    for name in ["ipip-4in6", "gre-4in4", "gue-6in6"] {
+        let method = Method::named(name).expect("a method");
+        match twins(method, 6, 5000) {
+            Ok(forwarded) => assert_eq!(forwarded, Forwarded::default()),
+            Err(error) => not_tested(&error),
+        }
+    }
+}

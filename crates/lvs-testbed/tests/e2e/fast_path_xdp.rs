@@ -1,0 +1,216 @@
+//! XDP in front of the kernel fast path, end to end: at veth interfaces whose other ends finish
+//! checksums, unless a test sets it otherwise.
+
+use crate::common;
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::{Forward, Site, SiteOptions, Topology, programs, wait_until};
+
+/// A site for a director with XDP at its interfaces.
+fn site(label: &str, forward: Forward) -> Result<Site> {
+    let site = site_as_it_is(label, forward, false)?;
+    site.testbed.finish_checksums()?;
+    Ok(site)
+}
+
+fn site_as_it_is(label: &str, forward: Forward, offloads: bool) -> Result<Site> {
+    super::fast_path::require_permission()?;
+    let mut options = SiteOptions::new(label, forward);
+    options.servers = 4;
+    if forward == Forward::FullNat {
+        options.topology = Topology::TwoArm;
+    }
+    options.offloads = offloads;
+    let site = Site::new(options)?;
+    site.testbed.take_frames()?;
+    Ok(site)
+}
+
+/// The dataplane's words for XDP at the director's interfaces.
+fn xdp(site: &Site) -> Result<Vec<String>> {
+    let mut words = vec!["--fast-path".to_owned(), "on".to_owned()];
+    for name in site.director.sh("ls /sys/class/net")?.split_whitespace() {
+        if name.starts_with("eth") {
+            words.extend(["--xdp".to_owned(), name.to_owned()]);
+        }
+    }
+    Ok(words)
+}
+
+fn start(site: &mut Site) -> Result<()> {
+    let words = xdp(site)?;
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    site.start_dataplane(&words)
+}
+
+/// Packets forwarded in the kernel: by XDP, and by the program behind it.
+fn shares(site: &Site) -> Result<(u64, u64)> {
+    let all = site.lvsadm("drops --json --all")?;
+    let all: serde_json::Value = serde_json::from_str(&all)?;
+    let count = |reason: &str| {
+        let items = all.as_array().context("a list")?;
+        let item = items.iter().find(|item| item["reason"] == reason);
+        item.and_then(|item| item["count"].as_u64())
+            .with_context(|| format!("{reason} in {all}"))
+    };
+    let behind = count("kernel_requests")? + count("kernel_replies")?;
+    Ok((count("kernel_xdp")?, behind))
+}
+
+/// Programs and links named so, in the director's namespace.
+fn programs_of(site: &Site) -> Result<String> {
+    site.director
+        .sh("ip -d link | grep -o 'prog/xdp.*' || true")
+}
+
+/// Without aggregates, each of many small frames waits in a short ring for the one softirq that
+/// reads it: where others keep that from a processor, some are lost, and sent again.
+fn bulk(site: &Site) -> Result<()> {
+    common::bulk_with(site, 10)
+}
+
+fn forwards(label: &str, forward: Forward) -> Result<()> {
+    let mut site = site(label, forward)?;
+    start(&mut site)?;
+    common::requests_and_listings(&site)?;
+    site.lvsadm("-C")?;
+    site.add_service(80, "rr")?;
+    bulk(&site)?;
+    let (xdp, behind) = shares(&site)?;
+    ensure!(
+        xdp > 1000 && xdp > 9 * behind,
+        "{xdp} by XDP, {behind} behind it"
+    );
+    ensure!(programs_of(&site)?.contains("lvs_xdp"));
+    let lvsadm = programs::find("lvsadm")?.display().to_string();
+    let doctor = site
+        .director
+        .sh(&format!("{lvsadm} doctor || [ $? = 1 ]"))?;
+    ensure!(
+        !doctor.contains("XDP"),
+        "it is the dataplane's own: {doctor}"
+    );
+    common::iperf_and_dns(&site)?;
+    let mut dataplane = site.dataplane.take().context("it runs")?;
+    dataplane.signal(nix::sys::signal::Signal::SIGTERM)?;
+    dataplane.wait(Duration::from_secs(10))?;
+    wait_until("nothing to be left", common::SOON, || {
+        programs_of(&site).is_ok_and(|left| left.is_empty())
+    })
+}
+
+#[test]
+fn nat() -> Result<()> {
+    forwards("xdp-nat", Forward::Nat)
+}
+
+#[test]
+#[ignore = "long"]
+fn full_nat() -> Result<()> {
+    forwards("xdp-fnat", Forward::FullNat)
+}
+
+#[test]
+#[ignore = "long"]
+fn direct_routing() -> Result<()> {
+    forwards("xdp-dr", Forward::Dr)
+}
+
+/// Frames with unfinished checksums are forwarded with a socket buffer.
+#[test]
+#[ignore = "long"]
+fn xdp_packets_with_unfinished_checksums_arrive_complete() -> Result<()> {
+    let mut site = site_as_it_is("xdp-veth", Forward::Nat, true)?;
+    start(&mut site)?;
+    common::requests_and_listings(&site)?;
+    site.lvsadm("-C")?;
+    site.add_service(80, "rr")?;
+    bulk(&site)?;
+    let (_, behind) = shares(&site)?;
+    ensure!(behind > 1000, "{behind} behind XDP");
+    common::iperf_and_dns(&site)
+}
+
+/// A download whose packets XDP forwards.
+fn download(site: &Site) -> Result<common::Download> {
+    site.add_service(80, "rr")?;
+    let download = common::Download::start(site)?;
+    let flows = || shares(site).is_ok_and(|(xdp, _)| xdp > 50);
+    wait_until("packets by XDP", Duration::from_secs(20), flows)?;
+    Ok(download)
+}
+
+/// A packet that needs a socket buffer to leave is forwarded with one; and by XDP again when that
+/// is possible.
+#[test]
+fn interfaces_that_take_no_frames_get_packets() -> Result<()> {
+    let mut site = site("xdp-takers", Forward::Nat)?;
+    start(&mut site)?;
+    let download = download(&site)?;
+    site.testbed.take_no_frames()?;
+    let pace = Duration::from_millis(500);
+    // A frame that is on its way meanwhile is lost, and sent again.
+    let stands = || {
+        let before = shares(&site).unwrap_or_default();
+        std::thread::sleep(pace);
+        shares(&site).is_ok_and(|after| after.0 == before.0 && after.1 > before.1)
+    };
+    wait_until("packets behind XDP", Duration::from_secs(20), stands)?;
+    let (before, _) = shares(&site)?;
+    site.testbed.take_frames()?;
+    let flows = || shares(&site).is_ok_and(|(xdp, _)| xdp > before + 50);
+    wait_until("packets by XDP again", Duration::from_secs(20), flows)?;
+    download.finish()
+}
+
+/// A dataplane that is killed leaves the program, and connections go on; its successor takes it
+/// over, or takes it away if it wants none.
+#[test]
+fn xdp_program_survives_dataplane() -> Result<()> {
+    let mut site = site("xdp-kill", Forward::Nat)?;
+    start(&mut site)?;
+    let download = download(&site)?;
+    let mut dataplane = site.dataplane.take().context("it runs")?;
+    dataplane.signal(nix::sys::signal::Signal::SIGKILL)?;
+    dataplane.wait(Duration::from_secs(10))?;
+    std::thread::sleep(Duration::from_secs(1));
+    start(&mut site)?;
+    let (before, _) = shares(&site)?;
+    let flows = || shares(&site).is_ok_and(|(xdp, _)| xdp > before + 50);
+    wait_until("packets by XDP again", Duration::from_secs(20), flows)?;
+    let mut dataplane = site.dataplane.take().context("it runs")?;
+    dataplane.signal(nix::sys::signal::Signal::SIGKILL)?;
+    dataplane.wait(Duration::from_secs(10))?;
+    site.start_dataplane(&["--fast-path", "on"])?;
+    let gone = || programs_of(&site).is_ok_and(|text| text.is_empty());
+    wait_until("no XDP any more", common::SOON, gone)?;
+    download.finish()
+}
+
+#[test]
+fn xdp_impossible_options_are_refused() -> Result<()> {
+    let site = site("xdp-refused", Forward::Nat)?;
+    site.director
+        .sh("ip link add d0 type bridge; ip link set d0 up")?;
+    let program = programs::find("lvs-dataplane")?.display().to_string();
+    for (words, told) in [
+        (
+            "--fast-path off --xdp eth0",
+            "leave out --xdp, or --fast-path off",
+        ),
+        (
+            "--fast-path on --interface eth0 --xdp eth1",
+            "none of the interfaces",
+        ),
+        ("--fast-path on --xdp d0", "no native XDP"),
+    ] {
+        let refused = site
+            .director
+            .sh(&format!("timeout 120 {program} {words} 2>&1 || true"))?;
+        ensure!(refused.contains(told), "{words}: {refused}");
+    }
+    ensure!(programs_of(&site)?.is_empty(), "nothing is left");
+    Ok(())
+}

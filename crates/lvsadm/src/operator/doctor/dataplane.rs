@@ -1,0 +1,212 @@
+//! Findings about the dataplane: its interfaces, its connection table, its counters.
+
+use lvs_core::api::{FastPathInfo, Info, ReasonCount, TablesState};
+
+use super::Findings;
+
+pub(super) fn look(info: &Info, reasons: &[ReasonCount], findings: &mut Findings) {
+    state(info, findings);
+    counters(reasons, findings);
+}
+
+fn state(info: &Info, findings: &mut Findings) {
+    for waiting in &info.waiting {
+        findings.add(waiting.what.clone(), waiting.fix.clone());
+    }
+    if info.interfaces.is_empty() && info.waiting.is_empty() {
+        findings.add(
+            "the dataplane uses no interface: no packet reaches it",
+            "bring an Ethernet interface up, or name one with lvs-dataplane --interface",
+        );
+    }
+    for interface in info.interfaces.iter().filter(|interface| !interface.up) {
+        findings.add(
+            format!("{} is down", interface.name),
+            format!(
+                "ip link set {} up; check cable and switch port",
+                interface.name
+            ),
+        );
+    }
+    if info.capacity > 0 && info.connections * 10 > info.capacity * 9 {
+        findings.add(
+            format!(
+                "the connection table is nearly full: {} of {} entries are in use",
+                info.connections, info.capacity
+            ),
+            "start lvs-dataplane with a larger --max-connections; when the table is full, new connections are dropped",
+        );
+    }
+    let fast_path = &info.fast_path;
+    if fast_path.wanted && !fast_path.active {
+        findings.add(
+            format!(
+                "established connections are not forwarded in the kernel: {}",
+                fast_path.reason
+            ),
+            fast_path.remedy.clone(),
+        );
+    }
+    for peer in info.peers.iter().filter(|peer| peer.is_alarming()) {
+        findings.add(
+            format!(
+                "the connections of the director {} are not known here, for {} s ({}{}{}): they break when this one takes over",
+                peer.peer.ip(),
+                peer.seconds,
+                peer.state,
+                if peer.trouble.is_empty() { "" } else { ": " },
+                peer.trouble
+            ),
+            "lvsadm sync on both shows how they stand: is it up, can each connect to the other (TCP, the port of --sync-listen), and \
+             is the key the same?",
+        );
+    }
+    for tables in &info.tables {
+        if tables.state == TablesState::Alarm {
+            findings.add(
+                format!(
+                    "the director {} has other services or servers than this one ({} differ, for {} s): the two choose different \
+                     servers for a client",
+                    tables.peer.ip(),
+                    tables.differ,
+                    tables.seconds
+                ),
+                "lvsadm sync names the services, lvsadm diff shows how they differ; give both the same configuration file and reload \
+                 lvsd, or undo what was changed by hand",
+            );
+        }
+    }
+    for conflict in &info.conflicts {
+        findings.add(
+            format!(
+                "{} answers ARP for {}, a virtual address",
+                conflict.mac, conflict.address
+            ),
+            "remove the address from that host; if it is a real server that needs it (direct routing, tunnelling), \
+             put it on lo there and set net.ipv4.conf.all.arp_ignore=1 and arp_announce=2",
+        );
+    }
+}
+
+/// Where established connections are forwarded, if nothing is to be done about it.
+pub(super) fn fast_path(info: &FastPathInfo) -> Option<String> {
+    if info.active {
+        let by = &info.attached_by;
+        return Some(format!(
+            "established connections are forwarded in the kernel ({by})"
+        ));
+    }
+    (!info.wanted && !info.reason.is_empty()).then(|| {
+        format!(
+            "all packets are forwarded by the dataplane itself: {}",
+            info.reason
+        )
+    })
+}
+
+fn counters(reasons: &[ReasonCount], findings: &mut Findings) {
+    for reason in reasons {
+        // Packets that were too big are reported by server, lost frames by interface.
+        let reported = ["too_big", "not_received"].contains(&reason.reason.as_str());
+        if reason.action == "drop" && reason.count > 0 && !reported {
+            let packets = match reason.count {
+                1 => "1 packet was".to_owned(),
+                n => format!("{n} packets were"),
+            };
+            findings.add(
+                format!("{packets} dropped: {}: {}", reason.reason, reason.help),
+                reason.remedy.clone(),
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn doctor_disabled_fast_path_is_a_finding() {
+        let found = |active: bool| {
+            let mut info = Info::default();
+            info.interfaces.clear();
+            info.fast_path.wanted = true;
+            info.fast_path.active = active;
+            info.fast_path.reason = "another is first".to_owned();
+            info.fast_path.remedy = "have it go".to_owned();
+            let mut findings = Findings::default();
+            state(&info, &mut findings);
+            let mut found = findings.0.into_iter();
+            found.find(|finding| finding.what.contains("in the kernel"))
+        };
+        assert!(found(true).is_none());
+        let finding = found(false).expect("one");
+        assert!(finding.what.ends_with(": another is first"), "{finding:?}");
+        assert_eq!(finding.cure, "have it go");
+    }
+
+    #[test]
+    fn doctor_lagging_peer_is_a_finding() {
+        let found = |state: &str, seconds: u64| {
+            let text = format!(
+                r#"{{"peers": [{{"peer": "192.0.2.2:8848", "state": "{state}", "seconds": {seconds}, "trouble": "no route"}}]}}"#
+            );
+            let info: Info = serde_json::from_str(&text).expect("info");
+            let mut findings = Findings::default();
+            super::state(&info, &mut findings);
+            let mut found = findings.0.into_iter();
+            found.find(|finding| finding.what.contains("192.0.2.2"))
+        };
+        // It comes back from a restart.
+        assert!(found("in step", 0).is_none() && found("away", 9).is_none());
+        for state in ["away", "refused", "silent", "behind"] {
+            let finding = found(state, 10).expect("one");
+            let words = format!("not known here, for 10 s ({state}: no route)");
+            assert!(finding.what.contains(&words), "{finding:?}");
+        }
+    }
+
+    #[test]
+    fn doctor_peer_with_other_services_is_a_finding() {
+        let found = |state: &str| {
+            let text = format!(
+                r#"{{"tables": [{{"peer": "192.0.2.2:8848", "state": "{state}", "differ": 2, "seconds": 40}}]}}"#
+            );
+            let info: Info = serde_json::from_str(&text).expect("info");
+            let mut findings = Findings::default();
+            super::state(&info, &mut findings);
+            let mut found = findings.0.into_iter();
+            found.find(|finding| finding.what.contains("192.0.2.2"))
+        };
+        // It differs for a moment after each change.
+        assert!(found("differ").is_none() && found("alike").is_none());
+        let finding = found("alarm").expect("one");
+        assert!(finding.what.contains("2 differ, for 40 s"), "{finding:?}");
+        assert!(finding.cure.starts_with("lvsadm sync"), "{finding:?}");
+    }
+
+    #[test]
+    fn doctor_missing_interface_is_a_finding() {
+        let info: Info = serde_json::from_str(
+            r#"{"waiting": [{"code": "interface_missing", "what": "waiting for eth7", "fix": "make it"}]}"#,
+        )
+        .expect("info");
+        let mut findings = Findings::default();
+        state(&info, &mut findings);
+        assert_eq!(findings.0.len(), 1, "{findings:?}");
+        assert_eq!(findings.0[0].what, "waiting for eth7");
+        assert_eq!(findings.0[0].cure, "make it");
+    }
+
+    #[test]
+    fn doctor_interface_down_is_a_finding() {
+        let info: Info = serde_json::from_str(
+            r#"{"interfaces": [{"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": false}]}"#,
+        )
+        .expect("info");
+        let mut findings = Findings::default();
+        state(&info, &mut findings);
+        assert_eq!(findings.0.len(), 1, "{findings:?}");
+        assert!(findings.0[0].cure.starts_with("ip link set eth0 up"));
+    }
+}

@@ -1,0 +1,521 @@
+//! The dataplane: its options, its rules for marks, its sysctls.
+
+use std::net::IpAddr;
+use std::ops::Range;
+use std::time::Duration;
+
+use lvs_api::words::meant;
+use lvs_core::Sysctls;
+use lvs_core::api::{LocalPool, WORKERS_MAX};
+use lvs_core::ftp::helper_ports;
+use lvs_core::mark::MarkRule;
+use toml::Spanned;
+
+use super::Checker;
+use crate::config::Dataplane;
+use crate::config::ports::{self, is_generated};
+use crate::config::raw::{OneOrMore, RawConfig, RawDataplane, RawMark, Whole};
+use crate::text::Diagnostic;
+
+/// The maximum of `--max-connections`.
+const CONNECTIONS_MAX: i64 = 1 << 28;
+
+impl Checker<'_> {
+    pub(super) fn dataplane(&mut self, raw: &RawDataplane) -> Dataplane {
+        let backend = self.one_of(raw.backend.as_ref(), &["auto", "af_packet", "tun"]);
+        if backend.as_deref() == Some("tun") {
+            self.routed = raw.backend.as_ref().map(Spanned::span);
+        }
+        let profile = self.one_of(raw.profile.as_ref(), &["kernel", "modern"]);
+        let when_full = self.one_of(raw.when_full.as_ref(), &["drop", "evict"]);
+        let echo = self.one_of(raw.echo.as_ref(), &["answer", "drop"]);
+        let reverse_path = self.one_of(raw.reverse_path.as_ref(), &["off", "loose", "strict"]);
+        let fast_path = self.one_of(raw.fast_path.as_ref(), &["off", "auto", "on"]);
+        let warm_restart = self.one_of(raw.warm_restart.as_ref(), &["off", "auto", "on"]);
+        let confine = self.one_of(raw.confine.as_ref(), &["off", "auto"]);
+        let real_time = self.one_of(raw.real_time.as_ref(), &["off", "auto"]);
+        self.helpers(raw);
+        self.interfaces(raw);
+        let echo_limit = self.count(raw.echo_limit.as_ref(), "number of echo requests", 0);
+        let icmp_msgs_per_sec = self.count(
+            raw.icmp_msgs_per_sec.as_ref(),
+            "number of ICMP errors in a second",
+            0,
+        );
+        let icmp_msgs_burst = self.count(
+            raw.icmp_msgs_burst.as_ref(),
+            "number of ICMP errors at once",
+            1,
+        );
+        self.clamp_mss(raw);
+        self.workers(raw);
+        self.fast_path(raw);
+        self.xdp(raw);
+        let max_connections = self
+            .number(
+                raw.max_connections.as_ref(),
+                "number of connections",
+                1..=CONNECTIONS_MAX,
+            )
+            .and_then(|n| u32::try_from(n).ok());
+        let max_ipv6 = self
+            .number(
+                raw.max_ipv6.as_ref(),
+                "number of connections",
+                1..=CONNECTIONS_MAX,
+            )
+            .and_then(|n| u32::try_from(n).ok());
+        self.icmp_ratelimit(raw);
+        for word in [&raw.socket, &raw.group, &raw.readers, &raw.program]
+            .into_iter()
+            .flatten()
+        {
+            self.printable(word, "the value");
+        }
+        self.groups(raw);
+        self.socket(raw);
+        self.hang_limit(raw);
+        let local = self.local_pool(raw);
+        let list = |v: &Option<Spanned<OneOrMore>>| v.as_ref().map(|v| v.get_ref().0.clone());
+        Dataplane {
+            interfaces: list(&raw.interface).unwrap_or_default(),
+            backend,
+            workers: raw.workers.as_ref().map(|n| n.get_ref().0.clone()),
+            socket: raw.socket.as_ref().map(|s| s.get_ref().clone()),
+            group: raw.group.as_ref().map(|g| g.get_ref().clone()),
+            readers: raw.readers.as_ref().map(|g| g.get_ref().clone()),
+            hang_limit: raw.hang_limit.as_ref().map(|time| time.get_ref().0),
+            profile,
+            own_vips: raw.own_vips.unwrap_or(false),
+            local,
+            helpers: list(&raw.helper).unwrap_or_default(),
+            echo,
+            reverse_path,
+            fast_path,
+            warm_restart,
+            xdp: list(&raw.xdp).unwrap_or_default(),
+            confine,
+            real_time,
+            echo_limit,
+            clamp_mss: raw.clamp_mss.as_ref().map(|size| size.get_ref().0.clone()),
+            icmp_ratelimit: raw.icmp_ratelimit.as_ref().map(|time| time.get_ref().0),
+            icmp_msgs_per_sec,
+            icmp_msgs_burst,
+            max_connections,
+            max_ipv6,
+            when_full,
+            peers: None,
+            program: raw.program.as_ref().map(|p| p.get_ref().clone()),
+        }
+    }
+
+    /// One of a few words that are passed to the dataplane as they are.
+    pub(super) fn one_of(
+        &mut self,
+        value: Option<&Spanned<String>>,
+        words: &[&str],
+    ) -> Option<String> {
+        let known: Vec<(&str, &str)> = words.iter().map(|word| (*word, *word)).collect();
+        self.word(value, &known).map(str::to_owned)
+    }
+
+    /// A number of something, from `least` on.
+    fn count(&mut self, value: Option<&Spanned<Whole>>, what: &str, least: i64) -> Option<u32> {
+        let number = self.number(value, what, least..=i64::from(u32::MAX));
+        number.and_then(|n| u32::try_from(n).ok())
+    }
+
+    fn helpers(&mut self, raw: &RawDataplane) {
+        let Some(helpers) = &raw.helper else {
+            return;
+        };
+        for helper in &helpers.get_ref().0 {
+            if let Err(error) = helper_ports(helper) {
+                self.report(
+                    Diagnostic::error(helpers.span(), format!("helper `{helper}`: {error}"))
+                        .help("write \"ftp\", or \"ftp=21,2121\" to name its ports"),
+                );
+            }
+        }
+    }
+
+    fn interfaces(&mut self, raw: &RawDataplane) {
+        let Some(interfaces) = &raw.interface else {
+            return;
+        };
+        for interface in &interfaces.get_ref().0 {
+            if let Some((name, _)) = interface.split_once('=') {
+                self.report(
+                    Diagnostic::error(
+                        interfaces.span(),
+                        format!("the dataplane does not create `{name}`"),
+                    )
+                    .help(
+                        "create the VLAN interface with `ip link add link TRUNK name NAME type vlan id VLAN` and its addresses with \
+                         `ip addr add`, and give its name only",
+                    ),
+                );
+                continue;
+            }
+            let name = interface.as_str();
+            // IFNAMSIZ is 16 with the NUL.
+            if !is_interface(name) {
+                self.report(
+                    Diagnostic::error(
+                        interfaces.span(),
+                        format!("`{name}` cannot be an interface"),
+                    )
+                    .help("an interface's name has 1 to 15 bytes; `ip -br link` lists them"),
+                );
+            } else if self.facts.is_some_and(|facts| !facts.has_interface(name)) {
+                self.report(
+                    Diagnostic::warning(
+                        interfaces.span(),
+                        format!("there is no interface `{name}` here"),
+                    )
+                    .label("the dataplane waits for it")
+                    .help("`ip -br link` lists the interfaces of this host and network namespace"),
+                );
+            }
+        }
+    }
+
+    /// The dataplane does not start with a group that there is not.
+    fn groups(&mut self, raw: &RawDataplane) {
+        let Some(facts) = self.facts else {
+            return;
+        };
+        for group in [&raw.group, &raw.readers].into_iter().flatten() {
+            let name = group.get_ref();
+            if facts.has_group(name) {
+                continue;
+            }
+            let finding =
+                Diagnostic::error(group.span(), format!("there is no group `{name}` here"));
+            self.report(match meant(name, facts.group_names()) {
+                Some(word) => finding.help(format!("did you mean \"{word}\"?")),
+                None => finding.help(format!(
+                    "`getent group` lists them; `groupadd --system {name}` makes this one"
+                )),
+            });
+        }
+    }
+
+    fn hang_limit(&mut self, raw: &RawDataplane) {
+        let sensible = Duration::from_secs(2)..=Duration::from_secs(3600);
+        if let Some(limit) = &raw.hang_limit
+            && !sensible.contains(&limit.get_ref().0)
+        {
+            self.report(
+                Diagnostic::error(limit.span(), "no dataplane can be told to hang by that")
+                    .help("give 2s to 1h; a busy host can keep a dataplane waiting for a second"),
+            );
+        }
+    }
+
+    fn icmp_ratelimit(&mut self, raw: &RawDataplane) {
+        if let Some(time) = &raw.icmp_ratelimit
+            && time.get_ref().0 > Duration::from_secs(86_400)
+        {
+            self.report(
+                Diagnostic::error(time.span(), "`icmp_ratelimit` is out of range")
+                    .help("give at most \"1d\"; \"0s\" is no limit"),
+            );
+        }
+    }
+
+    fn clamp_mss(&mut self, raw: &RawDataplane) {
+        // What every IPv4 host takes.
+        const LEAST: u16 = 536;
+        let Some(size) = &raw.clamp_mss else {
+            return;
+        };
+        let text = size.get_ref().0.as_str();
+        let number = text.parse::<u16>().ok().filter(|&n| n >= LEAST);
+        if text != "auto" && number.is_none() {
+            self.report(
+                Diagnostic::error(size.span(), format!("`{text}` is not a segment size")).help(
+                    format!("give \"auto\", or a number from {LEAST} to {}", u16::MAX),
+                ),
+            );
+        }
+    }
+
+    /// Reports several workers together with peers, which the dataplane refuses.
+    pub(super) fn workers_beside_peers(&mut self, raw: &RawConfig) {
+        let value = raw.dataplane.workers.as_ref();
+        let peers = raw.sync.peers.is_some();
+        let Some(value) = value.filter(|value| peers && value.get_ref().0 != "1") else {
+            return;
+        };
+        let title = "several packet workers do not tell peers of their connections".to_owned();
+        self.report(
+            Diagnostic::error(value.span(), title).help("remove `workers`, or [sync.peers]"),
+        );
+    }
+
+    fn workers(&mut self, raw: &RawDataplane) {
+        let Some(value) = &raw.workers else {
+            return;
+        };
+        let text = value.get_ref().0.as_str();
+        let number = text.parse::<usize>().ok();
+        if text != "auto" && number.is_none_or(|n| n == 0 || n > WORKERS_MAX) {
+            let title = format!("number of workers {} is out of range", self.written(value));
+            self.report(Diagnostic::error(value.span(), title).help(format!(
+                "write workers = 1, a number up to {WORKERS_MAX}, or \"auto\""
+            )));
+        } else if text != "1" && is(raw.fast_path.as_ref(), "on") {
+            let title = "the kernel fast path goes with one packet worker".to_owned();
+            self.report(
+                Diagnostic::error(value.span(), title)
+                    .help("leave out workers, or write fast_path = \"off\""),
+            );
+        }
+    }
+
+    /// Checks the combinations with which a dataplane refuses to start if `fast_path = "on"`.
+    fn fast_path(&mut self, raw: &RawDataplane) {
+        if !is(raw.fast_path.as_ref(), "on") {
+            return;
+        }
+        if let Some(backend) = &raw.backend
+            && backend.get_ref() == "tun"
+        {
+            let title = "the kernel fast path goes without the backend `tun`";
+            self.report(
+                Diagnostic::error(backend.span(), title)
+                    .help("leave out backend, or write fast_path = \"off\""),
+            );
+        }
+        if let Some(reverse_path) = &raw.reverse_path
+            && matches!(&**reverse_path.get_ref(), "loose" | "strict")
+        {
+            let title = "the kernel fast path goes without checks of the reverse path";
+            self.report(
+                Diagnostic::error(reverse_path.span(), title)
+                    .help("leave out reverse_path, or write fast_path = \"off\""),
+            );
+        }
+    }
+
+    fn xdp(&mut self, raw: &RawDataplane) {
+        let Some(xdp) = &raw.xdp else {
+            return;
+        };
+        if is(raw.fast_path.as_ref(), "off") {
+            let title = "xdp is a part of the kernel fast path, which is off".to_owned();
+            let help = "leave out fast_path, or xdp";
+            self.report(Diagnostic::error(xdp.span(), title).help(help));
+        }
+    }
+
+    fn socket(&mut self, raw: &RawDataplane) {
+        let Some(socket) = &raw.socket else {
+            return;
+        };
+        let path = socket.get_ref();
+        // sun_path has 108 bytes.
+        if path.is_empty() || path == "@" || path.len() > 107 {
+            self.report(
+                Diagnostic::error(socket.span(), "not the name of a socket")
+                    .help("give `@name` for an abstract socket, or a path of at most 107 bytes"),
+            );
+        }
+    }
+
+    /// The addresses that stand for clients with full NAT.
+    fn local_pool(&mut self, raw: &RawDataplane) -> Option<LocalPool> {
+        let mut addresses = Vec::new();
+        if let Some(list) = &raw.local_addresses {
+            for word in &list.get_ref().0 {
+                match word.parse::<IpAddr>() {
+                    Ok(addr) if addresses.contains(&addr) => self.report(
+                        Diagnostic::error(list.span(), format!("{addr} is named twice"))
+                            .help("name each local address once"),
+                    ),
+                    Ok(addr) => {
+                        if self.usable(list.span(), addr, "local address").is_some() {
+                            addresses.push(addr);
+                        }
+                    }
+                    Err(_) => self.report(
+                        Diagnostic::error(list.span(), format!("`{word}` is not an address")).help(
+                            "write addresses without ports: local_addresses = [\"10.0.0.2\"]",
+                        ),
+                    ),
+                }
+            }
+        }
+        let hairpin = raw.hairpin.as_ref().is_some_and(|on| *on.get_ref());
+        if let Some(on) = &raw.hairpin
+            && hairpin
+            && addresses.is_empty()
+        {
+            self.report(
+                Diagnostic::error(on.span(), "`hairpin` needs a local address")
+                    .help("add local_addresses = [\"...\"]: addresses of this host, or free ones that the dataplane will answer for"),
+            );
+        }
+        let given = raw.local_addresses.is_some() || raw.hairpin.is_some();
+        given.then_some(LocalPool { addresses, hairpin })
+    }
+
+    pub(super) fn marks(&mut self, raw: &RawConfig) -> Vec<String> {
+        let mut all = Vec::new();
+        for spanned in &raw.mark {
+            let rule = spanned.get_ref();
+            let mark = rule.mark.as_ref();
+            if mark.is_some() && self.number(mark, "mark", 1..=i64::from(u32::MAX)).is_none() {
+                continue;
+            }
+            if let Some(name) = &rule.interface
+                && !is_interface(name.get_ref())
+            {
+                self.report(
+                    Diagnostic::error(name.span(), "this cannot be an interface")
+                        .help("an interface's name has 1 to 15 bytes; `ip -br link` lists them"),
+                );
+                continue;
+            }
+            let words = mark_words(rule);
+            let flat: Vec<&String> = words.iter().flat_map(|(_, words)| words).collect();
+            match MarkRule::parse(&flat) {
+                Ok(parsed) => {
+                    let text = parsed.to_string();
+                    if is_generated(&text) {
+                        let place = mark.map(Spanned::span);
+                        let whole = self.first_line(&spanned.span());
+                        self.reserved_mark(place.unwrap_or(whole));
+                    }
+                    all.push(text);
+                }
+                Err(reason) => {
+                    let whole = self.first_line(&spanned.span());
+                    let finding = wrong_rule(&words, &reason, whole);
+                    self.report(finding);
+                }
+            }
+        }
+        all
+    }
+
+    pub(super) fn reserved_mark(&mut self, span: Range<usize>) {
+        let (first, last) = (ports::MARKS.start(), ports::MARKS.end());
+        self.report(
+            Diagnostic::error(span, "this mark is reserved for services of many ports")
+                .help(format!("give one below {first} or above {last}")),
+        );
+    }
+
+    pub(super) fn sysctls(&mut self, raw: &RawConfig) -> Vec<(String, String)> {
+        let mut all = Vec::new();
+        for (name, value) in &raw.sysctl {
+            let key = name.get_ref().as_str();
+            if !Sysctls::NAMES.contains(&key) {
+                let finding = Diagnostic::error(name.span(), format!("unknown sysctl `{key}`"));
+                self.report(match meant(key, Sysctls::NAMES.iter().copied()) {
+                    Some(word) => finding.help(format!("did you mean `{word}`?")),
+                    None => finding.help("the names are those in /proc/sys/net/ipv4/vs/"),
+                });
+                continue;
+            }
+            let text = value.get_ref().0.trim();
+            if Sysctls::default().set(key, text).is_err() {
+                let values = Sysctls::values(key).unwrap_or_default();
+                self.report(
+                    Diagnostic::error(value.span(), format!("`{text}` is not a value of {key}"))
+                        .help(format!("give {values}")),
+                );
+                continue;
+            }
+            all.push((key.to_owned(), text.to_owned()));
+        }
+        all
+    }
+}
+
+/// The words of one key of a rule, and where its value stands.
+type RuleWords = (Range<usize>, Vec<String>);
+
+/// A rule in the dataplane's words, which are the keys of the table with dashes in front.
+fn mark_words(rule: &RawMark) -> Vec<RuleWords> {
+    let mut words = Vec::new();
+    for (name, value) in [
+        ("--interface", &rule.interface),
+        ("--source", &rule.source),
+        ("--destination", &rule.destination),
+        ("--protocol", &rule.protocol),
+    ] {
+        if let Some(value) = value {
+            words.push((value.span(), vec![name.to_owned(), value.get_ref().clone()]));
+        }
+    }
+    if let Some(ports) = &rule.ports {
+        let text = ports.get_ref().0.clone();
+        words.push((ports.span(), vec!["--ports".to_owned(), text]));
+    }
+    if let Some(mark) = &rule.mark {
+        let number = mark.get_ref().0.to_string();
+        words.push((mark.span(), vec!["--mark".to_owned(), number]));
+    }
+    for (name, set) in [("--drop", &rule.drop), ("--host", &rule.host)] {
+        if let Some(set) = set
+            && *set.get_ref()
+        {
+            words.push((set.span(), vec![name.to_owned()]));
+        }
+    }
+    words
+}
+
+/// A rule that the dataplane would refuse for `reason`, shown at the value that is to blame, where one
+/// is by itself.
+fn wrong_rule(words: &[RuleWords], reason: &str, whole: Range<usize>) -> Diagnostic {
+    let alone = |key: &[String]| -> Vec<String> {
+        let mut rule = key.to_vec();
+        // What every rule has, in the same family.
+        let six = key.last().is_some_and(|value| value.contains(':'));
+        if key[0] != "--destination" {
+            let other = if six { "2001:db8::1" } else { "192.0.2.1" };
+            rule.extend(["--destination".to_owned(), other.to_owned()]);
+        }
+        if !matches!(key[0].as_str(), "--mark" | "--drop" | "--host") {
+            rule.extend(["--mark".to_owned(), "1".to_owned()]);
+        }
+        rule
+    };
+    let culprit = words.iter().find_map(|(place, key)| {
+        let reason = MarkRule::parse(&alone(key)).err()?;
+        Some((place.clone(), key[0].trim_start_matches('-'), reason))
+    });
+    match culprit {
+        Some((place, key, reason)) => {
+            let reason = reason.replace("--", "");
+            Diagnostic::error(place, format!("`{key}` of a rule for marks: {reason}"))
+        }
+        None => Diagnostic::error(
+            whole,
+            format!("invalid rule for marks: {}", reason.replace("--", "")),
+        )
+        .help(
+            "a rule has `destination`, and one of `mark = N`, `drop = true` or `host = true`; the latter two can do with \
+             `source` instead",
+        ),
+    }
+}
+
+/// Whether a key is there and has this value.
+fn is(value: Option<&Spanned<String>>, word: &str) -> bool {
+    value.is_some_and(|value| value.get_ref() == word)
+}
+
+/// Whether the kernel would take it for the name of an interface (`dev_valid_name`).
+pub(super) fn is_interface(name: &str) -> bool {
+    // IFNAMSIZ is 16 with the NUL.
+    !name.is_empty()
+        && name.len() <= 15
+        && name != "."
+        && name != ".."
+        && !name.contains(|c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control())
+}

@@ -1,0 +1,338 @@
+//! The settings of the dataplane: its arguments, sysctls, synchronisation and filters.
+
+use super::*;
+
+#[test]
+fn dataplane_icmp_options_become_arguments() {
+    let text = "[dataplane]\ninterface = [\"eth0.100\", \"eth1\"]\necho = \"drop\"\necho_limit = 10\n\
+                clamp_mss = 1360\nicmp_ratelimit = \"500ms\"\nicmp_msgs_per_sec = 0\nicmp_msgs_burst = 1\n";
+    assert_eq!(
+        load(text).dataplane.arguments().join(" "),
+        "--interface eth0.100 --interface eth1 --echo drop --echo-limit 10 --clamp-mss 1360 \
+         --icmp-ratelimit 500 --icmp-msgs-per-sec 0 --icmp-msgs-burst 1"
+    );
+    for (line, wanted) in [
+        ("echo = \"host\"", "unknown word `host`"),
+        (
+            "hang_limit = \"1s\"",
+            "no dataplane can be told to hang by that",
+        ),
+        ("clamp_mss = 535", "`535` is not a segment size"),
+        ("clamp_mss = \"Auto\"", "`Auto` is not a segment size"),
+        ("icmp_msgs_burst = 0", "is out of range"),
+        ("echo_limit = -1", "is out of range"),
+        (
+            "interface = \"eth0.100=10.0.0.1/24\"",
+            "the dataplane does not create `eth0.100`",
+        ),
+    ] {
+        let found = errors(&format!("[dataplane]\n{line}\n"));
+        assert!(found.contains(wanted), "{line}: {found}");
+    }
+}
+
+#[test]
+fn helpers_and_their_ports() {
+    for (line, arguments) in [
+        ("helper = \"ftp\"", "--helper ftp"),
+        ("helper = [\"ftp=21,2121\"]", "--helper ftp=21,2121"),
+    ] {
+        let text = format!("[dataplane]\n{line}\n");
+        assert_eq!(load(&text).dataplane.arguments().join(" "), arguments);
+    }
+    for (helper, wanted) in [
+        ("tftp", "no helper of this name; there is one: ftp"),
+        ("ftp=", "up to 8 different ports from 1 to 65535"),
+        ("ftp=0", "up to 8 different ports"),
+        ("ftp=21,21", "up to 8 different ports"),
+        ("ftp=65536", "up to 8 different ports"),
+        ("ftp=1,2,3,4,5,6,7,8,9", "up to 8 different ports"),
+    ] {
+        let found = errors(&format!("[dataplane]\nhelper = \"{helper}\"\n"));
+        assert!(found.contains(wanted), "{helper}: {found}");
+    }
+}
+
+#[test]
+fn unsupported_dataplane_key_is_refused_with_its_position() {
+    for (line, place, title, help) in [
+        (
+            "no_interfaces = true",
+            "test.toml:2:1",
+            "unknown key `no_interfaces`",
+            "run lvsd in a network namespace",
+        ),
+        (
+            "backend = \"af_xdp\"",
+            "test.toml:2:11",
+            "unknown word `af_xdp`",
+            "one of: auto, af_packet, tun",
+        ),
+        (
+            "xdp = \"eth0\"\nfast_path = \"off\"",
+            "test.toml:2:7",
+            "xdp is a part of the kernel fast path, which is off",
+            "leave out fast_path, or xdp",
+        ),
+        (
+            "fast_path = \"on\"\nbackend = \"tun\"",
+            "test.toml:3:11",
+            "the kernel fast path goes without the backend `tun`",
+            "leave out backend, or write fast_path = \"off\"",
+        ),
+        (
+            "reverse_path = \"loose\"\nfast_path = \"on\"",
+            "test.toml:2:16",
+            "the kernel fast path goes without checks of the reverse path",
+            "leave out reverse_path, or write fast_path = \"off\"",
+        ),
+        (
+            "fast_path = \"on\"\nreverse_path = \"strict\"",
+            "test.toml:3:16",
+            "the kernel fast path goes without checks of the reverse path",
+            "leave out reverse_path, or write fast_path = \"off\"",
+        ),
+        (
+            "fast_path = \"on\"\nworkers = 4",
+            "test.toml:3:11",
+            "the kernel fast path goes with one packet worker",
+            "leave out workers, or write fast_path = \"off\"",
+        ),
+        (
+            "workers = 65",
+            "test.toml:2:11",
+            "number of workers 65 is out of range",
+            "write workers = 1",
+        ),
+        (
+            "when_full = \"grow\"",
+            "test.toml:2:13",
+            "unknown word `grow`",
+            "one of: drop, evict",
+        ),
+    ] {
+        let said = errors(&format!("[dataplane]\n{line}\n"));
+        for part in [place, title, help] {
+            assert!(said.contains(part), "{part}: {said}");
+        }
+    }
+    // Where it need not be used, the dataplane goes without.
+    for fast_path in ["off", "auto"] {
+        load(&format!(
+            "[dataplane]\nfast_path = \"{fast_path}\"\nbackend = \"tun\"\nreverse_path = \"loose\"\n"
+        ));
+    }
+    load("[dataplane]\nfast_path = \"on\"\nbackend = \"af_packet\"\nreverse_path = \"off\"\n");
+}
+
+#[test]
+fn synchronisation_is_asked_for_with_an_interface() {
+    use lvs_core::api::SyncRole;
+    assert_eq!(load("").sync, None, "it stays as it is");
+    let daemons = load("[sync.ipvs]\ninterface = \"eth2\"\nsyncid = 5\n").sync;
+    let daemons = daemons.expect("they are wanted");
+    let roles: Vec<SyncRole> = daemons.iter().map(|daemon| daemon.role).collect();
+    assert_eq!(roles, [SyncRole::Master, SyncRole::Backup]);
+    assert!(daemons.iter().all(|daemon| daemon.syncid == 5));
+    let one = load("[sync.ipvs]\ninterface = \"eth2\"\nrole = \"backup\"\n").sync;
+    assert_eq!(one.map(|daemons| daemons.len()), Some(1));
+    for (text, title) in [
+        ("role = \"both\"", "[sync.ipvs] has no interface"),
+        (
+            "interface = \"10.0.0.1/24\"",
+            "is not the name of an interface",
+        ),
+        (
+            "interface = \"eth2\"\ngroup = \"10.0.0.1\"",
+            "is not a multicast group",
+        ),
+        (
+            "interface = \"eth2\"\nsyncid = 256",
+            "syncid 256 is out of range",
+        ),
+        ("interface = \"eth2\"\nport = 0", "port 0 is out of range"),
+        ("interface = \"eth2\"\nrole = \"boss\"", "boss"),
+    ] {
+        let said = errors(&format!("[sync.ipvs]\n{text}\n"));
+        assert!(said.contains(title), "{said}");
+    }
+}
+
+#[test]
+fn peers_are_options_of_the_dataplane() {
+    let config = load(
+        "[sync.peers]\naddresses = [\"192.0.2.2\", \"[2001:db8::3]:9\"]\nkey_file = \"/key\"\nlisten = \"192.0.2.1\"\nconnect_timeout = \"1m\"\nmismatch_alarm_after = \"2m\"\n",
+    );
+    assert_eq!(config.sync, None, "multicast is another matter");
+    assert_eq!(
+        config.dataplane.arguments().join(" "),
+        "--sync-peer 192.0.2.2 --sync-peer [2001:db8::3]:9 --sync-key /key --sync-listen 192.0.2.1 --sync-wait 60 --sync-alarm 120"
+    );
+    let both = load(
+        "[sync.ipvs]\ninterface = \"eth2\"\n[sync.peers]\naddresses = \"192.0.2.2\"\nkey_file = \"/key\"\n",
+    );
+    assert_eq!(both.sync.map(|daemons| daemons.len()), Some(2));
+    assert!(both.dataplane.peers.is_some());
+    let workers = |count: &str| {
+        format!(
+            "[dataplane]\nworkers = {count}\n[sync.peers]\naddresses = \"192.0.2.2\"\nkey_file = \"/key\"\n"
+        )
+    };
+    load(&workers("1"));
+    for count in ["2", "\"auto\""] {
+        let said = errors(&workers(count));
+        assert!(
+            said.contains("several packet workers do not tell"),
+            "{said}"
+        );
+    }
+    let key = "key_file = \"/key\"\n";
+    for (text, title) in [
+        (
+            "addresses = \"192.0.2.2\"\n".to_owned(),
+            "[sync.peers] has no key_file",
+        ),
+        (
+            format!("addresses = \"other\"\n{key}"),
+            "`other` is not an address",
+        ),
+        (format!("addresses = []\n{key}"), "there are 0 peers"),
+        (
+            format!("addresses = [\"192.0.2.2\", \"192.0.2.2:9\"]\n{key}"),
+            "192.0.2.2 is named twice",
+        ),
+        (
+            format!("addresses = \"192.0.2.2\"\nlisten = \"eth0\"\n{key}"),
+            "`eth0` is not an address",
+        ),
+        (
+            format!("addresses = \"192.0.2.2\"\nconnect_timeout = \"2h\"\n{key}"),
+            "`connect_timeout` is out of range",
+        ),
+        (
+            format!("addresses = \"192.0.2.2\"\nmismatch_alarm_after = \"0s\"\n{key}"),
+            "`mismatch_alarm_after` is out of range",
+        ),
+        (key.to_owned(), "`addresses` of [sync.peers] is missing"),
+    ] {
+        let said = errors(&format!("[sync.peers]\n{text}"));
+        assert!(said.contains(title), "{title}: {said}");
+    }
+}
+
+#[test]
+fn sysctls_have_the_ranges_of_the_dataplane() {
+    let said = errors("[sysctl]\nest_nice = 20\n");
+    assert!(
+        said.contains("help: give a whole number from -20 to 19"),
+        "{said}"
+    );
+    for (line, place, title) in [
+        ("drop_entry = 4", "2:14", "`4` is not a value of drop_entry"),
+        (
+            "drop_entry = -1",
+            "2:14",
+            "`-1` is not a value of drop_entry",
+        ),
+        (
+            "sync_version = 2",
+            "2:16",
+            "`2` is not a value of sync_version",
+        ),
+        ("sync_ports = 3", "2:14", "`3` is not a value of sync_ports"),
+        ("est_nice = 20", "2:12", "`20` is not a value of est_nice"),
+        (
+            "lblc_expiration = -1",
+            "2:19",
+            "`-1` is not a value of lblc_expiration",
+        ),
+        (
+            "sync_threshold = \"50 3\"",
+            "2:18",
+            "`50 3` is not a value of sync_threshold",
+        ),
+        (
+            "sync_threshold = 3",
+            "2:18",
+            "`3` is not a value of sync_threshold",
+        ),
+        (
+            "conn_reuse_mode = \"on\"",
+            "2:19",
+            "`on` is not a value of conn_reuse_mode",
+        ),
+        (
+            "conn_reuse_mode = \"\"",
+            "2:19",
+            "`` is not a value of conn_reuse_mode",
+        ),
+        (
+            "est_cpulist = \"3-1\"",
+            "2:15",
+            "`3-1` is not a value of est_cpulist",
+        ),
+    ] {
+        let said = errors(&format!("[sysctl]\n{line}\n"));
+        for part in [title, &format!("test.toml:{place}\n"), "help: "] {
+            assert!(said.contains(part), "{line}: no {part:?} in\n{said}");
+        }
+    }
+    let text =
+        "[sysctl]\nest_cpulist = \"\"\nsync_threshold = \"3 50\"\nsync_ports = 4\nest_nice = -20\n";
+    assert_eq!(load(text).sysctls.len(), 4);
+}
+
+#[test]
+fn every_scheduler_and_sysctl_of_the_dataplane_can_be_asked_for() {
+    const DOCUMENTATION: &str = include_str!("../../../../../docs/configuration.md");
+    for name in lvs_core::Registry::new().names() {
+        let text = tunnelled(&format!("forward = \"nat\"\nscheduler = \"{name}\""), "");
+        assert_eq!(load(&text).services[0].config.scheduler, name);
+        assert!(
+            DOCUMENTATION.contains(&format!("`\"{name}\"`")),
+            "{name} is not documented"
+        );
+    }
+    let defaults = lvs_core::Sysctls::default();
+    for name in lvs_core::Sysctls::NAMES {
+        let value = defaults
+            .get(name)
+            .expect("it has a value")
+            .replace('\t', " ");
+        load(&format!("[sysctl]\n{name} = \"{value}\"\n"));
+    }
+}
+
+#[test]
+fn filters_are_networks_and_files_of_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("blocked");
+    std::fs::write(&path, "203.0.113.0/24 # bad\n2001:db8:bad::/48\n").unwrap();
+    let path = path.display();
+    let text = |filter: &str| {
+        format!(
+            "[[service]]\naddress = \"192.0.2.10:80\"\nforward = \"nat\"\nfilter = {filter}\n[[service.server]]\naddress = \"10.0.0.1\"\n"
+        )
+    };
+    let config = load(&text(&format!(
+        "{{ allow = \"10.0.0.0/8\", deny = [\"10.1.0.0/16\"], deny_file = \"{path}\" }}"
+    )));
+    let lists = config.services[0].filter.lists();
+    assert_eq!(lists.allow, ["10.0.0.0/8".parse().unwrap()]);
+    assert_eq!(lists.deny.len(), 3);
+    assert_eq!(config.filter, None);
+    for (filter, reason) in [
+        ("{ deny = \"10.0.0.0/33\" }", "expected an address"),
+        (
+            "{ deny = \"::1\", allow = \"::1\" }",
+            "both allowed and denied",
+        ),
+        (
+            "{ deny_file = \"/nonexistent\" }",
+            "cannot read /nonexistent",
+        ),
+    ] {
+        let error = errors(&text(filter));
+        assert!(error.contains(reason), "{filter}: {error}");
+    }
+}

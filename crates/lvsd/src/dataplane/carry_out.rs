@@ -1,0 +1,335 @@
+//! Applies a list of changes to the dataplane: in one request if it accepts all of them, else
+//! without the refused ones.
+
+use std::collections::{BTreeSet, HashSet};
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use lvs_core::api::{Call, Failure, ServiceId};
+
+use super::Loss;
+use super::control::{ControlError, DataplaneControl};
+use super::describe::{Names, Tense};
+use super::drift::Base;
+use super::given::Weights;
+
+/// The most changes of one request, far fewer than the protocol permits: between two requests, lvsd
+/// applies results of health checks.
+const PIECE: usize = lvs_core::api::CHANGES_MAX / 8;
+
+/// The remaining changes and the results so far.
+pub(super) struct CarryOut<'a> {
+    control: &'a mut dyn DataplaneControl,
+    names: &'a Names<'a>,
+    /// Services that the dataplane does not take: their servers wait for them.
+    broken: HashSet<ServiceId>,
+    /// The refusals of the dataplane, in words.
+    pub(super) refusals: Vec<String>,
+    /// The weights that it was given.
+    pub(super) weights: Weights,
+    /// The VIPs that it was last given to own.
+    pub(super) own_vips: Option<BTreeSet<IpAddr>>,
+    /// Our services as they are after it.
+    pub(super) base: Base,
+}
+
+impl<'a> CarryOut<'a> {
+    pub(super) fn new(
+        control: &'a mut dyn DataplaneControl,
+        names: &'a Names<'a>,
+        base: Base,
+    ) -> Self {
+        Self {
+            control,
+            names,
+            broken: HashSet::new(),
+            refusals: Vec::new(),
+            weights: Weights::new(),
+            own_vips: None,
+            base,
+        }
+    }
+
+    /// Has the changes made, in their order. It stops early where there is `news`, which belongs
+    /// before the rest; false then.
+    ///
+    /// # Errors
+    /// The dataplane is lost.
+    pub(super) fn run(&mut self, changes: &[Call], news: &AtomicBool) -> Result<bool, Loss> {
+        for (n, piece) in changes.chunks(PIECE).enumerate() {
+            if n > 0 && news.load(Ordering::Acquire) {
+                return Ok(false);
+            }
+            let waits = piece.iter().any(|change| self.waits(change));
+            if !waits && self.attempt(piece)?.is_none() {
+                continue;
+            }
+            // A refused change must not delay other services, and the servers and VIPs of a service
+            // must follow the service.
+            let together = |a: &Call, b: &Call| subject(a).is_some() && subject(a) == subject(b);
+            for group in piece.chunk_by(together) {
+                self.without_refused(group)?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Makes a list without the changes that are refused.
+    fn without_refused(&mut self, mut rest: &[Call]) -> Result<(), Loss> {
+        let mut limit = rest.len();
+        while let Some(first) = rest.first() {
+            if self.waits(first) {
+                rest = &rest[1..];
+                limit = rest.len();
+                continue;
+            }
+            let Some(failure) = self.attempt(&rest[..limit])? else {
+                rest = &rest[limit..];
+                limit = rest.len();
+                continue;
+            };
+            match failure.change.filter(|at| (1..limit).contains(at)) {
+                // The changes before the refused one can be applied without it.
+                Some(at) => limit = at,
+                // The list as a whole, such as for one change that this dataplane cannot read.
+                None if failure.change.is_none() && limit > 1 => limit = 1,
+                None => {
+                    self.refused(first, &failure);
+                    rest = &rest[1..];
+                    limit = rest.len();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes all of these changes, or none; the refusal, if it is one.
+    fn attempt(&mut self, changes: &[Call]) -> Result<Option<Failure>, Loss> {
+        if changes.is_empty() {
+            return Ok(None);
+        }
+        let done = match self.control.apply(changes) {
+            Ok(done) => done,
+            Err(ControlError::Refused(failure)) => return Ok(Some(failure)),
+            Err(ControlError::Lost(why)) => return Err(Loss { why, silent: false }),
+            Err(ControlError::Silent(why)) => return Err(Loss { why, silent: true }),
+        };
+        for change in changes {
+            tracing::info!("{}", self.names.describe(change, Tense::Done));
+            self.base.note(change);
+            match change {
+                Call::VipsOwn { addresses } => {
+                    self.own_vips = Some(addresses.iter().copied().collect());
+                }
+                Call::ServerAdd(spec) | Call::ServerEdit(spec) => {
+                    let key = (spec.service, spec.server);
+                    self.weights.insert(key, spec.config.weight);
+                }
+                _ => {}
+            }
+        }
+        for warning in &done.warnings {
+            tracing::warn!("the dataplane has made the changes, but {warning}");
+        }
+        Ok(None)
+    }
+
+    fn refused(&mut self, change: &Call, failure: &Failure) {
+        let what = self.names.describe(change, Tense::Wish);
+        let mut refusal = format!("cannot {what}: {}", failure.message);
+        if let Call::ServiceAdd(spec) = change {
+            self.broken.insert(spec.service);
+            refusal.push_str("; its servers wait for it");
+        }
+        self.refusals.push(refusal);
+    }
+
+    /// Its service could not be added.
+    fn waits(&self, change: &Call) -> bool {
+        !self.broken.is_empty() && subject(change).is_some_and(|id| self.broken.contains(&id))
+    }
+}
+
+/// The service that a change is about.
+const fn subject(change: &Call) -> Option<ServiceId> {
+    match change {
+        Call::ServiceAdd(spec) | Call::ServiceEdit(spec) => Some(spec.service),
+        Call::ServerAdd(spec) | Call::ServerEdit(spec) => Some(spec.service),
+        Call::ServiceDelete { service }
+        | Call::ServerDelete { service, .. }
+        | Call::ServerArrange { service, .. } => Some(*service),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use lvs_core::api::{ServerSpec, ServiceSpec, Sysctl};
+    use lvs_core::{Family, Forwarding, ServerConfig, ServiceConfig};
+
+    use super::*;
+    use crate::config::OnCheckFailure;
+    use crate::dataplane::fake::World;
+    use crate::reconcile::{Desired, DesiredService};
+
+    fn id(n: u8) -> ServiceId {
+        ServiceId::Tcp {
+            address: ([192, 0, 2, n], 80).into(),
+        }
+    }
+
+    fn service(n: u8, scheduler: &str) -> Call {
+        Call::ServiceAdd(ServiceSpec {
+            service: id(n),
+            config: ServiceConfig::new(Family::V4, scheduler),
+            owner: None,
+        })
+    }
+
+    fn server(n: u8, host: u8) -> Call {
+        Call::ServerAdd(ServerSpec {
+            service: id(n),
+            server: ([10, 0, 0, host], 80).into(),
+            config: ServerConfig::new(1, Forwarding::Nat),
+        })
+    }
+
+    fn sysctl(value: &str) -> Call {
+        Call::SysctlSet(Sysctl {
+            name: "sync_version".to_owned(),
+            value: value.to_owned(),
+        })
+    }
+
+    /// The hosts of each service.
+    type Hosts = Vec<(u8, Vec<u8>)>;
+
+    /// The refusals of these changes, the number of requests, and the content of the dataplane afterwards.
+    fn run(changes: &[Call]) -> (Vec<String>, usize, Hosts) {
+        let world = World::default();
+        world.start_foreign();
+        run_in(&world, changes)
+    }
+
+    fn run_in(world: &World, changes: &[Call]) -> (Vec<String>, usize, Hosts) {
+        let desired = Desired {
+            file: "lvsd.toml".into(),
+            services: vec![DesiredService {
+                incomplete: false,
+                undecided: None,
+                removed_at_once: None,
+                filter: lvs_core::SourceFilter::default(),
+                id: id(1),
+                name: "web".to_owned(),
+                line: 7,
+                config: ServiceConfig::new(Family::V4, "rr"),
+                on_check_failure: OnCheckFailure::Quiesce,
+                drain: Duration::ZERO,
+                servers: Vec::new(),
+            }],
+            ..Desired::default()
+        };
+        let names = Names::new(&desired);
+        let mut control = world.control();
+        let mut work = CarryOut::new(control.as_mut(), &names, Base::default());
+        work.run(changes, &AtomicBool::new(false))
+            .expect("not lost");
+        let refusals = work.refusals;
+        let mut held = Hosts::new();
+        for n in 0..200 {
+            let weights = world.weights(id(n));
+            let last = |address: &std::net::SocketAddr| match address.ip() {
+                IpAddr::V4(ip) => ip.octets()[3],
+                IpAddr::V6(_) => 0,
+            };
+            if world.dataplane().service(id(n)).is_some() {
+                held.push((
+                    n,
+                    weights.iter().map(|(address, _)| last(address)).collect(),
+                ));
+            }
+        }
+        (refusals, world.requests(), held)
+    }
+
+    #[test]
+    fn accepted_changes_need_one_request() {
+        let changes = [sysctl("1"), service(1, "rr"), server(1, 1), server(1, 2)];
+        assert_eq!(run(&changes), (vec![], 1, vec![(1, vec![1, 2])]));
+        assert_eq!(run(&[]).1, 0);
+    }
+
+    #[test]
+    fn refused_change_is_named_and_others_are_applied() {
+        let (refusals, _, held) = run(&[
+            sysctl("7"),
+            service(1, "no-such"),
+            server(1, 1),
+            server(1, 2),
+            service(2, "rr"),
+            server(2, 1),
+            server(2, 255),
+            server(2, 1),
+            server(2, 3),
+            service(3, "rr"),
+            Call::VipsOwn { addresses: vec![] },
+        ]);
+        assert_eq!(held, [(2, vec![1, 3, 255]), (3, vec![])]);
+        assert_eq!(refusals.len(), 3, "{refusals:#?}");
+        assert!(
+            refusals[0].starts_with("cannot set sysctl sync_version = 7: "),
+            "{refusals:#?}"
+        );
+        assert!(
+            refusals[1].starts_with(
+                "cannot add service web (tcp 192.0.2.1:80, scheduler no-such) at lvsd.toml:7: "
+            ) && refusals[1].ends_with("; its servers wait for it"),
+            "{refusals:#?}"
+        );
+        assert!(
+            refusals[2].starts_with(
+                "cannot add server 10.0.0.1:80 (weight 1) to service tcp 192.0.2.2:80: "
+            ),
+            "{refusals:#?}"
+        );
+    }
+
+    #[test]
+    fn wholly_refused_list_is_applied_one_by_one() {
+        let world = World::default();
+        world.start_foreign();
+        world.read_no_lists();
+        let changes = [
+            service(1, "rr"),
+            server(1, 1),
+            server(1, 1),
+            server(1, 2),
+            service(2, "no-such"),
+            server(2, 1),
+            service(3, "rr"),
+        ];
+        let (refusals, requests, held) = run_in(&world, &changes);
+        assert_eq!(held, [(1, vec![1, 2]), (3, vec![])]);
+        assert_eq!(refusals.len(), 2, "{refusals:#?}");
+        assert!(requests <= 2 * changes.len(), "{requests}");
+    }
+
+    /// The number of requests is in proportion to the number of changes, even if the dataplane
+    /// refuses many of them.
+    #[test]
+    fn many_refusals_do_not_multiply() {
+        let mut changes = Vec::new();
+        for n in 0..200 {
+            changes.push(service(n, if n % 2 == 0 { "rr" } else { "no-such" }));
+            changes.extend((1..10).map(|host| server(n, host / 2)));
+        }
+        let (refusals, requests, held) = run(&changes);
+        // Of each good service four servers stand there twice; server 0 is 10.0.0.0, which is one
+        // more.
+        assert_eq!(refusals.len(), 100 + 100 * 4, "{:?}", &refusals[..9]);
+        assert_eq!(held.len(), 100);
+        assert!(requests <= 3 * refusals.len() + 200 + 1, "{requests}");
+    }
+}

@@ -1,0 +1,96 @@
+//! The connection to a dataplane as a trait; [`socket`](super::socket) implements it.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use lvs_core::FilterLists;
+use lvs_core::api::{
+    Call, Done, Failure, Info, LocalPool, ReasonCount, ServiceId, ServiceInfo, SyncDaemon, Sysctl,
+};
+
+/// The reason why a request to the dataplane failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// It answered that it will not; nothing has changed.
+    #[error("{}", .0.message)]
+    Refused(Failure),
+    /// The connection to it has ended.
+    #[error("the dataplane does not answer: {0}")]
+    Lost(String),
+    /// The dataplane is connected and does not answer.
+    #[error("the dataplane hangs: {0}")]
+    Silent(String),
+}
+
+/// A connection to a dataplane. Calls block; the daemon makes them away from its event loop.
+pub trait DataplaneControl: Send {
+    /// State of the dataplane.
+    ///
+    /// # Errors
+    /// See [`ControlError`]; so for all of these.
+    fn info(&mut self) -> Result<Info, ControlError>;
+
+    /// All services of all owners, with their servers.
+    ///
+    /// # Errors
+    /// See [`ControlError`].
+    fn services(&mut self) -> Result<Vec<ServiceInfo>, ControlError>;
+
+    /// All sysctls.
+    ///
+    /// # Errors
+    /// See [`ControlError`].
+    fn sysctls(&mut self) -> Result<Vec<Sysctl>, ControlError>;
+
+    /// The synchronisation daemons.
+    ///
+    /// # Errors
+    /// See [`ControlError`].
+    fn daemons(&mut self) -> Result<Vec<SyncDaemon>, ControlError>;
+
+    /// The rules for marks.
+    ///
+    /// # Errors
+    /// See [`ControlError`].
+    fn marks(&mut self) -> Result<Vec<String>, ControlError>;
+
+    /// The filters by source that are not off.
+    ///
+    /// # Errors
+    /// See [`ControlError`].
+    fn filters(&mut self) -> Result<HashMap<Option<ServiceId>, FilterLists>, ControlError>;
+
+    /// The addresses that stand for clients with full NAT.
+    ///
+    /// # Errors
+    /// See [`ControlError`].
+    fn local(&mut self) -> Result<LocalPool, ControlError>;
+
+    /// Counted reasons of drops and of packets left to the host.
+    ///
+    /// # Errors
+    /// See [`ControlError`].
+    fn drops(&mut self) -> Result<Vec<ReasonCount>, ControlError> {
+        Ok(Vec::new())
+    }
+
+    /// The size of the connection table as the kernel prints it.
+    fn table_size(&self) -> u32 {
+        4096
+    }
+
+    /// Makes all of these changes in their order, or none.
+    ///
+    /// # Errors
+    /// See [`ControlError`]; a refusal names the first change that cannot be made.
+    fn apply(&mut self, changes: &[Call]) -> Result<Done, ControlError>;
+
+    /// Sets the time without an answer after which the dataplane counts as hung.
+    fn set_patience(&mut self, patience: Duration);
+
+    /// Stops the dataplane.
+    ///
+    /// # Errors
+    /// See [`ControlError`].
+    fn stop(&mut self) -> Result<(), ControlError>;
+}

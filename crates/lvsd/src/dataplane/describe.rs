@@ -1,0 +1,257 @@
+//! Changes in words, with the names and places of the file.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+
+use lvs_core::api::{Call, ServiceId, SyncRole};
+use lvs_core::{Forwarding, Tunnel};
+
+use super::DataplaneView;
+use crate::config::{Files, label};
+use crate::reconcile::{Desired, DesiredService};
+use crate::words::counted;
+
+/// The grammatical form in which a change is described.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tense {
+    /// `add server ...`, with its place in the file.
+    Wish,
+    /// `added server ...`
+    Done,
+}
+
+/// The names and places of the services of the file.
+pub(super) struct Names<'a> {
+    file: &'a Files,
+    services: HashMap<ServiceId, &'a DesiredService>,
+}
+
+impl<'a> Names<'a> {
+    pub(super) fn new(desired: &'a Desired) -> Self {
+        let services = desired.services.iter();
+        Self {
+            file: &desired.file,
+            services: services.map(|service| (service.id, service)).collect(),
+        }
+    }
+
+    /// A service as `service web (tcp 192.0.2.10:80)`, and its place in the file.
+    pub(super) fn service_with_place(&self, id: &ServiceId) -> String {
+        format!("{}{}", self.service(id, ""), self.place(id, None))
+    }
+
+    /// A service as `service web (tcp 192.0.2.10:80)`.
+    pub(super) fn service_in_words(&self, id: &ServiceId) -> String {
+        self.service(id, "")
+    }
+
+    /// A change in words.
+    pub(super) fn describe(&self, change: &Call, tense: Tense) -> String {
+        let verb = |wish: &'static str, done: &'static str| match tense {
+            Tense::Wish => wish,
+            Tense::Done => done,
+        };
+        let place = |id: &ServiceId, server: Option<SocketAddr>| match tense {
+            Tense::Wish => self.place(id, server),
+            Tense::Done => String::new(),
+        };
+        match change {
+            Call::SysctlSet(sysctl) => format!("set sysctl {} = {}", sysctl.name, sysctl.value),
+            Call::MarkSet { rules } => format!("set {} for marks", counted(rules.len(), "rule")),
+            Call::FilterSet(spec) => {
+                let (allow, deny) = spec.filter.counts();
+                let whose = match &spec.service {
+                    Some(id) => self.service(id, ""),
+                    None => "all services".to_owned(),
+                };
+                format!(
+                    "set the filter of {whose}: {allow} allowed, {deny} denied{}",
+                    spec.service
+                        .as_ref()
+                        .map_or_else(String::new, |id| place(id, None))
+                )
+            }
+            Call::DaemonStart(daemon) => format!(
+                "{} the synchronisation {} on {}",
+                verb("start", "started"),
+                role(daemon.role),
+                daemon.interface
+            ),
+            Call::DaemonStop { role: of, .. } => format!(
+                "{} the synchronisation {}",
+                verb("stop", "stopped"),
+                role(*of)
+            ),
+            Call::LocalSet(pool) => format!(
+                "set {}{}",
+                counted(pool.addresses.len(), "local address"),
+                if pool.hairpin { ", with hairpin" } else { "" }
+            ),
+            Call::VipsOwn { addresses } => {
+                let list: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+                let list = match list.is_empty() {
+                    true => "none".to_owned(),
+                    false => list.join(", "),
+                };
+                format!("{} VIPs: {list}", verb("own the", "the dataplane owns the"))
+            }
+            Call::ServiceAdd(spec) | Call::ServiceEdit(spec) => {
+                let verb = match change {
+                    Call::ServiceAdd(_) => verb("add", "added"),
+                    _ => verb("change", "changed"),
+                };
+                let scheduler = format!("scheduler {}", spec.config.scheduler);
+                let service = self.service(&spec.service, &scheduler);
+                format!("{verb} {service}{}", place(&spec.service, None))
+            }
+            Call::ServiceDelete { service } => {
+                format!(
+                    "{} {}",
+                    verb("delete", "deleted"),
+                    self.service(service, "")
+                )
+            }
+            Call::ServerAdd(spec) | Call::ServerEdit(spec) => {
+                let (verb, of) = match change {
+                    Call::ServerAdd(_) => (verb("add", "added"), "to"),
+                    _ => (verb("change", "changed"), "of"),
+                };
+                // IPIP is the default type of a tunnel.
+                let tunnel = match (spec.config.forwarding, spec.config.tunnel) {
+                    (Forwarding::Tunnel, tunnel) if tunnel != Tunnel::Ipip => {
+                        format!(", {}", tunnel.about().title)
+                    }
+                    _ => String::new(),
+                };
+                format!(
+                    "{verb} server {} (weight {}{tunnel}) {of} {}{}",
+                    spec.server,
+                    spec.config.weight,
+                    self.service(&spec.service, ""),
+                    place(&spec.service, Some(spec.server))
+                )
+            }
+            Call::ServerDelete { service, server } => format!(
+                "{} server {server} from {}",
+                verb("delete", "deleted"),
+                self.service(service, "")
+            ),
+            Call::ServerArrange { service, .. } => format!(
+                "{} the servers of {} in the order of the file, which its scheduler goes by",
+                verb("put", "put"),
+                self.service(service, "")
+            ),
+            // The daemon does not make others.
+            other => format!("{} {other:?}", verb("make", "made")),
+        }
+    }
+
+    /// `service web (tcp 192.0.2.10:80, MORE)`.
+    fn service(&self, id: &ServiceId, more: &str) -> String {
+        let label = label(id);
+        let name = self.services.get(id).map(|service| service.name.as_str());
+        match (name.filter(|name| *name != label), more) {
+            (None, "") => format!("service {label}"),
+            (None, more) => format!("service {label} ({more})"),
+            (Some(name), "") => format!("service {name} ({label})"),
+            (Some(name), more) => format!("service {name} ({label}, {more})"),
+        }
+    }
+
+    /// Where it stands in the file: ` at lvsd.toml:14`.
+    fn place(&self, id: &ServiceId, server: Option<SocketAddr>) -> String {
+        let Some(service) = self.services.get(id) else {
+            return String::new();
+        };
+        let mut servers = service.servers.iter();
+        let line = match server.and_then(|at| servers.find(|s| s.address == at)) {
+            Some(server) => server.line,
+            None => service.line,
+        };
+        format!(" at {}", self.file.place(line))
+    }
+}
+
+const fn role(role: SyncRole) -> &'static str {
+    match role {
+        SyncRole::Master => "master",
+        SyncRole::Backup => "backup",
+    }
+}
+
+/// The fate of packets while there is no dataplane. `how`: how its process ended, if that is
+/// known; `seen`: the dataplane, as it was.
+pub(super) fn without_dataplane(how: Option<&str>, seen: &DataplaneView) -> &'static str {
+    // A dataplane that stops takes its programs out of the kernel.
+    let stopped = how.is_some_and(|how| how.ends_with("exit status: 0"));
+    if seen.info.fast_path.active && !stopped {
+        return match how {
+            Some(_) => {
+                "established connections go on in the kernel, and packets of new ones wait for the next dataplane"
+            }
+            None => {
+                "unless it was stopped, established connections go on in the kernel, and packets of new ones wait \
+                 for the next dataplane"
+            }
+        };
+    }
+    let vips = seen.services.iter().filter_map(|info| match info.service {
+        ServiceId::Tcp { address } | ServiceId::Udp { address } | ServiceId::Sctp { address } => {
+            Some(address.ip())
+        }
+        ServiceId::Fwmark { .. } => None,
+    });
+    let mut vips = vips.peekable();
+    let all_own = vips.peek().is_some() && vips.all(|vip| seen.info.own_vips.contains(&vip));
+    match all_own {
+        true => "nobody answers for the VIPs until there is another",
+        false => {
+            "the host's own stack sees packets for VIPs that are on the host or routed to it, until there is another"
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lvs_core::api::ServiceInfo;
+    use lvs_core::api::Stats;
+    use lvs_core::{Family, ServiceConfig};
+
+    use super::*;
+
+    fn view(fast_path: bool, own: bool) -> DataplaneView {
+        let vip = [192, 0, 2, 10];
+        let mut view = DataplaneView::default();
+        view.info.fast_path.active = fast_path;
+        if own {
+            view.info.own_vips.push(vip.into());
+        }
+        view.services.push(ServiceInfo {
+            service: ServiceId::Tcp {
+                address: (vip, 80).into(),
+            },
+            config: ServiceConfig::new(Family::V4, "wlc"),
+            owner: None,
+            stats: Stats::default(),
+            servers: Vec::new(),
+        });
+        view
+    }
+
+    #[test]
+    fn host_stack_is_named_only_if_it_sees_packets() {
+        let killed = Some("it ended with signal: 9 (SIGKILL)");
+        let stopped = Some("it ended with exit status: 0");
+        for (how, fast_path, own, words) in [
+            (killed, true, false, "established connections go on"),
+            (None, true, false, "unless it was stopped, established"),
+            (stopped, true, false, "the host's own stack sees"),
+            (stopped, true, true, "nobody answers"),
+            (killed, false, false, "the host's own stack sees"),
+            (None, false, true, "nobody answers"),
+        ] {
+            let told = without_dataplane(how, &view(fast_path, own));
+            assert!(told.starts_with(words), "{how:?} {fast_path} {own}: {told}");
+        }
+    }
+}

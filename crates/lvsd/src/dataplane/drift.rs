@@ -1,0 +1,382 @@
+//! Manual changes of lvsd's services and settings in the dataplane. They are reported, and reverted or
+//! left according to the file.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::{IpAddr, SocketAddr};
+
+use lvs_api::daemon::ServiceKey;
+use lvs_api::guidance::OWNER;
+use lvs_core::api::{Call, ServiceId};
+use lvs_core::{ServerConfig, ServiceConfig};
+
+use super::describe::Names;
+use crate::config::{OnDrift, is_generated};
+use crate::reconcile::{
+    Actual, Desired, DesiredServer, DesiredService, Health, same_server, same_service,
+};
+
+/// lvsd's services and settings in a dataplane after its last changes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Base {
+    services: HashMap<ServiceId, Left>,
+    vips: BTreeSet<IpAddr>,
+    sysctls: HashMap<String, String>,
+    marks: Vec<String>,
+}
+
+#[derive(Clone, Debug)]
+struct Left {
+    config: ServiceConfig,
+    servers: HashMap<SocketAddr, ServerConfig>,
+}
+
+impl Base {
+    /// The present services and settings of lvsd in a dataplane.
+    pub(super) fn of(actual: &Actual) -> Self {
+        let ours = actual.services.iter();
+        let ours = ours.filter(|service| service.owner.as_deref() == Some(OWNER));
+        let services = ours.map(|service| {
+            let servers = service.servers.iter();
+            let left = Left {
+                config: service.config.clone(),
+                servers: servers.map(|s| (s.server, s.config)).collect(),
+            };
+            (service.service, left)
+        });
+        Self {
+            services: services.collect(),
+            vips: actual.vips.clone(),
+            sysctls: actual.sysctls.iter().cloned().collect(),
+            marks: actual.marks.clone(),
+        }
+    }
+
+    /// Takes note of a change that we have made.
+    pub(super) fn note(&mut self, change: &Call) {
+        match change {
+            Call::ServiceAdd(spec) | Call::ServiceEdit(spec) => {
+                let new = || Left {
+                    config: spec.config.clone(),
+                    servers: HashMap::new(),
+                };
+                let left = self.services.entry(spec.service).or_insert_with(new);
+                left.config = spec.config.clone();
+            }
+            Call::ServiceDelete { service } => {
+                self.services.remove(service);
+            }
+            Call::ServerAdd(spec) | Call::ServerEdit(spec) => {
+                if let Some(left) = self.services.get_mut(&spec.service) {
+                    left.servers.insert(spec.server, spec.config);
+                }
+            }
+            Call::ServerDelete { service, server } => {
+                if let Some(left) = self.services.get_mut(service) {
+                    left.servers.remove(server);
+                }
+            }
+            Call::VipsOwn { addresses } => self.vips = addresses.iter().copied().collect(),
+            Call::SysctlSet(set) => {
+                self.sysctls.insert(set.name.clone(), set.value.clone());
+            }
+            Call::MarkSet { rules } => self.marks.clone_from(rules),
+            _ => {}
+        }
+    }
+}
+
+/// A manual change.
+#[derive(Clone, Debug, PartialEq)]
+enum ManualChange {
+    Service(ServiceConfig),
+    ServiceGone,
+    Server(ServerConfig),
+    ServerAdded(ServerConfig),
+    ServerGone,
+    VipGone,
+    Sysctl(String),
+    Marks(Vec<String>),
+}
+
+/// The object of a manual change.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum ChangedItem {
+    Vip(IpAddr),
+    Sysctl(String),
+    Marks,
+    Service(ServiceKey),
+    Server(ServiceKey, SocketAddr),
+}
+
+/// The manual changes since the last comparison, and those that are left as they are.
+#[derive(Debug, Default)]
+pub(super) struct Drift {
+    base: Option<Base>,
+    left: BTreeMap<ChangedItem, ManualChange>,
+    /// The file that all this was found under.
+    file: u64,
+}
+
+impl Drift {
+    /// Forgets all manual changes, because the dataplane was replaced.
+    pub(super) fn forget(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Sets the state from which manual changes count.
+    pub(super) fn base(&mut self, base: Base) {
+        self.base = Some(base);
+    }
+
+    /// Finds manual changes, and describes each once. If the file has `manual_changes = "report"`,
+    /// they become part of the desired state.
+    pub(super) fn respect(
+        &mut self,
+        desired: &mut Desired,
+        actual: &Actual,
+        by_hand: impl Fn(ServiceId, SocketAddr) -> bool,
+    ) -> Vec<String> {
+        // A newly loaded file replaces the manual changes.
+        if self.file != desired.generation {
+            self.file = desired.generation;
+            self.left.clear();
+        }
+        let deeds = self.deeds(desired, actual, by_hand);
+        let names = Names::new(desired);
+        let words: Vec<String> = deeds
+            .iter()
+            .map(|(place, deed)| tell(&names, place, deed))
+            .collect();
+        if desired.on_drift == OnDrift::Repair {
+            return words
+                .into_iter()
+                .map(|words| format!("{words} by hand; it is put right"))
+                .collect();
+        }
+        drop(names);
+        for (place, deed) in deeds {
+            self.left.insert(place, deed);
+        }
+        self.leave(desired);
+        words
+            .into_iter()
+            .map(|words| {
+                format!(
+                    "{words} by hand; it is left so until the file is loaded again (`lvsd reload`)"
+                )
+            })
+            .collect()
+    }
+
+    /// The manual changes that are left as they are, in words.
+    pub(super) fn in_words(&self, desired: &Desired) -> Vec<String> {
+        let names = Names::new(desired);
+        let left = self.left.iter();
+        left.map(|(place, deed)| tell(&names, place, deed))
+            .collect()
+    }
+
+    fn deeds(
+        &self,
+        desired: &Desired,
+        actual: &Actual,
+        by_hand: impl Fn(ServiceId, SocketAddr) -> bool,
+    ) -> Vec<(ChangedItem, ManualChange)> {
+        let Some(left) = &self.base else {
+            return Vec::new();
+        };
+        let mut deeds = beside(left, desired, actual);
+        let base = &left.services;
+        let mut seen = 0;
+        for service in &actual.services {
+            let id = service.service;
+            let Some(left) = base.get(&id) else {
+                continue;
+            };
+            seen += 1;
+            let place = |server| ChangedItem::Server(ServiceKey(id), server);
+            if !same_service(&service.config, &left.config) {
+                let deed = ManualChange::Service(service.config.clone());
+                deeds.push((ChangedItem::Service(ServiceKey(id)), deed));
+            }
+            let mut there = 0;
+            for server in &service.servers {
+                let at = server.server;
+                match left.servers.get(&server.server) {
+                    None => deeds.push((place(at), ManualChange::ServerAdded(server.config))),
+                    Some(config) => {
+                        there += 1;
+                        if !same_server(&server.config, config) && !by_hand(id, server.server) {
+                            deeds.push((place(at), ManualChange::Server(server.config)));
+                        }
+                    }
+                }
+            }
+            if there < left.servers.len() {
+                for server in left.servers.keys() {
+                    if !service.servers.iter().any(|s| s.server == *server) {
+                        deeds.push((place(*server), ManualChange::ServerGone));
+                    }
+                }
+            }
+        }
+        if seen < base.len() {
+            for id in base.keys() {
+                if !actual.services.iter().any(|s| s.service == *id) {
+                    deeds.push((
+                        ChangedItem::Service(ServiceKey(*id)),
+                        ManualChange::ServiceGone,
+                    ));
+                }
+            }
+        }
+        // Items that wait for their source are kept as they are, so that their changes are not
+        // manual changes.
+        deeds.retain(|(place, _)| !is_awaited(desired, place));
+        deeds.sort_by(|(one, _), (other, _)| one.cmp(other));
+        deeds
+    }
+
+    /// Makes the kept manual changes part of the desired state.
+    fn leave(&self, desired: &mut Desired) {
+        if self.left.is_empty() {
+            return;
+        }
+        for (place, deed) in &self.left {
+            match (place, deed) {
+                (ChangedItem::Vip(ip), _) => {
+                    desired.vips.remove(ip);
+                }
+                (ChangedItem::Sysctl(name), ManualChange::Sysctl(value)) => {
+                    let wanted = desired.sysctls.iter_mut().filter(|(n, _)| n == name);
+                    wanted.for_each(|(_, wanted)| wanted.clone_from(value));
+                }
+                (ChangedItem::Marks, ManualChange::Marks(rules)) => {
+                    desired.marks = Some(rules.clone());
+                    desired.port_marks.clear();
+                }
+                (ChangedItem::Service(ServiceKey(id)), ManualChange::ServiceGone) => {
+                    desired.services.retain(|service| service.id != *id);
+                }
+                (
+                    ChangedItem::Service(ServiceKey(id)) | ChangedItem::Server(ServiceKey(id), _),
+                    deed,
+                ) => {
+                    let mut services = desired.services.iter_mut();
+                    if let Some(service) = services.find(|service| service.id == *id) {
+                        leave_in(service, place, deed);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Whether the desired state of an item waits for its source.
+fn is_awaited(desired: &Desired, place: &ChangedItem) -> bool {
+    let (ChangedItem::Service(ServiceKey(id)) | ChangedItem::Server(ServiceKey(id), _)) = place
+    else {
+        return false;
+    };
+    let mut services = desired.services.iter();
+    let Some(service) = services.find(|service| service.id == *id) else {
+        return desired.unnamed.is_some();
+    };
+    match place {
+        ChangedItem::Server(_, server) => {
+            let mut named = service.servers.iter();
+            service.incomplete && named.all(|named| named.address != *server)
+        }
+        _ => false,
+    }
+}
+
+/// Makes a kept manual change of a service part of its desired state.
+fn leave_in(service: &mut DesiredService, place: &ChangedItem, deed: &ManualChange) {
+    match (place, deed) {
+        (ChangedItem::Service(_), ManualChange::Service(config)) => service.config = config.clone(),
+        (ChangedItem::Server(_, server), ManualChange::Server(config)) => {
+            let mut servers = service.servers.iter_mut();
+            if let Some(server) = servers.find(|s| s.address == *server) {
+                server.config = *config;
+            }
+        }
+        (ChangedItem::Server(_, server), ManualChange::ServerGone) => {
+            service.servers.retain(|s| s.address != *server);
+        }
+        (ChangedItem::Server(_, server), ManualChange::ServerAdded(config))
+            if !service.servers.iter().any(|s| s.address == *server) =>
+        {
+            service.servers.push(DesiredServer {
+                address: *server,
+                line: service.line,
+                config: *config,
+                health: Health::Up,
+                stays: false,
+                leaves: false,
+            });
+        }
+        _ => {}
+    }
+}
+
+/// The manual changes beside services: of VIPs that lvsd owns, and of sysctls and marks of the file.
+fn beside(left: &Base, desired: &Desired, actual: &Actual) -> Vec<(ChangedItem, ManualChange)> {
+    let mut deeds = Vec::new();
+    for ip in left.vips.difference(&actual.vips) {
+        deeds.push((ChangedItem::Vip(*ip), ManualChange::VipGone));
+    }
+    for (name, value) in &actual.sysctls {
+        let ours = desired.sysctls.iter().any(|(wanted, _)| wanted == name);
+        if ours && left.sysctls.get(name).is_some_and(|left| left != value) {
+            deeds.push((
+                ChangedItem::Sysctl(name.clone()),
+                ManualChange::Sysctl(value.clone()),
+            ));
+        }
+    }
+    // Of a file without rules, those of others are theirs.
+    let ours = |rules: &[String]| -> Vec<String> {
+        let rules = rules.iter();
+        let ours = rules.filter(|rule| desired.marks.is_some() || is_generated(rule));
+        ours.cloned().collect()
+    };
+    if ours(&left.marks) != ours(&actual.marks) {
+        deeds.push((
+            ChangedItem::Marks,
+            ManualChange::Marks(actual.marks.clone()),
+        ));
+    }
+    deeds
+}
+
+fn tell(names: &Names<'_>, place: &ChangedItem, deed: &ManualChange) -> String {
+    let (service, server) = match place {
+        ChangedItem::Vip(ip) => return format!("VIP {ip} was given up"),
+        ChangedItem::Sysctl(name) => {
+            let value = match deed {
+                ManualChange::Sysctl(value) => value.as_str(),
+                _ => "another value",
+            };
+            return format!("sysctl {name} was set to {value}");
+        }
+        ChangedItem::Marks => return "the rules for marks were changed".to_owned(),
+        ChangedItem::Service(ServiceKey(id)) => (names.service_in_words(id), String::new()),
+        ChangedItem::Server(ServiceKey(id), server) => {
+            (names.service_in_words(id), server.to_string())
+        }
+    };
+    match deed {
+        ManualChange::ServiceGone => format!("{service} was deleted"),
+        ManualChange::Server(config) => {
+            format!(
+                "server {server} of {service} was changed (weight {})",
+                config.weight
+            )
+        }
+        ManualChange::ServerAdded(_) => format!("server {server} was added to {service}"),
+        ManualChange::ServerGone => format!("server {server} of {service} was deleted"),
+        _ => format!("{service} was changed"),
+    }
+}

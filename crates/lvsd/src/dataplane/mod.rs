@@ -1,0 +1,980 @@
+//! The connection to a dataplane: attach to a running dataplane or start one, apply the goal, and replace
+//! a dataplane that is lost.
+//!
+//! ```text
+//! no dataplane ── connect ──▶ attached ── sync ──▶ in sync ──▶ sync again: a change, or every few seconds
+//!     │  ▲                       ▲                    │
+//!   start └── backoff ◀──────────┼──── lost ──────────┘
+//!     └── wait until it answers
+//! ```
+//!
+//! All functions here block for a short time at most. The daemon calls them outside its event loop.
+//! Time is a parameter.
+
+mod carry_out;
+pub mod control;
+mod describe;
+mod drift;
+#[cfg(test)]
+pub(crate) mod fake;
+mod given;
+mod links;
+mod plan;
+pub mod process;
+mod proxy_host;
+pub mod socket;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fmt::Write as _;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use lvs_api::guidance::for_lvsd;
+use lvs_core::api::{Call, Info, ReasonCount, ServiceId, ServiceInfo};
+use lvs_core::attempts::RecentAttempts;
+use tokio::time::Instant;
+
+use crate::config::Dataplane;
+use crate::dataplane::carry_out::CarryOut;
+use crate::dataplane::control::{ControlError, DataplaneControl};
+use crate::dataplane::describe::{Names, without_dataplane};
+use crate::dataplane::drift::{Base, Drift};
+pub use crate::dataplane::given::Given;
+use crate::dataplane::given::{Weights, weights};
+pub use crate::dataplane::links::{Links, Proxied};
+use crate::host_addresses::Addresses;
+use crate::reconcile::{Actual, Desired, Plan, diff};
+
+/// The limit of time for the first answer of a dataplane that was started.
+const START_LIMIT: Duration = Duration::from_secs(15);
+/// The interval of attempts to connect to a starting dataplane.
+const START_POLL: Duration = Duration::from_millis(20);
+/// The interval of comparisons with a dataplane in sync: it may have died, or an operator may have
+/// changed services of lvsd.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
+/// The interval of checks whether the dataplane's process still exists, which cost little.
+const POLL: Duration = Duration::from_millis(200);
+/// Pauses between starts of a dataplane that keeps dying.
+const BACKOFF: std::ops::RangeInclusive<Duration> =
+    Duration::from_millis(200)..=Duration::from_secs(30);
+/// The time after which lvsd starts a dataplane in place of one that it did not start.
+const FOREIGN_GRACE: Duration = Duration::from_secs(3);
+/// The lifetime after which a dataplane is started again without a pause.
+const STABLE: Duration = Duration::from_secs(60);
+
+/// The default of `hang_limit`: a dataplane that does not answer for so long is ended and replaced.
+const HANG_LIMIT: Duration = Duration::from_secs(10);
+/// The limit of time for the answer to a request to stop.
+const STOP_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The reason why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// No process listens.
+    #[error("{0}")]
+    Absent(String),
+    /// A process listens, but refuses this client: no permission, or another version.
+    #[error("{0}")]
+    Refused(String),
+    /// A process listens and does not answer.
+    #[error("{why}")]
+    Silent {
+        /// The reason in words.
+        why: String,
+        /// Its process id, if known.
+        pid: Option<u32>,
+    },
+}
+
+/// The machine on which the daemon runs.
+pub trait Host: Send + 'static {
+    /// Connects to the dataplane's control socket. A dataplane without an answer for `patience` hangs.
+    ///
+    /// # Errors
+    /// See [`ConnectError`].
+    fn connect(&mut self, patience: Duration) -> Result<Box<dyn DataplaneControl>, ConnectError>;
+
+    /// Starts a dataplane that outlives this process.
+    ///
+    /// # Errors
+    /// In words, with a remedy.
+    fn start(&mut self, options: &Dataplane) -> Result<(), String>;
+
+    /// The end, in words, of the dataplane that [`start`](Self::start) started, if it has ended.
+    fn ended(&mut self) -> Option<String>;
+
+    /// Kills a dataplane that was started and never answered.
+    fn kill(&mut self);
+
+    /// Ends the dataplane `pid`, which an lvsd has started and which hangs, and waits until it has ended.
+    ///
+    /// # Errors
+    /// In words.
+    fn end(&mut self, pid: u32) -> Result<(), String>;
+
+    /// Whether the process `pid` still exists.
+    fn alive(&mut self, pid: u32) -> bool;
+
+    /// Whether an lvsd has started the dataplane `pid`, perhaps one that has crashed since.
+    fn started_by_us(&self, pid: u32) -> bool;
+
+    /// A unique identity of the dataplane `pid`: process ids are reused.
+    fn identity(&self, pid: u32) -> String;
+
+    /// Stores the settings that this daemon has made in the dataplane, for the next daemon.
+    fn remember(&mut self, given: &Given);
+
+    /// The settings that an earlier daemon has stored.
+    fn recall(&self) -> Given;
+
+    /// The host's addresses.
+    fn addresses(&self) -> Addresses;
+
+    /// Whether it is the proxy of this process, which is never started, lost or shared.
+    fn is_proxy(&self) -> bool {
+        false
+    }
+}
+
+/// The desired state of the dataplane and of the proxy.
+#[derive(Clone, Debug, Default)]
+pub struct Goal {
+    /// Services, servers, sysctls, and VIPs.
+    pub desired: Desired,
+    /// The VIPs that may be owned: the first checks of their services are done. Other VIPs stay if the
+    /// dataplane owns them already, and are not added.
+    pub announced: BTreeSet<IpAddr>,
+    /// The options of a dataplane that has to be started.
+    pub dataplane: Dataplane,
+    /// Servers that an operator has set ready although they were drained by hand in the dataplane.
+    pub readied: HashSet<(ServiceId, SocketAddr)>,
+    /// The desired state of the proxy in this process; `None` if nothing is proxied.
+    pub proxied: Option<Box<Proxied>>,
+}
+
+impl Goal {
+    /// Whether the goal requires a dataplane.
+    fn needs_dataplane(&self) -> bool {
+        let wanted = &self.desired;
+        self.proxied.is_none()
+            || !wanted.services.is_empty()
+            || !wanted.vips.is_empty()
+            || !wanted.sysctls.is_empty()
+            || !wanted.port_marks.is_empty()
+            || wanted.marks.is_some()
+            || wanted.local.is_some()
+            || wanted.sync.is_some()
+    }
+}
+
+/// The result of a step.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The dataplane is in sync, except for its refusals.
+    InStep {
+        /// The state of the dataplane, and its differences from the goal.
+        found: Arc<Found>,
+        /// The time until the next step.
+        again: Duration,
+    },
+    /// New input arrived before all changes were made. The next step takes it.
+    Interrupted,
+    /// There is no dataplane yet. The next step is due after this time.
+    Waiting(Duration),
+    /// No dataplane can be had; at start-up only.
+    Fatal(String),
+}
+
+/// The state of a dataplane, and its differences from the goal.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// The refusals of the dataplane, in words.
+    pub refused: Vec<String>,
+    /// Services whose addresses are occupied by services that lvsd does not own.
+    pub conflicts: HashSet<ServiceId>,
+    /// Servers with weight 0 by a manual change.
+    pub drained: HashSet<(ServiceId, SocketAddr)>,
+    /// Manual changes that are left as they are, in words.
+    pub drift: Vec<String>,
+    /// The number of lvsd's services that neither file nor sources name; they stay until etcd and
+    /// Kubernetes have answered.
+    pub unnamed: usize,
+    /// The VIPs that it owns for lvsd.
+    pub vips: BTreeSet<IpAddr>,
+    /// The servers of lvsd's services.
+    pub servers: HashMap<(ServiceId, SocketAddr), ObservedServer>,
+    /// The dataplane's own report, before the changes of this step.
+    pub seen: Arc<DataplaneView>,
+    /// The report of the proxy in this process, if both serve.
+    pub proxied: Arc<DataplaneView>,
+}
+
+/// A dataplane's report.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DataplaneView {
+    /// Its state.
+    pub info: Info,
+    /// All its services, of every owner, with their servers and counters.
+    pub services: Vec<ServiceInfo>,
+    /// The reasons why packets were dropped or passed to the host's network stack.
+    pub reasons: Vec<ReasonCount>,
+    /// The size of its connection table in the kernel's format.
+    pub table_size: u32,
+}
+
+/// A server in a dataplane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ObservedServer {
+    /// Its weight, after the changes of this step.
+    pub weight: i32,
+    /// Active connections, before them.
+    pub active: u32,
+    /// Inactive connections, before them.
+    pub inactive: u32,
+    /// The number of consecutive failed attempts to connect, if counted.
+    pub unanswered: Option<u32>,
+    /// Connections that clients opened to it, and those without an answer.
+    pub attempts: RecentAttempts,
+}
+
+/// The result of a request to stop the dataplane.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Stopped {
+    /// It was asked, or there is no dataplane.
+    Asked,
+    /// The dataplane had ended already; contains its exit status, if available.
+    Already(String),
+    /// It did not answer and was killed; the reason.
+    Killed(String),
+    /// It could not be asked; the reason.
+    Not(String),
+}
+
+/// The connection to a dataplane, and the memory of it.
+pub struct Link {
+    host: Box<dyn Host>,
+    control: Option<Box<dyn DataplaneControl>>,
+    /// The process id of the dataplane, if known.
+    pid: Option<u32>,
+    /// A daemon like this one has started the dataplane.
+    ours: bool,
+    /// The VIPs that this dataplane was last given.
+    told: Option<BTreeSet<IpAddr>>,
+    /// The time of the last comparison of the dataplane with the goal.
+    compared: Option<Instant>,
+    /// The result of that comparison.
+    found: Arc<Found>,
+    memory: Memory,
+    starts: Starts,
+    /// Set by a caller that has input for the next step, which precedes the rest of this one.
+    news: Arc<AtomicBool>,
+    /// Complaints that have been logged and still apply.
+    complaints: HashSet<String>,
+}
+
+/// The memory of the dataplane's state between two comparisons.
+#[derive(Default)]
+struct Memory {
+    drift: Drift,
+    /// Manual changes that have not been reported yet.
+    deeds: Vec<String>,
+    /// Servers that are no longer wanted and have connections, each with the end of its time.
+    leaving: HashMap<(ServiceId, SocketAddr), Instant>,
+    given: Given,
+    /// The weights of the last comparison, and those set since.
+    weights: Weights,
+}
+
+/// The starts of dataplanes, and the pauses between them.
+struct Starts {
+    /// This daemon starts no dataplane.
+    attach: bool,
+    /// A dataplane has answered once; from then on nothing is fatal.
+    ever: bool,
+    /// The time of the last connection.
+    connected: Instant,
+    /// The time at which a dataplane was started that has not answered yet.
+    starting: Option<Instant>,
+    /// The earliest time of the next start.
+    not_before: Instant,
+    /// The pause after the next start.
+    backoff: Duration,
+}
+
+impl std::fmt::Debug for Link {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Link")
+            .field("connected", &self.control.is_some())
+            .field("ours", &self.ours)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Link {
+    /// A link without a connection. With `attach` it waits for a dataplane instead of starting one.
+    pub fn new(host: Box<dyn Host>, attach: bool, now: Instant) -> Self {
+        Self {
+            host,
+            control: None,
+            pid: None,
+            ours: false,
+            told: None,
+            compared: None,
+            found: Arc::default(),
+            memory: Memory::default(),
+            starts: Starts {
+                attach,
+                ever: false,
+                connected: now,
+                starting: None,
+                not_before: now,
+                backoff: *BACKOFF.start(),
+            },
+            news: Arc::default(),
+            complaints: HashSet::new(),
+        }
+    }
+
+    /// The host's addresses now.
+    pub fn addresses(&self) -> Addresses {
+        self.host.addresses()
+    }
+
+    /// A flag that interrupts a step.
+    pub fn news(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.news)
+    }
+
+    /// Lets the flag of another link interrupt it.
+    fn share_news(&mut self, news: Arc<AtomicBool>) {
+        self.news = news;
+    }
+
+    /// Whether a dataplane answers. Without a connection and with `look`, connects to a running dataplane.
+    /// Starts none.
+    fn is_there(&mut self, look: bool, now: Instant) -> bool {
+        if self.control.is_none()
+            && look
+            && let Ok(control) = self.host.connect(HANG_LIMIT)
+        {
+            self.control = Some(control);
+            self.starts.connected = now;
+            self.greet(false);
+            self.starts.ever = true;
+        }
+        self.control.is_some()
+    }
+
+    /// Takes one step towards `goal`. `changed`: the goal differs from the last one.
+    pub fn step(&mut self, goal: &Goal, changed: bool, now: Instant) -> Step {
+        if let Some(pid) = self.pid
+            && !self.host.alive(pid)
+        {
+            self.lost("its process is gone", now);
+        } else if let Some(then) = self.compared
+            && !changed
+            && now.duration_since(then) < LOOK_AGAIN
+        {
+            return self.in_step();
+        }
+        if self.control.is_none()
+            && let Err(step) = self.connect(goal, now)
+        {
+            return step;
+        }
+        self.news.store(false, Ordering::Release);
+        match self.sync(goal, now) {
+            Ok(None) => Step::Interrupted,
+            Ok(Some(_)) => {
+                self.compared = Some(now);
+                self.in_step()
+            }
+            Err(Loss { why, silent: true }) => self.hangs(why, self.pid, now),
+            Err(Loss { why, .. }) => {
+                self.lost(&why, now);
+                Step::Waiting(Duration::ZERO)
+            }
+        }
+    }
+
+    fn in_step(&self) -> Step {
+        Step::InStep {
+            found: Arc::clone(&self.found),
+            again: POLL,
+        }
+    }
+
+    /// The manual changes since the last call, in words.
+    pub fn take_manual_changes(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.memory.deeds)
+    }
+
+    /// The dataplane's process id, if known, and whether the dataplane answers.
+    pub fn contact(&self) -> (Option<u32>, bool) {
+        (self.pid, self.control.is_some())
+    }
+
+    /// Handles a dataplane that listens, perhaps as process `pid`, and does not answer. If an lvsd has
+    /// started it, it is ended so that another can start. Otherwise only an operator may end it.
+    fn hangs(&mut self, why: String, pid: Option<u32>, now: Instant) -> Step {
+        let ours = pid.filter(|pid| self.host.started_by_us(*pid));
+        if let Some(pid) = ours {
+            tracing::error!("{why}; ending the dataplane (pid {pid}), and starting another");
+            match self.host.end(pid) {
+                Ok(()) => {
+                    self.lost("it hung and was ended", now);
+                    self.starts.starting = None;
+                    self.starts.not_before = now;
+                    return Step::Waiting(Duration::ZERO);
+                }
+                Err(error) => self.complain(format!("the dataplane hangs, and {error}")),
+            }
+        } else {
+            let pid = pid.map_or_else(|| "PID".to_owned(), |pid| pid.to_string());
+            self.complain(format!(
+                "{why}. Somebody else started it, so it is not ended here. As long as it hangs, packets of services reach \
+                 nobody: the host's own stack does not see them. End it with `kill -9 {pid}`, and have its unit watch it \
+                 (WatchdogSec=)"
+            ));
+        }
+        self.control = None;
+        self.told = None;
+        self.compared = None;
+        self.give_up_or_wait(why, now)
+    }
+
+    fn lost(&mut self, why: &str, now: Instant) {
+        let how = self.host.ended();
+        tracing::error!(
+            event = "dataplane_lost",
+            "the dataplane is lost: {}; {}",
+            how.as_deref().unwrap_or(why),
+            without_dataplane(how.as_deref(), &self.found.seen)
+        );
+        self.control = None;
+        self.told = None;
+        self.pid = None;
+        self.compared = None;
+        if now.duration_since(self.starts.connected) >= STABLE {
+            self.starts.backoff = *BACKOFF.start();
+            self.starts.not_before = now;
+        }
+        if !self.ours {
+            // The service manager that started it will start it again; two dataplanes must not race
+            // for the socket.
+            self.starts.not_before = self.starts.not_before.max(now + FOREIGN_GRACE);
+        }
+    }
+
+    /// Connects, or returns the step to take instead.
+    fn connect(&mut self, goal: &Goal, now: Instant) -> Result<(), Step> {
+        let patience = goal.dataplane.hang_limit.unwrap_or(HANG_LIMIT);
+        let absent = match self.host.connect(patience) {
+            Ok(control) => {
+                self.control = Some(control);
+                self.starts.connected = now;
+                let started = self.starts.starting.take().is_some();
+                self.greet(started);
+                self.starts.ever = true;
+                return Ok(());
+            }
+            Err(ConnectError::Refused(why)) => return Err(self.give_up_or_wait(why, now)),
+            Err(ConnectError::Silent { why, pid }) => return Err(self.hangs(why, pid, now)),
+            Err(ConnectError::Absent(why)) => why,
+        };
+        let ended = self.host.ended();
+        if let Some(since) = self.starts.starting {
+            if let Some(how) = ended {
+                self.starts.starting = None;
+                let why = format!("the dataplane did not start: {how}; its own message is above");
+                return Err(self.give_up_or_wait(why, now));
+            }
+            if now.duration_since(since) < START_LIMIT {
+                return Err(Step::Waiting(START_POLL));
+            }
+            self.starts.starting = None;
+            self.host.kill();
+            let why = format!(
+                "the dataplane was started and does not answer after {START_LIMIT:?}: {absent}"
+            );
+            return Err(self.give_up_or_wait(why, now));
+        }
+        if self.starts.attach {
+            self.complain(format!(
+                "there is no dataplane, and none is started because of --attach: {absent}; \
+                 start it with `systemctl start lvs-dataplane`"
+            ));
+            return Err(Step::Waiting(POLL));
+        }
+        if now < self.starts.not_before {
+            // Another program may start one in the meantime.
+            return Err(Step::Waiting((self.starts.not_before - now).min(POLL)));
+        }
+        self.starts.not_before = now + self.starts.backoff;
+        self.starts.backoff = (self.starts.backoff * 2).min(*BACKOFF.end());
+        match self.host.start(&goal.dataplane) {
+            Ok(()) => {
+                self.starts.starting = Some(now);
+                Err(Step::Waiting(START_POLL))
+            }
+            Err(why) => Err(self.give_up_or_wait(why, now)),
+        }
+    }
+
+    fn give_up_or_wait(&mut self, why: String, now: Instant) -> Step {
+        if !self.starts.ever {
+            return Step::Fatal(why);
+        }
+        self.complain(why);
+        Step::Waiting((self.starts.not_before.max(now) - now).max(Duration::from_millis(500)))
+    }
+
+    /// Identifies the dataplane of a new connection, and logs it.
+    fn greet(&mut self, started: bool) {
+        let Some(Ok(info)) = self.control.as_mut().map(|c| c.info()) else {
+            return;
+        };
+        self.pid = (info.pid != 0).then_some(info.pid);
+        self.ours = started || self.host.started_by_us(info.pid);
+        self.memory.weights.clear();
+        self.memory.drift.forget();
+        self.memory.given = Given::of(self.host.identity(info.pid), self.host.recall());
+        if self.host.is_proxy() {
+            return;
+        }
+        let mut interfaces = String::new();
+        for i in &info.interfaces {
+            let separator = if interfaces.is_empty() { "" } else { ", " };
+            let _ = write!(interfaces, "{separator}{} ({})", i.name, i.backend);
+        }
+        let how = if started { "started" } else { "attached to" };
+        tracing::info!(
+            event = "dataplane_found",
+            pid = info.pid,
+            interfaces,
+            connections = info.connections,
+            "{how} the dataplane"
+        );
+        if !started && !self.ours {
+            tracing::info!(
+                "this dataplane was not started by lvsd: [dataplane] does not apply to it, and `lvsd stop --all` does not end it"
+            );
+        }
+    }
+
+    /// Brings the dataplane in sync with `goal`. Returns the number of refused changes, or `None` if it was
+    /// interrupted.
+    fn sync(&mut self, goal: &Goal, now: Instant) -> Result<Option<usize>, Loss> {
+        let mut refusals = Vec::new();
+        let Some((mut desired, mut actual, mut seen)) = self.look(goal, &mut refusals)? else {
+            // Without the list nothing can be decided.
+            return Ok(Some(self.remember(refusals)));
+        };
+        seen.reasons = self.reasons(&mut refusals)?;
+        let drained =
+            self.memory
+                .given
+                .respect(&mut desired, &actual, &self.memory.weights, &goal.readied);
+        let by_hand: HashSet<_> = self.memory.given.drained().iter().copied().collect();
+        let deeds = self
+            .memory
+            .drift
+            .respect(&mut desired, &actual, |service, server| {
+                by_hand.contains(&(service, server))
+                    || drained.iter().any(|(key, _)| *key == (service, server))
+            });
+        for deed in deeds {
+            tracing::warn!(event = "drift", "{deed}");
+            self.memory.deeds.push(deed);
+        }
+        if self.memory.given.withdraw(&mut desired, &actual) || !drained.is_empty() {
+            self.host.remember(&self.memory.given);
+        }
+        self.memory.weights = weights(&actual);
+        let overdue = self
+            .memory
+            .leaving
+            .iter()
+            .filter(|(_, until)| now >= **until);
+        actual.overdue = overdue.map(|(key, _)| *key).collect();
+        let plan = diff(&desired, &actual);
+        let until = |key, limit| {
+            (
+                key,
+                self.memory
+                    .leaving
+                    .get(&key)
+                    .copied()
+                    .unwrap_or(now + limit),
+            )
+        };
+        let leaving = plan.draining.iter();
+        self.memory.leaving = leaving
+            .map(|&(service, server, limit)| until((service, server), limit))
+            .collect();
+        let names = Names::new(&desired);
+        log_drained(&names, &drained);
+        for id in &plan.conflicts {
+            refusals.push(format!(
+                "{} exists and was not made by lvsd, so it is left as it is; delete it (lvsadm -D) or set manage_all_services = true in [lvsd]",
+                names.service_with_place(id)
+            ));
+        }
+        let Some(control) = self.control.as_mut() else {
+            return Err(Loss::from("not connected"));
+        };
+        let mut work = CarryOut::new(control.as_mut(), &names, Base::of(&actual));
+        let carried = work.run(&plan.changes, &self.news);
+        refusals.append(&mut work.refusals);
+        let CarryOut {
+            weights: given,
+            own_vips,
+            base,
+            ..
+        } = work;
+        self.memory.weights.extend(given);
+        self.memory.drift.base(base);
+        let vips = own_vips.clone().unwrap_or_else(|| actual.vips.clone());
+        let mut found = self.found(&desired, &actual, &plan, vips);
+        found.refused = refusals.clone();
+        seen.services = std::mem::take(&mut actual.services);
+        found.seen = Arc::new(seen);
+        self.found = Arc::new(found);
+        if let Some(vips) = own_vips {
+            self.told = Some(vips);
+        }
+        let complete = carried?;
+        let refused = self.remember(refusals);
+        Ok(complete.then_some(refused))
+    }
+
+    /// The state of the dataplane after `plan`.
+    fn found(
+        &self,
+        desired: &Desired,
+        actual: &Actual,
+        plan: &Plan,
+        vips: BTreeSet<IpAddr>,
+    ) -> Found {
+        let mut found = Found {
+            conflicts: plan.conflicts.iter().copied().collect(),
+            drained: self.memory.given.drained().iter().copied().collect(),
+            drift: self.memory.drift.in_words(desired),
+            unnamed: plan.unnamed.len(),
+            vips,
+            servers: HashMap::new(),
+            ..Found::default()
+        };
+        for service in &actual.services {
+            for server in &service.servers {
+                let key = (service.service, server.server);
+                if let Some(weight) = self.memory.weights.get(&key) {
+                    let seen = ObservedServer {
+                        weight: *weight,
+                        active: server.active,
+                        inactive: server.inactive,
+                        unanswered: server.unanswered,
+                        attempts: server.attempts,
+                    };
+                    found.servers.insert(key, seen);
+                }
+            }
+        }
+        for change in &plan.changes {
+            match change {
+                Call::ServerDelete { service, server } => {
+                    found.servers.remove(&(*service, *server));
+                }
+                Call::ServerAdd(spec) => {
+                    let seen = ObservedServer {
+                        weight: spec.config.weight,
+                        active: 0,
+                        inactive: 0,
+                        unanswered: None,
+                        attempts: RecentAttempts::default(),
+                    };
+                    found.servers.insert((spec.service, spec.server), seen);
+                }
+                _ => {}
+            }
+        }
+        found
+    }
+
+    /// Connects, and returns the servers in the dataplane.
+    ///
+    /// # Errors
+    /// There is no dataplane, or it does not answer.
+    pub fn servers(
+        &mut self,
+        patience: Option<Duration>,
+    ) -> Result<HashSet<(ServiceId, SocketAddr)>, String> {
+        let control = self.host.connect(patience.unwrap_or(HANG_LIMIT));
+        let control = self.control.insert(control.map_err(|e| e.to_string())?);
+        let services = control.services().map_err(|e| e.to_string())?;
+        Ok(services
+            .iter()
+            .flat_map(|s| s.servers.iter().map(|server| (s.service, server.server)))
+            .collect())
+    }
+
+    /// The changes of a step towards `goal`, and their effect on connections, in words.
+    ///
+    /// # Errors
+    /// There is no dataplane, or it does not answer.
+    pub fn plan(&mut self, goal: &Goal) -> Result<String, String> {
+        let info = self.control.as_mut().map(|control| control.info());
+        let pid = info.and_then(Result::ok).map_or(0, |info| info.pid);
+        self.memory.given = Given::of(self.host.identity(pid), self.host.recall());
+        let mut refusals = Vec::new();
+        let looked = self.look(goal, &mut refusals).map_err(|loss| loss.why)?;
+        let Some((mut desired, actual, _)) = looked else {
+            return Err(refusals.join("; "));
+        };
+        self.memory
+            .given
+            .respect(&mut desired, &actual, &Weights::new(), &goal.readied);
+        self.memory.given.withdraw(&mut desired, &actual);
+        Ok(plan::tell(&desired, &actual))
+    }
+
+    /// The desired and the actual state of this dataplane. If it does not answer: nothing, with the
+    /// reason among the refusals.
+    fn look(
+        &mut self,
+        goal: &Goal,
+        refusals: &mut Vec<String>,
+    ) -> Result<Option<(Desired, Actual, DataplaneView)>, Loss> {
+        let Some(control) = self.control.as_mut() else {
+            return Err(Loss::from("not connected"));
+        };
+        let Some(services) = lost_only(control.services(), refusals)? else {
+            return Ok(None);
+        };
+        let mut actual = Actual {
+            services,
+            ..Actual::default()
+        };
+        // Needs the packet path and the keeper to answer, so that it shows whether they hang.
+        let info = lost_only(control.info(), refusals)?.unwrap_or_default();
+        let mut desired = goal.desired.clone();
+        if goal.dataplane.own_vips {
+            desired.vips.clear();
+        } else {
+            let owned: BTreeSet<IpAddr> = info.own_vips.iter().copied().collect();
+            actual.vips = match &self.told {
+                // Others may own VIPs too; only ours count.
+                Some(told) => told.intersection(&owned).copied().collect(),
+                None => owned,
+            };
+            let may = |vip: &IpAddr| goal.announced.contains(vip) || actual.vips.contains(vip);
+            desired.vips.retain(may);
+        }
+        actual.marks = lost_only(control.marks(), refusals)?.unwrap_or_default();
+        actual.filters = lost_only(control.filters(), refusals)?.unwrap_or_default();
+        if goal.desired.local.is_some() {
+            actual.local = lost_only(control.local(), refusals)?.unwrap_or_default();
+        }
+        if goal.desired.sync.is_some() || self.memory.given.has_daemons() {
+            actual.daemons = lost_only(control.daemons(), refusals)?.unwrap_or_default();
+        }
+        if !goal.desired.sysctls.is_empty() || self.memory.given.has_sysctls() {
+            let all = lost_only(control.sysctls(), refusals)?.unwrap_or_default();
+            actual.sysctls = all.into_iter().map(|s| (s.name, s.value)).collect();
+        }
+        let seen = DataplaneView {
+            info,
+            table_size: control.table_size(),
+            ..DataplaneView::default()
+        };
+        Ok(Some((desired, actual, seen)))
+    }
+
+    /// The dataplane's counters beside those of services.
+    fn reasons(&mut self, refusals: &mut Vec<String>) -> Result<Vec<ReasonCount>, Loss> {
+        let Some(control) = self.control.as_mut() else {
+            return Err(Loss::from("not connected"));
+        };
+        let mut reasons = lost_only(control.drops(), refusals)?.unwrap_or_default();
+        for_lvsd(&mut reasons);
+        Ok(reasons)
+    }
+
+    fn complain(&mut self, complaint: String) {
+        if !self.complaints.contains(&complaint) {
+            tracing::error!("{complaint}");
+            self.complaints.insert(complaint);
+        }
+    }
+
+    /// Logs new refusals, and forgets those that have ended.
+    fn remember(&mut self, refusals: Vec<String>) -> usize {
+        let count = refusals.len();
+        for refusal in &refusals {
+            if !self.complaints.contains(refusal) {
+                tracing::error!("{refusal}");
+            }
+        }
+        self.complaints = refusals.into_iter().collect();
+        count
+    }
+
+    /// Ends the dataplane if an lvsd has started it. Any other dataplane loses lvsd's services and VIPs.
+    /// Without a connection, connects first.
+    pub fn stop(&mut self, now: Instant) -> Stopped {
+        if self.control.is_none() {
+            if self.starts.starting.is_some() {
+                self.host.kill();
+                return Stopped::Asked;
+            }
+            if let Some(done) = self.find() {
+                return done;
+            }
+        }
+        let Some(control) = self.control.as_mut() else {
+            return Stopped::Asked;
+        };
+        if self.ours {
+            control.set_patience(STOP_PATIENCE);
+            let asked = control.stop();
+            self.control = None;
+            return match asked {
+                Ok(()) => Stopped::Asked,
+                Err(ControlError::Silent(why)) => match self.pid.map(|pid| self.host.end(pid)) {
+                    Some(Ok(())) => Stopped::Killed(why),
+                    Some(Err(error)) => Stopped::Not(format!("the dataplane hangs, and {error}")),
+                    None => Stopped::Not(why),
+                },
+                Err(error) => self.gone().map_or_else(
+                    || Stopped::Not(format!("the dataplane does not stop: {error}")),
+                    Stopped::Already,
+                ),
+            };
+        }
+        // An empty goal that adopts nothing deletes our services.
+        match self.sync(&Goal::default(), now) {
+            Ok(_) => Stopped::Asked,
+            Err(Loss { why, .. }) => self.gone().map_or_else(
+                || Stopped::Not(format!("our services may still be in the dataplane: {why}")),
+                Stopped::Already,
+            ),
+        }
+    }
+
+    /// Connects to the dataplane to stop it. Returns the result if that is impossible or unnecessary.
+    fn find(&mut self) -> Option<Stopped> {
+        match self.host.connect(STOP_PATIENCE) {
+            Ok(control) => {
+                self.control = Some(control);
+                self.greet(false);
+                None
+            }
+            Err(ConnectError::Absent(why)) => {
+                Some(Stopped::Already(self.host.ended().unwrap_or(why)))
+            }
+            Err(ConnectError::Refused(why)) => Some(Stopped::Not(why)),
+            Err(ConnectError::Silent { why, pid }) => {
+                let ours = pid.filter(|pid| self.host.started_by_us(*pid));
+                Some(match ours.map(|pid| self.host.end(pid)) {
+                    Some(Ok(())) => Stopped::Killed(why),
+                    Some(Err(error)) => Stopped::Not(format!("{why}, and {error}")),
+                    None => Stopped::Not(why),
+                })
+            }
+        }
+    }
+
+    /// The end, in words, of a dataplane that no longer answers, if it has ended.
+    fn gone(&mut self) -> Option<String> {
+        if let Some(how) = self.host.ended() {
+            return Some(how);
+        }
+        let left = self.pid.is_some_and(|pid| !self.host.alive(pid));
+        // A process that is about to be gone has closed its socket first.
+        (left || self.absent()).then(|| "its process is gone".to_owned())
+    }
+
+    /// Whether no process listens. A dataplane that listens and does not answer exists.
+    fn absent(&mut self) -> bool {
+        matches!(
+            self.host.connect(STOP_PATIENCE),
+            Err(ConnectError::Absent(_))
+        )
+    }
+
+    /// Whether the dataplane that this daemon started still exists; false for any other dataplane.
+    pub fn still_running(&mut self) -> bool {
+        self.ours && self.host.ended().is_none() && !self.absent()
+    }
+
+    /// Kills the dataplane if an lvsd has started it.
+    ///
+    /// # Errors
+    /// lvsd has not started it, or it does not end; in words.
+    pub fn end(&mut self) -> Result<(), String> {
+        match self.pid {
+            Some(pid) if self.ours => self.host.end(pid),
+            _ => Err("its process is not known, or is none of lvsd's".to_owned()),
+        }
+    }
+
+    /// The description of the dataplane for messages, with its process id, if available.
+    pub fn dataplane(&self) -> String {
+        match self.pid {
+            Some(pid) => format!("the dataplane (pid {pid})"),
+            None => "the dataplane".to_owned(),
+        }
+    }
+}
+
+/// Logs manual changes of drained servers.
+fn log_drained(names: &Names<'_>, changes: &[given::DrainChange]) {
+    for ((service, server), is) in changes {
+        let service = names.service_in_words(service);
+        if *is {
+            tracing::warn!(
+                "{server} of {service} was given weight 0 by hand, and keeps it until it is given another weight by hand \
+                 (`lvsadm undrain SERVICE SERVER`) or leaves the file"
+            );
+        } else {
+            tracing::info!("{server} of {service} is no longer drained by hand");
+        }
+    }
+}
+
+/// The reason why a dataplane is lost.
+#[derive(Debug)]
+struct Loss {
+    why: String,
+    /// It exists and does not answer.
+    silent: bool,
+}
+
+impl From<&str> for Loss {
+    fn from(why: &str) -> Self {
+        Self {
+            why: why.to_owned(),
+            silent: false,
+        }
+    }
+}
+
+/// Separates a refusal, which is added to the list, from a loss, which ends the step.
+fn lost_only<T>(
+    result: Result<T, ControlError>,
+    refusals: &mut Vec<String>,
+) -> Result<Option<T>, Loss> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(ControlError::Refused(failure)) => {
+            refusals.push(failure.message);
+            Ok(None)
+        }
+        Err(ControlError::Lost(why)) => Err(Loss { why, silent: false }),
+        Err(ControlError::Silent(why)) => Err(Loss { why, silent: true }),
+    }
+}

@@ -1,0 +1,304 @@
+//! The real host: the dataplane's socket, its process, and the lock that keeps a second daemon away.
+
+use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use lvs_api::{Address, LockError, SOCKET_VARIABLE, Steering, steer};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use crate::config::Dataplane;
+use crate::dataplane::control::DataplaneControl;
+use crate::dataplane::socket;
+use crate::dataplane::{ConnectError, Given, Host};
+use crate::host_addresses::Addresses;
+use crate::replace::replace;
+
+/// The environment variable of dataplanes that lvsd has started; it distinguishes them from others.
+const MARK: (&str, &str) = ("LVS_STARTED_BY", "lvsd");
+
+/// The suffix of the file with the settings of a dataplane, after the name of its socket.
+pub const GIVEN: &str = ".lvsd.json";
+
+/// How long a process that was killed may take to be gone.
+const END_LIMIT: Duration = Duration::from_secs(5);
+
+/// This machine, with the dataplane at a socket.
+#[derive(Debug)]
+pub struct Machine {
+    address: Address,
+    child: Option<Child>,
+}
+
+impl Machine {
+    /// With the dataplane at `address`.
+    pub fn new(address: &Address) -> Self {
+        Self {
+            address: address.clone(),
+            child: None,
+        }
+    }
+}
+
+/// Makes this daemon the only one for the dataplane at `address` in this network namespace, until what
+/// it gives is dropped.
+///
+/// # Errors
+/// There is another one, in words.
+pub fn lock(address: &Address) -> Result<Steering, String> {
+    // A command that checks whether a daemon runs (`lvsd reload`) has the lock for a moment.
+    let mut tries = 0..10;
+    let steering = loop {
+        match steer(address) {
+            Err(LockError::Held(_)) if tries.next().is_some() => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            done => break done,
+        }
+    };
+    steering.map_err(|error| match error {
+        LockError::Held(pid) => {
+            let pid = pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
+            format!(
+                "another lvsd{pid} steers the dataplane at {address} in this network namespace; \
+                 send that one a SIGHUP to reload, or stop it first"
+            )
+        }
+        LockError::Io(error) => {
+            format!("cannot be sure to be the only lvsd for {address}: {error}")
+        }
+    })
+}
+
+impl Host for Machine {
+    fn connect(&mut self, patience: Duration) -> Result<Box<dyn DataplaneControl>, ConnectError> {
+        let child = self.child.as_ref().map(Child::id);
+        socket::connect(&self.address, patience).map_err(|error| match error {
+            ConnectError::Silent { why, pid } => ConnectError::Silent {
+                why,
+                pid: pid.or(child),
+            },
+            other => other,
+        })
+    }
+
+    fn start(&mut self, options: &Dataplane) -> Result<(), String> {
+        let mut command = command(&self.address, options);
+        command
+            .env_remove("NOTIFY_SOCKET")
+            .env_remove("WATCHDOG_USEC")
+            .env_remove("WATCHDOG_PID")
+            .stdin(Stdio::null())
+            // A separate process group: signals of lvsd's terminal do not reach it, and it
+            // continues after the end of lvsd.
+            .process_group(0);
+        match command.spawn() {
+            Ok(child) => {
+                let program = command.get_program().display();
+                tracing::info!(pid = child.id(), "starting {program}");
+                self.child = Some(child);
+                Ok(())
+            }
+            Err(error) => Err(cannot_start(&command, &error)),
+        }
+    }
+
+    fn ended(&mut self) -> Option<String> {
+        let child = self.child.as_mut()?;
+        let how = match child.try_wait() {
+            Ok(None) => return None,
+            Ok(Some(status)) => format!("it ended with {status}"),
+            Err(error) => format!("it cannot be waited for: {error}"),
+        };
+        self.child = None;
+        Some(how)
+    }
+
+    fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    fn end(&mut self, pid: u32) -> Result<(), String> {
+        if self.child.as_ref().is_some_and(|child| child.id() == pid) {
+            self.kill();
+            return Ok(());
+        }
+        let id = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let process = id
+            .ok_or(Errno::SRCH)
+            .and_then(|id| pidfd_open(id, PidfdFlags::empty()))
+            .map_err(|error| format!("process {pid} cannot be reached: {error}"))?;
+        // Check after opening: while the descriptor is open, the kernel does not give the id to
+        // another process.
+        if !self.started_by_us(pid) {
+            return Err(format!("process {pid} is none that an lvsd has started"));
+        }
+        pidfd_send_signal(&process, Signal::KILL)
+            .map_err(|error| format!("process {pid} cannot be ended: {error}"))?;
+        let limit = Timespec {
+            tv_sec: END_LIMIT.as_secs().cast_signed(),
+            tv_nsec: 0,
+        };
+        match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit)) {
+            Ok(1) => Ok(()),
+            _ => Err(format!("process {pid} does not end (state D in `ps`?)")),
+        }
+    }
+
+    fn alive(&mut self, pid: u32) -> bool {
+        // A child that has ended stays in /proc until it is waited for.
+        if let Some(child) = self.child.as_mut().filter(|c| c.id() == pid) {
+            return matches!(child.try_wait(), Ok(None));
+        }
+        Path::new("/proc").join(pid.to_string()).exists()
+    }
+
+    fn started_by_us(&self, pid: u32) -> bool {
+        if self.child.as_ref().is_some_and(|c| c.id() == pid) {
+            return true;
+        }
+        let mark = format!("{}={}", MARK.0, MARK.1);
+        std::fs::read(format!("/proc/{pid}/environ"))
+            .is_ok_and(|all| all.split(|b| *b == 0).any(|one| one == mark.as_bytes()))
+    }
+
+    fn identity(&self, pid: u32) -> String {
+        // Field 22 of `/proc/PID/stat`, counted behind the name in parentheses
+        // (`proc_pid_stat(5)`).
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+        let birth = rest.split_whitespace().nth(19).unwrap_or("0");
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        format!("{pid} {birth} {}", boot.trim())
+    }
+
+    fn remember(&mut self, given: &Given) {
+        let Some(path) = self.memory() else { return };
+        let text = serde_json::to_vec(given).unwrap_or_default();
+        if let Err(error) = replace(&path, &text, 0o666) {
+            tracing::warn!(
+                "cannot keep in {} what was set in the dataplane: {error}; what leaves the file while no lvsd runs will stay set",
+                path.display()
+            );
+        }
+    }
+
+    fn recall(&self) -> Given {
+        let text = self.memory().and_then(|path| std::fs::read(path).ok());
+        text.and_then(|text| serde_json::from_slice(&text).ok())
+            .unwrap_or_default()
+    }
+
+    fn addresses(&self) -> Addresses {
+        Addresses::read()
+    }
+}
+
+impl Machine {
+    /// The file with the values that lvsd has set in the dataplane. It is next to the socket of the
+    /// dataplane, and has the same lifetime.
+    fn memory(&self) -> Option<PathBuf> {
+        self.address.state_file(GIVEN)
+    }
+}
+
+/// The dataplane with the options of the file.
+fn command(address: &Address, options: &Dataplane) -> Command {
+    let program = match &options.program {
+        Some(path) => PathBuf::from(path),
+        None => beside_us().unwrap_or_else(|| PathBuf::from("lvs-dataplane")),
+    };
+    let mut command = Command::new(program);
+    command.args(options.arguments()).env(MARK.0, MARK.1);
+    match address {
+        Address::Usual(_) => command.env_remove(SOCKET_VARIABLE),
+        named => command.arg("--socket").arg(named.to_string()),
+    };
+    command
+}
+
+fn cannot_start(command: &Command, error: &std::io::Error) -> String {
+    let program = command.get_program().display();
+    if error.kind() == ErrorKind::NotFound {
+        return format!(
+            "there is no {program}: put it beside lvsd or into PATH, or name it with `program` in [dataplane]"
+        );
+    }
+    format!("cannot start {program}: {error}")
+}
+
+/// Turns this process into the dataplane with the options of the file, so that a unit of its own can
+/// run it. Comes back only with the reason why that cannot be.
+pub fn become_dataplane(address: &Address, options: &Dataplane) -> String {
+    let mut command = command(address, options);
+    let error = command.exec();
+    cannot_start(&command, &error)
+}
+
+/// Sends a signal to process `pid`.
+///
+/// # Errors
+/// In words.
+pub fn send(pid: u32, signal: Signal) -> Result<(), String> {
+    signalled(pid, signal).map(drop)
+}
+
+/// Sends a signal to process `pid` and waits until it has ended.
+///
+/// # Errors
+/// In words.
+pub fn end_politely(pid: u32, signal: Signal, limit: Duration) -> Result<(), String> {
+    let process = signalled(pid, signal)?;
+    let limit = Timespec {
+        tv_sec: limit.as_secs().cast_signed(),
+        tv_nsec: 0,
+    };
+    match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit)) {
+        Ok(1) => Ok(()),
+        _ => Err(format!(
+            "lvsd (pid {pid}) has not ended yet; its log says what it waits for"
+        )),
+    }
+}
+
+fn signalled(pid: u32, signal: Signal) -> Result<OwnedFd, String> {
+    let id = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let process = id
+        .ok_or(Errno::SRCH)
+        .and_then(|id| pidfd_open(id, PidfdFlags::empty()))
+        .map_err(|error| format!("process {pid} cannot be reached: {error}"))?;
+    pidfd_send_signal(&process, signal)
+        .map_err(|error| format!("process {pid} cannot be signalled: {error}"))?;
+    Ok(process)
+}
+
+/// The dataplane beside our own executable.
+fn beside_us() -> Option<PathBuf> {
+    let here = std::env::current_exe().ok()?;
+    let there = here.parent().map(Path::to_owned)?.join("lvs-dataplane");
+    there.is_file().then_some(there)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_lock_a_socket() {
+        let name = Address::new(format!("@lvsd-test-{}", std::process::id()));
+        let first = lock(&name).unwrap();
+        let second = lock(&name).unwrap_err();
+        assert!(second.contains("another lvsd"), "{second}");
+        drop(first);
+        lock(&name).unwrap();
+    }
+}

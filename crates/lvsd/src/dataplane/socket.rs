@@ -1,0 +1,140 @@
+//! [`DataplaneControl`] over the dataplane's control socket.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use lvs_api::{Address, Client, Error};
+use lvs_core::FilterLists;
+use lvs_core::api::{
+    Call, Done, FailureCode, FilterItem, Info, LocalInfo, LocalPool, MarkText, ReasonCount,
+    ServiceId, ServiceInfo, SyncDaemon, Sysctl,
+};
+use serde::de::IgnoredAny;
+
+use crate::dataplane::ConnectError;
+use crate::dataplane::control::{ControlError, DataplaneControl};
+
+/// Connects to the dataplane at `address`, which counts as hung if it does not answer within
+/// `patience`.
+///
+/// # Errors
+/// See [`ConnectError`].
+pub fn connect(
+    address: &Address,
+    patience: Duration,
+) -> Result<Box<dyn DataplaneControl>, ConnectError> {
+    let client = Client::connect_patiently(address, patience).map_err(|error| match error {
+        Error::Absent { .. } | Error::Stale { .. } | Error::Gone { .. } => {
+            ConnectError::Absent(error.to_string())
+        }
+        Error::Silent { pid, .. } => ConnectError::Silent {
+            why: error.to_string(),
+            pid,
+        },
+        _ => ConnectError::Refused(error.to_string()),
+    })?;
+    if !client.hello().writable {
+        return Err(ConnectError::Refused(format!(
+            "the dataplane at {address} lets this process look only; run lvsd as root with CAP_NET_ADMIN, as the dataplane's user, or in \
+             the group of its --group"
+        )));
+    }
+    Ok(Box::new(Connection(client, patience)))
+}
+
+/// With the patience that it has but for changes.
+struct Connection(Client, Duration);
+
+/// How long changes may take at least: thousands of servers are one request.
+const CHANGES_PATIENCE: Duration = Duration::from_secs(60);
+
+fn translate(error: Error) -> ControlError {
+    match error {
+        Error::Refused(failure) => ControlError::Refused(failure),
+        Error::Silent { .. } => ControlError::Silent(error.to_string()),
+        other => ControlError::Lost(other.to_string()),
+    }
+}
+
+impl DataplaneControl for Connection {
+    fn info(&mut self) -> Result<Info, ControlError> {
+        self.0.call(&Call::Info {}).map_err(|error| match error {
+            // The control socket answers, and the packet path or the keeper behind it does not.
+            Error::Refused(failure) if failure.code == FailureCode::Internal => {
+                ControlError::Silent(failure.message)
+            }
+            other => translate(other),
+        })
+    }
+
+    fn services(&mut self) -> Result<Vec<ServiceInfo>, ControlError> {
+        self.0
+            .collect(&Call::ServiceList { service: None })
+            .map_err(translate)
+    }
+
+    fn daemons(&mut self) -> Result<Vec<SyncDaemon>, ControlError> {
+        self.0.collect(&Call::DaemonList {}).map_err(translate)
+    }
+
+    fn sysctls(&mut self) -> Result<Vec<Sysctl>, ControlError> {
+        self.0
+            .collect(&Call::SysctlGet { name: None })
+            .map_err(translate)
+    }
+
+    fn marks(&mut self) -> Result<Vec<String>, ControlError> {
+        let all: Vec<MarkText> = self.0.collect(&Call::MarkList {}).map_err(translate)?;
+        Ok(all.into_iter().map(|rule| rule.rule).collect())
+    }
+
+    fn filters(&mut self) -> Result<HashMap<Option<ServiceId>, FilterLists>, ControlError> {
+        let items: Vec<FilterItem> = self.0.collect(&Call::FilterList {}).map_err(translate)?;
+        let mut all: HashMap<_, FilterLists> = HashMap::new();
+        for FilterItem { service, lists } in items {
+            let whole = all.entry(service).or_default();
+            whole.allow.extend(lists.allow);
+            whole.deny.extend(lists.deny);
+        }
+        Ok(all)
+    }
+
+    fn local(&mut self) -> Result<LocalPool, ControlError> {
+        let info: LocalInfo = self.0.call(&Call::LocalGet {}).map_err(translate)?;
+        Ok(LocalPool {
+            addresses: info.addresses.iter().map(|local| local.address).collect(),
+            hairpin: info.hairpin,
+        })
+    }
+
+    fn drops(&mut self) -> Result<Vec<ReasonCount>, ControlError> {
+        self.0.collect(&Call::Drops {}).map_err(translate)
+    }
+
+    fn table_size(&self) -> u32 {
+        self.0.hello().table_size
+    }
+
+    fn apply(&mut self, changes: &[Call]) -> Result<Done, ControlError> {
+        self.0.set_patience(self.1.max(CHANGES_PATIENCE));
+        let done = match changes {
+            [one] => self.0.call(one),
+            changes => self.0.call(&Call::Apply {
+                changes: changes.to_vec(),
+            }),
+        };
+        self.0.set_patience(self.1);
+        done.map_err(translate)
+    }
+
+    fn set_patience(&mut self, patience: Duration) {
+        self.0.set_patience(patience);
+    }
+
+    fn stop(&mut self) -> Result<(), ControlError> {
+        self.0
+            .call::<IgnoredAny>(&Call::Stop {})
+            .map(|_| ())
+            .map_err(translate)
+    }
+}

@@ -1,0 +1,224 @@
+//! After any sequence of events, the state equals the result of a cold start with the same file and
+//! the same observations.
+
+use std::collections::BTreeMap;
+
+use lvs_core::api::{ServerSpec, ServiceInfo};
+use lvs_core::{Family, Forwarding, ServerConfig, ServiceConfig, SourceFilter};
+use proptest::prelude::*;
+
+use super::fake::{Fault, World};
+use super::*;
+use crate::config::{Files, OnCheckFailure, OnDrift};
+use crate::reconcile::{DesiredServer, DesiredService, Health};
+
+/// Something that happens.
+#[derive(Clone, Debug)]
+enum Event {
+    /// The file, or the health of servers, is another one.
+    Goal(Box<Desired>),
+    /// The daemon is replaced by another one.
+    Restart,
+    /// The dataplane dies.
+    Crash,
+    /// The next requests go wrong so.
+    Wrong(Vec<Fault>),
+    /// Somebody gives a server another weight, not 0, which would be a drain.
+    Weight(u8, u8, i32),
+    /// Somebody deletes a server.
+    Delete(u8, u8),
+    /// Somebody deletes a service.
+    DeleteService(u8),
+    /// Time passes.
+    Step,
+}
+
+fn id(n: u8) -> ServiceId {
+    ServiceId::Tcp {
+        address: ([192, 0, 2, n], 80).into(),
+    }
+}
+
+fn address(n: u8) -> SocketAddr {
+    ([10, 0, 0, n], 80).into()
+}
+
+prop_compose! {
+    fn goal()(
+        services in proptest::collection::btree_map(
+            0..3u8,
+            (any::<bool>(), any::<bool>(), proptest::collection::btree_map(0..4u8, (0..4i32, any::<bool>(), 0..4u8), 0..4)),
+            0..3,
+        ),
+        vips in proptest::collection::btree_set(0..3u8, 0..3),
+    ) -> Desired {
+        Desired {
+            file: Files::default(),
+            services: services.into_iter().map(|(n, (rr, remove, servers))| DesiredService { incomplete: false, undecided: None,
+            removed_at_once: None,
+                id: id(n),
+                name: format!("s{n}"),
+                line: 0,
+                config: ServiceConfig::new(Family::V4, if rr { "rr" } else { "wlc" }),
+                filter: SourceFilter::default(),
+                on_check_failure: if remove { OnCheckFailure::Remove } else { OnCheckFailure::Quiesce },
+                drain: Duration::ZERO,
+                servers: servers.into_iter().map(|(n, (weight, up, admin))| DesiredServer {
+                    address: address(n),
+                    line: 0,
+                    config: ServerConfig::new(weight, Forwarding::Nat),
+                    health: if up { Health::Up } else { Health::Down },
+                    stays: false,
+                    // In maintenance; a drain is the weight 0.
+                    leaves: admin == 0,
+                }).collect(),
+            }).collect(),
+            vips: vips.into_iter().map(|n| IpAddr::from([192, 0, 2, n])).collect(),
+            on_drift: OnDrift::Repair,
+            ..Desired::default()
+        }
+    }
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let fault = prop_oneof![
+        (0..9usize).prop_map(Fault::Refuses),
+        Just(Fault::RefusesAll),
+        Just(Fault::Made),
+        Just(Fault::Lost),
+    ];
+    prop_oneof![
+        4 => goal().prop_map(|goal| Event::Goal(Box::new(goal))),
+        1 => Just(Event::Restart),
+        1 => Just(Event::Crash),
+        3 => proptest::collection::vec(fault, 1..6).prop_map(Event::Wrong),
+        2 => (0..3u8, 0..4u8, 1..4i32).prop_map(|(s, a, w)| Event::Weight(s, a, w)),
+        1 => (0..3u8, 0..4u8).prop_map(|(s, a)| Event::Delete(s, a)),
+        1 => (0..3u8).prop_map(Event::DeleteService),
+        4 => Just(Event::Step),
+    ]
+}
+
+/// A service's scheduler and servers.
+type Shown = (String, Vec<(SocketAddr, ServerConfig)>);
+
+/// A daemon's link and its clock.
+struct Daemon {
+    world: World,
+    link: Link,
+    now: Instant,
+    goal: Goal,
+}
+
+impl Daemon {
+    fn new(world: World) -> Self {
+        let now = Instant::now();
+        Self {
+            link: Link::new(Box::new(world.host()), false, now),
+            world,
+            now,
+            goal: Goal::default(),
+        }
+    }
+
+    fn step(&mut self, changed: bool) -> Step {
+        self.now += Duration::from_secs(40);
+        self.link.step(&self.goal, changed, self.now)
+    }
+
+    fn set(&mut self, desired: Desired) {
+        self.goal = Goal {
+            announced: desired.vips.clone(),
+            desired,
+            ..Goal::default()
+        };
+    }
+
+    /// Until the dataplane holds the goal, and a look more.
+    fn settle(&mut self) {
+        self.world.go_wrong(&[]);
+        let mut good = 0;
+        for _ in 0..50 {
+            if let Step::InStep { found, .. } = self.step(true)
+                && found.refused.is_empty()
+            {
+                good += 1;
+                if good == 2 {
+                    return;
+                }
+            }
+        }
+        panic!("it does not settle: {:?}", self.step(true));
+    }
+
+    /// Services of ours with their servers, and VIPs.
+    fn held(&self) -> (BTreeMap<String, Shown>, BTreeSet<IpAddr>) {
+        let held = self.world.dataplane().0;
+        let told = |service: &ServiceInfo| {
+            let mut servers: Vec<_> = service
+                .servers
+                .iter()
+                .map(|s| (s.server, s.config))
+                .collect();
+            servers.sort_by_key(|(address, _)| *address);
+            (
+                format!("{:?}", service.service),
+                (service.config.scheduler.clone(), servers),
+            )
+        };
+        (held.services.iter().map(told).collect(), held.vips)
+    }
+
+    fn by_hand(&self, change: Call) {
+        // It may not be there.
+        let _ = self.world.control().apply(&[change]);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_history_ends_as_a_cold_start(first in goal(), events in proptest::collection::vec(event(), 0..25)) {
+        let mut daemon = Daemon::new(World::default());
+        daemon.set(first.clone());
+        // At its start it has to find a dataplane.
+        daemon.settle();
+        let mut last = first;
+        for event in events {
+            match event {
+                Event::Goal(desired) => {
+                    last = (*desired).clone();
+                    daemon.set(*desired);
+                    daemon.step(true);
+                }
+                Event::Restart => {
+                    let world = daemon.world.clone();
+                    let goal = daemon.goal.clone();
+                    daemon = Daemon::new(world);
+                    daemon.goal = goal;
+                }
+                Event::Crash => daemon.world.crash(),
+                Event::Wrong(faults) => daemon.world.go_wrong(&faults),
+                Event::Weight(service, server, weight) => daemon.by_hand(Call::ServerEdit(ServerSpec {
+                    service: id(service),
+                    server: address(server),
+                    config: ServerConfig::new(weight, Forwarding::Nat),
+                })),
+                Event::Delete(service, server) => daemon.by_hand(Call::ServerDelete {
+                    service: id(service),
+                    server: address(server),
+                }),
+                Event::DeleteService(service) => daemon.by_hand(Call::ServiceDelete { service: id(service) }),
+                Event::Step => {
+                    daemon.step(false);
+                }
+            }
+        }
+        daemon.settle();
+        let mut cold = Daemon::new(World::default());
+        cold.set(last);
+        cold.settle();
+        prop_assert_eq!(daemon.held(), cold.held());
+    }
+}
