@@ -14,6 +14,7 @@ use std::os::fd::AsFd;
 use lvs_core::api::{
     AnnouncedVip, Confinement, PeerStanding, ServiceId, SyncCounts, TablesInfo, Waiting,
 };
+use lvs_core::attempts::RecentAttempts;
 use serde::{Deserialize, Serialize};
 
 use super::Address;
@@ -267,6 +268,9 @@ pub struct AdminSpec {
     /// Its end, in seconds since 1970; `None` until another override replaces it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until: Option<u64>,
+    /// Also if it takes the last usable server of a service.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub force: bool,
 }
 
 /// An override in force.
@@ -472,7 +476,7 @@ pub struct ServiceStatus {
     /// lvsd serves it itself.
     #[serde(default)]
     pub proxied: bool,
-    /// Servers that take new connections.
+    /// Servers that accept new connections: in the dataplane with a weight above 0, unless lvsd serves it itself.
     pub usable: usize,
     /// It has its quorum.
     pub quorum: bool,
@@ -507,14 +511,21 @@ pub struct ServerStatus {
     pub configured: Option<i32>,
     /// Its administrative state.
     pub admin: AdminState,
-    /// Its health according to its checks: `up`, `down`, `unknown`, or `unchecked`.
+    /// Its health: `down`, `unknown`, or `unchecked` according to its checks; otherwise `suspicious` if too many clients
+    /// get no answer, or `up`.
     pub health: String,
     /// The duration of that state in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<u64>,
-    /// The reason why it is down.
+    /// The reason why it is down or suspicious.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
+    /// The remedy, while it is suspicious.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub fix: String,
+    /// Connections that clients opened to it, and those without an answer; absent if there were none.
+    #[serde(default, skip_serializing_if = "RecentAttempts::is_empty")]
+    pub attempts: RecentAttempts,
     /// Set while lvsd's host cannot make its checks, after three in a row.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub check_not_made: Option<CheckNotMade>,

@@ -1,6 +1,9 @@
 //! Remedies for services that `lvsd` manages. It undoes changes that are made with `lvsadm`, so they
 //! are made in its file.
 
+use std::net::SocketAddr;
+
+use lvs_core::Forwarding;
 use lvs_core::api::{ReasonCount, ServiceInfo};
 
 /// The owner of the services of `lvsd`, as the dataplane knows it.
@@ -35,6 +38,29 @@ pub fn manages_any(services: &[ServiceInfo]) -> bool {
 /// Whether `lvsd` manages a service.
 pub fn is_managed(service: &ServiceInfo) -> bool {
     service.owner.as_deref() == Some(OWNER)
+}
+
+/// The remedy for a server that does not answer its clients.
+pub fn for_unanswered(server: SocketAddr, forwarding: Forwarding) -> String {
+    let (ip, port) = (server.ip(), server.port());
+    match forwarding {
+        Forwarding::Nat => format!(
+            "on {ip}: is something listening on port {port}, and is this director its default gateway (ip route)? \
+             Replies that take another path reach the client from the wrong address"
+        ),
+        Forwarding::FullNat => format!(
+            "on {ip}: is something listening on port {port}, and does it have a route to the local addresses \
+             (lvsadm local)?"
+        ),
+        Forwarding::Tunnel => format!(
+            "on {ip}: is the tunnel up (modprobe ipip; ip link set tunl0 up), is the virtual address on it, and is \
+             net.ipv4.conf.tunl0.rp_filter 0 (lvsadm realserver-setup)?"
+        ),
+        _ => format!(
+            "on {ip}: is the virtual address on lo (lvsadm realserver-setup), is something listening on it, and do \
+             replies reach the client?"
+        ),
+    }
 }
 
 /// Replaces the remedies of reasons by those for a host whose services `lvsd` manages.

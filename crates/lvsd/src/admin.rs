@@ -265,6 +265,10 @@ impl Admin {
         if self.entries.len() >= ENTRIES_MAX && !self.entries.contains_key(&spec.target) {
             return Err(format!("there are {ENTRIES_MAX} such wishes already"));
         }
+        let spec = AdminSpec {
+            force: false,
+            ..spec
+        };
         self.insert(StoredOverride::new(spec, now));
         Ok(())
     }
@@ -334,6 +338,7 @@ mod tests {
             who: Some("ann".to_owned()),
             why: None,
             until: None,
+            force: false,
         }
     }
 

@@ -231,6 +231,7 @@ mod tests {
                 who: None,
                 why: Some(why.to_owned()),
                 until: None,
+                force: false,
             };
             let done = one.admin(&spec([10, 0, 0, 1], "disk"));
             assert_eq!(done, Ok(AdminDone::default()));

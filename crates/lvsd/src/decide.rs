@@ -38,10 +38,16 @@ impl Default for Decision {
     }
 }
 
+impl ServerView {
+    /// Whether it accepts new connections.
+    pub fn is_usable(&self) -> bool {
+        self.wanted && self.health == Health::Up
+    }
+}
+
 /// The number of servers that accept new connections.
 pub fn usable(servers: &[ServerView]) -> usize {
-    let usable = |server: &&ServerView| server.wanted && server.health == Health::Up;
-    servers.iter().filter(usable).count()
+    servers.iter().filter(|server| server.is_usable()).count()
 }
 
 /// Decides about a service; `None` if there is no decision yet. Until the first checks of all its

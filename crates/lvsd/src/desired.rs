@@ -203,6 +203,7 @@ mod tests {
                 who: None,
                 why: None,
                 until: None,
+                force: false,
             };
             self.admin.set(spec, Now::read()).expect("it is taken");
             self

@@ -108,6 +108,7 @@ fn kind(kind: &str) -> Value {
             json!({ "anyOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" } }] })
         }
         "RawQuorum" => either(json!({ "type": "integer" }), "RawQuorumTable"),
+        "RawPassive" => json!({ "type": ["boolean", "integer"] }),
         "RawTarget" => either(json!({ "type": "string" }), "RawServer"),
         "RawTunnel" => either(json!({ "type": "string" }), "RawTunnelTable"),
         // A kind of check has keys of its own.

@@ -5,6 +5,8 @@
 pub const MESSAGE_IDS: &[(&str, &str)] = &[
     ("server_up", "36f5a3ebd51643a7b41151dd8e1cffae"),
     ("server_down", "41b20cfdc549487e95784ad72b10d6b3"),
+    ("server_suspicious", "c94b81e34d324bdebd556ca4761ecd79"),
+    ("server_answers", "1642d7af45724b1dae1a5ec0f6a49815"),
     ("quorum_lost", "565d4b57d39e409f842df9a14d857423"),
     ("quorum_gained", "3ef6e718d7f14b5a934620af087cdfcf"),
     ("sorry_on", "8a32ff52b61645799b41c27b53fe5b51"),

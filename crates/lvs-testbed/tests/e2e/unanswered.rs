@@ -5,8 +5,9 @@ use crate::common;
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Site, SiteOptions, programs, wait_until};
+use serde_json::Value;
 
 /// One client's loop: a request every 200 ms, each with time for two repetitions of the SYN.
 const CLIENT: &str = "while :; do curl -s -m 5 -o /dev/null http://VIP/id & sleep 0.2; done";
@@ -57,4 +58,62 @@ fn server_with_another_gateway_is_a_finding() -> Result<()> {
         "ip route change default via 10.0.0.1",
     ];
     found_and_healed(Forward::Nat, faults, "default gateway")
+}
+
+/// `lvsd` names the server in its status and its log, although its check is good.
+#[test]
+fn lvsd_names_server_without_answers_until_it_answers() -> Result<()> {
+    let mut options = SiteOptions::new("unlvsd", Forward::Nat);
+    options.servers = 3;
+    let site = Site::new(options)?;
+    let servers = (0..3).map(|index| format!("\"{}:80\"", site.real_address(index)));
+    let text = format!(
+        "[dataplane]\ninterface = [\"eth0\", \"eth1\"]\n\n[[service]]\nname = \"web\"\naddress = \"{}\"\n\
+         scheduler = \"rr\"\nforward = \"nat\"\ncheck = {{ type = \"tcp\", interval = \"1s\" }}\nservers = [{}]\n",
+        site.service(80),
+        servers.collect::<Vec<_>>().join(", ")
+    );
+    let path = site.testbed.dir().join("lvsd.toml");
+    std::fs::write(&path, text)?;
+    let (path, program) = (path.display().to_string(), programs::find("lvsd")?);
+    let lvsd = site.director.spawn(&program, &["--config", &path])?;
+    let ask = |words: &str| {
+        let program = program.display();
+        site.director
+            .sh(&format!("{program} --config {path} {words} 2>&1 || true"))
+    };
+    let health = |index: u8| -> Result<String> {
+        let status: Value = serde_json::from_str(&ask("status --json")?)?;
+        let servers = &status["services"][0]["servers"];
+        let health = servers[usize::from(index)]["health"].as_str();
+        Ok(health.unwrap_or_default().to_owned())
+    };
+    let all = |wanted: [&str; 3]| {
+        wait_until(&format!("{wanted:?}"), Duration::from_secs(90), || {
+            (0..3)
+                .all(|index| health(index).is_ok_and(|health| health == wanted[usize::from(index)]))
+        })
+        .with_context(|| format!("{:?}\nlvsd printed:\n{}", ask("status"), lvsd.log()))
+    };
+    all(["up", "up", "up"])?;
+    let client = CLIENT.replace("VIP", &site.vip.to_string());
+    let _load = site.client.spawn("sh", &["-c", &client])?;
+    site.servers[1].sh("ip route change default via 10.0.0.99")?;
+    all(["up", "suspicious", "up"])?;
+    let text = ask("status")?;
+    ensure!(text.contains("default gateway"), "{text}");
+    site.servers[1].sh("ip route change default via 10.0.0.1")?;
+    all(["up", "up", "up"])?;
+    let log = lvsd.log();
+    let (broken, good) = (site.real_address(1), site.real_address(0));
+    let says = |event: &str, server| {
+        let mut lines = log.lines();
+        lines.any(|line| {
+            line.contains(&format!("\"{event}\"")) && line.contains(&format!("server={server}:80"))
+        })
+    };
+    for event in ["server_suspicious", "server_answers"] {
+        ensure!(says(event, &broken) && !says(event, &good), "{log}");
+    }
+    Ok(())
 }

@@ -127,6 +127,7 @@ pub(super) fn spec(target: Target, state: AdminState, words: &Words) -> Result<A
         who: who(),
         why,
         until,
+        force: words.has("--force"),
     })
 }
 

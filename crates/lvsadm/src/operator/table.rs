@@ -62,6 +62,11 @@ pub(crate) const OPERATORS: &[Operator] = &[
                 "do not wait for closing connections (InActConn)",
             ),
             flag("--delete", "", "delete the server when it is drained"),
+            flag(
+                "--force",
+                "",
+                "also if it is the last usable server of a service of lvsd",
+            ),
             flag("--undo", "", "restore the weight when the deadline passes"),
             flag(
                 "--why",
@@ -104,6 +109,11 @@ pub(crate) const OPERATORS: &[Operator] = &[
         summary: "take a server out of services of lvsd, with a deadline for its connections",
         text: "The server receives no new connections. When its last connection has ended, at the latest after the service's drain time, lvsd removes it; on_server_down decides about the remaining connections. lvsd keeps it in maintenance over reloads, restarts and reboots, until lvsadm undrain. all is every service; SERVER without a port is every port of that address, also of servers that a later reload adds.",
         flags: &[
+            flag(
+                "--force",
+                "",
+                "also if it is the last usable server of a service of lvsd",
+            ),
             flag("--why", "TEXT", "the reason, for lvsd status"),
             flag(
                 "--for",

@@ -208,6 +208,7 @@ mod tests {
             who: None,
             why: None,
             until: None,
+            force: false,
         };
         StoredOverride::new(spec, Now::at(1))
     }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use lvs_api::daemon::{AdminState, ServerStatus, ServiceStatus};
 use lvs_core::api::{InterfaceInfo, ReasonCount, ServerInfo, ServiceId, ServiceInfo, WorkerInfo};
+use lvs_core::attempts::Attempts;
 use lvs_core::{Counts, Family};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
@@ -608,7 +609,7 @@ impl View {
             |out| {
                 for (service, server) in &all {
                     let up = match server.status.health.as_str() {
-                        "up" => 1u32,
+                        "up" | "suspicious" => 1u32,
                         "down" => 0,
                         _ => continue,
                     };
@@ -617,6 +618,41 @@ impl View {
                 Ok(())
             },
         )?;
+        out.gauges(
+            "lvs_server_suspicious",
+            "Whether too many clients of a server got no answer in the last minute",
+            |out| {
+                for (service, server) in &all {
+                    let suspicious = server.status.health == "suspicious";
+                    out.gauge(labels_of(service, server), u32::from(suspicious))?;
+                }
+                Ok(())
+            },
+        )?;
+        type Pick = fn(&Attempts) -> u64;
+        let counters: [(&str, &str, Pick); 2] = [
+            (
+                "lvs_server_attempts",
+                "Connections that clients opened to a server",
+                |attempts| attempts.opened,
+            ),
+            (
+                "lvs_server_unanswered",
+                "Connections of clients to a server that got no answer",
+                |attempts| attempts.unanswered,
+            ),
+        ];
+        for (name, help, pick) in counters {
+            out.counters(name, help, |out| {
+                for (service, server) in &all {
+                    if let Some(dataplane) = server.dataplane {
+                        let labels = labels_of(service, server);
+                        out.counter(labels, pick(&dataplane.attempts.total))?;
+                    }
+                }
+                Ok(())
+            })?;
+        }
         out.gauges(
             "lvs_server_weight",
             "Weight of a server in the dataplane; absent if the dataplane does not have it",
@@ -703,7 +739,7 @@ fn services_out(out: &mut Out<'_>, services: &[Service<'_>]) -> fmt::Result {
         "Servers of a service in the file, by what their checks say",
         |out| {
             for service in services {
-                for health in ["up", "down", "unknown", "unchecked"] {
+                for health in ["up", "suspicious", "down", "unknown", "unchecked"] {
                     let of = service.status.servers.iter();
                     let of = of.filter(|s| s.configured.is_some() && s.health == health);
                     let [name, protocol, address] = service.labels();

@@ -60,7 +60,9 @@ pub struct Overview {
     pub usable: usize,
     /// Servers that are down, all of them.
     pub down: usize,
-    /// The first of them.
+    /// Servers that are suspicious, all of them.
+    pub suspicious: usize,
+    /// The first that are down, then the first that are suspicious.
     pub broken: Vec<Broken>,
     /// The services, those in trouble first, else in the order of the file.
     pub services: Vec<Summary>,
@@ -68,7 +70,7 @@ pub struct Overview {
     pub drops: Vec<ReasonCount>,
 }
 
-/// A server that is down.
+/// A server that is down or suspicious.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(test, derive(serde::Deserialize))]
 #[cfg_attr(test, serde(deny_unknown_fields))]
@@ -79,8 +81,14 @@ pub struct Broken {
     pub service: ServiceId,
     /// Address and port.
     pub server: SocketAddr,
+    /// `down` or `suspicious`.
+    pub health: String,
     /// Why.
     pub reason: String,
+    /// The remedy, while it is suspicious.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    #[cfg_attr(test, serde(default))]
+    pub fix: String,
     /// For how many seconds.
     pub since: Option<u64>,
     /// Its administrative state.
@@ -100,8 +108,8 @@ pub struct Summary {
     pub service: ServiceId,
     /// That in words: `tcp 192.0.2.10:80`.
     pub address: String,
-    /// How it is: `ok`, `degraded` (servers are down), or `broken` (it does not serve as it
-    /// should).
+    /// How it is: `ok`, `suspicious` (clients of a server get no answer), `degraded` (servers are down), or `broken` (it
+    /// does not serve as it should).
     pub state: String,
     /// The faults, in words.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -113,6 +121,8 @@ pub struct Summary {
     pub usable: usize,
     /// Servers whose checks fail.
     pub down: usize,
+    /// Servers whose clients get no answer.
+    pub suspicious: usize,
     /// Servers that people keep from new connections.
     pub out_of_service: usize,
     /// Active connections.
@@ -152,7 +162,8 @@ pub fn overview(snapshot: &Snapshot) -> Overview {
     let rank = |summary: &Summary| match summary.state.as_str() {
         "broken" => 0,
         "degraded" => 1,
-        _ => 2,
+        "suspicious" => 2,
+        _ => 3,
     };
     services.sort_by_key(rank);
     let first = |lines: &[String]| lines.iter().take(LINES_MAX).cloned().collect();
@@ -184,29 +195,32 @@ pub fn overview(snapshot: &Snapshot) -> Overview {
         servers: services.iter().map(|service| service.servers).sum(),
         usable: services.iter().map(|service| service.usable).sum(),
         down: services.iter().map(|service| service.down).sum(),
+        suspicious: services.iter().map(|service| service.suspicious).sum(),
         broken: broken(&status.services),
         services,
         drops,
     }
 }
 
-/// The servers that are down; those that went down last come first.
+/// The servers that are down, and then those that are suspicious; the last ones that became so come first.
 fn broken(services: &[ServiceStatus]) -> Vec<Broken> {
     let mut all: Vec<Broken> = services
         .iter()
         .flat_map(|service| service.servers.iter().map(move |server| (service, server)))
-        .filter(|(_, server)| server.health == "down")
+        .filter(|(_, server)| matches!(server.health.as_str(), "down" | "suspicious"))
         .map(|(service, server)| Broken {
             name: service.name.clone(),
             service: service.service,
             server: server.server,
+            health: server.health.clone(),
             reason: server.reason.clone(),
+            fix: server.fix.clone(),
             since: server.since,
             admin: server.admin,
             active: server.active,
         })
         .collect();
-    all.sort_by_key(|broken| broken.since);
+    all.sort_by_key(|broken| (broken.health != "down", broken.since));
     all.truncate(BROKEN_MAX);
     all
 }
@@ -214,6 +228,7 @@ fn broken(services: &[ServiceStatus]) -> Vec<Broken> {
 fn summary(service: &ServiceStatus, dataplane: Option<&ServiceInfo>) -> Summary {
     let in_file = || service.servers.iter().filter(|s| s.configured.is_some());
     let down = in_file().filter(|s| s.health == "down").count();
+    let suspicious = in_file().filter(|s| s.health == "suspicious").count();
     let mut trouble = Vec::new();
     for (is, words) in [
         (
@@ -241,10 +256,11 @@ fn summary(service: &ServiceStatus, dataplane: Option<&ServiceInfo>) -> Summary 
     if let Some(sorry) = service.sorry {
         trouble.push(format!("the sorry server {sorry} serves"));
     }
-    let state = match (trouble.is_empty(), down) {
-        (false, _) => "broken",
-        (true, 0) => "ok",
-        (true, _) => "degraded",
+    let state = match (trouble.is_empty(), down, suspicious) {
+        (false, ..) => "broken",
+        (true, 0, 0) => "ok",
+        (true, 0, _) => "suspicious",
+        (true, ..) => "degraded",
     };
     Summary {
         name: service.name.clone(),
@@ -255,6 +271,7 @@ fn summary(service: &ServiceStatus, dataplane: Option<&ServiceInfo>) -> Summary 
         servers: in_file().count(),
         usable: service.usable,
         down,
+        suspicious,
         out_of_service: in_file().filter(|s| s.admin != AdminState::Ready).count(),
         active: service.servers.iter().map(|s| u64::from(s.active)).sum(),
         inactive: service.servers.iter().map(|s| u64::from(s.inactive)).sum(),
@@ -301,6 +318,8 @@ pub(super) mod tests {
             health: health.to_owned(),
             since: Some(60),
             reason: reason.to_owned(),
+            fix: String::new(),
+            attempts: Default::default(),
             check_not_made: None,
             weight: Some(i32::from(n == 1)),
             active: 2,
@@ -426,5 +445,25 @@ pub(super) mod tests {
         );
         assert_eq!(overview.broken[0].reason, "connection refused");
         assert_eq!(overview.drops[0].remedy, "add one");
+    }
+
+    #[test]
+    fn suspicious_servers_follow_down_servers() {
+        let mut snapshot = snapshot("web");
+        let mut second = snapshot.status.services[0].clone();
+        second.name = "mail".to_owned();
+        second.servers[0].health = "suspicious".to_owned();
+        second.servers[0].fix = "on 10.0.0.1: look".to_owned();
+        second.servers[1].health = "up".to_owned();
+        snapshot.status.services.insert(0, second);
+        let overview = overview(&snapshot);
+        let services = overview.services.iter();
+        let states: Vec<_> = services.map(|one| one.state.as_str()).collect();
+        assert_eq!(states, ["degraded", "suspicious"]);
+        let broken = overview.broken.iter();
+        let broken: Vec<_> = broken.map(|one| one.health.as_str()).collect();
+        assert_eq!(broken, ["down", "suspicious"]);
+        assert_eq!((overview.down, overview.suspicious), (1, 1));
+        assert_eq!(overview.broken[1].fix, "on 10.0.0.1: look");
     }
 }

@@ -476,6 +476,9 @@ fn tell_server(text: &mut String, service: &ServiceStatus, server: &ServerStatus
     let end = text.trim_end().len();
     text.truncate(end);
     text.push('\n');
+    if !server.fix.is_empty() {
+        let _ = writeln!(text, "    fix: {}", server.fix);
+    }
 }
 
 #[cfg(test)]
@@ -501,6 +504,8 @@ mod tests {
             health: health.to_owned(),
             since: Some(3723),
             reason: reason.to_owned(),
+            fix: String::new(),
+            attempts: Default::default(),
             check_not_made: (n == 1).then(|| CheckNotMade {
                 seconds: 62,
                 reason: "too many open files".to_owned(),
@@ -508,6 +513,10 @@ mod tests {
             weight: Some(0),
             active: 7,
             inactive: 0,
+        };
+        let suspicious = ServerStatus {
+            fix: "on 10.0.0.3: look".to_owned(),
+            ..server(3, "suspicious", "15 of 20 connections got no answer")
         };
         let unnamed = |n| ServerStatus {
             configured: None,
@@ -533,6 +542,7 @@ mod tests {
                 servers: vec![
                     server(1, "up", ""),
                     server(2, "down", "connection refused"),
+                    suspicious,
                     unnamed(8),
                     unnamed(9),
                 ],
@@ -558,9 +568,10 @@ mod tests {
             "lvsd 1 (pid 7), up 59s; NO DATAPLANE answers",
             "\nlvsd is not confined; the dataplane is confined by landlock, not by seccomp (why)\n",
             "\nproxied: 1 of 2 at a time; 3 refused for want of room, 4 evicted, 5 without a server\n",
-            "web (tcp 192.0.2.10:80): 0 of 2 servers usable; BELOW ITS QUORUM",
+            "web (tcp 192.0.2.10:80): 0 of 3 servers usable; BELOW ITS QUORUM",
             "10.0.0.1:80              up 1h02m       weight 0     active 7      inactive 0      drain; NOT CHECKED for 1m02s: too many open files\n",
             "down 1h02m     weight 0     active 7      inactive 0      connection refused\n",
+            "15 of 20 connections got no answer\n    fix: on 10.0.0.3: look\n",
             "10.0.0.8:80              unchecked      weight 0     active 7      inactive 0      not in the file\n",
             "10.0.0.9:80              unchecked      weight 0     active 7      inactive 0      sorry server\n",
         ] {

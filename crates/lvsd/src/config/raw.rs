@@ -498,6 +498,15 @@ pub(super) struct RawLimits {
     pub(super) source_bits_v6: Option<Spanned<Whole>>,
 }
 
+/// `passive = true`, or `passive = 5`.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum RawPassive {
+    /// A suspicious server is taken out, or not.
+    TakesOut(bool),
+    /// Failed attempts to connect.
+    Number(Whole),
+}
+
 /// `quorum = 2`, or `quorum = { up = 3, down = 2 }`.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum RawQuorum {
@@ -627,8 +636,9 @@ pub(super) struct RawCheckTable {
     pub(super) jitter: Option<Spanned<Whole>>,
     /// On which way the check goes: `server` or `service`. Default: `server`.
     pub(super) via: Option<Spanned<String>>,
-    /// Attempts of clients to connect in a row that the dataplane may see fail. Default: not counted.
-    pub(super) passive: Option<Spanned<Whole>>,
+    /// Whether a suspicious server is taken out; or attempts of clients to connect, in a row, after which it is asked at
+    /// once. Default: `false`.
+    pub(super) passive: Option<Spanned<RawPassive>>,
     /// Keys of the kind's own.
     pub(super) own: Vec<(Spanned<String>, Spanned<Value>)>,
 }
@@ -697,6 +707,10 @@ trait Shape<'de>: Sized {
         Err(E::invalid_type(Unexpected::Str(text), &Self::EXPECTED))
     }
 
+    fn boolean<E: de::Error>(value: bool) -> Result<Self, E> {
+        Err(E::invalid_type(Unexpected::Bool(value), &Self::EXPECTED))
+    }
+
     fn whole<E: de::Error>(number: i128) -> Result<Self, E> {
         let shown = i64::try_from(number).map_or(Unexpected::Other("integer"), Unexpected::Signed);
         Err(E::invalid_type(shown, &Self::EXPECTED))
@@ -722,6 +736,10 @@ impl<'de, T: Shape<'de>> Visitor<'de> for ShapeOf<T> {
 
     fn visit_str<E: de::Error>(self, v: &str) -> Result<T, E> {
         T::string(v)
+    }
+
+    fn visit_bool<E: de::Error>(self, v: bool) -> Result<T, E> {
+        T::boolean(v)
     }
 
     fn visit_i64<E: de::Error>(self, v: i64) -> Result<T, E> {
@@ -766,6 +784,7 @@ deserialize_by_shape!(
     Addresses,
     OneOrMore,
     RawQuorum,
+    RawPassive,
     RawTarget,
     RawTunnel,
     RawCheck,
@@ -842,6 +861,18 @@ impl<'de> Shape<'de> for OneOrMore {
 
     fn array<A: SeqAccess<'de>>(seq: A) -> Result<Self, A::Error> {
         all(seq).map(Self)
+    }
+}
+
+impl Shape<'_> for RawPassive {
+    const EXPECTED: &'static str = "true, false, or a whole number";
+
+    fn boolean<E: de::Error>(value: bool) -> Result<Self, E> {
+        Ok(Self::TakesOut(value))
+    }
+
+    fn whole<E: de::Error>(number: i128) -> Result<Self, E> {
+        Whole::whole(number).map(Self::Number)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The inputs of the daemon's decisions: configuration, discovered servers, health, overrides of
 //! operators, and the state of the dataplane.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +11,7 @@ use lvs_core::api::ServiceId;
 use lvs_proxy as proxy;
 use tokio::time::Instant;
 
+use super::suspicion::Suspicion;
 use crate::admin::Admin;
 use crate::cluster::Cluster;
 use crate::config::{Config, Server, Service};
@@ -46,6 +47,8 @@ pub(super) struct Inputs<P> {
     pub(super) sources: Sources,
     /// The dataplane as the daemon last saw it.
     pub(super) dataplane: Observed,
+    /// Servers whose clients get no answer.
+    pub(super) suspects: HashMap<Key, Suspicion>,
 }
 
 /// The dataplane as the daemon last saw it.

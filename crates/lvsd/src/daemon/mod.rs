@@ -17,11 +17,12 @@ mod reloader;
 mod reporter;
 mod requests;
 mod status;
+mod suspicion;
 #[cfg(test)]
 pub(crate) mod tests;
 mod waiting;
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::pin::pin;
@@ -284,6 +285,7 @@ impl<P: Prober> Daemon<P> {
                 cluster: Cluster::recall(options.cluster),
                 sources: Sources::recall(options.sources),
                 dataplane: Observed::default(),
+                suspects: HashMap::new(),
             },
             policy: Policy::default(),
             reporter: Reporter::new(options.events, options.tally, options.notify),
@@ -410,8 +412,12 @@ impl<P: Prober> Daemon<P> {
         match step {
             // Inputs that have arrived in the meantime belong to the next step.
             Step::InStep { found, again } => {
+                let news = !Arc::ptr_eq(&self.inputs.dataplane.found, &found);
                 if self.inputs.observe(&found, now) {
                     self.goal_changed();
+                }
+                if news {
+                    self.judge(now);
                 }
                 if !self.changed {
                     self.next = now + again;

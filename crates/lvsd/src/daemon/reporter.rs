@@ -134,6 +134,37 @@ impl Reporter {
         self.events.tell(event, about, words);
     }
 
+    /// Reports that clients of a server get no answer, for this reason and with this remedy, or that they get answers
+    /// again.
+    pub(super) fn suspicion<P: Prober>(
+        &mut self,
+        inputs: &Inputs<P>,
+        key: &Key,
+        suspicion: Option<&str>,
+    ) {
+        let Some(service) = inputs.service(&key.0) else {
+            return;
+        };
+        let (name, server) = (&service.name, key.1);
+        let (event, words) = match suspicion {
+            Some(words) => ("server_suspicious", words),
+            None => (
+                "server_answers",
+                "in the last minute, the server has answered its clients",
+            ),
+        };
+        if suspicion.is_some() {
+            tracing::warn!(event, service = %name, %server, "server is suspicious: {words}");
+        } else {
+            tracing::info!(event, service = %name, %server, "{words}");
+        }
+        let about = About {
+            service: Some((name, service.id)),
+            server: Some(server),
+        };
+        self.events.tell(event, about, words);
+    }
+
     /// Reports that the dataplane answers again or no longer.
     pub(super) fn contact(&mut self, (pid, answers): (Option<u32>, bool)) {
         let pid = pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();

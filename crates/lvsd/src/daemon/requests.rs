@@ -104,6 +104,9 @@ impl<P: Prober> Daemon<P> {
                 self.inputs.config.path
             ));
         }
+        if state != AdminState::Ready && !spec.force {
+            self.spare_last(&servers)?;
+        }
         spec.who = spec.who.or(Some(who));
         let why = spec.why.clone();
         let who = spec.who.clone().unwrap_or_default();
@@ -152,6 +155,33 @@ impl<P: Prober> Daemon<P> {
         self.reporter.events.tell("admin", about, words);
         self.goal_changed();
         Ok((AdminDone { servers, warnings }, kept))
+    }
+
+    /// Refuses to take these servers if they are the last usable ones of a service.
+    fn spare_last(&self, servers: &[(ServiceId, SocketAddr)]) -> Result<(), String> {
+        let taken: HashSet<_> = servers.iter().collect();
+        let mut left_alone = Vec::new();
+        for service in &self.inputs.expanded.services {
+            let views = self.inputs.views(service);
+            let servers = service.servers.iter().zip(&views);
+            let mut usable = servers.filter(|(_, view)| view.is_usable());
+            let mut any = false;
+            let all_taken = usable.all(|(server, _)| {
+                any = true;
+                taken.contains(&(service.id, server.address))
+            });
+            if any && all_taken {
+                left_alone.push(service.name.as_str());
+            }
+        }
+        let names = match left_alone.as_slice() {
+            [] => return Ok(()),
+            [all @ .., last] if !all.is_empty() => format!("{} and {last}", all.join(", ")),
+            [one, ..] => (*one).to_owned(),
+        };
+        Err(format!(
+            "{names} would have no usable server left, and new clients no answer: put another server back first, or repeat with --force (API: \"force\": true)"
+        ))
     }
 
     /// Removes the overrides whose time is over.

@@ -14,7 +14,6 @@ use super::Daemon;
 use crate::clock::Now;
 use crate::config::Service;
 use crate::dataplane::ObservedServer;
-use crate::decide;
 use crate::health::Prober;
 
 impl<P: Prober> Daemon<P> {
@@ -101,6 +100,22 @@ impl<P: Prober> Daemon<P> {
         (wanted || counts != SyncCounts::default()).then_some(counts)
     }
 
+    /// The number of servers that accept new connections now. Except for a service that lvsd serves itself, the dataplane
+    /// must have them with a weight above 0.
+    fn usable(&self, service: &Service) -> usize {
+        let dataplane = &self.inputs.dataplane;
+        let is_served = |address| {
+            let seen = dataplane.found.servers.get(&(service.id, address));
+            service.proxy.is_some()
+                || dataplane.contact.1 && seen.is_some_and(|seen| seen.weight > 0)
+        };
+        let views = self.inputs.views(service);
+        let servers = service.servers.iter().zip(views);
+        servers
+            .filter(|(server, view)| view.is_usable() && is_served(server.address))
+            .count()
+    }
+
     /// The state of a service with its servers, and with the servers of the dataplane that are not in the
     /// file. `seen` are the dataplane's servers.
     fn status_of(&self, service: &Service, seen: &[(SocketAddr, ObservedServer)]) -> ServiceStatus {
@@ -123,17 +138,32 @@ impl<P: Prober> Daemon<P> {
                     Some(Some(true)) => "up",
                     Some(Some(false)) => "down",
                 };
-                let reason = known
+                let mut since = known.as_ref().map(|known| known.lasted.as_secs());
+                let mut reason = known
                     .as_ref()
                     .map(|known| known.reason.clone())
                     .unwrap_or_default();
+                let mut fix = String::new();
+                let suspicion = inputs.suspects.get(&key);
+                let suspicion = suspicion.filter(|_| matches!(health, "up" | "unchecked"));
+                let health = match suspicion {
+                    Some(suspicion) => {
+                        since = Some(suspicion.since.elapsed().as_secs());
+                        reason = suspicion.cause();
+                        fix = suspicion.fix(server.address);
+                        "suspicious"
+                    }
+                    None => health,
+                };
                 ServerStatus {
                     server: server.address,
                     configured: Some(server.config.weight),
                     admin,
                     health: health.to_owned(),
-                    since: known.as_ref().map(|known| known.lasted.as_secs()),
+                    since,
                     reason,
+                    fix,
+                    attempts: seen.map(|seen| seen.attempts).unwrap_or_default(),
                     check_not_made: known.and_then(|known| known.not_made).map(|not_made| {
                         CheckNotMade {
                             seconds: not_made.since.elapsed().as_secs(),
@@ -156,6 +186,8 @@ impl<P: Prober> Daemon<P> {
                 health: "unchecked".to_owned(),
                 since: None,
                 reason: String::new(),
+                fix: String::new(),
+                attempts: seen.attempts,
                 check_not_made: None,
                 weight: Some(seen.weight),
                 active: seen.active,
@@ -169,7 +201,7 @@ impl<P: Prober> Daemon<P> {
             name: service.name.clone(),
             service: service.id,
             proxied: service.proxy.is_some(),
-            usable: decide::usable(&inputs.views(service)),
+            usable: self.usable(service),
             quorum: decision.quorum,
             panic: decision.panic,
             sorry: sorry.map(|sorry| sorry.address),
@@ -213,6 +245,7 @@ mod tests {
             active: 0,
             inactive: 0,
             unanswered: None,
+            attempts: Default::default(),
         };
         let servers = [(1, 1, 5), (2, 1, 6), (2, 2, 7)]
             .map(|(of, n, weight)| ((service(of), server(n)), seen(weight)));

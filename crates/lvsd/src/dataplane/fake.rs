@@ -10,6 +10,7 @@ use lvs_core::api::{
     Call, Done, Failure, FailureCode, Info, LocalPool, Permissive, ServerInfo, ServiceId,
     ServiceInfo, SyncDaemon, Sysctl,
 };
+use lvs_core::attempts::Attempts;
 use lvs_core::{Control, FilterLists, Instant, Options, Sysctls};
 
 use crate::config::Dataplane;
@@ -169,6 +170,8 @@ struct State {
     reads_no_lists: bool,
     /// Servers that have a connection.
     busy: Vec<(ServiceId, SocketAddr)>,
+    /// Connections of the last minute, for servers at this address.
+    attempts: HashMap<SocketAddr, Attempts>,
 }
 
 /// The reaction of a dataplane to a request.
@@ -260,6 +263,13 @@ impl World {
 
     pub(crate) fn hang(&self, hangs: bool) {
         self.state().hangs = hangs;
+    }
+
+    /// Sets the connections of the last minute of the servers at an address.
+    pub(crate) fn set_attempts(&self, server: &str, opened: u64, unanswered: u64) {
+        let attempts = Attempts { opened, unanswered };
+        let server = server.parse().expect("an address");
+        self.state().attempts.insert(server, attempts);
     }
 
     pub(crate) fn hung(&self) -> bool {
@@ -417,10 +427,12 @@ impl DataplaneControl for FakeControl {
 
     fn services(&mut self) -> Result<Vec<ServiceInfo>, ControlError> {
         let mut services = self.held()?.services;
-        let busy = self.with(|state| state.busy.clone())?;
+        let (busy, attempts) = self.with(|state| (state.busy.clone(), state.attempts.clone()))?;
         for service in &mut services {
             for server in &mut service.servers {
                 server.active += u32::from(busy.contains(&(service.service, server.server)));
+                let attempts = attempts.get(&server.server);
+                server.attempts.last_minute = attempts.copied().unwrap_or_default();
             }
         }
         Ok(services)

@@ -35,6 +35,7 @@ use std::time::Duration;
 
 use lvs_api::guidance::for_lvsd;
 use lvs_core::api::{Call, Info, ReasonCount, ServiceId, ServiceInfo};
+use lvs_core::attempts::RecentAttempts;
 use tokio::time::Instant;
 
 use crate::config::Dataplane;
@@ -236,6 +237,8 @@ pub struct ObservedServer {
     pub inactive: u32,
     /// The number of consecutive failed attempts to connect, if counted.
     pub unanswered: Option<u32>,
+    /// Connections that clients opened to it, and those without an answer.
+    pub attempts: RecentAttempts,
 }
 
 /// The result of a request to stop the dataplane.
@@ -675,6 +678,7 @@ impl Link {
                         active: server.active,
                         inactive: server.inactive,
                         unanswered: server.unanswered,
+                        attempts: server.attempts,
                     };
                     found.servers.insert(key, seen);
                 }
@@ -691,6 +695,7 @@ impl Link {
                         active: 0,
                         inactive: 0,
                         unanswered: None,
+                        attempts: RecentAttempts::default(),
                     };
                     found.servers.insert((spec.service, spec.server), seen);
                 }

@@ -26,8 +26,17 @@ pub struct Check {
     pub rise: u32,
     /// Failed checks in a row that take it out.
     pub fall: u32,
-    /// Attempts of clients to connect in a row that the dataplane may see fail.
-    pub passive: Option<u32>,
+    /// The effect of clients without an answer.
+    pub passive: Option<Passive>,
+}
+
+/// The effect of clients without an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Passive {
+    /// After so many failed attempts to connect in a row, the server is asked at once.
+    Asks(u32),
+    /// A suspicious server is taken out.
+    TakesOut,
 }
 
 impl Check {

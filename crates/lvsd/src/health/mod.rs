@@ -32,7 +32,7 @@ use tokio::time::Instant;
 use crate::tally::{CheckOutcome, Tally};
 
 pub use advice::{Advice, Weight};
-pub use check::Check;
+pub use check::{Check, Passive};
 pub use network::{Network, Prober};
 pub use permits::raise_limits;
 use permits::{Permits, TargetHealth};
@@ -133,6 +133,15 @@ pub struct Checks<P> {
     runtime: Handle,
 }
 
+/// A demand upon a task because of clients without an answer.
+#[derive(Debug)]
+enum Prompt {
+    /// Asks at once: so many attempts to connect have failed.
+    Ask(u32),
+    /// Takes the server out, for this reason.
+    TakeOut(String),
+}
+
 #[derive(Debug)]
 struct Task {
     id: u64,
@@ -147,8 +156,8 @@ struct Task {
     not_made: Option<NotMade>,
     /// The dataplane's counters when the server was last good, for each service.
     unanswered: HashMap<Key, u32>,
-    /// Has it asked at once: so many attempts of clients to connect have failed.
-    prompts: mpsc::Sender<u32>,
+    /// The effect of clients without an answer.
+    prompts: mpsc::Sender<Prompt>,
     abort: AbortHandle,
 }
 
@@ -265,6 +274,7 @@ impl<P: Prober> Checks<P> {
             serving: self.serving.subscribe(),
             sender: self.sender.clone(),
             prompts: prompted,
+            out_until: None,
             task: self.next,
             state: State::new(check.rise, check.fall, up),
             advice,
@@ -345,7 +355,9 @@ impl<P: Prober> Checks<P> {
             let Some(question) = self.questions.get(&key) else {
                 continue;
             };
-            let (Some(limit), Some(task)) = (question.passive, self.tasks.get_mut(question)) else {
+            let (Some(Passive::Asks(limit)), Some(task)) =
+                (question.passive, self.tasks.get_mut(question))
+            else {
                 continue;
             };
             let since = task.unanswered.entry(key).or_default();
@@ -356,9 +368,26 @@ impl<P: Prober> Checks<P> {
             }
             if count - *since >= limit {
                 // One that waits is enough; and a task that has ended asks nothing any more.
-                let _ = task.prompts.try_send(count - *since);
+                let _ = task.prompts.try_send(Prompt::Ask(count - *since));
                 *since = count;
             }
+        }
+    }
+
+    /// Whether a suspicious server is taken out.
+    pub fn goes_by_clients(&self, key: &Key) -> bool {
+        let question = self.questions.get(key);
+        question.is_some_and(|question| question.passive == Some(Passive::TakesOut))
+    }
+
+    /// Takes a server out that is up, as if its check had failed: its clients get no answer, for this `cause`. Good
+    /// checks bring it back, [`OUT`] later at the earliest.
+    pub fn take_out(&self, key: &Key, cause: String) {
+        if let Some(task) = self.task(key)
+            && task.up == Some(true)
+        {
+            // One demand that waits is enough.
+            let _ = task.prompts.try_send(Prompt::TakeOut(cause));
         }
     }
 
@@ -437,7 +466,9 @@ struct Runner<P> {
     timing: Arc<Timing>,
     serving: watch::Receiver<Option<Arc<Serving>>>,
     sender: mpsc::UnboundedSender<Report>,
-    prompts: mpsc::Receiver<u32>,
+    prompts: mpsc::Receiver<Prompt>,
+    /// Until then, good checks do not count: clients got no answer.
+    out_until: Option<Instant>,
     task: u64,
     check: Arc<Check>,
     state: State,
@@ -500,19 +531,38 @@ impl<P: Prober> Runner<P> {
             first = false;
             // What took longer than the pause is no delay of the next one.
             due = (due + Duration::from_secs_f64(pause)).max(Instant::now());
-            tokio::select! {
-                attempts = self.prompts.recv() => {
-                    prompt = attempts;
-                    if prompt.is_none() {
-                        return;
-                    }
-                    // However often clients fail, it is not asked more often than in doubt.
-                    due = due.min((begun + self.check.fast_interval).max(Instant::now()));
-                    tokio::time::sleep_until(due).await;
+            loop {
+                tokio::select! {
+                    asked = self.prompts.recv() => match asked {
+                        None => return,
+                        Some(Prompt::TakeOut(cause)) => {
+                            if !self.take_out(cause) {
+                                return;
+                            }
+                        }
+                        Some(Prompt::Ask(attempts)) => {
+                            prompt = Some(attempts);
+                            // However often clients fail, it is not asked more often than in doubt.
+                            due = due.min((begun + self.check.fast_interval).max(Instant::now()));
+                            tokio::time::sleep_until(due).await;
+                            break;
+                        }
+                    },
+                    () = tokio::time::sleep_until(due) => break,
                 }
-                () = tokio::time::sleep_until(due) => {}
             }
         }
+    }
+
+    /// Takes the server out because clients got no answer; false if nobody wants to know any more.
+    fn take_out(&mut self, cause: String) -> bool {
+        self.out_until = Some(Instant::now() + OUT);
+        self.state.condemn().is_none() || self.report(format!("{cause} (passive)"), true)
+    }
+
+    /// Whether the server is out because clients got no answer.
+    fn is_out(&self) -> bool {
+        self.out_until.is_some_and(|until| Instant::now() < until)
     }
 
     /// Asks because clients got no answer; false if nobody wants to know any more.
@@ -575,9 +625,11 @@ impl<P: Prober> Runner<P> {
         }
         tracing::debug!(%server, good, reason, "checked");
         let serves = !good && self.state.up().is_none() && self.serves().await;
-        let changed = self.state.observe(good, serves).is_some();
+        let out = good && self.is_out();
+        let changed = !out && self.state.observe(good, serves).is_some();
         let said = self.advice.take(advice);
         let reason = match self.state.up() {
+            Some(false) if out => self.reason.clone(),
             Some(false) if good => format!(
                 "its last check succeeded; it is up after {} such checks in a row",
                 self.check.rise
@@ -647,6 +699,10 @@ impl<P: Prober> Runner<P> {
         pause.as_secs_f64() * (1.0 + spread * (2.0 * fraction() - 1.0))
     }
 }
+
+/// How long good checks do not count after clients got no answer: the check may be good while they get none. The
+/// window by which a server is judged is as long.
+const OUT: Duration = Duration::from_secs(60);
 
 /// Checks in a row that could not be made, before that is reported: some time without a check is
 /// nothing, and a server that has failed meanwhile would have been noticed by then.

@@ -203,6 +203,8 @@ mod tests {
             health: health.to_owned(),
             since: None,
             reason: reason.to_owned(),
+            fix: String::new(),
+            attempts: Default::default(),
             weight: Some(0),
             active: 0,
             inactive: 0,

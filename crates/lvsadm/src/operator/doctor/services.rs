@@ -6,7 +6,7 @@ use lvs_core::Forwarding;
 use lvs_core::api::{Info, ServerInfo, ServiceId, ServiceInfo, TooBig};
 use lvs_core::attempts::Attempts;
 
-use lvs_api::guidance::is_managed;
+use lvs_api::guidance::{self, is_managed};
 
 use super::director::Director;
 use super::{Findings, is_routed};
@@ -149,25 +149,7 @@ fn unanswered(service: &ServiceInfo, server: &ServerInfo, findings: &mut Finding
         return;
     }
     let address = server.server;
-    let (ip, port) = (address.ip(), address.port());
-    let cure = match server.config.forwarding {
-        Forwarding::Nat => format!(
-            "on {ip}: is something listening on port {port}, and is this director its default gateway (ip route)? \
-             Replies that take another path reach the client from the wrong address"
-        ),
-        Forwarding::FullNat => format!(
-            "on {ip}: is something listening on port {port}, and does it have a route to the local addresses \
-             (lvsadm local)?"
-        ),
-        Forwarding::Tunnel => format!(
-            "on {ip}: is the tunnel up (modprobe ipip; ip link set tunl0 up), is the virtual address on it, and is \
-             net.ipv4.conf.tunl0.rp_filter 0 (lvsadm realserver-setup)?"
-        ),
-        _ => format!(
-            "on {ip}: is the virtual address on lo (lvsadm realserver-setup), is something listening on it, and do \
-             replies reach the client?"
-        ),
-    };
+    let cure = guidance::for_unanswered(address, server.config.forwarding);
     let Attempts { opened, unanswered } = server.attempts.last_minute;
     let opened = opened.max(unanswered);
     findings.add(

@@ -104,6 +104,7 @@
     if (!o.dataplane.connected && !o.dataplane.idle) return ["bad", "No dataplane answers"];
     if (broken.length) return ["bad", `${plural(broken.length, "service")} broken: ${broken[0].name}${broken.length > 1 ? ", …" : ""}`];
     if (o.down) return ["warn", `${plural(o.down, "server")} down; every service serves`];
+    if (o.suspicious) return ["warn", `${plural(o.suspicious, "server")} suspicious: clients get no answer`];
     if (all.length) return ["warn", all[0]];
     return ["good", `All is well: ${plural(o.services.length, "service")}, ${o.usable} of ${plural(o.servers, "server")} usable`];
   }
@@ -117,13 +118,14 @@
     const rows = o.broken.map((b) => make("tr", [
       cell("Server", make("strong", b.server)),
       cell("Service", b.name),
-      cell("Why", b.reason || "its checks fail"),
-      cell("Down for", lasted(b.since), "n"),
+      cell("State", make("span", b.health === "down" ? "DOWN" : b.health, `word ${b.health === "down" ? "bad" : "warn"}`)),
+      cell("Why", (b.reason || "its checks fail") + (b.fix ? `. To do ${b.fix}` : "")),
+      cell("For", lasted(b.since), "n"),
       cell("Connections", String(b.active), "n"),
       actions(b.name, b.service, b.server, b.admin, "broken"),
     ]));
-    const more = o.down > o.broken.length ? [make("p", `… and ${o.down - o.broken.length} more.`, "soft")] : [];
-    fill($("broken"), [table(["Server", "Service", "Why", "Down for", "Connections", ""], rows), ...more]);
+    const more = o.down + o.suspicious > o.broken.length ? [make("p", `… and ${o.down + o.suspicious - o.broken.length} more.`, "soft")] : [];
+    fill($("broken"), [table(["Server", "Service", "State", "Why", "For", "Connections", ""], rows), ...more]);
   }
 
   function cell(label, content, cls) {
@@ -131,7 +133,7 @@
   }
 
   function table(titles, rows) {
-    const numbers = ["Weight", "Active", "Inactive", "Down for", "For", "Connections", "Conns/s", "Packets"];
+    const numbers = ["Weight", "Active", "Inactive", "For", "Connections", "Conns/s", "Packets"];
     const head = titles.map((t) => make("th", t, numbers.includes(t) ? "n" : "", { scope: "col" }));
     return make("table", [make("thead", make("tr", head)), make("tbody", rows)], "cards");
   }
@@ -172,10 +174,11 @@
       host: server.slice(0, split).replace(/^\[|\]$/g, ""),
       port: Number(server.slice(split + 1)),
     };
+    let force = false;
     $("ask-form").onsubmit = async (event) => {
       event.preventDefault();
       $("ask-go").disabled = true;
-      const body = { target, state };
+      const body = { target, state, force };
       if ($("ask-why").value.trim()) body.why = $("ask-why").value.trim();
       if ($("ask-who").value.trim()) body.who = $("ask-who").value.trim();
       try {
@@ -186,6 +189,9 @@
       } catch (error) {
         $("ask-error").textContent = error.message;
         $("ask-error").hidden = false;
+        // The last usable server of a service: whoever wants it asks once more.
+        force = error.status === 409 && state !== "ready";
+        if (force) $("ask-go").textContent = `${word} nevertheless`;
       } finally {
         $("ask-go").disabled = false;
       }
@@ -231,7 +237,7 @@
     $("about").textContent = `lvsd ${o.version}, ${o.config}.`;
   }
 
-  const WORDS = { ok: ["good", "OK"], degraded: ["warn", "degraded"], broken: ["bad", "BROKEN"] };
+  const WORDS = { ok: ["good", "OK"], degraded: ["warn", "degraded"], suspicious: ["warn", "suspicious"], broken: ["bad", "BROKEN"] };
 
   function showServices(o) {
     const words = $("filter").value.trim().toLowerCase();
@@ -293,10 +299,11 @@
     const s = service.status;
     const dataplane = new Map(((service.dataplane || {}).servers || []).map((e) => [e.server, e]));
     const rows = s.servers.slice(0, 500).map((server) => {
-      const health = { up: ["good", "up"], down: ["bad", "DOWN"] }[server.health] || ["none", server.health];
+      const health = { up: ["good", "up"], down: ["bad", "DOWN"], suspicious: ["warn", "suspicious"] }[server.health] || ["none", server.health];
       const e = dataplane.get(server.server);
       const notes = [];
       if (server.reason) notes.push(server.reason);
+      if (server.fix) notes.push(`to do ${server.fix}`);
       if (server.check_not_made) notes.push("not checked: " + server.check_not_made.reason);
       if (server.configured === null) notes.push(s.sorry_server === server.server ? "sorry server" : "not in the file");
       if (server.weight === null) notes.push("the dataplane does not have it");

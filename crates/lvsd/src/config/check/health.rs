@@ -9,9 +9,9 @@ use lvs_core::api::ServiceId;
 use toml::Spanned;
 
 use super::{Checker, endpoint};
-use crate::config::raw::{RawCheck, RawCheckTable, RawDuration, Whole};
+use crate::config::raw::{RawCheck, RawCheckTable, RawDuration, RawPassive, Whole};
 use crate::health::probe::KindInfo;
-use crate::health::{Check, Probe, Via};
+use crate::health::{Check, Passive, Probe, Via};
 use crate::text::{Diagnostic, Findings, Keys, unknown_key};
 
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(5);
@@ -38,7 +38,7 @@ pub(super) struct CheckPlan {
     fall: u32,
     /// By way of the service, and where that is said.
     via: Option<Range<usize>>,
-    passive: Option<(u32, Range<usize>)>,
+    passive: Option<(Passive, Range<usize>)>,
 }
 
 impl Checker<'_> {
@@ -65,7 +65,7 @@ impl Checker<'_> {
         let probe = self.probe(kind, table, raw.span(), service);
         self.check_rhythm(table, raw.span());
         let jitter = self.number(table.jitter.as_ref(), "`jitter`", 0..=50);
-        let passive = self.number(table.passive.as_ref(), "`passive`", 1..=1_000_000);
+        let passive = self.passive(table.passive.as_ref());
         let words = [("server", false), ("service", true)];
         let via = self.word(table.via.as_ref(), &words).unwrap_or(false);
         if self.findings.reported() > before {
@@ -74,7 +74,6 @@ impl Checker<'_> {
         let (probe, kind) = (probe?, kind?);
         let interval = duration_or(table.interval.as_ref(), DEFAULT_INTERVAL);
         let fast = (interval / FAST_PART).max(FAST_MIN).min(interval);
-        let passive = passive.and_then(|number| u32::try_from(number).ok());
         Some(CheckPlan {
             probe,
             interval,
@@ -99,8 +98,8 @@ impl Checker<'_> {
             Some(at) => Some(self.via(plan, service, at, vip)?),
             None => None,
         };
-        if let Some((_, at)) = &plan.passive {
-            self.passive(service, method, at)?;
+        if let Some((passive, at)) = &plan.passive {
+            self.fits_passive(*passive, service, method, at)?;
         }
         Some(Check {
             probe: plan.probe.clone(),
@@ -112,7 +111,7 @@ impl Checker<'_> {
             timeout: plan.timeout,
             rise: plan.rise,
             fall: plan.fall,
-            passive: plan.passive.as_ref().map(|(number, _)| *number),
+            passive: plan.passive.as_ref().map(|(passive, _)| *passive),
         })
     }
 
@@ -156,9 +155,23 @@ impl Checker<'_> {
         None
     }
 
-    /// Only behind NAT does the dataplane see that a server does not answer.
-    fn passive(
+    /// `passive` of a check.
+    fn passive(&mut self, value: Option<&Spanned<RawPassive>>) -> Option<Passive> {
+        let value = value?;
+        match value.get_ref() {
+            RawPassive::TakesOut(takes_out) => takes_out.then_some(Passive::TakesOut),
+            RawPassive::Number(number) => {
+                let number = Spanned::new(value.span(), *number);
+                let number = self.number(Some(&number), "`passive`", 1..=1_000_000)?;
+                u32::try_from(number).ok().map(Passive::Asks)
+            }
+        }
+    }
+
+    /// Whether the dataplane sees that a server of this service does not answer.
+    fn fits_passive(
         &mut self,
+        passive: Passive,
         service: &ServiceId,
         method: Forwarding,
         at: &Range<usize>,
@@ -167,15 +180,21 @@ impl Checker<'_> {
             ServiceId::Tcp { .. } | ServiceId::Fwmark { .. } => true,
             ServiceId::Udp { .. } | ServiceId::Sctp { .. } => false,
         };
-        let (title, help) = match (tcp, method.translates()) {
-            (true, true) => return Some(()),
-            (false, _) => (
+        let nat = method.translates();
+        let (title, help) = match passive {
+            Passive::TakesOut if tcp => return Some(()),
+            Passive::Asks(_) if tcp && nat => return Some(()),
+            Passive::TakesOut => (
                 "`passive` is for TCP services",
+                "remove it: connections of other protocols are not counted",
+            ),
+            Passive::Asks(_) if !tcp => (
+                "`passive` with a number is for TCP services",
                 "remove it: that nobody answers a datagram says nothing",
             ),
-            (_, false) => (
-                "`passive` needs servers that are reached by NAT",
-                "remove it, or set forward = \"nat\": the answers of others do not pass through the director",
+            Passive::Asks(_) => (
+                "`passive` with a number needs servers that are reached by NAT",
+                "write passive = true, or set forward = \"nat\": the answers of others do not pass through the director",
             ),
         };
         self.once(Diagnostic::error(at.clone(), title).help(help));

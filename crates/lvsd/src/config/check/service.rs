@@ -18,6 +18,7 @@ use crate::config::clash::Taken;
 use crate::config::ports::{self, ManyPorts};
 use crate::config::raw::RawService;
 use crate::config::{Server, Service, VipMode};
+use crate::health::Passive;
 use crate::text::Diagnostic;
 
 impl Checker<'_> {
@@ -106,7 +107,8 @@ impl Checker<'_> {
         self.unchecked(raw, span);
         let checks = servers.iter().filter_map(|server| server.check.as_ref());
         let mut checks = checks.chain(discovered);
-        config.extras.count_unanswered = checks.any(|check| check.passive.is_some());
+        config.extras.count_unanswered =
+            checks.any(|check| matches!(check.passive, Some(Passive::Asks(_))));
         let quorum = self.quorum(raw);
         let below_quorum = self.below_quorum(raw, id);
         let min_share = self.min_share(raw);

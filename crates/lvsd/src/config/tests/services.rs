@@ -337,3 +337,47 @@ fn inline_servers_are_the_same_as_tables() {
         assert!(said.contains(told), "{line}: {said}");
     }
 }
+
+#[test]
+fn passive_true_needs_tcp_and_number_needs_nat() {
+    let text = |protocol: &str, forward: &str, passive: &str| {
+        format!(
+            "[[service]]\naddress = \"192.0.2.1:80\"\nprotocol = \"{protocol}\"\nforward = \"{forward}\"\ncheck = {{ type = \"tcp\", passive = {passive} }}\nservers = [\"10.0.0.1\"]\n"
+        )
+    };
+    let (tcp, udp, sctp) = ("tcp", "udp", "sctp");
+    for (protocol, forward, passive) in [
+        (tcp, "nat", "true"),
+        (tcp, "dr", "true"),
+        (tcp, "tun", "true"),
+        (tcp, "nat", "5"),
+        (sctp, "nat", "false"),
+    ] {
+        let file = text(protocol, forward, passive);
+        let loaded = Config::from_toml("test.toml", &file);
+        let (config, _) = loaded.unwrap_or_else(|report| panic!("{file}: {report}"));
+        let counts = config.services[0].config.extras.count_unanswered;
+        assert_eq!(counts, passive == "5", "{file}");
+    }
+    for (protocol, forward, passive, words) in [
+        (
+            tcp,
+            "dr",
+            "5",
+            "`passive` with a number needs servers that are reached by NAT",
+        ),
+        (
+            udp,
+            "nat",
+            "5",
+            "`passive` with a number is for TCP services",
+        ),
+        (udp, "nat", "true", "`passive` is for TCP services"),
+        (sctp, "nat", "true", "`passive` is for TCP services"),
+        (tcp, "nat", "0", "`passive` 0 is out of range"),
+        (tcp, "nat", "\"yes\"", "true, false, or a whole number"),
+    ] {
+        let said = errors(&text(protocol, forward, passive));
+        assert!(said.contains(words), "{words}: {said}");
+    }
+}

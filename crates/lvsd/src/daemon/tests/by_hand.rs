@@ -144,6 +144,7 @@ async fn override_survives_reload_restart_and_dataplane() {
         who: None,
         why: None,
         until: None,
+        force: false,
     };
     let why = again
         .ask::<AdminDone>(ChangeRequest::Admin(unknown))
@@ -306,5 +307,47 @@ async fn drain_with_deadline_ends_then() {
     daemon.weights(&[("10.0.0.2:80", 3)]).await;
     let took = since.elapsed().as_secs();
     assert!((60..65).contains(&took), "{took}");
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn drain_of_the_last_usable_server_without_force_is_refused() {
+    let daemon = Running::start(World::default(), Dead::default(), FILE);
+    let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
+    daemon.weights(&both).await;
+    daemon.dead.set("10.0.0.2:80", true);
+    daemon
+        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 0)])
+        .await;
+    let ask = |state, force| {
+        let spec = AdminSpec {
+            target: Target {
+                service: None,
+                host: [10, 0, 0, 1].into(),
+                port: None,
+            },
+            state,
+            who: None,
+            why: None,
+            until: None,
+            force,
+        };
+        daemon.ask::<AdminDone>(ChangeRequest::Admin(spec))
+    };
+    for state in [AdminState::Drain, AdminState::Maintenance] {
+        let why = ask(state, false).await.unwrap_err();
+        assert!(
+            why.starts_with("web would have no usable server left") && why.contains("--force"),
+            "{why}"
+        );
+    }
+    assert_eq!(daemon.first_server().await.admin, AdminState::Ready);
+    ask(AdminState::Drain, true).await.unwrap();
+    let none = [("10.0.0.1:80", 0), ("10.0.0.2:80", 0)];
+    daemon.weights(&none).await;
+    ask(AdminState::Maintenance, false)
+        .await
+        .expect("it is not usable any more");
+    assert!(!daemon.status().await.admin[0].spec.force);
     daemon.stop().await;
 }

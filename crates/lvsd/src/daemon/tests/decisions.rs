@@ -113,6 +113,7 @@ proptest::proptest! {
                         who: None,
                         why: None,
                         until: None,
+                        force: true,
                     }))
                 };
                 match *turn {

@@ -255,3 +255,24 @@ async fn too_few_servers_are_all_used() {
     assert_eq!(status.services[0].servers[0].health, "down");
     daemon.stop().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn status_usable_counts_only_servers_that_the_dataplane_has() {
+    let file = format!("[lvsd]\nmanual_changes = \"report\"\n{FILE}");
+    let world = World::default();
+    world.start_foreign();
+    let daemon = Running::start(world, Dead::default(), &file);
+    daemon.usable(2).await;
+    let delete = Call::ServerDelete {
+        service: web(),
+        server: "10.0.0.1:80".parse().unwrap(),
+    };
+    daemon.world.control().apply(&[delete]).unwrap();
+    daemon.usable(1).await;
+    let status = daemon.status().await;
+    let mut servers = status.services[0].servers.iter();
+    assert!(servers.all(|server| server.health == "up"), "{status:?}");
+    daemon.world.fall_silent();
+    daemon.usable(0).await;
+    daemon.task.abort();
+}

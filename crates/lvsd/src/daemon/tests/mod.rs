@@ -24,6 +24,7 @@ mod health;
 mod life;
 mod reload;
 mod sorry;
+mod suspicion;
 mod unheard;
 
 /// Servers that are dead.
@@ -171,9 +172,21 @@ impl Running {
             who: Some("ann".to_owned()),
             why: Some("disk".to_owned()),
             until: None,
+            force: false,
         }))
         .await
         .unwrap()
+    }
+
+    /// Waits until the status counts so many usable servers of the service.
+    async fn usable(&self, wanted: usize) {
+        for _ in 0..2000 {
+            if self.status().await.services[0].usable == wanted {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!("not {wanted}: {:?}", self.status().await);
     }
 
     async fn first_server(&self) -> ServerStatus {

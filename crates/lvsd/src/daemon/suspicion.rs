@@ -1,0 +1,132 @@
+//! Servers whose clients get no answer although their checks may be good, as the dataplane counts the connections of
+//! clients.
+
+use std::net::SocketAddr;
+
+use lvs_api::guidance;
+use lvs_core::Forwarding;
+use lvs_core::api::ServiceInfo;
+use lvs_core::attempts::Attempts;
+use tokio::time::Instant;
+
+use super::Daemon;
+use super::inputs::Inputs;
+use crate::health::{Key, Prober};
+use crate::reconcile::Health;
+
+/// Too many clients of a server got no answer in the last minute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Suspicion {
+    /// When that was first seen.
+    pub(super) since: Instant,
+    /// The connections of the last minute.
+    attempts: Attempts,
+    forwarding: Forwarding,
+}
+
+impl Suspicion {
+    /// The cause in words.
+    pub(super) fn cause(&self) -> String {
+        let Attempts { opened, unanswered } = self.attempts;
+        let opened = opened.max(unanswered);
+        format!("{unanswered} of {opened} connections of clients got no answer in the last minute")
+    }
+
+    /// The remedy in words.
+    pub(super) fn fix(&self, server: SocketAddr) -> String {
+        guidance::for_unanswered(server, self.forwarding)
+    }
+}
+
+/// A server that has become suspicious, or is so no longer.
+#[derive(Debug, PartialEq, Eq)]
+struct Change {
+    key: Key,
+    /// `None`: its clients are answered again.
+    suspicion: Option<Suspicion>,
+}
+
+impl<P: Prober> Inputs<P> {
+    /// Judges the servers of the file by the last state of the dataplane. A server that is down is not suspicious.
+    fn judge(&mut self, services: &[ServiceInfo], now: Instant) -> Vec<Change> {
+        let mut before = std::mem::take(&mut self.suspects);
+        let mut changes = Vec::new();
+        for info in services {
+            let suspects = info.servers.iter().filter(|one| info.is_suspicious(one));
+            for server in suspects {
+                let key = (info.service, server.server);
+                if !self.may_be_suspicious(&key) {
+                    continue;
+                }
+                let known = before.remove(&key);
+                let suspicion = Suspicion {
+                    since: known.map_or(now, |known| known.since),
+                    attempts: server.attempts.last_minute,
+                    forwarding: server.config.forwarding,
+                };
+                if known.is_none() {
+                    let suspicion = Some(suspicion);
+                    changes.push(Change { key, suspicion });
+                }
+                self.suspects.insert(key, suspicion);
+            }
+        }
+        for (key, _) in before {
+            if self.may_be_suspicious(&key) {
+                let suspicion = None;
+                changes.push(Change { key, suspicion });
+            }
+        }
+        changes
+    }
+
+    /// Whether a server is in the file, and not down.
+    fn may_be_suspicious(&self, (id, server): &Key) -> bool {
+        let named = self.service(id).is_some_and(|service| {
+            let mut servers = service.servers.iter();
+            servers.any(|one| one.address == *server)
+        });
+        named && self.health(&(*id, *server)) != Health::Down
+    }
+
+    /// Takes suspicious servers out whose checks have `passive = true`. Whoever can send packets can make servers
+    /// suspicious, so at least half of the servers of a service that are up stay.
+    fn take_out_suspects(&mut self) {
+        let mut out = Vec::new();
+        for (key, suspicion) in &self.suspects {
+            if !self.checks.goes_by_clients(key) {
+                continue;
+            }
+            let Some(service) = self.service(&key.0) else {
+                continue;
+            };
+            let up = service
+                .servers
+                .iter()
+                .filter(|one| self.is_up(service, one));
+            let (mut all, mut suspects) = (0, 0);
+            for server in up {
+                all += 1;
+                suspects += usize::from(self.suspects.contains_key(&(key.0, server.address)));
+            }
+            if 2 * suspects <= all {
+                out.push((*key, suspicion.cause()));
+            }
+        }
+        for (key, cause) in out {
+            self.checks.take_out(&key, cause);
+        }
+    }
+}
+
+impl<P: Prober> Daemon<P> {
+    /// Judges the servers by a new state of the dataplane, and tells what has changed.
+    pub(super) fn judge(&mut self, now: Instant) {
+        let found = std::sync::Arc::clone(&self.inputs.dataplane.found);
+        for Change { key, suspicion } in self.inputs.judge(&found.seen.services, now) {
+            let told = suspicion.map(|one| format!("{}; {}", one.cause(), one.fix(key.1)));
+            self.reporter.suspicion(&self.inputs, &key, told.as_deref());
+        }
+        self.inputs.take_out_suspects();
+    }
+}

@@ -1,0 +1,91 @@
+//! Servers whose clients get no answer.
+
+use super::*;
+
+impl Running {
+    /// Waits until the health of the first server is so.
+    async fn health(&self, wanted: &str) -> ServerStatus {
+        for _ in 0..2000 {
+            let server = self.first_server().await;
+            if server.health == wanted {
+                return server;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!("not {wanted}: {:?}", self.first_server().await);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn server_without_answers_is_suspicious_until_its_clients_are_answered() {
+    let mut daemon = Running::start(World::default(), Dead::default(), FILE);
+    let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
+    daemon.weights(&both).await;
+    daemon.health("up").await;
+    daemon.world.set_attempts("10.0.0.2:80", 60, 0);
+    daemon.world.set_attempts("10.0.0.1:80", 20, 15);
+    let server = daemon.health("suspicious").await;
+    assert!(
+        server.reason.starts_with("15 of 20 connections"),
+        "{server:?}"
+    );
+    assert!(server.fix.contains("default gateway"), "{server:?}");
+    // Without `passive`, it keeps its connections.
+    daemon.weights(&both).await;
+    daemon.world.set_attempts("10.0.0.1:80", 20, 0);
+    let server = daemon.health("up").await;
+    assert_eq!((server.reason.as_str(), server.fix.as_str()), ("", ""));
+    let events = daemon.events();
+    for wanted in ["server_suspicious", "server_answers"] {
+        let times = events.iter().filter(|event| *event == wanted).count();
+        assert_eq!(times, 1, "{wanted}: {events:?}");
+    }
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn flood_at_all_servers_blames_none_of_them() {
+    let daemon = Running::start(World::default(), Dead::default(), FILE);
+    daemon.health("up").await;
+    for server in ["10.0.0.1:80", "10.0.0.2:80"] {
+        daemon.world.set_attempts(server, 1000, 300);
+    }
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(daemon.first_server().await.health, "up");
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn passive_check_takes_a_suspicious_server_out_and_good_checks_bring_it_back() {
+    let file = FILE.replace("fall = 2", "fall = 2, passive = true");
+    let daemon = Running::start(World::default(), Dead::default(), &file);
+    let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
+    daemon.weights(&both).await;
+    daemon.world.set_attempts("10.0.0.1:80", 20, 15);
+    let server = daemon.health("down").await;
+    assert!(server.reason.ends_with("(passive)"), "{server:?}");
+    daemon
+        .weights(&[("10.0.0.1:80", 0), ("10.0.0.2:80", 3)])
+        .await;
+    daemon.world.set_attempts("10.0.0.1:80", 0, 0);
+    let begun = Instant::now();
+    tokio::time::sleep(Duration::from_secs(50)).await;
+    assert_eq!(daemon.first_server().await.health, "down");
+    daemon.weights(&both).await;
+    assert!(begun.elapsed() < Duration::from_secs(90));
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn passive_check_leaves_half_of_the_servers() {
+    let file = FILE.replace("fall = 2", "fall = 2, passive = true");
+    let daemon = Running::start(World::default(), Dead::default(), &file);
+    let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
+    daemon.weights(&both).await;
+    daemon.world.set_attempts("10.0.0.1:80", 20, 15);
+    daemon.world.set_attempts("10.0.0.2:80", 20, 15);
+    daemon.health("suspicious").await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    daemon.weights(&both).await;
+    daemon.stop().await;
+}
