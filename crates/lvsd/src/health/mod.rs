@@ -381,7 +381,7 @@ impl<P: Prober> Checks<P> {
     }
 
     /// Takes a server out that is up, as if its check had failed: its clients get no answer, for this `cause`. Good
-    /// checks bring it back, [`OUT`] later at the earliest.
+    /// checks bring it back, `OUT` later at the earliest.
     pub fn take_out(&self, key: &Key, cause: String) {
         if let Some(task) = self.task(key)
             && task.up == Some(true)
