@@ -114,16 +114,16 @@ pub(crate) struct Tables {
     regions: Arc<Regions>,
     /// Virtual addresses of services and of rules for marks.
     pub(crate) vips: SharedSet<IpAddr>,
-    /// Of these, and perhaps of some that were.
+    /// The last bytes of these addresses, and perhaps of some that were removed.
     virtual_addresses: LastBytes,
     /// The virtual addresses that the dataplane answers for.
     pub(crate) own: SharedSet<IpAddr>,
     /// The own addresses that are announced by routes: the dataplane does not answer ARP and
     /// neighbour discovery for them.
     pub(crate) quiet: SharedSet<IpAddr>,
-    /// Of the host.
+    /// The last bytes of the addresses of the host.
     own_addresses: LastBytes,
-    /// Of the dataplane.
+    /// The last bytes of the addresses that the dataplane answers for.
     answered: LastBytes,
 }
 

@@ -788,7 +788,7 @@ fn priority_tags_do_not_get_past_the_shield() {
         ..Intercept::default()
     };
     shield.update(&spec).unwrap();
-    // Discards the packets that arrive late, so that the next ones are told apart from them.
+    // Discards late packets, so that the next step counts only its own.
     host.set_read_timeout(Some(SILENCE)).unwrap();
     while host.recv(&mut [0; 16]).is_ok() {}
     for tags in single {

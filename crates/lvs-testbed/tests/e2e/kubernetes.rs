@@ -504,7 +504,7 @@ fn pods(endpoints: &[Endpoint]) -> Servers {
 /// Bytes of a download.
 const DOWNLOAD: u64 = 32 << 20;
 
-/// Downloads that are slow until they are told to hurry. All bytes are compared.
+/// Downloads at a low rate, until the test lets them finish. The client compares all bytes.
 struct Downloads {
     clients: Proc,
     hurry: String,
@@ -730,7 +730,7 @@ fn history_compacted(bed: &mut Bed, mut all: Vec<Endpoint>) -> Result<Vec<Endpoi
         bed.endpoints("web", &http(), &all)?;
         bed.wait_servers(&bed.web(), &pods(&all))?;
         bed.director(1)?.signal(Signal::SIGSTOP)?;
-        // It ends watches as a whole, so that they are continued and not begun anew.
+        // SIGTERM ends watches cleanly, so that lvsd continues them and lists nothing again.
         bed.server
             .take()
             .context("it runs")?

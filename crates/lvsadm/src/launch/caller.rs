@@ -33,7 +33,7 @@ pub(super) struct Caller {
     directory: OwnedFd,
     /// A pidfd of the thread, which may have other descriptors than its process. Before Linux 6.9, one of the process.
     pidfd: OwnedFd,
-    /// Keeps the inode of its user namespace in memory. If nobody holds it, each look makes a new one.
+    /// Keeps the inode of the caller's user namespace in memory. Without it, the kernel makes a new inode for each look.
     _pin: Option<OwnedFd>,
     /// Its user namespace.
     user: NamespaceId,

@@ -133,7 +133,7 @@ pub struct Summary {
     pub rates: Counts,
 }
 
-/// A service in full: as `lvsd status` tells it, and as the dataplane does.
+/// A service in full: its state in `lvsd status`, and its state in the dataplane.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(test, derive(serde::Deserialize))]
 #[cfg_attr(test, serde(deny_unknown_fields))]

@@ -110,7 +110,7 @@ struct Round {
 }
 
 impl Round {
-    /// Writes the files anew, or takes them away while there is no dataplane that they could tell of.
+    /// Writes the files again, or removes them while no dataplane answers.
     /// Writes the files, and returns the errors in words.
     fn write(self) -> Vec<String> {
         if !self.snapshot.status.dataplane.connected {

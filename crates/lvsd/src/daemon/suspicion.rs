@@ -120,7 +120,7 @@ impl<P: Prober> Inputs<P> {
 }
 
 impl<P: Prober> Daemon<P> {
-    /// Judges the servers by a new state of the dataplane, and tells what has changed.
+    /// Judges the servers by a new state of the dataplane, and reports the changes.
     pub(super) fn judge(&mut self, now: Instant) {
         let found = std::sync::Arc::clone(&self.inputs.dataplane.found);
         for Change { key, suspicion } in self.inputs.judge(&found.seen.services, now) {

@@ -25,7 +25,7 @@ struct Pin {
 }
 
 impl Pins {
-    /// A thread that asks the dataplane at `address`, until nobody wants it any more.
+    /// A thread that sends requests to the dataplane at `address`, until its owner is dropped.
     ///
     /// # Errors
     /// There can be no thread.
