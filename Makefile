@@ -98,8 +98,9 @@ prose: ## count hard-to-read prose in pages, comments, messages and test names; 
 docs:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
 
-book: ## the pages of docs/ as a book with a search, in target/book (needs mdbook: cargo install --locked mdbook)
-	mdbook build
+book: ## the pages of docs/ as a book with a search, in target/book; every link of the book is checked
+	@mdbook --version >/dev/null 2>&1 || $(CARGO) install --locked mdbook
+	@tools/book
 
 BPF := crates/lvs-dataplane/bpf
 CLANG ?= clang
