@@ -23,7 +23,7 @@ DIST = "$(TARGET)/dist"
 TARGET := $${CARGO_TARGET_DIR:-$(CURDIR)/target}
 RUN_TESTS = "$(TARGET)/debug/lvs-testbed" tests $(if $(ONLY),--only $(ONLY)) "$(TARGET)/tests.json"
 
-.PHONY: help demo demo-cluster test test-all test-rest test-release programs check lint prose docs book deny unit e2e no-cc alone no-std bpf bpf-check \
+.PHONY: help demo demo-cluster test test-all test-rest test-release programs check lint prose docs book test-tutorial deny unit e2e no-cc alone no-std bpf bpf-check \
 	msrv fuzz sync-with-kernel test-kubernetes report report-agrees package image crates sbom artefacts release repository test-packages build setup clean
 
 help: ## list the targets
@@ -54,6 +54,7 @@ test-rest: ## the tests that make test leaves out: third-party programs, full si
 	@$(MAKE) --no-print-directory lint docs bpf-check alone no-std msrv
 	@$(call build_tests,)
 	@$(RUN_TESTS) --rest
+	@tools/try-tutorial
 	$(CARGO) test --locked --workspace --bench core -- 'step|filter|opens'
 	@$(MAKE) --no-print-directory test-release
 	@$(MAKE) --no-print-directory deny
@@ -101,6 +102,9 @@ docs:
 book: ## the pages of docs/ as a book with a search, in target/book; every link of the book is checked
 	@mdbook --version >/dev/null 2>&1 || $(CARGO) install --locked mdbook
 	@tools/book
+
+test-tutorial: ## the blocks of docs/first-director.md as printed, in network namespaces; needs root and built programs
+	@tools/try-tutorial
 
 BPF := crates/lvs-dataplane/bpf
 CLANG ?= clang
