@@ -45,7 +45,7 @@ test: ## formatting, clippy, unit, property, recorded-kernel and end-to-end test
 	@$(call build_tests,--exclude lvs-bench)
 	@$(if $(ONLY),true,$(CARGO) test --locked --quiet -p lvs-core --doc)
 	@$(RUN_TESTS)
-	@echo "make test: passed; 'make test-rest' runs what it leaves out: the tests above, full sizes, benches, docs, licences, BPF object, release build"
+	@echo "make test: passed; 'make test-rest' runs what it leaves out: the tests above, full sizes, benches, docs, book, licences, BPF object, release build"
 
 test-all: test test-rest ## make test, then make test-rest
 
@@ -57,7 +57,7 @@ test-rest: ## the tests that make test leaves out: third-party programs, full si
 	@tools/try-tutorial
 	$(CARGO) test --locked --workspace --bench core -- 'step|filter|opens'
 	@$(MAKE) --no-print-directory test-release
-	@$(MAKE) --no-print-directory deny
+	@$(MAKE) --no-print-directory book deny
 
 # Tests that see whether the kernel forwards established connections.
 FORWARDING := e2e::beyond,e2e::failure,e2e::filters,e2e::ftp,e2e::fullnat,e2e::host::,e2e::ipv6,e2e::killed,e2e::marks,e2e::methods
