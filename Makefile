@@ -24,7 +24,7 @@ DIST = "$(TARGET)/dist"
 TARGET := $${CARGO_TARGET_DIR:-$(CURDIR)/target}
 RUN_TESTS = "$(TARGET)/debug/lvs-testbed" tests $(if $(ONLY),--only $(ONLY)) "$(TARGET)/tests.json"
 
-.PHONY: help demo demo-cluster test test-all test-rest test-release programs check lint format prose docs book deny unit e2e no-cc alone no-std bpf bpf-check \
+.PHONY: help demo demo-cluster test test-all test-rest test-release programs check lint format prose docs book test-tutorial deny unit e2e no-cc alone no-std bpf bpf-check \
 	msrv fuzz sync-with-kernel test-kubernetes report report-agrees package image crates sbom artefacts release repository test-packages build setup clean
 
 help: ## list the targets
@@ -46,7 +46,7 @@ test: ## formatting, clippy, unit, property, recorded-kernel and end-to-end test
 	@$(call build_tests,--exclude lvs-bench)
 	@$(if $(ONLY),true,$(LINTED) test --locked --quiet -p lvs-core --doc)
 	@$(RUN_TESTS)
-	@echo "make test: passed; 'make test-rest' runs what it leaves out: the tests above, full sizes, benches, docs, licences, BPF object, release build"
+	@echo "make test: passed; 'make test-rest' runs what it leaves out: the tests above, full sizes, benches, docs, book, licences, BPF object, release build"
 
 test-all: test test-rest ## make test, then make test-rest
 
@@ -56,9 +56,10 @@ test-rest: ## the tests that make test leaves out: third-party programs, full si
 	$(LINTED) build --locked --workspace --all-targets
 	@$(call build_tests,)
 	@$(RUN_TESTS) --rest
+	@tools/try-tutorial
 	$(LINTED) test --locked --workspace --bench core -- 'step|filter|opens'
 	@$(MAKE) --no-print-directory test-release
-	@$(MAKE) --no-print-directory deny
+	@$(MAKE) --no-print-directory book deny
 
 # Tests that see whether the kernel forwards established connections.
 FORWARDING := e2e::beyond,e2e::failure,e2e::filters,e2e::ftp,e2e::fullnat,e2e::host::,e2e::ipv6,e2e::killed,e2e::marks,e2e::methods
@@ -102,8 +103,12 @@ prose: ## count hard-to-read prose in pages, comments, messages and test names; 
 docs:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
 
-book: ## the pages of docs/ as a book with a search, in target/book (needs mdbook: cargo install --locked mdbook)
-	mdbook build
+book: ## the pages of docs/ as a book with a search, in target/book; every link of the book is checked
+	@mdbook --version >/dev/null 2>&1 || $(CARGO) install --locked mdbook
+	@tools/book
+
+test-tutorial: ## the blocks of docs/first-director.md as printed, in network namespaces; needs root and built programs
+	@tools/try-tutorial
 
 BPF := crates/lvs-dataplane/bpf
 CLANG ?= clang
