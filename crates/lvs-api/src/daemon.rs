@@ -569,6 +569,9 @@ pub struct CheckStatus {
     pub falls_in_day: u64,
     /// Seconds of downtime in that time.
     pub down_seconds_in_day: u64,
+    /// Seconds since it last went down; absent if it never did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since_fall: Option<u64>,
     /// Number of times that it went down since lvsd began to check it.
     pub falls: u64,
     /// Seconds of downtime since then.

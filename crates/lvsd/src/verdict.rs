@@ -6,6 +6,12 @@ use crate::words::counted;
 
 /// Services that the line names, at most.
 const NAMED_MAX: usize = 3;
+/// Falls in 24 hours from which a server is flapping.
+const FLAPS: u64 = 3;
+/// Seconds after its last fall until which a server is flapping.
+const FLAPPING: u64 = 600;
+/// The median duration of its checks from which a server is slow.
+const SLOW_US: u64 = 500_000;
 
 /// The state of a service; the worst is the least.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,6 +61,39 @@ pub fn count(service: &ServiceStatus, health: &str) -> usize {
     in_file(service)
         .filter(|server| server.health == health)
         .count()
+}
+
+/// Whether a server went down three times in 24 hours, the last time in the last ten minutes.
+pub fn is_flapping(server: &ServerStatus) -> bool {
+    server.checks.is_some_and(|checks| {
+        checks.falls_in_day >= FLAPS && checks.since_fall.is_some_and(|ago| ago < FLAPPING)
+    })
+}
+
+/// Whether half of a server's checks in the last five minutes took half a second or more.
+pub fn is_slow(server: &ServerStatus) -> bool {
+    server.checks.is_some_and(|checks| checks.p50_us >= SLOW_US)
+}
+
+/// Whether all servers of a service are up, and none is slow or flapping.
+pub fn is_well(service: &ServiceStatus) -> bool {
+    ServiceState::of(service) == ServiceState::Ok
+        && !in_file(service).any(|server| is_flapping(server) || is_slow(server))
+}
+
+/// The reason why a server is down or suspicious, without its own address in front.
+pub fn reason(server: &ServerStatus) -> &str {
+    let address = format!("{}: ", server.server);
+    let reason = server.reason.as_str();
+    reason.strip_prefix(address.as_str()).unwrap_or(reason)
+}
+
+/// The reason that all servers of a service have in common, if they are down.
+fn common_reason(service: &ServiceStatus) -> Option<&str> {
+    let mut reasons = in_file(service).map(reason);
+    let first = reasons.next().filter(|reason| !reason.is_empty())?;
+    let is_common = count(service, "down") == in_file(service).count();
+    (is_common && reasons.all(|reason| reason == first)).then_some(first)
 }
 
 /// The faults of a service, in words.
@@ -136,6 +175,8 @@ impl Verdict {
             sum(&|service| in_file(service).filter(|server| is(server)).count())
         };
         let out = servers_with(|server| server.admin != AdminState::Ready);
+        let flapping = servers_with(is_flapping);
+        let slow = servers_with(is_slow);
         let not_checked = servers_with(|server| server.check_not_made.is_some());
         let broken = in_state(ServiceState::Broken).count();
 
@@ -146,7 +187,11 @@ impl Verdict {
         if broken > 0 {
             let named: Vec<_> = in_state(ServiceState::Broken)
                 .take(NAMED_MAX)
-                .map(|service| format!("{} ({})", service.name, trouble(service).join(", ")))
+                .map(|service| {
+                    let reason = common_reason(service).map(|reason| format!(": {reason}"));
+                    let trouble = trouble(service).join(", ");
+                    format!("{} ({trouble}{})", service.name, reason.unwrap_or_default())
+                })
                 .collect();
             let more = match broken - named.len() {
                 0 => String::new(),
@@ -168,6 +213,7 @@ impl Verdict {
         for (number, thing, is) in [
             (down, "server", "down"),
             (suspicious, "server", "suspicious"),
+            (flapping, "server", "flapping"),
             (not_checked, "server", "not checked"),
             (status.dataplane.down.len(), "interface", "down"),
             (
@@ -221,6 +267,10 @@ impl Verdict {
                 counted(servers, "server")
             ));
         }
+        // Slow servers need no operator: some are always slow.
+        if slow > 0 {
+            words.push(format!("{} slow", counted(slow, "server")));
+        }
         Self {
             level,
             words: words.join("; "),
@@ -232,6 +282,8 @@ impl Verdict {
                 ("usable", usable),
                 ("down", down),
                 ("suspicious", suspicious),
+                ("flapping", flapping),
+                ("slow", slow),
                 ("out_of_service", out),
             ],
         }
@@ -249,7 +301,7 @@ fn peers_not_in_sync(status: &Status) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use lvs_api::daemon::DataplaneStatus;
+    use lvs_api::daemon::{CheckStatus, DataplaneStatus};
 
     use super::*;
 
@@ -317,6 +369,60 @@ mod tests {
         let verdict = Verdict::of(&status);
         assert_eq!(verdict.level, Level::Warning);
         assert_eq!(verdict.words, "1 server suspicious");
+    }
+
+    #[test]
+    fn flapping_server_is_a_warning_until_ten_minutes_after_its_last_fall() {
+        let mut status = director(&[("web", &["up", "up"])]);
+        let mut verdict = |falls_in_day, since_fall| {
+            status.services[0].servers[0].checks = Some(CheckStatus {
+                falls_in_day,
+                since_fall: Some(since_fall),
+                ..CheckStatus::default()
+            });
+            Verdict::of(&status).level
+        };
+        assert_eq!(verdict(3, 599), Level::Warning);
+        assert_eq!(verdict(2, 599), Level::Ok);
+        assert_eq!(verdict(3, 600), Level::Ok);
+    }
+
+    #[test]
+    fn slow_server_is_mentioned_without_a_warning() {
+        let mut status = director(&[("web", &["up", "up"])]);
+        assert!(is_well(&status.services[0]));
+        status.services[0].servers[0].checks = Some(CheckStatus {
+            p50_us: SLOW_US,
+            ..CheckStatus::default()
+        });
+        assert!(!is_well(&status.services[0]));
+        let verdict = Verdict::of(&status);
+        assert_eq!(verdict.level, Level::Ok);
+        assert_eq!(
+            verdict.words,
+            "1 service, 2 of 2 servers usable; 1 server slow"
+        );
+    }
+
+    #[test]
+    fn common_reason_of_a_broken_service_is_named() {
+        let mut status = director(&[("mail", &["down", "down"])]);
+        let servers = &mut status.services[0].servers;
+        servers[1].server = ([10, 0, 0, 9], 25).into();
+        for server in servers.iter_mut() {
+            server.reason = format!("{}: connection refused", server.server);
+        }
+        let words = Verdict::of(&status).words;
+        assert!(
+            words.contains("mail (no server takes new connections: connection refused)"),
+            "{words}"
+        );
+        status.services[0].servers[0].reason = "timeout".to_owned();
+        let words = Verdict::of(&status).words;
+        assert!(
+            words.contains("mail (no server takes new connections)"),
+            "{words}"
+        );
     }
 
     #[test]

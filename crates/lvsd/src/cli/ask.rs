@@ -95,14 +95,34 @@ fn event_line(event: &Event) -> String {
     if let Some(server) = &event.server {
         let _ = write!(line, " {server}");
     }
-    let _ = write!(line, ": {}", event.message);
+    let address = event.server.map(|server| format!("{server}: "));
+    let message = event.message.as_str();
+    let short = address.and_then(|address| message.strip_prefix(&address));
+    let _ = write!(line, ": {}", short.unwrap_or(message));
     line
 }
 
-/// Time of day, UTC.
+/// Date and time in UTC: `2026-11-28T09:05:00Z`.
 fn clock(unix: u64) -> String {
     let (hours, minutes, seconds) = (unix / 3600 % 24, unix / 60 % 60, unix % 60);
-    format!("{hours:02}:{minutes:02}:{seconds:02}Z")
+    let (year, month, day) = date(unix / 86_400);
+    format!("{year}-{month:02}-{day:02}T{hours:02}:{minutes:02}:{seconds:02}Z")
+}
+
+/// Year, month and day of a day since 1970. Years begin in March here, so that the leap day is their last.
+const fn date(day: u64) -> (u64, u64, u64) {
+    // Days since 1 March of the year 0, and in the period of 400 years.
+    let days = day + 719_468;
+    let in_era = days % 146_097;
+    let year = (in_era - in_era / 1_460 + in_era / 36_524 - in_era / 146_096) / 365;
+    let in_year = in_era - (365 * year + year / 4 - year / 100);
+    let month = (5 * in_year + 2) / 153;
+    let day = in_year - (153 * month + 2) / 5 + 1;
+    let year = days / 146_097 * 400 + year;
+    match month {
+        0..10 => (year, month + 3, day),
+        _ => (year + 1, month - 9, day),
+    }
 }
 
 #[cfg(test)]
@@ -128,5 +148,32 @@ mod tests {
         assert_eq!(count(Some(3), seconds(5)), 3);
         assert_eq!(count(Some(50), seconds(1_000)), 10);
         assert_eq!(count(Some(0), None), 0);
+    }
+
+    #[test]
+    fn event_line_has_date_and_the_address_once() {
+        let event = Event {
+            seq: 1,
+            time_ms: 1_795_856_749_838,
+            event: "server_down".to_owned(),
+            service: Some("mail".to_owned()),
+            id: None,
+            server: Some(([10, 0, 0, 11], 25).into()),
+            message: "10.0.0.11:25: connection refused".to_owned(),
+        };
+        assert_eq!(
+            event_line(&event),
+            "2026-11-28T09:05:49Z server_down mail 10.0.0.11:25: connection refused"
+        );
+        for (day, expected) in [
+            (0, (1970, 1, 1)),
+            (10_956, (1999, 12, 31)),
+            (11_016, (2000, 2, 29)),
+            (11_017, (2000, 3, 1)),
+            (47_540, (2100, 2, 28)),
+            (47_541, (2100, 3, 1)),
+        ] {
+            assert_eq!(date(day), expected);
+        }
     }
 }

@@ -21,17 +21,13 @@ use crate::words::counted;
 const COLUMNS: usize = 80;
 /// The time between two pictures of `--watch`.
 const PERIOD: Duration = Duration::from_secs(2);
-/// Falls in 24 hours from which a server counts as flapping: the status mentions them without being asked.
-const FLAPS: u64 = 3;
-/// The duration of a check from which the status mentions it without being asked.
-const SLOW_US: u64 = 500_000;
 
 /// The selected services.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Selection {
     /// Only services with this name or address.
     pub(super) name: Option<String>,
-    /// Only services that are broken, degraded or suspicious.
+    /// Only services that are not well.
     pub(super) broken: bool,
 }
 
@@ -48,7 +44,7 @@ impl Selection {
         }
         if self.broken {
             let services = &mut status.services;
-            services.retain(|service| ServiceState::of(service) != ServiceState::Ok);
+            services.retain(|service| !verdict::is_well(service));
         }
         Ok(())
     }
@@ -435,10 +431,10 @@ fn of_director(status: &Status, now: u64) -> String {
     text
 }
 
-/// The services: first the broken, then the degraded and the suspicious ones.
+/// The services: first the broken, then the degraded and the suspicious ones, then those with slow or flapping servers.
 fn of_services(text: &mut String, status: &Status, look: Look) {
     let mut services: Vec<&ServiceStatus> = status.services.iter().collect();
-    services.sort_by_key(|service| ServiceState::of(service));
+    services.sort_by_key(|service| (ServiceState::of(service), verdict::is_well(service)));
     for service in services {
         of_service(text, service, look);
     }
@@ -610,7 +606,8 @@ fn of_service(text: &mut String, service: &ServiceStatus, look: Look) {
         "down" => 0,
         "suspicious" => 1,
         "unknown" => 2,
-        _ => 3,
+        _ if verdict::is_flapping(server) || verdict::is_slow(server) => 3,
+        _ => 4,
     });
     for server in servers {
         of_server(text, service, server, look);
@@ -678,7 +675,7 @@ fn notes(service: &ServiceStatus, server: &ServerStatus, look: Look) -> Vec<Stri
         _ => {}
     }
     if !server.reason.is_empty() {
-        notes.push(server.reason.clone());
+        notes.push(verdict::reason(server).to_owned());
     }
     if let Some(not_made) = &server.check_not_made {
         let time = lasted(not_made.seconds);
@@ -686,12 +683,18 @@ fn notes(service: &ServiceStatus, server: &ServerStatus, look: Look) -> Vec<Stri
     }
     if let Some(checks) = &server.checks {
         let falls = checks.falls_in_day;
-        if falls >= FLAPS || look.details && falls > 0 {
+        if verdict::is_flapping(server) || look.details && falls > 0 {
             let times = counted(usize::try_from(falls).unwrap_or(usize::MAX), "time");
             let time = lasted(checks.down_seconds_in_day);
-            notes.push(format!("went down {times} in 24 h, for {time} in total"));
+            let last = checks
+                .since_fall
+                .map(|ago| format!(", last {} ago", lasted(ago)));
+            notes.push(format!(
+                "went down {times} in 24 h{}, for {time} in total",
+                last.unwrap_or_default()
+            ));
         }
-        if checks.p50_us >= SLOW_US || look.details {
+        if verdict::is_slow(server) || look.details {
             notes.push(format!(
                 "checks take {} (5 minutes: p50 {}, p99 {})",
                 millis(checks.last_us),
@@ -886,6 +889,7 @@ mod tests {
             p99_us: 700_000,
             falls_in_day: 7,
             down_seconds_in_day: 98,
+            since_fall: Some(5),
             falls: 9,
             down_seconds: 200,
         });
@@ -1006,7 +1010,9 @@ mod tests {
         status.services[1].servers.push(down);
         let text = rendered(status, &Selection::default(), look).unwrap();
         assert!(
-            text.starts_with("\x1b[33mWARNING: 1 server down; 1 server suspicious\x1b[0m\n"),
+            text.starts_with(
+                "\x1b[33mWARNING: 1 server down; 1 server suspicious; 2 servers flapping\x1b[0m\n"
+            ),
             "{text}"
         );
         let place = |words: &str| {
@@ -1022,7 +1028,7 @@ mod tests {
         let words: Vec<&str> = plain.split_whitespace().collect();
         let words = words.join(" ");
         for said in [
-            "15 of 20 connections of clients got no answer in the last minute; went down 7 times in 24 h, for 1m38s in total",
+            "15 of 20 connections of clients got no answer in the last minute; went down 7 times in 24 h, last 5s ago, for 1m38s in total",
             "; checks take 1.2 ms (5 minutes: p50 1.2 ms, p99 700 ms)",
             "clients opened 20 connections in 5 minutes, 0 without an answer",
             "fix: on 10.0.0.1: is this director its default gateway",
@@ -1038,14 +1044,15 @@ mod tests {
             status.services[1].servers[0].checks = Some(CheckStatus {
                 p50_us,
                 falls_in_day,
+                since_fall: Some(5),
                 ..CheckStatus::default()
             });
             let text = text_of(&status, Look::default());
             (text.contains("checks take"), text.contains("went down"))
         };
-        assert_eq!(shown(SLOW_US - 1, FLAPS - 1), (false, false));
-        assert_eq!(shown(SLOW_US, FLAPS - 1), (true, false));
-        assert_eq!(shown(SLOW_US - 1, FLAPS), (false, true));
+        assert_eq!(shown(499_999, 2), (false, false));
+        assert_eq!(shown(500_000, 2), (true, false));
+        assert_eq!(shown(499_999, 3), (false, true));
     }
 
     #[test]
@@ -1087,7 +1094,7 @@ mod tests {
         assert_eq!(code, 1);
         assert_eq!(
             line,
-            "LVS WARNING - 1 server suspicious | services=2 broken=0 degraded=0 servers=2 usable=2 down=0 suspicious=1 out_of_service=0\n"
+            "LVS WARNING - 1 server suspicious; 1 server flapping | services=2 broken=0 degraded=0 servers=2 usable=2 down=0 suspicious=1 flapping=1 slow=0 out_of_service=0\n"
         );
         let verdict = Verdict {
             level: Level::Critical,

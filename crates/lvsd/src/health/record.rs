@@ -33,6 +33,8 @@ pub(super) struct Record {
     /// The second up to which downtime is counted.
     counted: u64,
     is_down: bool,
+    /// The second of the last fall.
+    last_fall: Option<u64>,
     falls: u64,
     down: u64,
 }
@@ -65,6 +67,7 @@ impl Record {
             hours: [Hour::default(); 24],
             counted: 0,
             is_down: false,
+            last_fall: None,
             falls: 0,
             down: 0,
         }
@@ -92,6 +95,7 @@ impl Record {
         self.is_down = !up;
         if fell {
             self.falls += 1;
+            self.last_fall = Some(self.counted);
             self.hour(self.counted / HOUR).falls += 1;
         }
     }
@@ -124,6 +128,7 @@ impl Record {
             p99_us: quantile(&recent, 99),
             falls_in_day: falls,
             down_seconds_in_day: down,
+            since_fall: self.last_fall.map(|fall| second.saturating_sub(fall)),
             falls: self.falls,
             down_seconds: self.down,
         })
@@ -255,6 +260,7 @@ mod tests {
         record.transition(false, true, at(HOUR - 10));
         let status = record.status(at(HOUR + 20)).expect("checked");
         assert_eq!((status.falls_in_day, status.down_seconds_in_day), (4, 72));
+        assert_eq!(status.since_fall, Some(30));
         // The first hour is over.
         let status = record.status(at(24 * HOUR + 20)).expect("checked");
         assert_eq!(status.falls_in_day, 0);
