@@ -10,7 +10,7 @@ const NAMED_MAX: usize = 3;
 const FLAPS: u64 = 3;
 /// Seconds after its last fall until which a server is flapping.
 const FLAPPING: u64 = 600;
-/// The median duration of its checks from which a server is slow.
+/// The duration of its checks from which a server is slow.
 const SLOW_US: u64 = 500_000;
 
 /// The state of a service; the worst is the least.
@@ -70,9 +70,12 @@ pub fn is_flapping(server: &ServerStatus) -> bool {
     })
 }
 
-/// Whether half of a server's checks in the last five minutes took half a second or more.
+/// Whether the last check of a server and half of those of the last five minutes took half a second or more.
 pub fn is_slow(server: &ServerStatus) -> bool {
-    server.checks.is_some_and(|checks| checks.p50_us >= SLOW_US)
+    let is_long = |us| us >= SLOW_US;
+    server
+        .checks
+        .is_some_and(|checks| is_long(checks.p50_us) && is_long(checks.last_us))
 }
 
 /// Whether all servers of a service are up, and none is slow or flapping.
@@ -392,6 +395,7 @@ mod tests {
         let mut status = director(&[("web", &["up", "up"])]);
         assert!(is_well(&status.services[0]));
         status.services[0].servers[0].checks = Some(CheckStatus {
+            last_us: SLOW_US,
             p50_us: SLOW_US,
             ..CheckStatus::default()
         });

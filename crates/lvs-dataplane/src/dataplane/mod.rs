@@ -5,6 +5,7 @@
 //! ```text
 //! start             opens tables, attaches to the host, takes over, starts threads
 //! calls rules       the control socket
+//! recent            samples of the counters of packets by reason
 //! handle            the dataplane for the control socket, the keeper and embedding programs
 //! peers             replication
 //! worker            a packet worker
@@ -33,6 +34,7 @@ mod pages;
 mod pauses;
 mod peers;
 mod priority;
+mod recent;
 mod remedies;
 mod report;
 #[cfg(feature = "testing")]

@@ -371,6 +371,8 @@ pub(crate) mod tests {
                         action: "drop".to_owned(),
                         reason: "no_server".to_owned(),
                         count: 7,
+                        recent: None,
+                        ago: None,
                         help: "no server".to_owned(),
                         remedy: "add one".to_owned(),
                     }],

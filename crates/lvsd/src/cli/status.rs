@@ -147,7 +147,7 @@ fn first_lines(text: &str, lines: usize) -> String {
     }
     let shown = lines.saturating_sub(2);
     let mut out: String = text.split_inclusive('\n').take(shown).collect();
-    let _ = write!(out, "... {} more", counted(all - shown, "line"));
+    let _ = write!(out, "... and {} below", counted(all - shown, "line"));
     out
 }
 
@@ -1042,6 +1042,7 @@ mod tests {
         let shown = |p50_us, falls_in_day| {
             let mut status = suspicious();
             status.services[1].servers[0].checks = Some(CheckStatus {
+                last_us: p50_us,
                 p50_us,
                 falls_in_day,
                 since_fall: Some(5),
@@ -1059,8 +1060,8 @@ mod tests {
     fn watched_status_fits_the_window() {
         let text = "a\nb\nc\nd\n";
         assert_eq!(first_lines(text, 5), text);
-        assert_eq!(first_lines(text, 4), "a\nb\n... 2 lines more");
-        assert_eq!(first_lines(text, 1), "... 4 lines more");
+        assert_eq!(first_lines(text, 4), "a\nb\n... and 2 lines below");
+        assert_eq!(first_lines(text, 1), "... and 4 lines below");
     }
 
     #[test]
