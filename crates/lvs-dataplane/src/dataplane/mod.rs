@@ -5,7 +5,6 @@
 //! ```text
 //! start             opens tables, attaches to the host, takes over, starts threads
 //! calls rules       the control socket
-//! recent            samples of the counters of packets by reason
 //! handle            the dataplane for the control socket, the keeper and embedding programs
 //! peers             replication
 //! worker            a packet worker
@@ -16,7 +15,7 @@
 //! threads           mailboxes and queues
 //! kernel_path       the use of the kernel fast path
 //! config
-//! hook capture inbox local_clients network pages pauses peers/hub priority remedies
+//! hook capture inbox local_clients network pages peers/hub priority recent remedies
 //! ```
 
 mod calls;
@@ -31,7 +30,6 @@ mod kernel_path;
 mod local_clients;
 mod network;
 mod pages;
-mod pauses;
 mod peers;
 mod priority;
 mod recent;
@@ -51,7 +49,6 @@ pub use self::config::{
 };
 pub use self::handle::Handle;
 pub use self::hook::{HookAction, PacketHook};
-pub use self::pauses::Pauses;
 pub use self::start::Dataplane;
 pub use crate::host::{Backend, HostError};
 pub use lvs_core::api::WORKERS_MAX;

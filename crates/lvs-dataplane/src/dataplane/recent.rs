@@ -4,13 +4,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
 use lvs_core::api::ReasonCount;
-
-use super::handle::Handle;
 
 /// The time between two samples.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -73,21 +70,17 @@ fn name(reason: &ReasonCount) -> Name {
     (reason.action.clone(), reason.reason.clone())
 }
 
-/// Starts the thread that takes samples. The thread ends when the sender is dropped.
-pub(super) fn start(dataplane: &Arc<Handle>) -> io::Result<Sender<()>> {
+/// Starts a thread that calls `sample` every ten seconds. The thread ends when the sender is dropped.
+pub(super) fn start(sample: impl Fn() + Send + 'static) -> io::Result<Sender<()>> {
     let (sender, receiver) = channel();
-    let dataplane = Arc::downgrade(dataplane);
     let thread = thread::Builder::new().name("lvs-samples".to_owned());
-    thread.spawn(move || run(&dataplane, &receiver))?;
+    thread.spawn(move || run(sample, &receiver))?;
     Ok(sender)
 }
 
-fn run(dataplane: &Weak<Handle>, sender: &Receiver<()>) {
+fn run(sample: impl Fn(), sender: &Receiver<()>) {
     while sender.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
-        match dataplane.upgrade() {
-            Some(dataplane) => dataplane.sample_reasons(),
-            None => return,
-        }
+        sample();
     }
 }
 

@@ -402,7 +402,13 @@ impl OnHost {
                 worker.run(real_time);
             })?;
         }
-        let sampler = recent::start(&handle).map_err(StartError::Thread)?;
+        let sampled = Arc::downgrade(&handle);
+        let sampler = recent::start(move || {
+            if let Some(handle) = sampled.upgrade() {
+                handle.sample_reasons();
+            }
+        });
+        let sampler = sampler.map_err(StartError::Thread)?;
         handle.use_sampler(sampler);
         let keeper = self.keeper;
         dataplane.spawn("lvs-keeper".to_owned(), move || {
