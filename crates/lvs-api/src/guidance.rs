@@ -148,6 +148,8 @@ mod tests {
             action: "drop".to_owned(),
             reason: reason.to_owned(),
             count: 1,
+            recent: None,
+            ago: None,
             help: String::new(),
             remedy: remedy.to_owned(),
         }];

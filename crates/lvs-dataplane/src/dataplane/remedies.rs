@@ -427,6 +427,8 @@ mod tests {
                 action: "drop".to_owned(),
                 reason: name.to_owned(),
                 count: 1,
+                recent: None,
+                ago: None,
                 help: String::new(),
                 remedy: remedy.to_owned(),
             }];
