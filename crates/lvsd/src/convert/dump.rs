@@ -150,7 +150,11 @@ pub(super) fn read(text: &str) -> Dump {
         match section {
             "group" => {
                 if let Some(name) = value(line, "Virtual Server Group") {
-                    name.clone_into(&mut group);
+                    // keepalived uses the first one of a name.
+                    match groups.contains_key(name) {
+                        true => group.clear(),
+                        false => name.clone_into(&mut group),
+                    }
                 }
                 let members = groups.entry(group.clone()).or_default();
                 let port = value(line, "VPORT")

@@ -1102,6 +1102,11 @@ fn server_without_port_is_asked_at_the_port_of_its_kind_of_service() {
         ),
         ("virtual=7\n\tservice=http\n\tREAL", "port = 80", 0),
         (
+            "virtual=7\n\tservice=http\n\tfallback=10.0.0.9:99 masq\n\tREAL",
+            "port = 80",
+            0,
+        ),
+        (
             "virtual=7\n\tchecktype=connect\n\tREAL",
             "check = \"none\"",
             1,
@@ -1133,5 +1138,24 @@ fn program_of_ldirectord_gets_the_port_that_is_written() {
         !server_of(&done.toml, "10.0.0.2:81").contains("check"),
         "{}",
         done.toml
+    );
+}
+
+/// keepalived 2.2.7 gives the kernel the members of the first.
+#[test]
+fn first_group_of_a_name_is_used_and_others_are_named() {
+    let text = "virtual_server group D {\nprotocol TCP\nreal_server 10.0.0.1 80 {\n}\n}\n\
+                virtual_server_group D {\n192.0.2.1 80\n}\nvirtual_server_group D {\n192.0.2.2 80\n}\n";
+    let (done, config) = converted(SourceFormat::Keepalived, text);
+    assert!(
+        done.toml.contains("address = \"192.0.2.1:80\""),
+        "{}",
+        done.toml
+    );
+    assert_eq!(config.services.len(), 1);
+    assert!(
+        matches!(done.lost.as_slice(), [one] if one.contains("line 9")),
+        "{:?}",
+        done.lost
     );
 }

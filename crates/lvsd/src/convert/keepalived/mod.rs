@@ -7,6 +7,7 @@ mod source;
 mod virtual_server;
 mod words;
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
@@ -111,9 +112,18 @@ pub(super) fn read(name: &str, text: &str, options: &Options<'_>) -> Result<Read
     let mut vrrp = HashSet::new();
     for item in &items {
         match item.name() {
-            "virtual_server_group" => {
-                groups.insert(item.word(1), item);
-            }
+            "virtual_server_group" => match groups.entry(item.word(1)) {
+                Entry::Vacant(place) => {
+                    place.insert(item);
+                }
+                Entry::Occupied(first) => {
+                    let why = format!(
+                        "keepalived uses the first group of this name ({})",
+                        first.get().at()
+                    );
+                    read.lost.push(item.lost(&why));
+                }
+            },
             "vrrp_instance" => vrrp.extend(vrrp_addresses(item)),
             _ => {}
         }
