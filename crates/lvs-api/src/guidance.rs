@@ -99,12 +99,11 @@ fn by_reason(reason: &str) -> Option<&'static str> {
              the file of lvsd."
         }
         "backup_only" => {
-            "As backup_only says. If this director is to forward: end the backup daemon of [sync.ipvs] in the file of lvsd, \
+            "A backup daemon runs, and backup_only is 1. If this director is to forward: set role = \"master\" in [sync.ipvs] in the file of lvsd, \
              or backup_only = 0 in [sysctl] there."
         }
         "tunneled" => {
-            "As ignore_tunneled says: ignore_tunneled = 0 in [sysctl] in the file of lvsd has what came by a tunnel balanced, \
-             too."
+            "ignore_tunneled is 1. To balance what comes by a tunnel too: ignore_tunneled = 0 in [sysctl] in the file of lvsd."
         }
         "own_address" => {
             "A client tries ports of a virtual address that no service takes: ordinary, or a service is missing in the file \
