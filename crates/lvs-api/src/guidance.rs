@@ -99,8 +99,8 @@ fn by_reason(reason: &str) -> Option<&'static str> {
              the file of lvsd."
         }
         "backup_only" => {
-            "A backup daemon runs, and backup_only is 1. If this director is to forward: set role = \"master\" in [sync.ipvs] in the file of lvsd, \
-             or backup_only = 0 in [sysctl] there."
+            "A backup daemon runs, and backup_only is 1. If this director is to forward: set \
+             role = \"master\" in [sync.ipvs] in the file of lvsd, or backup_only = 0 in [sysctl] there."
         }
         "tunneled" => {
             "ignore_tunneled is 1. To balance what comes by a tunnel too: ignore_tunneled = 0 in [sysctl] in the file of lvsd."
