@@ -828,7 +828,7 @@ fn services_out(out: &mut Out<'_>, services: &[Service<'_>]) -> fmt::Result {
         ),
         (
             "lvs_service_conflict",
-            "Whether somebody else's service stands in the place of a service",
+            "Whether a service of another program has the address of a service",
             |s| s.conflict.into(),
         ),
         (

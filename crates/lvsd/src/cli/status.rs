@@ -299,7 +299,7 @@ pub(super) fn director(status: &DirectorStatus, now: u64) -> String {
             );
         }
         if !announce.trouble.is_empty() {
-            let _ = writeln!(text, "what is announced is not known: {}", announce.trouble);
+            let _ = writeln!(text, "the state of the announcements is unknown: {}", announce.trouble);
         }
         for vip in &announce.addresses {
             let _ = write!(text, "{}: {}", vip.address, vip.standing.name());
@@ -580,7 +580,7 @@ fn of_service(text: &mut String, service: &ServiceStatus, look: Look) {
         (service.proxied, "proxied"),
         (
             service.conflict,
-            "NOT OURS: somebody else's service is in its place",
+            "NOT OURS: a service of another program has its address",
         ),
         (
             service.unheard,
