@@ -593,7 +593,10 @@ INLINE int finish_datagram(struct __sk_buff *skb, struct told *t, u32 src, u32 d
 		// What is summed up are whole words.
 		t->summed[(bytes - 1) >> 2 & (SUMMED_WORDS - 1)] = 0;
 		if (load_bytes(skb, at, t->summed, bytes)) return -1;
-		sum += (u32)csum_diff(0, 0, t->summed, (bytes + 3) & ~3ULL, 0);
+		u64 whole = (bytes + 3) & ~3ULL;
+		CHECKED(whole);
+		if (whole > SUMMED_WORDS * 4) return -1;
+		sum += (u32)csum_diff(0, 0, t->summed, whole, 0);
 		at += bytes;
 		left -= bytes;
 	}
