@@ -12,8 +12,9 @@ FUZZ_TARGETS := pipeline operations rules sync_decode peer_decode replies
 FUZZ_SECONDS ?= 20
 HOLD ?=
 METHODS ?= nat,dr,tun
-# What clippy leaves out.
-CLIPPY_LESS ?=
+# Cargo with clippy as the compiler of the workspace's crates, as `cargo clippy` calls it: one pass builds and lints them, and the
+# dependencies are compiled once.
+LINTED := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__ $(CARGO)
 # Tests to run: words of their names, separated by commas. Empty: all tests.
 ONLY ?=
 
@@ -23,7 +24,7 @@ DIST = "$(TARGET)/dist"
 TARGET := $${CARGO_TARGET_DIR:-$(CURDIR)/target}
 RUN_TESTS = "$(TARGET)/debug/lvs-testbed" tests $(if $(ONLY),--only $(ONLY)) "$(TARGET)/tests.json"
 
-.PHONY: help demo demo-cluster test test-all test-rest test-release programs check lint prose docs book deny unit e2e no-cc alone no-std bpf bpf-check \
+.PHONY: help demo demo-cluster test test-all test-rest test-release programs check lint format prose docs book test-tutorial deny unit e2e no-cc alone no-std bpf bpf-check \
 	msrv fuzz sync-with-kernel test-kubernetes report report-agrees package image crates sbom artefacts release repository test-packages build setup clean
 
 help: ## list the targets
@@ -41,22 +42,24 @@ demo-cluster: ## two directors with keepalived under load: one dies, comes back,
 
 test: ## formatting, clippy, unit, property, recorded-kernel and end-to-end tests, with few packages (ONLY=word,word)
 	@tools/setup test
-	@$(if $(ONLY),true,$(MAKE) --no-print-directory lint CLIPPY_LESS="--exclude lvs-bench")
+	@$(if $(ONLY),true,$(MAKE) --no-print-directory format no-cc prose)
 	@$(call build_tests,--exclude lvs-bench)
-	@$(if $(ONLY),true,$(CARGO) test --locked --quiet -p lvs-core --doc)
+	@$(if $(ONLY),true,$(LINTED) test --locked --quiet -p lvs-core --doc)
 	@$(RUN_TESTS)
-	@echo "make test: passed; 'make test-rest' runs what it leaves out: the tests above, full sizes, benches, docs, licences, BPF object, release build"
+	@echo "make test: passed; 'make test-rest' runs what it leaves out: the tests above, full sizes, benches, docs, book, licences, BPF object, release build"
 
 test-all: test test-rest ## make test, then make test-rest
 
 test-rest: ## the tests that make test leaves out: third-party programs, full sizes, benches, docs, licences, BPF object, release build
 	@tools/setup
-	@$(MAKE) --no-print-directory lint docs bpf-check alone no-std msrv
+	@$(MAKE) --no-print-directory format no-cc prose docs bpf-check alone no-std msrv
+	$(LINTED) build --locked --workspace --all-targets
 	@$(call build_tests,)
 	@$(RUN_TESTS) --rest
-	$(CARGO) test --locked --workspace --bench core -- 'step|filter|opens'
+	@tools/try-tutorial
+	$(LINTED) test --locked --workspace --bench core -- 'step|filter|opens'
 	@$(MAKE) --no-print-directory test-release
-	@$(MAKE) --no-print-directory deny
+	@$(MAKE) --no-print-directory book deny
 
 # Tests that see whether the kernel forwards established connections.
 FORWARDING := e2e::beyond,e2e::failure,e2e::filters,e2e::ftp,e2e::fullnat,e2e::host::,e2e::ipv6,e2e::killed,e2e::marks,e2e::methods
@@ -73,33 +76,39 @@ run-tests:
 # One build for the tests and the programs that they start; cargo's messages name the executables.
 define build_tests
 mkdir -p "$(TARGET)" && \
-$(CARGO) test --locked --workspace $(1) --no-run --message-format=json-render-diagnostics >"$(TARGET)/tests.json"
+$(LINTED) test --locked --workspace $(1) --no-run --message-format=json-render-diagnostics >"$(TARGET)/tests.json"
 endef
 
-check: lint unit ## lint and the tests that need no network namespace
+check: format no-cc prose unit ## formatting, clippy and the tests that need no network namespace
 
 unit: ## unit, property and recorded-kernel tests
 	@$(call build_tests,--exclude lvs-bench --exclude lvs-testbed)
-	$(CARGO) test --locked --workspace --exclude lvs-bench --exclude lvs-testbed
+	$(LINTED) test --locked --workspace --exclude lvs-bench --exclude lvs-testbed
 
 e2e: ## the tests in network namespaces (LVS_FAST_PATH=off: the dataplane forwards all packets)
 	@$(call build_tests,--exclude lvs-bench)
 	@$(MAKE) --no-print-directory ONLY=$(or $(ONLY),e2e::) run-tests
 
-lint: no-cc prose
+lint: format no-cc prose ## formatting, clippy for all targets, prose, and that no dependency compiles C
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+
+format:
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --locked --workspace $(CLIPPY_LESS) --all-targets -- -D warnings
 	@# The fuzz targets are a workspace of their own, with a lock file of its own.
 	cd fuzz && $(CARGO) metadata --locked --format-version 1 >/dev/null
 
 prose: ## count hard-to-read prose in pages, comments, messages and test names; fail above the ceilings of tools/prose
-	@$(CARGO) run --locked --quiet -p lvs-prose
+	@$(LINTED) run --locked --quiet -p lvs-prose
 
 docs:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
 
-book: ## the pages of docs/ as a book with a search, in target/book (needs mdbook: cargo install --locked mdbook)
-	mdbook build
+book: ## the pages of docs/ as a book with a search, in target/book; every link of the book is checked
+	@mdbook --version >/dev/null 2>&1 || $(CARGO) install --locked mdbook
+	@tools/book
+
+test-tutorial: ## the blocks of docs/first-director.md as printed, in network namespaces; needs root and built programs
+	@tools/try-tutorial
 
 BPF := crates/lvs-dataplane/bpf
 CLANG ?= clang
@@ -181,7 +190,7 @@ test-kubernetes: ## two directors serve Services of a real Kubernetes API server
 	test -x "$(KUBE)/kube-apiserver" || (cd "$(KUBE)" && go build -mod=mod -o kube-apiserver k8s.io/kubernetes/cmd/kube-apiserver)
 	@$(call build_tests,--exclude lvs-bench)
 	LVS_KUBE_APISERVER="$(KUBE)/kube-apiserver" \
-		$(CARGO) test --locked --workspace --exclude lvs-bench --test e2e kubernetes -- --ignored --nocapture
+		$(LINTED) test --locked --workspace --exclude lvs-bench --test e2e kubernetes -- --ignored --nocapture
 
 report: ## repeat published LVS experiments on this machine, into target/report (needs root; REPORT_OPTIONS=--quick)
 	tools/setup bench

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 use clap::Subcommand;
 
+use crate::load::large;
 use crate::{classic, files, transfers, unpack};
 
 /// Task of an endpoint.
@@ -48,6 +49,12 @@ pub enum Endpoint {
     Classic(classic::Serve),
     /// A client of these; prints what works, and how often a second
     Use(classic::Use),
+    /// One end of `load bulk` and `load listing`
+    Large {
+        /// Its task
+        #[command(subcommand)]
+        end: large::End,
+    },
 }
 
 impl Endpoint {
@@ -67,6 +74,7 @@ impl Endpoint {
             Self::Transfers(transfers) => transfers.run(),
             Self::Classic(serve) => serve.run(),
             Self::Use(client) => client.run(),
+            Self::Large { end } => end.run(),
         }
     }
 }

@@ -7,7 +7,7 @@ pub mod cluster;
 pub mod compare;
 pub mod endpoint;
 pub mod files;
-pub mod large;
+pub mod load;
 pub mod machine;
 pub mod memory;
 pub mod publishing;

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use lvs_bench::{cluster, compare, endpoint, report};
+use lvs_bench::{cluster, compare, endpoint, load, report};
 
 /// Measures the director and other programs in the same run
 #[derive(Debug, Parser)]
@@ -19,6 +19,11 @@ enum Command {
     Compare(compare::Options),
     /// Repeat published experiments, and write a report with plots: HTML, JSON, CSV
     Report(report::Options),
+    /// Measure a director under a load that `compare` does not have
+    Load {
+        #[command(subcommand)]
+        load: load::Load,
+    },
     /// Have httperf on many hosts ask together, at rates that grow, and merge what they saw
     Cluster(cluster::Options),
     /// One end of a connection, as `compare` starts it on its hosts
@@ -34,6 +39,7 @@ fn main() -> Result<()> {
         Command::Compare(options) => options.run(),
         Command::Report(options) => options.run(),
         Command::Cluster(options) => options.run(),
+        Command::Load { load } => load.run(),
         Command::Endpoint { end } => end.run(),
     }
 }

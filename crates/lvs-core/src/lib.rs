@@ -74,7 +74,7 @@
 //!
 //! # Differences from the kernel
 //!
-//! The recordings under `tests/golden` show that each decision is the kernel's. The hash table
+//! The tests of the workspace replay recordings of the kernel's decisions, as frames. The hash table
 //! differs from the kernel's, and two results with it: the order of listings, and the connections
 //! that `drop_entry` visits. It visits as many connections, at random, and spares the same states.
 #![no_std]

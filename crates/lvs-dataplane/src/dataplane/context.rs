@@ -9,7 +9,6 @@ use std::time::{Duration, Instant as SystemInstant};
 use lvs_core::api::FastPathInfo;
 use lvs_core::{Control, Instant};
 
-use super::pauses::Longest;
 use crate::fast_path::FastPath;
 use crate::host::view::{Published, View};
 use crate::lock::lock;
@@ -27,8 +26,6 @@ pub(super) struct Context {
     control: Mutex<Control>,
     /// Packet workers that wait for the lock of the control half.
     wanted: AtomicUsize,
-    /// The longest wait of a packet worker for that lock.
-    pub(super) waited: Longest,
     /// Held during a change: changes are followed in the order in which they are made.
     changing: Mutex<()>,
     started: SystemInstant,
@@ -45,7 +42,6 @@ impl Context {
         Self {
             control: Mutex::new(control),
             wanted: AtomicUsize::new(0),
-            waited: Longest::default(),
             changing: Mutex::default(),
             started: SystemInstant::now(),
             stop: AtomicBool::new(false),
@@ -77,11 +73,9 @@ impl Context {
         match self.control.try_lock() {
             Ok(control) => control,
             Err(_) => {
-                let started = SystemInstant::now();
                 self.wanted.fetch_add(1, Ordering::AcqRel);
                 let control = lock(&self.control);
                 self.wanted.fetch_sub(1, Ordering::AcqRel);
-                self.waited.note(started.elapsed());
                 control
             }
         }

@@ -12,7 +12,6 @@ use lvs_core::{Control, Instant};
 
 use super::capture::Readers;
 use super::context::Context;
-use super::pauses::Pauses;
 use super::peers::Peers;
 use super::successor::Keeping;
 use super::threads::Threads;
@@ -101,21 +100,6 @@ impl Handle {
     /// The peers.
     pub(super) fn peers(&self) -> Option<&Arc<Peers>> {
         self.peers.get()
-    }
-
-    /// The longest times that packet workers were busy since the last call; the maximum of all
-    /// workers.
-    pub fn take_pauses(&self) -> Pauses {
-        let pauses = Pauses {
-            wait: self.context.waited.take(),
-            ..Pauses::default()
-        };
-        let workers = self.threads.workers().iter();
-        workers.fold(pauses, |longest, worker| Pauses {
-            batch: longest.batch.max(worker.batch.take()),
-            gap: longest.gap.max(worker.gap.take()),
-            ..longest
-        })
     }
 }
 

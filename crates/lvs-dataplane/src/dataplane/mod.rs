@@ -15,7 +15,7 @@
 //! threads           mailboxes and queues
 //! kernel_path       the use of the kernel fast path
 //! config
-//! hook capture inbox local_clients network pages pauses peers/hub priority remedies
+//! hook capture inbox local_clients network pages peers/hub priority remedies
 //! ```
 
 mod calls;
@@ -30,7 +30,6 @@ mod kernel_path;
 mod local_clients;
 mod network;
 mod pages;
-mod pauses;
 mod peers;
 mod priority;
 mod remedies;
@@ -49,7 +48,6 @@ pub use self::config::{
 };
 pub use self::handle::Handle;
 pub use self::hook::{HookAction, PacketHook};
-pub use self::pauses::Pauses;
 pub use self::start::Dataplane;
 pub use crate::host::{Backend, HostError};
 pub use lvs_core::api::WORKERS_MAX;

@@ -10,7 +10,6 @@ use std::time::Duration;
 use lvs_core::api::{Failure, FailureCode};
 
 use super::inbox::Inbox;
-use super::pauses::Longest;
 use super::peers::Hub;
 use crate::host::keeper::{Keeper, REQUESTS_MAX};
 use crate::io::port::Ports;
@@ -49,10 +48,6 @@ pub(super) struct WorkerLink<W> {
     pub(super) inbox: Inbox,
     /// The generation of the view that the worker uses.
     pub(super) taken: AtomicU64,
-    /// The longest batch.
-    pub(super) batch: Longest,
-    /// The longest time between two batches.
-    pub(super) gap: Longest,
 }
 
 impl<W> fmt::Debug for Threads<W> {
@@ -68,8 +63,6 @@ impl<W> WorkerLink<W> {
             mailbox: Mailbox::new()?,
             inbox: Inbox::new(workers),
             taken: AtomicU64::new(0),
-            batch: Longest::default(),
-            gap: Longest::default(),
         })
     }
 }

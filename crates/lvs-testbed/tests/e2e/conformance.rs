@@ -7,10 +7,10 @@ use lvs_sys::is_root_of_all;
 use lvs_sys::testing::not_run;
 use lvs_testbed::conformance::{ConformanceReport, Through, conformance};
 
-/// The recordings in a directory below `crates`.
+/// The recordings in a directory below `golden`.
 fn recordings(directory: &str) -> Vec<PathBuf> {
-    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let mut files: Vec<PathBuf> = std::fs::read_dir(crates.join(directory))
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden");
+    let mut files: Vec<PathBuf> = std::fs::read_dir(golden.join(directory))
         .expect("recordings are part of the source")
         .map(|entry| entry.expect("a directory").path())
         .collect();
@@ -18,9 +18,9 @@ fn recordings(directory: &str) -> Vec<PathBuf> {
     files
 }
 
-/// Replays `directory`: no case may fail, at least `passed` of `kind` must pass.
-fn check(directory: &str, kind: &str, passed: usize) {
-    check_kinds(directory, &[(kind, passed)]);
+/// Replays the recordings of one kind: no case may fail, and at least `passed` must pass.
+fn check(kind: &str, passed: usize) {
+    check_kinds(kind, &[(kind, passed)]);
 }
 
 /// As [`check`], for cases of several kinds.
@@ -47,46 +47,43 @@ fn check_kinds(directory: &str, wanted: &[(&str, usize)]) {
 }
 
 #[test]
-#[ignore = "long"]
-fn schedulers() {
-    check("lvs-core/tests/golden/schedulers", "schedulers", 1232);
+fn schedulers_choose_the_recorded_servers() {
+    check("schedulers", 1232);
 }
 
 #[test]
-fn persistence() {
-    check("lvs-core/tests/golden/persistence", "persistence", 357);
+fn persistence_equals_recordings() {
+    check("persistence", 357);
 }
 
 #[test]
-#[ignore = "long"]
-fn connection_states() {
-    check("lvs-core/tests/golden/tcpstates", "tcpstates", 1475);
+fn connection_states_equal_recordings() {
+    check("tcpstates", 1475);
 }
 
 #[test]
-fn counters_and_rates() {
-    check("lvs-core/tests/golden/stats", "stats", 74);
+fn counters_and_rates_equal_recordings() {
+    check("stats", 74);
 }
 
 #[test]
-fn packets() {
-    check("lvs-testbed/golden/packets", "packets", 272);
+fn packets_equal_recordings() {
+    check("packets", 272);
 }
 
 #[test]
-fn proc_files() {
-    check("lvs-core/tests/golden/proc", "proc", 3);
+fn proc_files_equal_recordings() {
+    check("proc", 3);
 }
 
 #[test]
-fn ftp() {
-    check("lvs-testbed/golden/ftp", "ftp", 470);
+fn ftp_connections_equal_recordings() {
+    check("ftp", 470);
 }
 
 #[test]
-#[ignore = "long"]
-fn synchronisation() {
-    check("lvs-core/tests/golden/sync", "sync", 1910);
+fn sync_messages_equal_recordings() {
+    check("sync", 1910);
 }
 
 /// Random operations and frames, recorded from Linux 6.12 to be unlike the other recordings:
@@ -94,7 +91,7 @@ fn synchronisation() {
 /// ICMP errors and complaints about tunnels, counters after them, what a master sends and a backup
 /// takes.
 #[test]
-fn random_operations() {
+fn random_operations_equal_recordings() {
     let wanted = [
         ("schedulers", 160),
         ("persistence", 180),
@@ -103,7 +100,7 @@ fn random_operations() {
         ("stats", 46),
         ("sync", 169),
     ];
-    check_kinds("lvs-testbed/golden/differential", &wanted);
+    check_kinds("differential", &wanted);
 }
 
 /// The same recordings with the programs of the kernel fast path in front of the packet path: as
@@ -130,34 +127,30 @@ fn check_fast_path(files: &[PathBuf], forwarded: u64) {
 }
 
 #[test]
-fn in_the_kernel_packets_and_counters() {
-    check_fast_path(&recordings("lvs-testbed/golden/packets"), 200);
-    check_fast_path(&recordings("lvs-core/tests/golden/stats"), 500);
-    check_fast_path(&recordings("lvs-core/tests/golden/proc"), 0);
+fn fast_path_packets_and_counters_equal_recordings() {
+    check_fast_path(&recordings("packets"), 200);
+    check_fast_path(&recordings("stats"), 500);
+    check_fast_path(&recordings("proc"), 0);
 }
 
 #[test]
 #[ignore = "long"]
-fn in_the_kernel_connection_states() {
-    check_fast_path(&recordings("lvs-core/tests/golden/tcpstates"), 70);
+fn fast_path_connection_states_equal_recordings() {
+    check_fast_path(&recordings("tcpstates"), 70);
 }
 
 #[test]
 #[ignore = "long"]
-fn in_the_kernel_persistence_and_helpers() {
-    check_fast_path(&recordings("lvs-core/tests/golden/persistence"), 4);
-    check_fast_path(&recordings("lvs-testbed/golden/ftp"), 10);
+fn fast_path_persistence_and_helpers_equal_recordings() {
+    check_fast_path(&recordings("persistence"), 4);
+    check_fast_path(&recordings("ftp"), 10);
 }
 
-/// Long bursts of first packets, which take their time and of which nothing is forwarded, are left
-/// out: `make twins` has them.
+/// Without the long bursts of first packets: they take minutes, and the programs forward none of them.
 #[test]
 #[ignore = "long"]
-fn in_the_kernel_schedulers_and_synchronisation() {
-    let files = [
-        recordings("lvs-core/tests/golden/schedulers"),
-        recordings("lvs-core/tests/golden/sync"),
-    ];
+fn fast_path_schedulers_and_sync_equal_recordings() {
+    let files = [recordings("schedulers"), recordings("sync")];
     let short = ["fuzz", "ovf", "encode", "sequences"];
     let is_short = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -169,8 +162,8 @@ fn in_the_kernel_schedulers_and_synchronisation() {
 
 #[test]
 #[ignore = "long"]
-fn in_the_kernel_random_operations() {
-    check_fast_path(&recordings("lvs-testbed/golden/differential"), 300);
+fn fast_path_random_operations_equal_recordings() {
+    check_fast_path(&recordings("differential"), 300);
 }
 
 /// A recording with changed expectations fails, by name, and so does the program.

@@ -18,7 +18,7 @@ fn every_recorded_session_of_ipvsadm_by_ipvsadm_under_lvs_run() {
 }
 
 fn play_all(program: Program) {
-    let recordings = Path::new(env!("CARGO_MANIFEST_DIR")).join("../lvs-core/tests/golden/ipvsadm");
+    let recordings = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/ipvsadm");
     let files = [
         "rules.jsonl.gz",
         "more.jsonl.gz",

@@ -11,7 +11,7 @@ use lvs_core::ipvsadm::{Format, ListOptions, Resolve, render};
 use lvs_core::{Family, Forwarding, Protocol, ServerConfig, ServiceConfig};
 use serde_json::Value;
 
-const SESSIONS: &[u8] = include_bytes!("../../../lvs-core/tests/golden/ipvsadm/sessions.jsonl.gz");
+const SESSIONS: &[u8] = include_bytes!("../../../lvs-testbed/golden/ipvsadm/sessions.jsonl.gz");
 const SERVICES: &str = "\
 ftp 21/tcp\nsmtp 25/tcp\ndomain 53/tcp\ndomain 53/udp\nhttp 80/tcp\nhttps 443/tcp\nhttps 443/udp
 mysql 3306/tcp\nsip 5060/tcp\nsip 5060/udp\nhttp-alt 8080/tcp\n";

@@ -198,7 +198,7 @@ impl<'a> Reader<'a> {
         else {
             return;
         };
-        for (key, value) in std::mem::replace(defaults, DeTable::new()) {
+        for (key, value) in std::mem::take(defaults) {
             if DEFAULTS.contains(&key.get_ref().as_ref()) {
                 defaults.insert(key, value);
             } else {
@@ -342,7 +342,7 @@ impl<'a> Reader<'a> {
         };
         match known_keys(message).filter(|_| key.span() == *span) {
             Some(known) => {
-                for (key, value) in std::mem::replace(table, DeTable::new()) {
+                for (key, value) in std::mem::take(table) {
                     if known.contains(&key.get_ref().as_ref()) {
                         table.insert(key, value);
                     } else {

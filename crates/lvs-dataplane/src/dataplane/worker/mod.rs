@@ -273,7 +273,6 @@ impl Worker {
         self.send_sync();
         self.tell_peers_if_due();
         let took = started.elapsed();
-        self.link().gap.note(took);
         self.look_at_priority(started + took);
         more
     }
@@ -396,7 +395,6 @@ impl Worker {
         self.batch.clear();
         let took = started.elapsed();
         self.pipeline.gate.spent(count, took, now + took);
-        self.link().batch.note(took);
         self.look_at_priority(started + took);
     }
 
@@ -405,7 +403,6 @@ impl Worker {
     #[cfg(feature = "testing")]
     pub(super) fn process(&mut self, port: PortId, frames: &mut [Frame]) -> usize {
         self.take_view();
-        let started = SystemInstant::now();
         let now = self.context.now();
         let (mut done, mut sent) = (0, 0);
         while done < frames.len() {
@@ -424,7 +421,6 @@ impl Worker {
                 .sum::<usize>();
             self.output.recycle();
         }
-        self.link().batch.note(started.elapsed());
         sent
     }
 

@@ -324,13 +324,17 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     fn client(member: SocketAddr, login: bool) -> Client {
+        client_with_limit(member, login, Duration::from_secs(60))
+    }
+
+    fn client_with_limit(member: SocketAddr, login: bool, timeout: Duration) -> Client {
         let endpoint = Endpoint::parse(&format!("http://{member}"), 2379).expect("a member");
         let login = login.then(|| ("lvs".to_owned(), Password("s3cret".to_owned())));
         let access = Access {
             endpoints: vec![endpoint.clone()],
             tls: None,
             login,
-            timeout: Duration::from_millis(700),
+            timeout,
         };
         Client::new(Arc::new(access), endpoint)
     }
@@ -472,7 +476,8 @@ mod tests {
             drop(stream);
         })
         .await;
-        let late = ask(silent).await;
+        let limit = Duration::from_millis(100);
+        let late = client_with_limit(silent, false, limit).keep(7).await;
         assert!(
             matches!(&late, Err(Error::Failed(why)) if why.contains("does not answer within")),
             "{late:?}"

@@ -1,5 +1,4 @@
-//! A director with very many connections, and what its clients notice. The programs that measure
-//! play the real server and the clients themselves, with words of their own.
+//! A director with very many connections, and its effect on clients. This program is the real server and the clients, too.
 
 use std::env;
 use std::io::{Read, Write};
@@ -8,45 +7,58 @@ use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
+use clap::Subcommand;
 use lvs_testbed::{Proc, Site, wait_until};
 
 /// Port of the services, TCP and UDP.
-pub const PORT: u16 = 7;
+const PORT: u16 = 7;
 /// The first client address; each has [`PORTS`] connections.
 const CLIENTS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 const PORTS: u32 = 60_000;
 
-/// How many connections the arguments of a program ask for, one number for each measurement, else
-/// these; `None` if they gave it a part to play, which is over.
-///
-/// # Errors
-///
-/// When that fails, or an argument is no number.
-pub fn counts(program: &str, unasked: &[u32]) -> Result<Option<Vec<u32>>> {
-    let args: Vec<String> = env::args().skip(1).collect();
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    match args.as_slice() {
-        [] => return Ok(Some(unasked.to_vec())),
-        ["serve"] => serve()?,
-        ["fill", target, count] => fill(target.parse()?, count.parse()?)?,
-        ["trips", target] => trips(target.parse()?)?,
-        counts => {
-            let counts: Result<_, _> = counts.iter().map(|count| count.parse()).collect();
-            let usage = || format!("usage: {program} [CONNECTIONS...]");
-            return Ok(Some(counts.with_context(usage)?));
+/// Task of a process on one of the hosts.
+#[derive(Debug, Subcommand)]
+pub enum End {
+    /// The real server: echo TCP, and read datagrams
+    Serve,
+    /// The client: one datagram from each of many addresses and ports
+    Fill {
+        /// The service
+        target: SocketAddr,
+        /// Number of datagrams
+        count: u32,
+    },
+    /// The client: round trips until standard input ends
+    Trips {
+        /// The service
+        target: SocketAddr,
+    },
+}
+
+impl End {
+    /// Runs the task.
+    ///
+    /// # Errors
+    ///
+    /// When the other end cannot be reached.
+    pub fn run(&self) -> Result<()> {
+        match *self {
+            Self::Serve => serve(),
+            Self::Fill { target, count } => fill(target, count),
+            Self::Trips { target } => trips(target),
         }
     }
-    Ok(None)
+}
+
+/// The words of a task, as `lvs-bench` takes them.
+fn end<const WORDS: usize>(words: [&str; WORDS]) -> Vec<&str> {
+    [&["endpoint", "large"], &words[..]].concat()
 }
 
 /// Starts the real server, and gives the client all the addresses that it needs.
-///
-/// # Errors
-///
-/// When that fails.
-pub fn prepare(site: &Site) -> Result<Proc> {
-    let server = site.servers[0].spawn(env::current_exe()?, &["serve"])?;
+pub(super) fn prepare(site: &Site) -> Result<Proc> {
+    let server = site.servers[0].spawn(env::current_exe()?, &end(["serve"]))?;
     wait_until("the server", Duration::from_secs(5), || {
         site.servers[0].listens("tcp", PORT)
     })?;
@@ -55,16 +67,13 @@ pub fn prepare(site: &Site) -> Result<Proc> {
 }
 
 /// Opens so many connections through the director, and prints that.
-///
-/// # Errors
-///
-/// When that fails.
-pub fn open(site: &Site, count: u32) -> Result<()> {
+pub(super) fn open(site: &Site, count: u32) -> Result<()> {
     site.add_service(PORT, "rr")?;
     site.add_service_weighted("-u", PORT, "rr", &[1])?;
     let target = site.service(PORT).to_string();
-    let words = ["fill", &target, &count.to_string()];
-    site.client.run(env::current_exe()?, &words)?;
+    let count = count.to_string();
+    site.client
+        .run(env::current_exe()?, &end(["fill", &target, &count]))?;
     println!("{count} datagrams of as many clients");
     Ok(())
 }
@@ -123,15 +132,11 @@ fn trips(target: SocketAddr) -> Result<()> {
 }
 
 /// Round trips of clients while `during` runs: one byte each way over TCP.
-///
-/// # Errors
-///
-/// When `during` fails, or no answer comes.
-pub fn notice<T>(site: &Site, during: impl FnOnce() -> Result<T>) -> Result<(T, String)> {
+pub(super) fn notice<T>(site: &Site, during: impl FnOnce() -> Result<T>) -> Result<(T, String)> {
     let mut child = site
         .client
         .command(env::current_exe()?)
-        .args(["trips", &site.service(PORT).to_string()])
+        .args(end(["trips", &site.service(PORT).to_string()]))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()?;

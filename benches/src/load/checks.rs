@@ -1,34 +1,33 @@
 //! Delay of health checks: a given number a second to servers that answer, while others are black
 //! holes.
-//!
-//! `cargo run --release -p lvs-bench --bin checks -- --checks 10000 --holes 5000 --seconds 20`
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use clap::Parser;
+use clap::Args;
 use lvsd::config::{Config, checks_of};
 use lvsd::health::{Checks, Network, raise_limits};
 
 /// Ports of each address of the servers that answer.
 const PORTS: usize = 50;
 
-#[derive(Debug, Parser)]
-struct Options {
-    /// Checks a second, each of another server.
+/// Numbers of a run.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct Options {
+    /// Checks a second, each of another server
     #[arg(long, default_value_t = 10_000)]
     checks: usize,
-    /// Targets that swallow everything.
+    /// Targets that swallow everything
     #[arg(long, default_value_t = 5_000)]
     holes: usize,
-    /// How long.
+    /// Seconds
     #[arg(long, default_value_t = 20)]
     seconds: u64,
 }
 
-fn main() -> Result<()> {
-    let options = Options::parse();
+/// Measures in a network namespace of its own.
+pub(super) fn run(options: Options) -> Result<()> {
     raise_limits();
     // In a network namespace of its own: loopback answers, and a link without a host at its other
     // end swallows all packets.

@@ -1,11 +1,6 @@
 //! Costs of replicating 10,000 new connections a second to another director.
 //!
-//! ```text
-//! cargo run --release -p lvs-bench --bin steady [-- ROUNDS]
-//! ```
-//!
-//! Needs root, or user namespaces, a C compiler, and the release build of `lvs-dataplane` and
-//! `lvsadm`. Two directors with NAT are on one network. One generator sends datagrams of 1,000
+//! Two directors with NAT are on one network. One generator sends datagrams of 1,000
 //! clients to one of the directors as fast as it can. Another one sends 14,000 a second, each of
 //! which is a new connection, so that at least some 10,000 arrive. The program compares the
 //! forwarded packets round by round, with and without replication of each new connection. The other
@@ -17,9 +12,10 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use lvs_bench::stats::Spread;
-use lvs_bench::yardsticks::Yardsticks;
 use lvs_testbed::{Forward, Proc, Site, SiteOptions};
+
+use crate::stats::Spread;
+use crate::yardsticks::Yardsticks;
 
 /// The service.
 const PORT: u16 = 7;
@@ -32,11 +28,8 @@ const WINDOW: Duration = Duration::from_secs(4);
 /// How long a generator sends.
 const SECONDS: &str = "7";
 
-fn main() -> Result<()> {
-    let rounds = match std::env::args().nth(1) {
-        None => 5,
-        Some(text) => text.parse().context("usage: steady [ROUNDS]")?,
-    };
+/// Measures so many rounds.
+pub(super) fn run(rounds: usize) -> Result<()> {
     let yardsticks = Yardsticks::build()?;
     let mut options = SiteOptions::new("steady", Forward::Nat);
     options.servers = 1;

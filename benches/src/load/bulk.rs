@@ -1,13 +1,8 @@
 //! Full sync of a director with very many connections to an empty one: its duration, and the effect
 //! on clients.
 //!
-//! ```text
-//! cargo run --release -p lvs-bench --bin bulk [-- CONNECTIONS...]
-//! ```
-//!
-//! Needs root, or user namespaces, and the release build of `lvs-dataplane` and `lvsadm`. The
-//! default is 1,000,000 connections, made by as many datagrams through a running director. Round
-//! trips are of one byte each way over TCP, through the same director.
+//! The connections are made by as many datagrams through a running director. Round trips are of one
+//! byte each way over TCP, through the same director.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,20 +10,17 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use lvs_bench::large::{self, notice};
 use lvs_testbed::{Forward, Site, SiteOptions};
+
+use super::large::{self, notice};
 
 /// Duration of a measurement without other load.
 const QUIET: Duration = Duration::from_secs(3);
 /// Number of full syncs.
 const ROUNDS: usize = 3;
 
-fn main() -> Result<()> {
-    let counts = large::counts("bulk", &[1_000_000])?;
-    counts.into_iter().flatten().try_for_each(measure)
-}
-
-fn measure(count: u32) -> Result<()> {
+/// Measures a table of `count` connections.
+pub(super) fn run(count: u32) -> Result<()> {
     let mut options = SiteOptions::new("bulk", Forward::Nat);
     options.servers = 1;
     options.standby = true;

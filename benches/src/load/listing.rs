@@ -1,13 +1,8 @@
 //! `ipvsadm -Lnc` with very many connections: how soon, how long, how much memory, and what clients
 //! notice of it.
 //!
-//! ```text
-//! cargo run --release -p lvs-bench --bin listing [-- CONNECTIONS...]
-//! ```
-//!
-//! Needs root, or user namespaces, and the release build of `lvs-dataplane` and `lvsadm`. The
-//! default is 100,000 and 1,000,000 connections, made by as many datagrams through a running
-//! director. Round trips are of one byte each way over TCP, through the same director.
+//! The connections are made by as many datagrams through a running director. Round trips are of one
+//! byte each way over TCP, through the same director.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -17,20 +12,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use lvs_bench::large::{self, notice};
 use lvs_testbed::{Forward, Site, SiteOptions, programs};
+
+use super::large::{self, notice};
 
 /// Listings of each table.
 const ROUNDS: usize = 3;
 /// Time of a measurement without listings.
 const QUIET: Duration = Duration::from_secs(3);
-
-fn main() -> Result<()> {
-    match large::counts("listing", &[100_000, 1_000_000])? {
-        Some(counts) => measure(&counts),
-        None => Ok(()),
-    }
-}
 
 /// KiB of a process, and at most so far.
 fn memory(pid: u32) -> Result<(u64, u64)> {
@@ -74,7 +63,8 @@ fn list(site: &Site) -> Result<(f64, f64, u64, u64)> {
     Ok((first, whole, count, most))
 }
 
-fn measure(counts: &[u32]) -> Result<()> {
+/// Measures tables of so many connections.
+pub(super) fn run(counts: &[u32]) -> Result<()> {
     for &count in counts {
         let mut options = SiteOptions::new("listing", Forward::Nat);
         options.servers = 1;

@@ -1,0 +1,51 @@
+//! Loads of a whole director that no row of `compare` has: large tables, replication, health checks.
+
+mod bulk;
+mod checks;
+pub mod large;
+mod listing;
+mod steady;
+
+use anyhow::Result;
+use clap::Subcommand;
+
+/// A load.
+#[derive(Debug, Subcommand)]
+pub enum Load {
+    /// Full sync of very many connections to an empty director: duration, and round trips of clients meanwhile
+    Bulk {
+        /// Connections
+        #[arg(default_value_t = 1_000_000)]
+        connections: u32,
+    },
+    /// `lvsadm -Lnc` with very many connections: duration, memory, and round trips of clients meanwhile
+    Listing {
+        /// Connections of each table
+        #[arg(default_values_t = [100_000, 1_000_000])]
+        connections: Vec<u32>,
+    },
+    /// Forwarded packets with and without replication of 10,000 new connections a second
+    Steady {
+        /// Rounds
+        #[arg(default_value_t = 5)]
+        rounds: usize,
+    },
+    /// Delay of health checks, while other servers are black holes
+    Checks(checks::Options),
+}
+
+impl Load {
+    /// Measures and prints.
+    ///
+    /// # Errors
+    ///
+    /// When hosts cannot be made (it needs root, or user namespaces), or a program of the release build is missing.
+    pub fn run(self) -> Result<()> {
+        match self {
+            Self::Bulk { connections } => bulk::run(connections),
+            Self::Listing { connections } => listing::run(&connections),
+            Self::Steady { rounds } => steady::run(rounds),
+            Self::Checks(options) => checks::run(options),
+        }
+    }
+}
