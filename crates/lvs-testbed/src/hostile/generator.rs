@@ -251,7 +251,7 @@ impl<'a> Generator<'a> {
             Protocol::UDP => {
                 let mut ip = packet::udp(src, dst, &self.entropy.payload(len));
                 // Over IPv4 the checksum may be absent.
-                if src.is_ipv4() && len % 5 == 0 {
+                if src.is_ipv4() && len.is_multiple_of(5) {
                     ip[26..28].fill(0);
                 }
                 ip
