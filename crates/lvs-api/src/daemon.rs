@@ -12,7 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 
 use lvs_core::api::{
-    AnnouncedVip, Confinement, PeerStanding, ServiceId, SyncCounts, TablesInfo, Waiting,
+    AnnouncedVip, Confinement, Conflict, PeerStanding, ServiceId, SyncCounts, TablesInfo, Waiting,
 };
 use lvs_core::attempts::RecentAttempts;
 use serde::{Deserialize, Serialize};
@@ -445,6 +445,9 @@ pub struct DataplaneStatus {
     pub idle: bool,
     /// Its process.
     pub pid: Option<u32>,
+    /// Its version; `None` before its first answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
     /// The age of this state in milliseconds; `None` before the first comparison.
     pub seen_ms: Option<u64>,
     /// The VIPs that it owns.
@@ -461,9 +464,22 @@ pub struct DataplaneStatus {
     /// Configured interfaces and addresses that it waits for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting: Vec<Waiting>,
+    /// Its interfaces that are down.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub down: Vec<String>,
+    /// Virtual addresses for which another host answers, too.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conflicts: Vec<Conflict>,
     /// Its sandbox; `None` before its first answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub confinement: Option<Confinement>,
+}
+
+impl DataplaneStatus {
+    /// Whether it is known to have another version than `version`.
+    pub fn is_other_version(&self, version: &str) -> bool {
+        self.version.as_deref().is_some_and(|own| own != version)
+    }
 }
 
 /// A service.
@@ -529,12 +545,37 @@ pub struct ServerStatus {
     /// Set while lvsd's host cannot make its checks, after three in a row.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub check_not_made: Option<CheckNotMade>,
+    /// The record of its checks; absent before the first one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checks: Option<CheckStatus>,
     /// Its weight in the dataplane; `None` if the dataplane does not have the server.
     pub weight: Option<i32>,
     /// Active connections.
     pub active: u32,
     /// Inactive connections.
     pub inactive: u32,
+}
+
+/// The record of a server's checks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckStatus {
+    /// Duration of the last check in microseconds.
+    pub last_us: u64,
+    /// Median duration in the last 5 minutes, rounded up by at most a quarter; 0 without a check in that time.
+    pub p50_us: u64,
+    /// 99th percentile in the last 5 minutes, likewise.
+    pub p99_us: u64,
+    /// Number of times that the server went down in the last 23 to 24 hours.
+    pub falls_in_day: u64,
+    /// Seconds of downtime in that time.
+    pub down_seconds_in_day: u64,
+    /// Seconds since it last went down; absent if it never did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since_fall: Option<u64>,
+    /// Number of times that it went down since lvsd began to check it.
+    pub falls: u64,
+    /// Seconds of downtime since then.
+    pub down_seconds: u64,
 }
 
 /// Checks of a server that lvsd's host cannot make: the server's state stays as it is.

@@ -78,7 +78,7 @@ fn by_reason(reason: &str) -> Option<&'static str> {
         "no_server" => {
             "lvsd status shows which servers are down, drained or in maintenance, and why. Repair a server whose check \
              fails, end a drain (lvsadm undrain), or add servers to the file of lvsd and run lvsd reload. A server at its \
-             upper threshold takes no new connections either: raise `upper` there."
+             upper threshold takes no new connections either: raise `max_connections` there."
         }
         "service_full" | "service_rate" => {
             "A limit of the service: raise it in `limits` in the file of lvsd and run lvsd reload, or see where so many \
@@ -93,6 +93,17 @@ fn by_reason(reason: &str) -> Option<&'static str> {
         | "evicted_idle" | "evicted_template" => {
             "Raise `max_connections` in [dataplane] in the file of lvsd and restart lvs-dataplane, or shorten the timeouts \
              (lvsadm --set). Under a flood, set `when_full = \"evict\"` there, and `limits` of the service."
+        }
+        "drop_packet" => {
+            "This host was short of memory, or drop_packet is 3. More memory, or drop_packet = 0 and amemthresh in [sysctl] in \
+             the file of lvsd."
+        }
+        "backup_only" => {
+            "A backup daemon runs, and backup_only is 1. If this director is to forward: set \
+             role = \"master\" in [sync.ipvs] in the file of lvsd, or backup_only = 0 in [sysctl] there."
+        }
+        "tunneled" => {
+            "ignore_tunneled is 1. To balance what comes by a tunnel too: ignore_tunneled = 0 in [sysctl] in the file of lvsd."
         }
         "own_address" => {
             "A client tries ports of a virtual address that no service takes: ordinary, or a service is missing in the file \
@@ -148,6 +159,8 @@ mod tests {
             action: "drop".to_owned(),
             reason: reason.to_owned(),
             count: 1,
+            recent: None,
+            ago: None,
             help: String::new(),
             remedy: remedy.to_owned(),
         }];

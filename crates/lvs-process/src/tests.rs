@@ -45,6 +45,8 @@ impl Handler for Fake {
                         action: "drop".into(),
                         reason: "test".into(),
                         count,
+                        recent: None,
+                        ago: None,
                         help: String::new(),
                         remedy: String::new(),
                     })?;

@@ -15,7 +15,13 @@ pub fn set_mtu(name: &str, mtu: u16) -> io::Result<()> {
     request.ifr_ifru.ifru_mtu = i32::from(mtu);
     let socket = socket()?;
     // SAFETY: SIOCSIFMTU reads an ifreq with a NUL-terminated name and `ifru_mtu` set.
-    check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFMTU, &raw const request) })?;
+    check(unsafe {
+        libc::ioctl(
+            socket.as_raw_fd(),
+            libc::SIOCSIFMTU as _,
+            &raw const request,
+        )
+    })?;
     Ok(())
 }
 
@@ -27,7 +33,7 @@ pub fn primary_address(name: &str) -> io::Result<Option<Ipv4Addr>> {
     let mut request = request(name)?;
     let socket = socket()?;
     // SAFETY: SIOCGIFADDR reads the name and writes `ifru_addr`.
-    let done = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFADDR, &raw mut request) };
+    let done = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFADDR as _, &raw mut request) };
     match check(done) {
         Ok(_) => {}
         Err(error) if error.raw_os_error() == Some(libc::EADDRNOTAVAIL) => return Ok(None),
@@ -51,13 +57,25 @@ pub fn set_up(name: &str) -> io::Result<()> {
     let mut request = request(name)?;
     let socket = socket()?;
     // SAFETY: SIOCGIFFLAGS reads the name and writes `ifru_flags`.
-    check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFFLAGS, &raw mut request) })?;
+    check(unsafe {
+        libc::ioctl(
+            socket.as_raw_fd(),
+            libc::SIOCGIFFLAGS as _,
+            &raw mut request,
+        )
+    })?;
     // SAFETY: the kernel has just written this member of the union.
     let flags = unsafe { request.ifr_ifru.ifru_flags };
     let up = libc::c_short::try_from(libc::IFF_UP).expect("IFF_UP is 1");
     request.ifr_ifru.ifru_flags = flags | up;
     // SAFETY: SIOCSIFFLAGS reads an ifreq with a NUL-terminated name and `ifru_flags` set.
-    check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) })?;
+    check(unsafe {
+        libc::ioctl(
+            socket.as_raw_fd(),
+            libc::SIOCSIFFLAGS as _,
+            &raw const request,
+        )
+    })?;
     Ok(())
 }
 

@@ -470,7 +470,7 @@ impl MessageBatch {
             header.msg_iov = self.vectors[i].as_mut_ptr();
             header.msg_iovlen = 2;
             header.msg_control = self.control[i].0.as_mut_ptr().cast();
-            header.msg_controllen = CONTROL_LEN;
+            header.msg_controllen = CONTROL_LEN as _;
             header.msg_flags = 0;
             count = i + 1;
         }
@@ -483,7 +483,7 @@ impl MessageBatch {
                 fd.as_raw_fd(),
                 self.messages.as_mut_ptr(),
                 libc::c_uint::try_from(count).expect("a batch is small"),
-                libc::MSG_DONTWAIT,
+                libc::MSG_DONTWAIT as _,
                 std::ptr::null_mut(),
             )
         })?;
@@ -505,7 +505,7 @@ impl MessageBatch {
     fn auxdata(&self, i: usize) -> Auxdata {
         let mut header = self.messages[i].msg_hdr;
         header.msg_control = self.control[i].0.as_ptr().cast_mut().cast();
-        header.msg_controllen = header.msg_controllen.min(CONTROL_LEN);
+        header.msg_controllen = header.msg_controllen.min(CONTROL_LEN as _);
         let mut found = Auxdata::default();
         // SAFETY: control pointer and length describe our buffer, which the last receive call has
         // filled.
@@ -518,7 +518,7 @@ impl MessageBatch {
             let need = unsafe { libc::CMSG_LEN(AUXDATA_LEN) };
             if head.cmsg_level == libc::SOL_PACKET
                 && head.cmsg_type == libc::PACKET_AUXDATA
-                && head.cmsg_len >= need as usize
+                && head.cmsg_len as usize >= need as usize
             {
                 // SAFETY: the data behind the header is inside of the buffer, as the kernel has
                 // written `cmsg_len`.
@@ -597,7 +597,7 @@ impl MessageBatch {
                 fd.as_raw_fd(),
                 self.messages.as_mut_ptr(),
                 libc::c_uint::try_from(count).expect("a batch is small"),
-                libc::MSG_DONTWAIT,
+                libc::MSG_DONTWAIT as _,
             )
         })?;
         Ok(usize::try_from(n).unwrap_or(0))

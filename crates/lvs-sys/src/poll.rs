@@ -126,7 +126,7 @@ pub fn wait_writable(fd: BorrowedFd<'_>, timeout: Duration) -> bool {
 
 fn timespec(duration: Duration) -> libc::timespec {
     libc::timespec {
-        tv_sec: libc::time_t::try_from(duration.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: libc::c_long::from(
             i32::try_from(duration.subsec_nanos()).expect("less than a thousand million"),
         ),

@@ -4,6 +4,7 @@ mod ask;
 mod convert;
 mod register;
 mod shell;
+mod status;
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -134,15 +135,38 @@ enum Command {
     /// Say what a reload of the configuration would change, and change nothing. The exit code is 1
     /// if the daemon would refuse it.
     Plan,
-    /// Show services and servers: what the file, people and health checks say of each, and what the
-    /// dataplane does with it.
+    /// Show the director, its services and servers, broken ones first.
+    ///
+    /// The first line is a summary. On a terminal, lines have at most 80 columns, and colours unless NO_COLOR is set.
+    /// Otherwise each server has a single line.
     Status {
+        /// A service by its name or address, with the durations of its servers' checks, their falls and their
+        /// clients. Default: all.
+        name: Option<String>,
+        /// Only services that are broken, or have servers that are down or suspicious.
+        #[arg(long)]
+        broken: bool,
+        /// Show it again every two seconds until interrupted.
+        #[arg(long, conflicts_with = "json")]
+        watch: bool,
         /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Print what happens, a line each, until interrupted.
+    /// Print one line and performance data for a monitoring system such as Nagios or Icinga.
+    ///
+    /// Exit code 0: all is well; 1: clients are served, but a server is down or suspicious, or something else needs an
+    /// operator; 2: a service is broken, another host uses a virtual address, or no dataplane answers; 3: lvsd does not
+    /// answer.
+    CheckHealth,
+    /// Print events, a line each: from now on until interrupted, or past ones.
     Events {
+        /// Print the last N events and end. lvsd keeps 1,000.
+        #[arg(short = 'n', long = "lines", value_name = "N")]
+        last: Option<usize>,
+        /// Print the events since this long ago, such as 90s, 10m or 2h, and end.
+        #[arg(long, value_name = "TIME", value_parser = lvs_api::words::parse_duration)]
+        since: Option<Duration>,
         /// Print JSON, an object a line.
         #[arg(long)]
         json: bool,
@@ -270,8 +294,32 @@ pub fn main(mut arguments: Arguments) -> ExitCode {
         }) => return told(init(file)),
         Some(Command::Stop { all }) => return stop(&arguments, all),
         Some(Command::Reload { force }) => return reload(&arguments, force),
-        Some(Command::Status { json }) => return told(ask::status(&steered(&arguments), json)),
-        Some(Command::Events { json }) => return told(ask::events(&steered(&arguments), json)),
+        Some(Command::Status {
+            ref name,
+            broken,
+            watch,
+            json,
+        }) => {
+            let selection = status::Selection {
+                name: name.clone(),
+                broken,
+            };
+            let dataplane = steered(&arguments);
+            return told(match watch {
+                true => status::watch(&dataplane, &selection),
+                false => status::status(&dataplane, &selection, json),
+            });
+        }
+        Some(Command::CheckHealth) => {
+            let (line, code) = status::check_health(&steered(&arguments));
+            return match write(line.as_bytes()) {
+                Ok(()) => ExitCode::from(code),
+                Err(why) => fail(&why),
+            };
+        }
+        Some(Command::Events { last, since, json }) => {
+            return told(ask::events(&steered(&arguments), last, since, json));
+        }
         Some(Command::Maintenance {
             what,
             ref why,

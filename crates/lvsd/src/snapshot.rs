@@ -1,5 +1,6 @@
 //! The state of daemon and dataplane at one moment.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use lvs_api::daemon::Status;
@@ -7,6 +8,8 @@ use lvs_core::Stats;
 use lvs_core::api::{Info, ServiceInfo};
 
 use crate::dataplane::Found;
+use crate::health::Key;
+use crate::tally::Times;
 
 /// The state of daemon and dataplane at one moment.
 #[derive(Clone, Debug, Default)]
@@ -15,6 +18,8 @@ pub struct Snapshot {
     pub status: Status,
     /// The result of the last comparison with the dataplane.
     pub found: Arc<Found>,
+    /// The durations of the checks of each server, unless there are too many.
+    pub check_times: HashMap<Key, Times>,
 }
 
 impl Snapshot {

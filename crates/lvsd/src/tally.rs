@@ -19,7 +19,8 @@ pub struct Times {
 }
 
 impl Times {
-    fn count(&mut self, time: Duration) {
+    /// Counts a time.
+    pub(crate) fn count(&mut self, time: Duration) {
         let seconds = time.as_secs_f64();
         let class = BOUNDS.iter().position(|bound| seconds <= *bound);
         self.classes[class.unwrap_or(BOUNDS.len())] += 1;

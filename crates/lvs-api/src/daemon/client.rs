@@ -33,6 +33,12 @@ struct Refusal {
     error: Failure,
 }
 
+/// The events that the daemon keeps.
+#[derive(Deserialize)]
+struct Past {
+    events: Vec<Event>,
+}
+
 #[derive(Deserialize)]
 struct Failure {
     message: String,
@@ -112,6 +118,15 @@ impl Client {
                 return Ok(());
             }
         }
+    }
+
+    /// The last events of the daemon, 1,000 at most, in their order.
+    ///
+    /// # Errors
+    /// As [`status`](Self::status).
+    pub fn past_events(&mut self) -> Result<Vec<Event>, String> {
+        let past: Past = self.ask("GET /v1/events HTTP/1.0\r\n\r\n")?;
+        Ok(past.events)
     }
 
     fn post<R: DeserializeOwned>(

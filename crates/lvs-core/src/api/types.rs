@@ -811,6 +811,12 @@ pub struct ReasonCount {
     pub reason: String,
     /// Packets.
     pub count: u64,
+    /// Packets in the last five minutes; `None` from a dataplane that does not count them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recent: Option<u64>,
+    /// Seconds since the count last changed, to ten seconds; `None` if it has not changed since the dataplane started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ago: Option<u64>,
     /// Meaning of the number.
     pub help: String,
     /// Fix.

@@ -3,7 +3,8 @@
 
 use std::iter;
 use std::net::IpAddr;
-use std::sync::{Arc, MutexGuard, OnceLock, Weak};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use lvs_core::api::Confinement;
 use lvs_core::sync::Message;
@@ -13,6 +14,7 @@ use lvs_core::{Control, Instant};
 use super::capture::Readers;
 use super::context::Context;
 use super::peers::Peers;
+use super::recent::Recent;
 use super::successor::Keeping;
 use super::threads::Threads;
 use super::worker::Worker;
@@ -37,6 +39,10 @@ pub struct Handle {
     lock: OnceLock<Leaving>,
     /// The sandbox of the program, once the program has entered it.
     confinement: OnceLock<Confinement>,
+    /// The recent part of the counters of packets by reason.
+    pub(super) recent: Mutex<Recent>,
+    /// The end of the thread that takes samples of them, once it runs.
+    sampler: OnceLock<Sender<()>>,
 }
 
 impl Handle {
@@ -53,6 +59,8 @@ impl Handle {
             peers: OnceLock::new(),
             lock: OnceLock::new(),
             confinement: OnceLock::new(),
+            recent: Mutex::default(),
+            sampler: OnceLock::new(),
         });
         let director: Weak<Self> = Arc::downgrade(&this);
         this.threads.daemons.serve(director);
@@ -80,6 +88,11 @@ impl Handle {
     /// Sets the lock to mark when the dataplane stops.
     pub(super) fn use_lock(&self, lock: Leaving) {
         let _ = self.lock.set(lock);
+    }
+
+    /// Sets the sender that ends the thread of the samples when the handle is dropped.
+    pub(super) fn use_sampler(&self, sampler: Sender<()>) {
+        let _ = self.sampler.set(sampler);
     }
 
     /// Sets the sandbox that the program has entered, for `info` of the control socket.

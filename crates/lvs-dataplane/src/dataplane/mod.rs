@@ -15,7 +15,7 @@
 //! threads           mailboxes and queues
 //! kernel_path       the use of the kernel fast path
 //! config
-//! hook capture inbox local_clients network pages peers/hub priority remedies
+//! hook capture inbox local_clients network pages peers/hub priority recent remedies
 //! ```
 
 mod calls;
@@ -32,6 +32,7 @@ mod network;
 mod pages;
 mod peers;
 mod priority;
+mod recent;
 mod remedies;
 mod report;
 #[cfg(feature = "testing")]

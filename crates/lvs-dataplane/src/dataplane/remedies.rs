@@ -422,19 +422,34 @@ mod tests {
             EVICTED_TEMPLATE,
         ];
         let evicted = evicted.map(|[name, _, remedy]| (name, remedy));
-        for (name, remedy) in drops.chain(frames).chain(evicted) {
+        let accepts = AcceptReason::ALL
+            .iter()
+            .map(|&reason| (reason.name(), of_accept(reason)));
+        let page = include_str!("../../../../docs/configuration.md");
+        for (name, remedy) in drops.chain(frames).chain(evicted).chain(accepts) {
             let mut reasons = [ReasonCount {
                 action: "drop".to_owned(),
                 reason: name.to_owned(),
                 count: 1,
+                recent: None,
+                ago: None,
                 help: String::new(),
                 remedy: remedy.to_owned(),
             }];
             for_lvsd(&mut reasons);
             let told = &reasons[0].remedy;
-            for change in ["lvsadm -", "(-a)", "(-e", "lvsadm limit"] {
+            for change in ["lvsadm -", "(-a)", "(-e", "lvsadm limit", "lvsadm sysctl"] {
                 let told = told.replace("lvsadm --set", "").replace("lvsadm -L", "");
                 assert!(!told.contains(change), "{name}: {told}");
+            }
+            // Keys stand in backticks, alone or with a value; commands have other words.
+            for key in told.split('`').skip(1).step_by(2) {
+                let key = key.split(" = ").next().unwrap_or_default();
+                let is_key = !key.contains(char::is_whitespace);
+                assert!(
+                    !is_key || page.contains(&format!("`{key}`")),
+                    "{name}: {key}"
+                );
             }
         }
     }

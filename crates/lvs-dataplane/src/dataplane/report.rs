@@ -187,6 +187,8 @@ fn reason(action: &str, count: u64, told: [&str; 3]) -> ReasonCount {
         action: action.to_owned(),
         reason,
         count,
+        recent: None,
+        ago: None,
         help,
         remedy,
     }

@@ -23,7 +23,7 @@ use super::successor::{self, Inheritance, Keeping, Left, Shards};
 use super::threads::{Requests, Threads};
 use super::warm_state::WarmState;
 use super::worker::{Equipment, Worker};
-use super::{pages, rules};
+use super::{pages, recent, rules};
 use crate::fast_path::RIPE;
 use crate::host::keeper::Keeper;
 use crate::host::setup::{Outliving, Setup};
@@ -402,6 +402,14 @@ impl OnHost {
                 worker.run(real_time);
             })?;
         }
+        let sampled = Arc::downgrade(&handle);
+        let sampler = recent::start(move || {
+            if let Some(handle) = sampled.upgrade() {
+                handle.sample_reasons();
+            }
+        });
+        let sampler = sampler.map_err(StartError::Thread)?;
+        handle.use_sampler(sampler);
         let keeper = self.keeper;
         dataplane.spawn("lvs-keeper".to_owned(), move || {
             keeper.run(handle.threads.keeper());

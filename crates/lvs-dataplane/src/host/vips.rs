@@ -40,6 +40,11 @@ const DEFEND_PERIOD: Duration = Duration::from_secs(10);
 /// The shortest time between two log lines about the same conflict.
 const COMPLAINT_PERIOD: Duration = Duration::from_secs(60);
 
+/// The time between two probes for the other host of a conflict, and the number of probes without an answer after
+/// which the conflict is over.
+const CONFLICT_PROBE_PERIOD: Duration = Duration::from_secs(15);
+const CONFLICT_PROBES: u8 = 2;
+
 /// The time in which this director has to release an address that another one has announced. In a
 /// planned handover, the new director announces the address first.
 const HANDOVER: Duration = Duration::from_secs(3);
@@ -51,6 +56,18 @@ struct Claim {
     port: PortId,
     /// The time at which it becomes a conflict.
     due: Instant,
+}
+
+/// Another host that has an address of a service, too.
+#[derive(Clone, Copy, Debug)]
+struct KnownConflict {
+    mac: Mac,
+    /// The time of the last log line.
+    logged: Instant,
+    /// The time of the last probe.
+    probed: Instant,
+    /// Probes since the other host was last seen.
+    probes: u8,
 }
 
 /// The remaining announcements of an own address, or of all own addresses on an interface.
@@ -107,9 +124,8 @@ pub(super) struct Vips {
     next_announcement: Option<Instant>,
     /// The remaining probes for other hosts with the services' addresses.
     probing: HashMap<IpAddr, u8>,
-    /// Addresses of services that another host has too, with its link-layer address and the time of
-    /// the last log line.
-    conflicts: HashMap<IpAddr, (Mac, Instant)>,
+    /// Addresses of services that another host has, too.
+    conflicts: HashMap<IpAddr, KnownConflict>,
     /// Announcements by other hosts that are not conflicts yet.
     claims: HashMap<IpAddr, Claim>,
     /// The time of the last defence of each own address.
@@ -148,7 +164,8 @@ impl Vips {
     }
 
     pub(super) fn conflicts(&self) -> impl Iterator<Item = (IpAddr, Mac)> + '_ {
-        self.conflicts.iter().map(|(&addr, &(mac, _))| (addr, mac))
+        let conflicts = self.conflicts.iter();
+        conflicts.map(|(&addr, conflict)| (addr, conflict.mac))
     }
 
     /// Adds an address that the dataplane answers for.
@@ -265,6 +282,7 @@ impl Vips {
     /// Sends the remaining probes for the services' addresses, and the due announcements of own
     /// addresses.
     pub(super) fn announce(&mut self, tables: &Tables, now: Instant) {
+        self.probe_conflicts(now);
         let probing = self.probing.iter_mut().filter(|(_, left)| **left > 0);
         let probes: Vec<IpAddr> = probing
             .map(|(addr, left)| {
@@ -274,6 +292,25 @@ impl Vips {
             .collect();
         self.tell(&probes, &[], tables);
         self.announce_due(tables, now);
+    }
+
+    /// Schedules probes for the other hosts of conflicts. A conflict is over if such a host has not answered.
+    fn probe_conflicts(&mut self, now: Instant) {
+        self.conflicts.retain(|addr, conflict| {
+            if now < conflict.probed + CONFLICT_PROBE_PERIOD {
+                return true;
+            }
+            if conflict.probes >= CONFLICT_PROBES {
+                info!("{} no longer answers for {addr}", conflict.mac);
+                return false;
+            }
+            conflict.probed = now;
+            conflict.probes += 1;
+            self.probing.insert(*addr, 1);
+            // The answer to this probe is no new announcement, so that it needs no defence.
+            self.defended.insert(*addr, now);
+            true
+        });
     }
 
     /// Sends the due announcements of own addresses.
@@ -478,8 +515,9 @@ impl Vips {
             return;
         }
         self.defend(addr, now);
-        if let Some(&(_, said)) = self.conflicts.get(&addr) {
-            if now >= said + COMPLAINT_PERIOD {
+        if let Some(known) = self.conflicts.get_mut(&addr) {
+            known.probes = 0;
+            if now >= known.logged + COMPLAINT_PERIOD {
                 self.conflict(port, addr, mac, tables, now);
             }
             return;
@@ -511,7 +549,13 @@ impl Vips {
 
     /// Logs a conflict, once a minute for each address.
     fn conflict(&mut self, port: PortId, addr: IpAddr, mac: Mac, tables: &Tables, now: Instant) {
-        self.conflicts.insert(addr, (mac, now));
+        let conflict = KnownConflict {
+            mac,
+            logged: now,
+            probed: now,
+            probes: 0,
+        };
+        self.conflicts.insert(addr, conflict);
         error!(
             "{mac} on {} answers for {addr} too, an address of this director's services: clients reach one or the other. \
              Take the address from that host; if it is a real server that needs it (direct routing, tunnels), put it on \
@@ -591,6 +635,34 @@ mod tests {
         // The address was released and taken over again.
         vips.remove(&[addr], &Tables::default());
         assert_eq!(vips.conflicts().count(), 0);
+    }
+
+    #[test]
+    fn conflict_is_over_after_two_probes_without_an_answer() {
+        let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
+        let addr = IpAddr::from([192, 0, 2, 10]);
+        let mac = Mac([2, 0, 0, 0, 0, 9]);
+        let mut vips = Vips::open(true).expect("no socket is needed");
+        vips.report_conflict(PortId::HOST, addr, mac, &own(addr), at(1));
+        vips.report_due(&own(addr), at(10));
+        let mut left = |from: u64, to: u64| {
+            for second in from..to {
+                vips.announce(&own(addr), at(second));
+            }
+            vips.conflicts().count()
+        };
+        assert_eq!(left(11, 54), 1);
+        assert_eq!(left(54, 56), 0);
+        // An answer to a probe keeps it.
+        vips.report_conflict(PortId::HOST, addr, mac, &own(addr), at(60));
+        vips.report_due(&own(addr), at(70));
+        for second in 71..200 {
+            vips.announce(&own(addr), at(second));
+            if second % 20 == 0 {
+                vips.report_conflict(PortId::HOST, addr, mac, &own(addr), at(second));
+            }
+        }
+        assert_eq!(vips.conflicts().count(), 1);
     }
 
     #[test]

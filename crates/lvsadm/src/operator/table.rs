@@ -309,8 +309,13 @@ pub(crate) const OPERATORS: &[Operator] = &[
         name: "doctor",
         arguments: "",
         summary: "check this host and the real servers for common problems",
-        text: "Each finding comes with its fix. The exit status is 1 if there are findings.",
-        flags: &[],
+        text: "Each finding comes with its fix. Dropped packets are findings for five minutes. The exit status is 1 if \
+               there are findings.",
+        flags: &[flag(
+            "--since",
+            "start",
+            "packets dropped since the dataplane started, not only in five minutes",
+        )],
         examples: &[],
         run: doctor::run,
     },

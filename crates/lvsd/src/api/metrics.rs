@@ -10,7 +10,7 @@ use std::fmt::{self, Write as _};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use lvs_api::daemon::{AdminState, ServerStatus, ServiceStatus};
+use lvs_api::daemon::{AdminState, CheckStatus, ServerStatus, ServiceStatus};
 use lvs_core::api::{InterfaceInfo, ReasonCount, ServerInfo, ServiceId, ServiceInfo, WorkerInfo};
 use lvs_core::attempts::Attempts;
 use lvs_core::{Counts, Family};
@@ -653,6 +653,7 @@ impl View {
                 Ok(())
             })?;
         }
+        self.records(out, &all)?;
         out.gauges(
             "lvs_server_weight",
             "Weight of a server in the dataplane; absent if the dataplane does not have it",
@@ -713,6 +714,54 @@ impl View {
             ],
             counts.map(|(labels, server)| (labels, server.stats.live)),
         )
+    }
+}
+
+impl View {
+    /// The records of the servers' checks.
+    fn records(&self, out: &mut Out<'_>, all: &[(&Service<'_>, Server<'_>)]) -> fmt::Result {
+        if !self.snapshot.check_times.is_empty() {
+            out.family(
+                (
+                    "lvs_server_check_duration_seconds",
+                    "Duration of the health checks of a server; absent if more than 500 servers are checked",
+                ),
+                MetricType::Histogram,
+                |out| {
+                    for (service, server) in all {
+                        let key = (service.status.service, server.status.server);
+                        if let Some(times) = self.snapshot.check_times.get(&key) {
+                            out.times(labels_of(service, server), times)?;
+                        }
+                    }
+                    Ok(())
+                },
+            )?;
+        }
+        type Pick = fn(&CheckStatus) -> u64;
+        let counters: [(&str, &str, Pick); 2] = [
+            (
+                "lvs_server_falls",
+                "Times that a server went down",
+                |checks| checks.falls,
+            ),
+            (
+                "lvs_server_down_seconds",
+                "Time for which a server was down",
+                |checks| checks.down_seconds,
+            ),
+        ];
+        for (name, help, pick) in counters {
+            out.counters(name, help, |out| {
+                for (service, server) in all {
+                    if let Some(checks) = &server.status.checks {
+                        out.counter(labels_of(service, server), pick(checks))?;
+                    }
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
     }
 }
 

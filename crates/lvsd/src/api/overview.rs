@@ -11,6 +11,7 @@ use serde::Serialize;
 use crate::clock::unix_time;
 use crate::config::label;
 use crate::snapshot::Snapshot;
+use crate::verdict::{self, ServiceState};
 
 /// Servers that are listed as broken.
 const BROKEN_MAX: usize = 200;
@@ -154,18 +155,12 @@ pub fn overview(snapshot: &Snapshot) -> Overview {
     let seen = &snapshot.found.seen;
     let dataplane: HashMap<ServiceId, &ServiceInfo> =
         snapshot.services().map(|i| (i.service, i)).collect();
-    let mut services: Vec<Summary> = status
-        .services
+    let mut by_state: Vec<&ServiceStatus> = status.services.iter().collect();
+    by_state.sort_by_key(|service| ServiceState::of(service));
+    let services: Vec<Summary> = by_state
         .iter()
         .map(|service| summary(service, dataplane.get(&service.service).copied()))
         .collect();
-    let rank = |summary: &Summary| match summary.state.as_str() {
-        "broken" => 0,
-        "degraded" => 1,
-        "suspicious" => 2,
-        _ => 3,
-    };
-    services.sort_by_key(rank);
     let first = |lines: &[String]| lines.iter().take(LINES_MAX).cloned().collect();
     let lines = [status.drift.len(), status.refused.len(), status.admin.len()];
     let mut drops: Vec<ReasonCount> = seen
@@ -226,52 +221,17 @@ fn broken(services: &[ServiceStatus]) -> Vec<Broken> {
 }
 
 fn summary(service: &ServiceStatus, dataplane: Option<&ServiceInfo>) -> Summary {
-    let in_file = || service.servers.iter().filter(|s| s.configured.is_some());
-    let down = in_file().filter(|s| s.health == "down").count();
-    let suspicious = in_file().filter(|s| s.health == "suspicious").count();
-    let mut trouble = Vec::new();
-    for (is, words) in [
-        (
-            service.conflict,
-            "somebody else's service is in its place".to_owned(),
-        ),
-        (
-            service.usable == 0 && service.sorry.is_none(),
-            "no server takes new connections".to_owned(),
-        ),
-        (
-            !service.quorum && service.usable > 0,
-            "it is below its quorum".to_owned(),
-        ),
-        (service.withdrawn, "its VIP is given up".to_owned()),
-        (
-            service.panic,
-            "all servers are used, because too few are up".to_owned(),
-        ),
-    ] {
-        if is {
-            trouble.push(words);
-        }
-    }
-    if let Some(sorry) = service.sorry {
-        trouble.push(format!("the sorry server {sorry} serves"));
-    }
-    let state = match (trouble.is_empty(), down, suspicious) {
-        (false, ..) => "broken",
-        (true, 0, 0) => "ok",
-        (true, 0, _) => "suspicious",
-        (true, ..) => "degraded",
-    };
+    let in_file = || verdict::in_file(service);
     Summary {
         name: service.name.clone(),
         service: service.service,
         address: label(&service.service),
-        state: state.to_owned(),
-        trouble: trouble.join("; "),
+        state: ServiceState::of(service).name().to_owned(),
+        trouble: verdict::trouble(service).join("; "),
         servers: in_file().count(),
         usable: service.usable,
-        down,
-        suspicious,
+        down: verdict::count(service, "down"),
+        suspicious: verdict::count(service, "suspicious"),
         out_of_service: in_file().filter(|s| s.admin != AdminState::Ready).count(),
         active: service.servers.iter().map(|s| u64::from(s.active)).sum(),
         inactive: service.servers.iter().map(|s| u64::from(s.inactive)).sum(),
@@ -295,7 +255,7 @@ pub fn details(snapshot: &Snapshot, name: &str) -> Vec<Detail> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use std::sync::Arc;
 
     use lvs_api::daemon::{ServerStatus, Status};
@@ -320,6 +280,7 @@ pub(super) mod tests {
             reason: reason.to_owned(),
             fix: String::new(),
             attempts: Default::default(),
+            checks: None,
             check_not_made: None,
             weight: Some(i32::from(n == 1)),
             active: 2,
@@ -363,6 +324,7 @@ pub(super) mod tests {
                     pid: Some(8),
                     seen_ms: Some(100),
                     vips: vec![],
+                    version: Some("0.1.0".to_owned()),
                     sync: Some(SyncCounts {
                         sent: 7,
                         lost: 2,
@@ -371,7 +333,7 @@ pub(super) mod tests {
                     peers: Vec::new(),
                     tables: Vec::new(),
                     waiting: Vec::new(),
-                    confinement: None,
+                    ..DataplaneStatus::default()
                 },
                 services: vec![ServiceStatus {
                     name: name.to_owned(),
@@ -409,13 +371,17 @@ pub(super) mod tests {
                         action: "drop".to_owned(),
                         reason: "no_server".to_owned(),
                         count: 7,
+                        recent: None,
+                        ago: None,
                         help: "no server".to_owned(),
                         remedy: "add one".to_owned(),
                     }],
                     table_size: 4096,
+                    ..DataplaneView::default()
                 }),
                 ..Found::default()
             }),
+            check_times: HashMap::new(),
         }
     }
 

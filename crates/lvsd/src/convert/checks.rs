@@ -64,6 +64,13 @@ const RHYTHM: &[&str] = &[
     "",
 ];
 
+/// The longest interval of a check, in seconds.
+const DAY: f64 = 86_400.0;
+/// The longest timeout of a check, in seconds.
+const TIMEOUT_MAX: f64 = 600.0;
+/// The most failures that take a server out.
+const FALL_MAX: f64 = 1000.0;
+
 /// Why `warmup` is lost.
 pub(super) const WARMUP: &str =
     "first checks are not delayed; a server is not used before its first check";
@@ -135,6 +142,45 @@ pub(super) fn repaired(
     Ok(out)
 }
 
+/// A number of keepalived's for a timing of this name, if keepalived takes it. A check may have no
+/// retries; other blocks may not.
+fn timing(item: &Item, of_check: bool) -> Option<f64> {
+    let word = item.word(1);
+    let plain = word
+        .bytes()
+        .all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let number: f64 = word.parse().ok().filter(|_| plain)?;
+    let least = match item.name() {
+        "retry" | "nb_get_retry" if of_check => 0.0,
+        "retry" => 1.0,
+        "delay_before_retry" | "misc_timeout" => 0.0,
+        _ => 0.000_001,
+    };
+    (number >= least).then_some(number)
+}
+
+/// The message about a timing that is not what is written.
+pub(super) fn bad_timing(item: &Item, of_check: bool) -> Option<String> {
+    let name = item.name();
+    let most = match name {
+        "delay_loop" | "delay_before_retry" => DAY,
+        "connect_timeout" | "misc_timeout" => TIMEOUT_MAX,
+        "retry" => FALL_MAX - 1.0,
+        "nb_get_retry" if of_check => FALL_MAX - 1.0,
+        _ => return None,
+    };
+    match timing(item, of_check) {
+        None => Some(item.lost(
+            "keepalived takes no such number: that of the block around it holds, or the default",
+        )),
+        Some(number) if number > most => Some(item.lost(&format!("it is {most} here"))),
+        Some(number) if number > 0.0 && number < 0.01 && most >= TIMEOUT_MAX && name != "retry" => {
+            Some(item.lost("it is 10 ms here"))
+        }
+        Some(_) => None,
+    }
+}
+
 /// The setting of this name in a check, or else in the innermost block around it that has it.
 fn setting<'a>(item: &'a Item, around: &[&'a Item], name: &str) -> Option<&'a Item> {
     item.find(name)
@@ -149,6 +195,7 @@ pub(super) fn keepalived(item: &Item, context: &Context<'_>, lost: &mut Vec<Stri
     };
     let mut check = Check::from([("type", quote(kind))]);
     for item in item.items() {
+        lost.extend(bad_timing(item, true));
         let known = words.contains(&item.name()) || RHYTHM.contains(&item.name());
         let off = matches!(item.name(), "alpha" | "log_all_failures") && !is_on(item);
         if !known && !off {
@@ -258,38 +305,50 @@ fn instead(item: &Item, kind: &str, mut check: Check, why: &str, lost: &mut Vec<
 
 /// How often, and for how long.
 fn rhythm(item: &Item, around: &[&Item], check: &mut Check) {
-    let finite = |text: &str| text.parse::<f64>().ok().filter(|n| n.is_finite());
-    let number = |name: &str| finite(setting(item, around, name)?.word(1));
-    let interval = number("delay_loop").unwrap_or(60.0).clamp(0.01, 86_400.0);
+    // The last number that keepalived takes, of the innermost block that has one.
+    let last = |block: &Item, name: &str, of_check: bool| {
+        let named = block
+            .items()
+            .iter()
+            .rev()
+            .filter(|item| item.name() == name);
+        named.filter_map(|item| timing(item, of_check)).next()
+    };
+    let own = |name: &str| last(item, name, true);
+    let number =
+        |name: &str| own(name).or_else(|| around.iter().find_map(|block| last(block, name, false)));
+    let interval = number("delay_loop").unwrap_or(60.0).clamp(0.01, DAY);
     let name = item.name();
     let pages = matches!(name, "HTTP_GET" | "SSL_GET");
     let timeout = match name {
         // keepalived gives a program as long as the interval.
-        "MISC_CHECK" => item.number("misc_timeout").unwrap_or(interval),
+        "MISC_CHECK" => own("misc_timeout")
+            .filter(|seconds| *seconds > 0.0)
+            .unwrap_or(interval),
         _ => number("connect_timeout").unwrap_or(5.0),
     };
-    let own = match pages {
-        true => item.number("retry").or_else(|| item.number("nb_get_retry")),
+    let of_pages = match pages {
+        true => own("retry").or_else(|| own("nb_get_retry")),
         false => None,
     };
-    let retry = own.or_else(|| number("retry")).unwrap_or(match name {
+    let retry = of_pages.or_else(|| number("retry")).unwrap_or(match name {
         "MISC_CHECK" => 0.0,
         "DNS_CHECK" => 3.0,
         _ => 1.0,
     });
-    let fall = (retry + 1.0).clamp(1.0, 1000.0);
+    let fall = (retry.trunc() + 1.0).clamp(1.0, FALL_MAX);
     let pause = number("delay_before_retry").unwrap_or(match name {
         "DNS_CHECK" => interval,
         _ if pages => 3.0,
         _ => 1.0,
     });
     check.insert("interval", duration(interval));
-    check.insert("timeout", duration(timeout.clamp(0.01, 600.0)));
+    check.insert("timeout", duration(timeout.clamp(0.01, TIMEOUT_MAX)));
     check.insert("rise", "1".to_owned());
     check.insert("fall", format!("{fall:.0}"));
     // It is waited only before another attempt.
     if fall > 1.0 {
-        check.insert("fast_interval", duration(pause.clamp(0.01, 86_400.0)));
+        check.insert("fast_interval", duration(pause.clamp(0.01, DAY)));
     }
 }
 

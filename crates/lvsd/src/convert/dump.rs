@@ -138,7 +138,9 @@ pub(super) fn read(text: &str) -> Dump {
             };
             continue;
         }
-        if let Some(rest) = line.strip_prefix("Shutting down service ") {
+        let shut_down = line.strip_prefix("Shutting down ");
+        let shut_down = shut_down.map(|rest| rest.strip_prefix("(inhibited) ").unwrap_or(rest));
+        if let Some(rest) = shut_down.and_then(|rest| rest.strip_prefix("service ")) {
             named.extend(
                 rest.split_once(" from VS ")
                     .map(|(server, service)| (service.to_owned(), server.to_owned())),
@@ -148,7 +150,11 @@ pub(super) fn read(text: &str) -> Dump {
         match section {
             "group" => {
                 if let Some(name) = value(line, "Virtual Server Group") {
-                    name.clone_into(&mut group);
+                    // keepalived uses the first one of a name.
+                    match groups.contains_key(name) {
+                        true => group.clear(),
+                        false => name.clone_into(&mut group),
+                    }
                 }
                 let members = groups.entry(group.clone()).or_default();
                 let port = value(line, "VPORT")
@@ -401,7 +407,7 @@ mod tests {
         let dump = read(
             "Fri Nov 27 08:55:06 2026: IPVS: Can't initialize ipvs: No such file or directory\n\
              Fri Nov 27 08:55:06 2026: Shutting down service [10.0.0.1]:tcp:80 from VS [192.0.2.1]:tcp:80\n\
-             Fri Nov 27 08:55:06 2026: Shutting down service [10.0.0.2]:none:0 from VS FWM 7\n\
+             Fri Nov 27 08:55:06 2026: Shutting down (inhibited) service [10.0.0.2]:none:0 from VS FWM 7\n\
              Fri Nov 27 08:55:06 2026: Shutting down service [10.0.0.3]:tcp:80 from VS [g1]:0\n",
         );
         assert!(!dump.whole);

@@ -3,10 +3,11 @@
 use std::borrow::Cow;
 use std::net::{IpAddr, Ipv4Addr};
 
-use super::checks::Check;
+use super::checks::{self, Check};
 use super::negotiation::{Negotiated, Negotiation};
 use super::service::{
-    Keys, Server, Service, Sorry, bare, duration, endpoint, is_mask, port, quote, scheduler,
+    Keys, Server, Service, Sorry, asks_a_port, bare, duration, endpoint, fix_port, is_mask, port,
+    quote, scheduler,
 };
 use super::{ADDRESSES_MAX, Read};
 
@@ -252,6 +253,9 @@ struct Building {
     persistent: Option<u64>,
     netmask: Option<(Said, String)>,
     one_packet: Option<Said>,
+    /// Flags of the scheduler, and where they are.
+    flags: Vec<String>,
+    flags_said: Said,
     bad: Option<&'static str>,
 }
 
@@ -274,6 +278,8 @@ impl Building {
             persistent: None,
             netmask: None,
             one_packet: None,
+            flags: Vec::new(),
+            flags_said: Said::default(),
             bad: None,
         };
         if let Some(mark) = value.parse::<u32>().ok().filter(|mark| *mark > 0) {
@@ -313,11 +319,15 @@ impl Building {
                     "flag-2",
                     "flag-3",
                 ];
-                let flags: Vec<&str> = value.split(',').map(str::trim).collect();
+                let (value, more) = value.split_once(char::is_whitespace).unwrap_or((value, ""));
+                if !more.is_empty() {
+                    let why = format!("ldirectord passes over `{more}`");
+                    self.service.lose(said.lost(&why));
+                }
+                let flags: Vec<&str> = value.split(',').filter(|flag| !flag.is_empty()).collect();
                 if flags.iter().all(|flag| known.contains(flag)) {
-                    let flags: Vec<String> = flags.iter().map(|flag| quote(flag)).collect();
-                    let flags = format!("[{}]", flags.join(", "));
-                    self.service.keys.insert("scheduler_flags", flags);
+                    self.flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
+                    self.flags_said = said.clone();
                     return;
                 }
                 "not flags of a scheduler"
@@ -434,6 +444,7 @@ impl Building {
         if !self.service.keys.contains_key("scheduler") {
             self.service.string("scheduler", "wrr");
         }
+        self.scheduler_flags();
         if self.protocol.is_none() && self.port == 53 {
             self.protocol = Some("udp".to_owned());
         }
@@ -490,6 +501,31 @@ impl Building {
             self.fallback(&said, &value);
         }
         Some(self.service)
+    }
+
+    /// Writes the flags that the scheduler has.
+    fn scheduler_flags(&mut self) {
+        let scheduler = self
+            .service
+            .keys
+            .get("scheduler")
+            .cloned()
+            .unwrap_or_default();
+        let (known, other): (Vec<String>, Vec<String>) = std::mem::take(&mut self.flags)
+            .into_iter()
+            .partition(|flag| {
+                let owner = flag.split('-').next().unwrap_or_default();
+                owner == "flag" || scheduler == quote(owner)
+            });
+        if !other.is_empty() {
+            let why = format!("the scheduler {scheduler} has no flag {}", other.join(", "));
+            self.service.lose(self.flags_said.lost(&why));
+        }
+        if !known.is_empty() {
+            let known: Vec<String> = known.iter().map(|flag| quote(flag)).collect();
+            let known = format!("[{}]", known.join(", "));
+            self.service.keys.insert("scheduler_flags", known);
+        }
     }
 
     fn persistence(&mut self) {
@@ -575,31 +611,11 @@ impl Building {
             kind => kind,
         }
         .to_owned();
-        let mut check = self.rhythm(globals, &kind);
+        let check = self.rhythm(globals, &kind);
         let at = self.said.line;
         let lose = |service: &mut Service, why: &str| {
             service.lost.push(format!("line {at}: {why}"));
         };
-        // Without a port nothing can be connected to.
-        let bare = |server: &Server| server.endpoint().is_none();
-        if self.check_port.is_none()
-            && self.port == 0
-            && matches!(kind.as_str(), "connect" | "negotiate")
-            && self.service.servers.iter().any(bare)
-            && !(kind == "negotiate" && none)
-        {
-            let known = self.negotiation.port(self.port);
-            match known.filter(|_| kind == "negotiate") {
-                Some(port) => {
-                    check.insert("port", port.to_string());
-                }
-                None => {
-                    let why = "checks: without `checkport` nothing can be checked";
-                    lose(&mut self.service, why);
-                    return;
-                }
-            }
-        }
         let with_type = |mut check: Check, kind: &str| {
             check.insert("type", quote(kind));
             check
@@ -613,6 +629,7 @@ impl Building {
             }
             "connect" => with_type(check, "tcp"),
             "ping" => {
+                let mut check = check;
                 check.remove("port");
                 with_type(check, "ping")
             }
@@ -687,6 +704,53 @@ impl Building {
                 return;
             }
         };
+        self.servers_without_port();
+    }
+
+    /// Gives the checks of servers without a port the port that ldirectord asks: that of the kind of
+    /// service, whatever the service's own.
+    fn servers_without_port(&mut self) {
+        let known = self.negotiation.port(self.port);
+        let own = self.port;
+        let service = &mut self.service;
+        let bare = |server: &&mut Server| server.endpoint().is_none();
+        let mut without = Vec::new();
+        for server in service.servers.iter_mut().filter(bare) {
+            let mut check = match server.check.is_empty() {
+                true => service.check.clone(),
+                false => server.check.clone(),
+            };
+            if check.get("type").is_some_and(|kind| kind == "\"exec\"") {
+                fix_port(&mut check, 0);
+                server.check = check;
+                continue;
+            }
+            if !asks_a_port(&check) || check.contains_key("port") || known == Some(own) {
+                continue;
+            }
+            match known {
+                Some(port) => {
+                    check.insert("port", port.to_string());
+                    server.check = check;
+                }
+                None if own == 0 => server.check = checks::none(),
+                None => {}
+            }
+            if known.is_none() {
+                without.push(server.address.clone());
+            }
+        }
+        if without.is_empty() {
+            return;
+        }
+        let (at, servers) = (&service.at, without.join(", "));
+        service.lost.push(match own {
+            0 => format!("{at}: checks: without `checkport` nothing can be checked: {servers}"),
+            _ => format!(
+                "{at}: checks: ldirectord knows no port for servers that are written without one, and uses none of \
+                 them; here port {own} is asked: {servers}"
+            ),
+        });
     }
 
     /// Gives servers that have a request and an answer of their own a check of their own.

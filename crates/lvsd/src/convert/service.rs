@@ -113,6 +113,7 @@ impl Service {
             {
                 // The service's check would ask the service's port.
                 let asks = asks_a_port(&self.check) && !self.check.contains_key("port");
+                let asks = asks || names_port(&self.check);
                 if server.check.is_empty() && asks {
                     server.check.clone_from(&self.check);
                 }
@@ -342,6 +343,7 @@ impl Server {
             let port = || at.port().to_string();
             self.check.entry("port").or_insert_with(port);
         }
+        fix_port(&mut self.check, at.port());
     }
 }
 
@@ -389,6 +391,23 @@ pub(super) fn servers_of_quorum(weights: &[u64], quorum: u64, hysteresis: u64) -
 pub(super) fn asks_a_port(check: &BTreeMap<&'static str, String>) -> bool {
     let kind = check.get("type").map(String::as_str);
     kind.is_some_and(|kind| kind != "\"ping\"" && kind != "\"exec\"")
+}
+
+/// Stands for the port of the server in the command of a check.
+const PORT: &str = "\"{port}\"";
+
+/// Whether it is a check by a program that is told the server's port.
+fn names_port(check: &Keys) -> bool {
+    check
+        .get("command")
+        .is_some_and(|command| command.contains(PORT))
+}
+
+/// Tells the program of a check this port, whatever the server's.
+pub(super) fn fix_port(check: &mut Keys, port: u16) {
+    if let Some(command) = check.get_mut("command") {
+        *command = command.replace(PORT, &quote(&port.to_string()));
+    }
 }
 
 pub(super) fn table(keys: &BTreeMap<&'static str, String>) -> String {

@@ -880,3 +880,282 @@ fn keepalived_include_by_macros_is_read() {
     let named = done.lost.iter().any(|line| line.contains("no ${DIR}/85"));
     assert!(named, "{:?}", done.lost);
 }
+
+/// The part of a result about one server.
+fn server_of<'a>(toml: &'a str, address: &str) -> &'a str {
+    let (_, rest) = toml
+        .split_once(&format!("address = \"{address}\"\n"))
+        .unwrap();
+    rest.split("[[").next().unwrap()
+}
+
+/// keepalived 2.2.7 prints these values for each.
+#[test]
+fn number_that_keepalived_refuses_is_named_and_the_one_around_it_holds() {
+    let text = "virtual_server 192.0.2.1 80 {\nprotocol TCP\ndelay_loop 5\ndelay_loop 0\nretry 3\nretry 0\n\
+                connect_timeout abc\npersistence_timeout 30\npersistence_timeout 90000000\n\
+                real_server 10.0.0.1 80 {\nweight 3x\ndelay_loop -4\nTCP_CHECK {\nretry -2\n}\n}\n\
+                real_server 10.0.0.2 80 {\nweight x\nTCP_CHECK {\nretry 0\ndelay_loop 7\n}\n}\n\
+                real_server 10.0.0.3 80 {\nMISC_CHECK {\nmisc_path /bin/true\nuser root\nmisc_timeout 0\nretry 2.5\n}\n}\n\
+                real_server 10.0.0.4 80 {\nweight 99999999999\ndelay_loop 100000\n}\n}\n";
+    let (done, _) = converted(SourceFormat::Keepalived, text);
+    for (server, expected) in [
+        (
+            "10.0.0.1:80",
+            [
+                "weight = 3\n",
+                "fall = 4,",
+                "interval = \"5s\"",
+                "timeout = \"5s\"",
+            ],
+        ),
+        (
+            "10.0.0.2:80",
+            [
+                "weight = 0\n",
+                "fall = 1,",
+                "interval = \"7s\"",
+                "timeout = \"5s\"",
+            ],
+        ),
+        (
+            "10.0.0.3:80",
+            ["exec", "fall = 3,", "interval = \"5s\"", "timeout = \"5s\""],
+        ),
+        ("10.0.0.4:80", ["weight = 1\n", "", "", ""]),
+    ] {
+        let server = server_of(&done.toml, server);
+        assert!(
+            expected.iter().all(|part| server.contains(part)),
+            "{server}"
+        );
+    }
+    assert!(
+        done.toml.contains("persistence = { timeout = \"30s\" }"),
+        "{}",
+        done.toml
+    );
+    for line in [
+        "delay_loop 0",
+        "retry 0",
+        "connect_timeout abc",
+        "90000000",
+        "weight 3x",
+        "delay_loop -4",
+        "retry -2",
+        "weight x",
+        "99999999999",
+        "delay_loop 100000",
+    ] {
+        let told = done.lost.iter().filter(|lost| lost.contains(line)).count();
+        // keepalived takes no retries of a check only.
+        assert_eq!(told, 1, "{line}: {:#?}", done.lost);
+    }
+    assert_eq!(done.lost.len(), 10, "{:#?}", done.lost);
+}
+
+#[test]
+fn flag_of_another_scheduler_is_named_and_the_service_stays() {
+    for (text, flags, named) in [
+        ("lvs_sched twos\nsh-port\nflag-1", "[\"flag-1\"]", "sh-port"),
+        (
+            "lvs_sched sh\nmh-port\nsh-fallback",
+            "[\"sh-fallback\"]",
+            "mh-port",
+        ),
+        // keepalived wants the scheduler above its flags.
+        (
+            "mh-fallback\nlvs_sched mh\nmh-port",
+            "[\"mh-port\"]",
+            "mh-fallback",
+        ),
+        ("hashed\nlvs_sched rr\nflag-2", "[\"flag-2\"]", "hashed"),
+    ] {
+        let text = format!("virtual_server 192.0.2.1 80 {{\nprotocol TCP\n{text}\n}}\n");
+        let (done, _) = converted(SourceFormat::Keepalived, &text);
+        assert!(
+            done.toml.contains(&format!("scheduler_flags = {flags}")),
+            "{}",
+            done.toml
+        );
+        assert!(
+            matches!(done.lost.as_slice(), [one] if one.contains(named)),
+            "{:?}",
+            done.lost
+        );
+    }
+    let text = "virtual=192.0.2.1:80\n\treal=10.0.0.1:80 gate\n\tchecktype=on\n\tschedflags=mh-port,sh-port flag-2\n\tscheduler=sh\n";
+    let (done, _) = converted(SourceFormat::Ldirectord, text);
+    assert!(
+        done.toml.contains("scheduler_flags = [\"sh-port\"]"),
+        "{}",
+        done.toml
+    );
+    assert!(
+        done.lost.len() == 2 && done.lost.concat().contains("mh-port"),
+        "{:?}",
+        done.lost
+    );
+}
+
+/// keepalived 2.2.7 prints these tunnels for each.
+#[test]
+fn tunnel_that_keepalived_refuses_is_that_of_the_block_around_it() {
+    let gue = "TUN type gue port 6080";
+    for (outer, own, expected) in [
+        ("TUN type gue", "", "tunnel"),
+        ("TUN type gre port 5", "", "tunnel"),
+        ("TUN type gre remcsum", "", "tunnel"),
+        ("TUN type foo", "", "tunnel"),
+        ("TUN type gue port 6080 foo", "", "tunnel"),
+        (gue, "lvs_method TUN type gue", "gue"),
+        (gue, "lvs_method TUN type ipip csum", "gue"),
+        ("DR", "lvs_method TUN type gue", "tunnel"),
+    ] {
+        let text = format!(
+            "virtual_server 192.0.2.1 80 {{\nprotocol TCP\nlvs_method {outer}\nreal_server 10.0.0.1 80 {{\n{own}\n}}\n}}\n"
+        );
+        let (done, _) = converted(SourceFormat::Keepalived, &text);
+        let is_ipip = !done.toml.contains("tunnel = ");
+        assert_eq!(
+            is_ipip,
+            expected == "tunnel",
+            "{outer} {own}: {}",
+            done.toml
+        );
+        assert!(done.toml.contains("forward = \"tun\""), "{}", done.toml);
+        assert_eq!(done.lost.len(), 1, "{outer} {own}: {:?}", done.lost);
+    }
+}
+
+/// keepalived 2.2.7 prints these families for each.
+#[test]
+fn mark_has_the_family_of_its_granularity() {
+    for (settings, six) in [
+        ("persistence_granularity 64", true),
+        ("persistence_granularity 24", true),
+        ("persistence_granularity 255.255.255.0", false),
+        ("ip_family inet\npersistence_granularity 64", false),
+        ("persistence_granularity 64\nip_family inet", true),
+    ] {
+        let text = format!(
+            "virtual_server fwmark 7 {{\nlvs_method TUN\n{settings}\nreal_server 10.0.0.1 {{\n}}\nreal_server 2001:db8::1 {{\n}}\n}}\n"
+        );
+        let (done, _) = converted(SourceFormat::Keepalived, &text);
+        assert_eq!(done.toml.contains("family = \"ipv6\""), six, "{settings}");
+    }
+}
+
+#[test]
+fn statement_behind_another_one_is_named_and_other_blocks_keep_their_lines() {
+    let text = "vrrp_instance A { track_script { chk weight 5\n} } virtual_server 192.0.2.1 80 { protocol TCP\n\
+                real_server 10.0.0.1 80 { weight 7 inhibit_on_failure\nTCP_CHECK { connect_port 81 retry 4 } } }\n";
+    let (done, _) = converted(SourceFormat::Keepalived, text);
+    for named in [
+        "inhibit_on_failure: keepalived passes over",
+        "retry 4: keepalived passes over",
+    ] {
+        assert!(
+            done.lost.iter().any(|lost| lost.contains(named)),
+            "{:?}",
+            done.lost
+        );
+    }
+    assert!(done.rest.contains("chk weight 5\n"), "{}", done.rest);
+}
+
+#[test]
+fn check_that_is_lost_is_named_so_before_another_one() {
+    for checks in [
+        "BFD_CHECK {\nname b\n}\nPING_CHECK {\n}",
+        "PING_CHECK {\n}\nFILE_CHECK {\n}",
+    ] {
+        let (done, _) = converted(SourceFormat::Keepalived, &service_of_keepalived(checks));
+        assert!(
+            done.lost
+                .concat()
+                .contains("the server is checked without it"),
+            "{:?}",
+            done.lost
+        );
+    }
+}
+
+/// ldirectord 1.186 has these ports of checks.
+#[test]
+fn server_without_port_is_asked_at_the_port_of_its_kind_of_service() {
+    for (text, expected, named) in [
+        (
+            "virtual=192.0.2.1:8080\n\tservice=http\n\tREAL",
+            "port = 80",
+            0,
+        ),
+        (
+            "virtual=192.0.2.1:8443\n\tservice=https\n\tchecktype=connect\n\tREAL",
+            "port = 443",
+            0,
+        ),
+        (
+            "virtual=192.0.2.1:5353\n\tservice=dns\n\tprotocol=udp\n\treceive=\"192.0.2.7\"\n\tREAL",
+            "port = 53",
+            0,
+        ),
+        ("virtual=7\n\tservice=http\n\tREAL", "port = 80", 0),
+        (
+            "virtual=7\n\tservice=http\n\tfallback=10.0.0.9:99 masq\n\tREAL",
+            "port = 80",
+            0,
+        ),
+        (
+            "virtual=7\n\tchecktype=connect\n\tREAL",
+            "check = \"none\"",
+            1,
+        ),
+        ("virtual=192.0.2.1:9000\n\tchecktype=connect\n\tREAL", "", 1),
+        ("virtual=192.0.2.1:80\n\tchecktype=connect\n\tREAL", "", 0),
+    ] {
+        let text = text.replace("REAL", "real=10.0.0.1 gate\n\treal=10.0.0.2:81 masq\n");
+        let (done, _) = converted(SourceFormat::Ldirectord, &text);
+        let own = done.toml.split_once("address = \"10.0.0.1\"\n").unwrap().1;
+        let (own, other) = own.split_once("[[").unwrap();
+        assert!(own.contains(expected), "{text}: {}", done.toml);
+        assert!(!other.contains("port = "), "{text}: {}", done.toml);
+        assert_eq!(done.lost.len(), named, "{text}: {:?}", done.lost);
+    }
+}
+
+#[test]
+fn program_of_ldirectord_gets_the_port_that_is_written() {
+    let text = "virtual=192.0.2.1:80\n\tchecktype=external\n\tcheckcommand=/bin/c\n\
+                \treal=10.0.0.1 gate\n\treal=10.0.0.2:81 masq\n\treal=10.0.0.3:82 gate\n";
+    let (done, _) = converted(SourceFormat::Ldirectord, text);
+    for (server, port) in [("10.0.0.1", "0"), ("10.0.0.3", "82")] {
+        let server = server_of(&done.toml, server);
+        let command = format!("\"192.0.2.1\", \"80\", \"{{address}}\", \"{port}\"]");
+        assert!(server.contains(&command), "{}", done.toml);
+    }
+    assert!(
+        !server_of(&done.toml, "10.0.0.2:81").contains("check"),
+        "{}",
+        done.toml
+    );
+}
+
+/// keepalived 2.2.7 gives the kernel the members of the first.
+#[test]
+fn first_group_of_a_name_is_used_and_others_are_named() {
+    let text = "virtual_server group D {\nprotocol TCP\nreal_server 10.0.0.1 80 {\n}\n}\n\
+                virtual_server_group D {\n192.0.2.1 80\n}\nvirtual_server_group D {\n192.0.2.2 80\n}\n";
+    let (done, config) = converted(SourceFormat::Keepalived, text);
+    assert!(
+        done.toml.contains("address = \"192.0.2.1:80\""),
+        "{}",
+        done.toml
+    );
+    assert_eq!(config.services.len(), 1);
+    assert!(
+        matches!(done.lost.as_slice(), [one] if one.contains("line 9")),
+        "{:?}",
+        done.lost
+    );
+}

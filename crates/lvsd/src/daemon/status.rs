@@ -37,12 +37,22 @@ impl<P: Prober> Daemon<P> {
                 connected: dataplane.contact.1,
                 idle: !inputs.expanded.needs_dataplane(),
                 pid: dataplane.contact.0,
+                version: Some(found.seen.version.clone()).filter(|version| !version.is_empty()),
                 seen_ms: dataplane.at.map(|at| millis(at.elapsed())),
                 vips: found.vips.iter().copied().collect(),
                 sync: self.sync_counts(),
                 peers: found.seen.info.peers.clone(),
                 tables: found.seen.info.tables.clone(),
                 waiting: found.seen.info.waiting.clone(),
+                down: found
+                    .seen
+                    .info
+                    .interfaces
+                    .iter()
+                    .filter(|interface| !interface.up)
+                    .map(|interface| interface.name.clone())
+                    .collect(),
+                conflicts: found.seen.info.conflicts.clone(),
                 confinement: Some(&found.seen.info)
                     .filter(|info| info.pid != 0)
                     .map(|info| info.confinement.clone()),
@@ -164,6 +174,7 @@ impl<P: Prober> Daemon<P> {
                     reason,
                     fix,
                     attempts: seen.map(|seen| seen.attempts).unwrap_or_default(),
+                    checks: known.as_ref().and_then(|known| known.record),
                     check_not_made: known.and_then(|known| known.not_made).map(|not_made| {
                         CheckNotMade {
                             seconds: not_made.since.elapsed().as_secs(),
@@ -188,6 +199,7 @@ impl<P: Prober> Daemon<P> {
                 reason: String::new(),
                 fix: String::new(),
                 attempts: seen.attempts,
+                checks: None,
                 check_not_made: None,
                 weight: Some(seen.weight),
                 active: seen.active,

@@ -74,6 +74,11 @@ pub trait DataplaneControl: Send {
         Ok(Vec::new())
     }
 
+    /// The version of the dataplane; empty if unknown.
+    fn version(&self) -> String {
+        String::new()
+    }
+
     /// The size of the connection table as the kernel prints it.
     fn table_size(&self) -> u32 {
         4096

@@ -224,6 +224,8 @@ pub struct DataplaneView {
     pub reasons: Vec<ReasonCount>,
     /// The size of its connection table in the kernel's format.
     pub table_size: u32,
+    /// Its version; empty before its first answer.
+    pub version: String,
 }
 
 /// A server in a dataplane.
@@ -789,6 +791,7 @@ impl Link {
         let seen = DataplaneView {
             info,
             table_size: control.table_size(),
+            version: control.version(),
             ..DataplaneView::default()
         };
         Ok(Some((desired, actual, seen)))

@@ -111,6 +111,11 @@ impl DataplaneControl for Connection {
         self.0.collect(&Call::Drops {}).map_err(translate)
     }
 
+    fn version(&self) -> String {
+        let name = &self.0.hello().dataplane;
+        name.rsplit(' ').next().unwrap_or_default().to_owned()
+    }
+
     fn table_size(&self) -> u32 {
         self.0.hello().table_size
     }

@@ -14,22 +14,24 @@ mod network;
 mod permits;
 pub mod pins;
 pub mod probe;
+mod record;
 mod state;
 mod timing;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use lvs_api::daemon::CheckStatus;
 use lvs_core::api::ServiceId;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use crate::tally::{CheckOutcome, Tally};
+use crate::tally::{CheckOutcome, Tally, Times};
 
 pub use advice::{Advice, Weight};
 pub use check::{Check, Passive};
@@ -38,6 +40,7 @@ pub use permits::raise_limits;
 use permits::{Permits, TargetHealth};
 pub use pins::Pins;
 pub use probe::{Probe, ProbeError, Via};
+use record::Record;
 pub use state::{Health, State};
 pub use timing::Quantiles;
 
@@ -142,6 +145,14 @@ enum Prompt {
     TakeOut(String),
 }
 
+/// The result of an earlier check of a server: whether it is up, since when, why it is down, its advice and its record.
+type Before = (bool, Instant, String, Advice, Arc<Mutex<Record>>);
+
+/// A record, also if a thread has panicked with it.
+fn lock(record: &Mutex<Record>) -> MutexGuard<'_, Record> {
+    record.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[derive(Debug)]
 struct Task {
     id: u64,
@@ -154,6 +165,7 @@ struct Task {
     advice: Advice,
     since: Instant,
     not_made: Option<NotMade>,
+    record: Arc<Mutex<Record>>,
     /// The dataplane's counters when the server was last good, for each service.
     unanswered: HashMap<Key, u32>,
     /// The effect of clients without an answer.
@@ -172,6 +184,8 @@ pub struct Known {
     pub lasted: Duration,
     /// Set while this host cannot make its check.
     pub not_made: Option<NotMade>,
+    /// The durations of its checks, its falls and its downtime; `None` before the first check.
+    pub record: Option<CheckStatus>,
 }
 
 impl Drop for Task {
@@ -225,10 +239,17 @@ impl<P: Prober> Checks<P> {
         }
         // What is known of a server holds for whichever service asks the same.
         type Identity = (Probe, SocketAddr, Option<Via>);
-        let known: HashMap<Identity, (bool, Instant, String, Advice)> = old
+        let known: HashMap<Identity, Before> = old
             .iter()
             .filter_map(|(check, task)| {
-                let told = (task.up?, task.since, task.reason.clone(), task.advice);
+                let record = Arc::clone(&task.record);
+                let told = (
+                    task.up?,
+                    task.since,
+                    task.reason.clone(),
+                    task.advice,
+                    record,
+                );
                 Some((check.identity(), told))
             })
             .collect();
@@ -256,16 +277,16 @@ impl<P: Prober> Checks<P> {
         }
     }
 
-    fn spawn(
-        &mut self,
-        check: &Arc<Check>,
-        known: Option<(bool, Instant, String, Advice)>,
-    ) -> Task {
+    fn spawn(&mut self, check: &Arc<Check>, known: Option<Before>) -> Task {
         self.next += 1;
         let (prompts, prompted) = mpsc::channel(1);
-        let (up, since, reason, advice) = match known {
-            Some((up, since, reason, advice)) => (Some(up), since, reason, advice),
-            None => (None, Instant::now(), String::new(), Advice::NONE),
+        let now = Instant::now();
+        let (up, since, reason, advice, record) = match known {
+            Some((up, since, reason, advice, record)) => (Some(up), since, reason, advice, record),
+            None => {
+                let record = Arc::new(Mutex::new(Record::new(now)));
+                (None, now, String::new(), Advice::NONE, record)
+            }
         };
         let runner = Runner {
             prober: Arc::clone(&self.prober),
@@ -275,6 +296,7 @@ impl<P: Prober> Checks<P> {
             sender: self.sender.clone(),
             prompts: prompted,
             out_until: None,
+            record: Arc::clone(&record),
             task: self.next,
             state: State::new(check.rise, check.fall, up),
             advice,
@@ -291,6 +313,7 @@ impl<P: Prober> Checks<P> {
             advice,
             since,
             not_made: None,
+            record,
             unanswered: HashMap::new(),
             prompts,
             abort: self.runtime.spawn(runner.run()).abort_handle(),
@@ -326,8 +349,10 @@ impl<P: Prober> Checks<P> {
             return news;
         }
         let lasted = task.up.map(|_| task.since.elapsed());
+        let now = Instant::now();
+        lock(&task.record).transition(up, task.up == Some(true), now);
         task.up = Some(up);
-        task.since = Instant::now();
+        task.since = now;
         task.logged = vec![report.reason.clone()];
         let change = |key: &Key| Change {
             key: *key,
@@ -424,7 +449,17 @@ impl<P: Prober> Checks<P> {
             reason: task.reason.clone(),
             lasted: task.since.elapsed(),
             not_made: task.not_made.clone(),
+            record: lock(&task.record).status(Instant::now()),
         })
+    }
+
+    /// The durations of the checks of each server, unless more than `most` servers are checked.
+    pub fn times(&self, most: usize) -> HashMap<Key, Times> {
+        if self.questions.len() > most {
+            return HashMap::new();
+        }
+        let times = |key: &Key| Some((*key, lock(&self.task(key)?.record).times()));
+        self.questions.keys().filter_map(times).collect()
     }
 
     /// How many questions this host cannot ask, for long.
@@ -469,6 +504,7 @@ struct Runner<P> {
     prompts: mpsc::Receiver<Prompt>,
     /// Until then, good checks do not count: clients got no answer.
     out_until: Option<Instant>,
+    record: Arc<Mutex<Record>>,
     task: u64,
     check: Arc<Check>,
     state: State,
@@ -604,6 +640,9 @@ impl<P: Prober> Runner<P> {
         };
         let kind = self.check.probe.name();
         self.timing.tally.check(kind, took, outcome);
+        if outcome != CheckOutcome::NotMade {
+            lock(&self.record).count_check(took, Instant::now());
+        }
         result
     }
 

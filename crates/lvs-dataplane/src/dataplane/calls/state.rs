@@ -1,5 +1,7 @@
 //! The dataplane's own state: threads, interfaces, counters.
 
+use std::time::Instant;
+
 use lvs_core::FilterLists;
 use lvs_core::api::{
     ANNOUNCED_MAX, AnnounceSpec, Announcements, Failure, FailureCode, FilterItem, Info,
@@ -14,6 +16,7 @@ use crate::dataplane::remedies;
 use crate::dataplane::report::{Report, shares, sync};
 use crate::dataplane::worker::Worker;
 use crate::host::view::View;
+use crate::lock::lock;
 use lvs_packet::net::PortId;
 use lvs_process::server::Sink;
 
@@ -109,7 +112,21 @@ impl Handle {
         Ok(Announcements { announced })
     }
 
+    /// The counters of packets by reason, with their recent part.
     pub(super) fn reasons(&self) -> Result<Vec<ReasonCount>, Failure> {
+        let mut reasons = self.counted_reasons()?;
+        lock(&self.recent).apply(&mut reasons, Instant::now());
+        Ok(reasons)
+    }
+
+    /// Takes a sample of the counters of packets by reason, unless a worker does not answer.
+    pub(in crate::dataplane) fn sample_reasons(&self) {
+        if let Ok(reasons) = self.counted_reasons() {
+            lock(&self.recent).sample(&reasons, Instant::now());
+        }
+    }
+
+    fn counted_reasons(&self) -> Result<Vec<ReasonCount>, Failure> {
         let report = self.report()?;
         let templates = self.context.control().evicted_templates();
         let mut reasons = report.reasons(templates);

@@ -2,11 +2,11 @@
 
 use lvs_core::api::{FastPathInfo, Info, ReasonCount, TablesState};
 
-use super::Findings;
+use super::{Findings, Since};
 
-pub(super) fn look(info: &Info, reasons: &[ReasonCount], findings: &mut Findings) {
+pub(super) fn look(info: &Info, reasons: &[ReasonCount], since: Since, findings: &mut Findings) {
     state(info, findings);
-    counters(reasons, findings);
+    counters(reasons, since, findings);
 }
 
 fn state(info: &Info, findings: &mut Findings) {
@@ -104,17 +104,27 @@ pub(super) fn fast_path(info: &FastPathInfo) -> Option<String> {
     })
 }
 
-fn counters(reasons: &[ReasonCount], findings: &mut Findings) {
+fn counters(reasons: &[ReasonCount], since: Since, findings: &mut Findings) {
     for reason in reasons {
         // Packets that were too big are reported by server, lost frames by interface.
         let reported = ["too_big", "not_received"].contains(&reason.reason.as_str());
-        if reason.action == "drop" && reason.count > 0 && !reported {
-            let packets = match reason.count {
+        let count = match since {
+            Since::Minutes => reason.recent.unwrap_or(reason.count),
+            Since::Start => reason.count,
+        };
+        if reason.action == "drop" && count > 0 && !reported {
+            let packets = match count {
                 1 => "1 packet was".to_owned(),
                 n => format!("{n} packets were"),
             };
+            let last = reason.ago.map(|ago| format!(" (last {ago} s ago)"));
             findings.add(
-                format!("{packets} dropped: {}: {}", reason.reason, reason.help),
+                format!(
+                    "{packets} dropped: {}: {}{}",
+                    reason.reason,
+                    reason.help,
+                    last.unwrap_or_default()
+                ),
                 reason.remedy.clone(),
             );
         }
@@ -124,6 +134,35 @@ fn counters(reasons: &[ReasonCount], findings: &mut Findings) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn doctor_packets_dropped_in_five_minutes_are_a_finding() {
+        let found = |recent: Option<u64>, since| {
+            let reason = ReasonCount {
+                action: "drop".to_owned(),
+                reason: "no_server".to_owned(),
+                count: 7,
+                recent,
+                ago: recent.map(|_| 4),
+                help: "no server".to_owned(),
+                remedy: "add one".to_owned(),
+            };
+            let mut findings = Findings::default();
+            counters(&[reason], since, &mut findings);
+            findings.0.pop().map(|finding| finding.what)
+        };
+        let text = |packets: u64| {
+            Some(format!(
+                "{packets} packets were dropped: no_server: no server (last 4 s ago)"
+            ))
+        };
+        assert_eq!(found(Some(0), Since::Minutes), None);
+        assert_eq!(found(Some(3), Since::Minutes), text(3));
+        assert_eq!(found(Some(0), Since::Start), text(7));
+        // A dataplane of an older version.
+        let old = found(None, Since::Minutes).unwrap_or_default();
+        assert!(old.starts_with("7 packets"), "{old}");
+    }
 
     #[test]
     fn doctor_disabled_fast_path_is_a_finding() {

@@ -196,6 +196,7 @@ mod tests {
             address: (VIP, 80).into(),
         };
         let server = |n: u8, health: &str, admin, reason: &str| ServerStatus {
+            checks: None,
             check_not_made: None,
             server: ([10, 0, 0, n], 80).into(),
             configured: Some(1),

@@ -12,7 +12,7 @@ use lvs_core::api::{Call, Info, ReasonCount, ServiceInfo};
 use serde::Serialize;
 
 use super::simple::wrap;
-use super::{Outcome, Words, connect};
+use super::{Outcome, Trouble, Words, connect};
 use crate::program::Invocation;
 use crate::session::json_list;
 
@@ -35,8 +35,30 @@ impl Findings {
     }
 }
 
+/// The time whose dropped packets are findings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Since {
+    /// The last five minutes.
+    Minutes,
+    /// The start of the dataplane.
+    Start,
+}
+
+impl Since {
+    fn of(word: Option<&str>) -> Result<Self, Trouble> {
+        match word {
+            None => Ok(Self::Minutes),
+            Some("start") => Ok(Self::Start),
+            Some(word) => Err(Trouble::Usage(format!(
+                "--since: {word:?} is not `start`, the start of the dataplane"
+            ))),
+        }
+    }
+}
+
 pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     words.no_arguments()?;
+    let since = Since::of(words.value("--since"))?;
     let mut client = connect(run)?;
     let info: Info = client.call(&Call::Info {})?;
     let services: Vec<ServiceInfo> = client.collect(&Call::ServiceList { service: None })?;
@@ -46,7 +68,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         for_lvsd(&mut reasons);
     }
     let mut findings = Findings::default();
-    dataplane::look(&info, &reasons, &mut findings);
+    dataplane::look(&info, &reasons, since, &mut findings);
     let director = director::Director::ask(run);
     director.look(&mut findings);
     services::look(&services, &info, &director, &mut findings);
@@ -108,6 +130,13 @@ mod tests {
                     "active": 3, "inactive": 1, "persistent": 0, "overloaded": false, "stats": {{}}}}]}}]"#
         );
         serde_json::from_str(&text).expect("services")
+    }
+
+    #[test]
+    fn since_accepts_the_start_only() {
+        assert_eq!(Since::of(None).ok(), Some(Since::Minutes));
+        assert_eq!(Since::of(Some("start")).ok(), Some(Since::Start));
+        assert!(Since::of(Some("1h")).is_err());
     }
 
     #[test]

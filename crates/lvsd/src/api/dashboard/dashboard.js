@@ -128,6 +128,10 @@
     fill($("broken"), [table(["Server", "Service", "State", "Why", "For", "Connections", ""], rows), ...more]);
   }
 
+  function ms(us) {
+    return us < 10000 ? `${(us / 1000).toFixed(1)} ms` : `${Math.round(us / 1000)} ms`;
+  }
+
   function cell(label, content, cls) {
     return make("td", content, cls, { "data-label": label });
   }
@@ -304,6 +308,11 @@
       const notes = [];
       if (server.reason) notes.push(server.reason);
       if (server.fix) notes.push(`to do ${server.fix}`);
+      const checks = server.checks;
+      if (checks) {
+        notes.push(`checks take ${ms(checks.last_us)}, p50 ${ms(checks.p50_us)}, p99 ${ms(checks.p99_us)}`);
+        if (checks.falls_in_day) notes.push(`went down ${plural(checks.falls_in_day, "time")} in 24 h, for ${lasted(checks.down_seconds_in_day)}`);
+      }
       if (server.check_not_made) notes.push("not checked: " + server.check_not_made.reason);
       if (server.configured === null) notes.push(s.sorry_server === server.server ? "sorry server" : "not in the file");
       if (server.weight === null) notes.push("the dataplane does not have it");

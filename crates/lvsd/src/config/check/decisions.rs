@@ -117,7 +117,13 @@ impl Checker<'_> {
         let server = RawTarget::server(sorry);
         let address = server.get_ref().address.as_ref();
         let place = address.map_or(sorry.span(), Spanned::span);
-        let mut checked = self.server(&server, raw, &id, defaults)?;
+        // It has no check, because no other server could replace it.
+        let defaults = ServerDefaults {
+            forward: defaults.forward,
+            tunnel: defaults.tunnel,
+            check: None,
+        };
+        let mut checked = self.server(&server, raw, &id, &defaults)?;
         if servers
             .iter()
             .any(|server| server.address == checked.address)
@@ -133,7 +139,6 @@ impl Checker<'_> {
             address: checked.address,
             place,
         });
-        // It has no check, because no other server could replace it.
         checked.check = None;
         Some(checked)
     }

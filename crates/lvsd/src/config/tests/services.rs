@@ -288,6 +288,18 @@ fn decisions_are_checked() {
     }
 }
 
+/// Nobody asks it, so that a check of the service has no need of a port of it.
+#[test]
+fn sorry_server_without_port_does_not_need_one_for_the_check() {
+    let config = load(
+        "[[service]]\nfwmark = 9\nforward = \"nat\"\nsorry = \"10.0.0.8\"\ncheck = { type = \"tcp\" }\n\
+         servers = [\"10.0.0.2:81\"]\n",
+    );
+    let sorry = config.services[0].sorry.as_ref().unwrap();
+    assert!(sorry.check.is_none());
+    assert!(config.services[0].servers[0].check.is_some());
+}
+
 #[test]
 fn inline_servers_are_the_same_as_tables() {
     let service = "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n";

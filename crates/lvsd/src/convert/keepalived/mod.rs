@@ -7,6 +7,7 @@ mod source;
 mod virtual_server;
 mod words;
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
@@ -74,10 +75,6 @@ impl Item {
         self.items().iter().rev().find(|item| item.name() == name)
     }
 
-    pub(super) fn number(&self, name: &str) -> Option<f64> {
-        self.find(name)?.word(1).parse().ok()
-    }
-
     /// As it is written, shortened.
     pub(super) fn text(&self) -> String {
         let raw: Vec<&str> = self.words.iter().map(|word| word.raw.as_str()).collect();
@@ -115,9 +112,18 @@ pub(super) fn read(name: &str, text: &str, options: &Options<'_>) -> Result<Read
     let mut vrrp = HashSet::new();
     for item in &items {
         match item.name() {
-            "virtual_server_group" => {
-                groups.insert(item.word(1), item);
-            }
+            "virtual_server_group" => match groups.entry(item.word(1)) {
+                Entry::Vacant(place) => {
+                    place.insert(item);
+                }
+                Entry::Occupied(first) => {
+                    let why = format!(
+                        "keepalived uses the first group of this name ({})",
+                        first.get().at()
+                    );
+                    read.lost.push(item.lost(&why));
+                }
+            },
             "vrrp_instance" => vrrp.extend(vrrp_addresses(item)),
             _ => {}
         }
@@ -153,7 +159,11 @@ fn vrrp_addresses(item: &Item) -> Vec<IpAddr> {
         .collect()
 }
 
-/// Words that begin a statement behind another one in the same line.
+/// The message about a statement that keepalived does not read.
+const BEHIND: &str =
+    "keepalived passes over what stands behind another statement in its line; here it is read";
+
+/// Words that begin a statement behind another one in the same line of a virtual server.
 const KEYWORDS: [&str; 38] = [
     "TCP_CHECK",
     "HTTP_GET",
@@ -227,12 +237,25 @@ fn items(source: &mut Source) -> Result<Vec<Item>, String> {
     let mut inner = Open::default();
     let mut words: Vec<Word> = Vec::new();
     let mut first = 0;
+    // The statement stands behind another one in its line.
+    let mut behind = false;
+    let mut lost = Vec::new();
+    let mut pass = |item: &Item, behind: &mut bool| {
+        if std::mem::take(behind) {
+            lost.push(item.lost(BEHIND));
+        }
+    };
     for (token, line) in tokens {
         match token {
             Token::Word(word) => {
                 let split = words.first().is_some_and(|name| begins(&name.text, &word));
-                if !outer.is_empty() && split {
-                    inner.items.push(statement(&mut words, first, line));
+                let outermost = outer.get(1).unwrap_or(&inner).words.first();
+                let is_service = outermost.is_some_and(|name| name.text == "virtual_server");
+                if !outer.is_empty() && is_service && split {
+                    let item = statement(&mut words, first, line);
+                    pass(&item, &mut behind);
+                    inner.items.push(item);
+                    behind = true;
                 }
                 if words.is_empty() {
                     first = line;
@@ -240,8 +263,13 @@ fn items(source: &mut Source) -> Result<Vec<Item>, String> {
                 words.push(word);
             }
             Token::End if words.is_empty() => {}
-            Token::End => inner.items.push(statement(&mut words, first, line)),
+            Token::End => {
+                let item = statement(&mut words, first, line);
+                pass(&item, &mut behind);
+                inner.items.push(item);
+            }
             Token::Open => {
+                behind = false;
                 if words.is_empty() {
                     // The brace is in a line of its own.
                     let before = inner.items.pop().filter(|item| item.block.is_none());
@@ -265,7 +293,9 @@ fn items(source: &mut Source) -> Result<Vec<Item>, String> {
             }
             Token::Close => {
                 if !words.is_empty() {
-                    inner.items.push(statement(&mut words, first, line));
+                    let item = statement(&mut words, first, line);
+                    pass(&item, &mut behind);
+                    inner.items.push(item);
                 }
                 let Some(around) = outer.pop() else {
                     return Err(format!(
@@ -291,6 +321,7 @@ fn items(source: &mut Source) -> Result<Vec<Item>, String> {
             place(inner.line)
         ));
     }
+    source.lost.append(&mut lost);
     Ok(inner.items)
 }
 

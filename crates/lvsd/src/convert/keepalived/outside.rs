@@ -133,6 +133,9 @@ fn globals(item: &Item, outside: &mut Outside, lost: &mut Vec<String>) {
         let why = match item.name() {
             "script_user" => {
                 outside.script_user = Some(item.word(1).to_owned());
+                if item.len() > 2 && item.word(2) != item.word(1) {
+                    lost.push(item.lost("checks run in the group of the user"));
+                }
                 continue;
             }
             "lvs_sync_daemon" => {

@@ -28,6 +28,9 @@ const ONE_VALUE: [&str; 14] = [
     "delay_before_retry",
 ];
 
+/// The longest persistence of keepalived, in seconds.
+const PERSISTENCE_MAX: u64 = 31 * 86_400;
+
 /// The message about words that keepalived ignores.
 fn passed_over(item: &Item) -> Option<String> {
     (ONE_VALUE.contains(&item.name()) && item.len() > 2).then(|| {
@@ -155,10 +158,61 @@ fn target(item: &Item, groups: &HashMap<&str, &Item>, room: &mut usize) -> Resul
     }
 }
 
+/// The scheduler that a flag is for.
+fn scheduler_of(flag: &str) -> &'static str {
+    match flag.starts_with("mh-") {
+        true => "mh",
+        false => "sh",
+    }
+}
+
 /// A forwarding method with its tunnel.
 struct Method {
     forward: &'static str,
+    /// `None`: that of the block around it.
     tunnel: Option<String>,
+}
+
+/// A tunnel, whose words begin at `at`.
+///
+/// # Errors
+/// keepalived refuses a word of it, in words.
+fn tunnel(item: &Item, mut at: usize) -> Result<String, String> {
+    let (mut kind, mut port, mut checksum) = ("ipip", None, None);
+    while at < item.len() {
+        match (item.word(at), item.word(at + 1)) {
+            ("type", name @ ("ipip" | "gre" | "gue")) => {
+                kind = name;
+                at += 1;
+            }
+            ("port", number) if number.parse::<u16>().is_ok_and(|number| number > 0) => {
+                port = Some(number);
+                at += 1;
+            }
+            ("nocsum", _) => checksum = None,
+            ("csum", _) => checksum = Some("full"),
+            ("remcsum", _) => checksum = Some("remote"),
+            (word @ ("type" | "port"), value) => return Err(format!("{word} `{value}`")),
+            (word, _) => return Err(format!("`{word}`")),
+        }
+        at += 1;
+    }
+    match (kind, port, checksum) {
+        ("gue", None, _) => return Err("a GUE tunnel needs a port".to_owned()),
+        ("ipip" | "gre", Some(_), _) => return Err("only a GUE tunnel has a port".to_owned()),
+        ("ipip", _, Some(_)) | ("gre", _, Some("remote")) => {
+            return Err("this tunnel has no such checksum".to_owned());
+        }
+        _ => {}
+    }
+    let checksum = checksum.map(|word| format!(", checksum = \"{word}\""));
+    let checksum = checksum.unwrap_or_default();
+    Ok(match (kind, port) {
+        ("gue", Some(port)) => format!("{{ type = \"gue\", port = {port}{checksum} }}"),
+        ("gre", _) if checksum.is_empty() => quote("gre"),
+        ("gre", _) => format!("{{ type = \"gre\"{checksum} }}"),
+        _ => quote("ipip"),
+    })
 }
 
 impl Method {
@@ -172,51 +226,25 @@ impl Method {
             "FNAT" => "fullnat",
             _ => return None,
         };
-        let (mut kind, mut port, mut checksum) = ("ipip", None, None);
-        let mut at = from + 1;
-        while at < item.len() {
-            match (item.word(at), item.word(at + 1)) {
-                ("type", name @ ("ipip" | "gre" | "gue")) if forward == "tun" => {
-                    kind = name;
-                    at += 1;
-                }
-                ("port", number) if number.parse::<u16>().is_ok_and(|number| number > 0) => {
-                    port = Some(number.to_owned());
-                    at += 1;
-                }
-                ("nocsum", _) => checksum = None,
-                ("csum", _) => checksum = Some("full"),
-                ("remcsum", _) => checksum = Some("remote"),
-                (word, _) => {
-                    lost.push(item.lost(&format!("keepalived passes over `{word}`")));
-                }
+        if forward != "tun" {
+            for at in from + 1..item.len() {
+                let why = format!("keepalived passes over `{}`", item.word(at));
+                lost.push(item.lost(&why));
             }
-            at += 1;
+            return Some(Self {
+                forward,
+                tunnel: None,
+            });
         }
-        if kind == "gue" && port.is_none() {
-            lost.push(item.lost("a GUE tunnel needs a port: it is IPIP, as with keepalived"));
-            kind = "ipip";
+        let tunnel = tunnel(item, from + 1);
+        if let Err(why) = &tunnel {
+            lost.push(item.lost(&format!(
+                "{why}: it is the tunnel of the block around it, or IPIP, as with keepalived"
+            )));
         }
-        let fits = match checksum {
-            None => true,
-            Some("full") => kind != "ipip",
-            Some(_) => kind == "gue",
-        };
-        if !fits {
-            lost.push(item.lost("this tunnel has no such checksum"));
-            checksum = None;
-        }
-        let checksum = checksum.map(|word| format!(", checksum = \"{word}\""));
-        let checksum = checksum.unwrap_or_default();
-        let tunnel = match (kind, port) {
-            ("gue", Some(port)) => format!("{{ type = \"gue\", port = {port}{checksum} }}"),
-            ("gre", _) if checksum.is_empty() => quote("gre"),
-            ("gre", _) => format!("{{ type = \"gre\"{checksum} }}"),
-            _ => quote("ipip"),
-        };
         Some(Self {
             forward,
-            tunnel: (forward == "tun").then_some(tunnel),
+            tunnel: tunnel.ok(),
         })
     }
 
@@ -298,10 +326,9 @@ impl Parts {
         let persistent = self.timeout.is_some_and(|seconds| seconds > 0)
             || (self.timeout.is_none() && self.granularity.is_some());
         if persistent {
-            let timeout = self.timeout.map(|seconds| {
-                let seconds = seconds.clamp(1, 31 * 86_400);
-                format!("timeout = \"{seconds}s\"")
-            });
+            let timeout = self
+                .timeout
+                .map(|seconds| format!("timeout = \"{seconds}s\""));
             let netmask = netmask.map(|mask| format!("netmask = {}", quote(&mask)));
             let engine = self
                 .engine
@@ -339,17 +366,23 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
     let outer = item;
     let inhibit = item.find("inhibit_on_failure").is_some_and(is_on);
     let mut flags: Vec<&str> = Vec::new();
+    let mut scheduler_so_far = "";
     let mut sorry_method = None;
     for item in item.items() {
         let value = item.word(1);
         service.lost.extend(passed_over(item));
+        service.lost.extend(checks::bad_timing(item, false));
         match item.name() {
             // Checks and servers use them.
             "delay_loop" | "inhibit_on_failure" | "retry" | "delay_before_retry"
             | "connect_timeout" | "virtualhost" => {}
             "warmup" => service.lose(item.lost(checks::WARMUP)),
             "lb_algo" | "lvs_sched" => match scheduler(value) {
-                Ok(name) => service.string("scheduler", name),
+                Ok(name) => {
+                    scheduler_so_far = name;
+                    service.string("scheduler", name);
+                    flags.retain(|flag| flag.starts_with("flag") || flag.starts_with(name));
+                }
                 Err(why) => service.lose(format!("{}: {why}", item.at())),
             },
             "lb_kind" | "lvs_method" => match Method::parse(item, 1, &mut service.lost) {
@@ -358,7 +391,12 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
             },
             "laddr_group_name" => service.local_group = Some(value.to_owned()),
             "ip_family" => match family(value) {
-                Some(six) => parts.family = Some(six),
+                Some(six) => match parts.family {
+                    Some(first) if first != six => {
+                        service.lose(item.lost("keepalived passes over it: persistence_granularity is of the other family"));
+                    }
+                    _ => parts.family = Some(six),
+                },
                 None => service.lose(item.lost("not a family")),
             },
             "protocol" => match value {
@@ -367,13 +405,29 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
                 "SCTP" | "sctp" => service.string("protocol", "sctp"),
                 _ => service.lose(item.lost("not a protocol")),
             },
-            "persistence_timeout" => parts.timeout = Some(value.parse().unwrap_or(360)),
+            "persistence_timeout" if value.is_empty() => parts.timeout = Some(360),
+            "persistence_timeout" => match value.parse() {
+                Ok(seconds @ 1..=PERSISTENCE_MAX) => parts.timeout = Some(seconds),
+                _ => service.lose(item.lost(&format!(
+                    "keepalived passes over it: it is no number from 1 to {PERSISTENCE_MAX}"
+                ))),
+            },
             "persistence_granularity" => {
+                // With a mark, a prefix is IPv6 and a mask is IPv4.
+                parts.family.get_or_insert(!value.contains('.'));
                 parts.granularity = Some((value.to_owned(), item.clone()));
             }
             "persistence_engine" if value == "sip" => parts.engine = Some(value.to_owned()),
             "persistence_engine" => service.lose(item.lost("there is none of this name")),
             "ops" => parts.one_packet = Some(item.clone()),
+            name @ ("hashed" | "sh-port" | "sh-fallback" | "mh-port" | "mh-fallback")
+                if scheduler_so_far != scheduler_of(name) =>
+            {
+                let only = scheduler_of(name);
+                service.lose(item.lost(&format!(
+                    "keepalived passes over it: it is for the scheduler {only}, which stands above it"
+                )));
+            }
             "hashed" | "flag-1" => flags.push("flag-1"),
             "flag-2" => flags.push("flag-2"),
             "flag-3" => flags.push("flag-3"),
@@ -501,6 +555,18 @@ fn on_check_failure(service: &mut Service, inhibit: bool) {
     );
 }
 
+/// The number that the digits at the beginning of a word make, 0 without any.
+fn leading(word: &str) -> Option<i32> {
+    let word = word.trim_start();
+    let end = word
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(word.len());
+    match end {
+        0 => Some(0),
+        _ => word[..end].parse().ok(),
+    }
+}
+
 fn real_server(
     item: &Item,
     outer: &Item,
@@ -527,12 +593,21 @@ fn real_server(
     for item in item.items() {
         let value = item.word(1);
         server.lost.extend(passed_over(item));
+        server.lost.extend(checks::bad_timing(item, false));
         match item.name() {
             "weight" => match value.parse::<i32>() {
                 Ok(weight) if weight >= 0 => {
                     server.keys.insert("weight", weight.to_string());
                 }
-                _ => server.lost.push(item.lost("not a weight: it is 1")),
+                _ if value.starts_with('-') => {
+                    server.lost.push(item.lost("not a weight: it is 1"));
+                }
+                _ => {
+                    let weight = leading(value).unwrap_or(1);
+                    server.keys.insert("weight", weight.to_string());
+                    let why = format!("not a weight: it is {weight}, as with keepalived");
+                    server.lost.push(item.lost(&why));
+                }
             },
             "inhibit_on_failure" if is_on(item) => {
                 server.inhibit = Some(format!("{}: inhibit_on_failure", item.at()));
@@ -588,9 +663,10 @@ fn real_server(
                     .push(item.lost("lvsd sends no e-mail: use `notify` in [lvsd]"));
             }
             name if name.ends_with("_CHECK") => {
-                server.lost.push(item.lost(match server.check.is_empty() {
-                    true => "the server is not checked",
-                    false => "the server is checked without it",
+                let other = own.items().iter().any(|item| checks::is_known(item.name()));
+                server.lost.push(item.lost(match other {
+                    false => "the server is not checked",
+                    true => "the server is checked without it",
                 }));
                 if server.check.is_empty() {
                     server.check = checks::none();

@@ -1,0 +1,1110 @@
+//! `lvsd status` and `lvsd check-health`: the state of the director as text.
+
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal as _};
+use std::time::Duration;
+
+use lvs_api::Address;
+use lvs_api::daemon::{
+    AdminState, DirectorSeen, DirectorStatus, ServerStatus, ServiceStatus, SourceStatus, Status,
+};
+use lvs_core::api::{Conflict, PeerStanding, ServiceId, TablesInfo, TablesState, Waiting};
+use lvs_core::attempts::Attempts;
+
+use super::ask::connect;
+use crate::clock::unix_time;
+use crate::config::label;
+use crate::verdict::{self, Level, ServiceState, Verdict};
+use crate::words::counted;
+
+/// Columns of a line, unless the terminal is narrower.
+const COLUMNS: usize = 80;
+/// The time between two pictures of `--watch`.
+const PERIOD: Duration = Duration::from_secs(2);
+
+/// The selected services.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Selection {
+    /// Only services with this name or address.
+    pub(super) name: Option<String>,
+    /// Only services that are not well.
+    pub(super) broken: bool,
+}
+
+impl Selection {
+    /// Removes the other services.
+    fn apply(&self, status: &mut Status) -> Result<(), String> {
+        if let Some(name) = &self.name {
+            status.services.retain(|service| has_name(service, name));
+            if status.services.is_empty() {
+                return Err(format!(
+                    "there is no service `{name}`; `lvsd status` lists names and addresses"
+                ));
+            }
+        }
+        if self.broken {
+            let services = &mut status.services;
+            services.retain(|service| !verdict::is_well(service));
+        }
+        Ok(())
+    }
+
+    const fn is_all(&self) -> bool {
+        self.name.is_none() && !self.broken
+    }
+}
+
+/// Whether a service has this name, address (`192.0.2.10:80`) or label (`tcp 192.0.2.10:80`).
+fn has_name(service: &ServiceStatus, name: &str) -> bool {
+    let label = label(&service.service);
+    let address = label.split_once(' ').map(|(_, address)| address);
+    service.name == name || label == name || address == Some(name)
+}
+
+/// The look of the text.
+#[derive(Clone, Copy, Debug, Default)]
+struct Look {
+    /// Colours.
+    colour: bool,
+    /// The greatest width of a line. Without one, each server has a single line.
+    width: Option<usize>,
+    /// The durations of checks, the falls and the clients of all servers.
+    details: bool,
+}
+
+impl Look {
+    fn of_output(details: bool) -> Self {
+        let output = io::stdout();
+        if !output.is_terminal() {
+            return Self {
+                details,
+                ..Self::default()
+            };
+        }
+        let columns = window().map_or(COLUMNS, |(_, columns)| columns);
+        Self {
+            colour: std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
+            width: Some(columns.clamp(COLUMNS / 2, COLUMNS)),
+            details,
+        }
+    }
+
+    /// Text in the colour of a state.
+    fn paint(self, state: &str, text: String) -> String {
+        let colour = match state {
+            "down" | "broken" => 31,
+            "suspicious" | "unknown" | "degraded" => 33,
+            "ok" => 32,
+            _ => return text,
+        };
+        match self.colour {
+            true => format!("\x1b[{colour}m{text}\x1b[0m"),
+            false => text,
+        }
+    }
+}
+
+/// Lines and columns of the terminal.
+fn window() -> Option<(usize, usize)> {
+    let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
+    (size.ws_row > 0 && size.ws_col > 0).then(|| (size.ws_row.into(), size.ws_col.into()))
+}
+
+/// Prints the status.
+pub(super) fn status(dataplane: &Address, selection: &Selection, json: bool) -> Result<(), String> {
+    let mut status = connect(dataplane)?.status()?;
+    if json {
+        selection.apply(&mut status)?;
+        let text = serde_json::to_string_pretty(&status).map_err(|error| error.to_string())?;
+        return super::write((text + "\n").as_bytes());
+    }
+    let look = Look::of_output(selection.name.is_some());
+    super::write(rendered(status, selection, look)?.as_bytes())
+}
+
+/// Prints the status again and again until interrupted. On a terminal, each picture replaces the last one.
+pub(super) fn watch(dataplane: &Address, selection: &Selection) -> Result<(), String> {
+    loop {
+        let look = Look::of_output(selection.name.is_some());
+        let status = connect(dataplane).and_then(|mut client| client.status());
+        let mut text = match status {
+            Ok(status) => rendered(status, selection, look)?,
+            Err(why) => look.paint("broken", why) + "\n",
+        };
+        if let Some((lines, _)) = window() {
+            text = format!("\x1b[H\x1b[2J{}", first_lines(&text, lines));
+        }
+        super::write(text.as_bytes())?;
+        std::thread::sleep(PERIOD);
+    }
+}
+
+/// As much of a text as a window of so many lines shows.
+fn first_lines(text: &str, lines: usize) -> String {
+    let all = text.lines().count();
+    if all < lines {
+        return text.to_owned();
+    }
+    let shown = lines.saturating_sub(2);
+    let mut out: String = text.split_inclusive('\n').take(shown).collect();
+    let _ = write!(out, "... and {} below", counted(all - shown, "line"));
+    out
+}
+
+/// The selected part of a status as text, with a summary of the whole director in the first line.
+fn rendered(mut status: Status, selection: &Selection, look: Look) -> Result<String, String> {
+    let verdict = Verdict::of(&status);
+    selection.apply(&mut status)?;
+    let level = match verdict.level {
+        Level::Ok => "ok",
+        Level::Warning => "degraded",
+        Level::Critical => "broken",
+    };
+    let mut text = look.paint(
+        level,
+        format!("{}: {}", verdict.level.name(), verdict.words),
+    ) + "\n";
+    if selection.is_all() {
+        text.push_str(&of_director(&status, unix_time()));
+    }
+    of_services(&mut text, &status, look);
+    Ok(match look.width {
+        Some(width) => wrapped(&text, width),
+        None => text,
+    })
+}
+
+/// Breaks lines that are longer than `width` at spaces, or within words that are longer. Colours have no width.
+fn wrapped(text: &str, width: usize) -> String {
+    let mut out = String::with_capacity(text.len());
+    for line in text.lines() {
+        let indent = line.len() - line.trim_start().len();
+        let indent = (indent + 2).min(width / 2);
+        let mut rest = line;
+        let mut room = width;
+        while let Some(end) = line_end(rest, room) {
+            out.push_str(rest[..end].trim_end());
+            out.push('\n');
+            out.extend(std::iter::repeat_n(' ', indent));
+            rest = rest[end..].trim_start();
+            room = width - indent;
+        }
+        out.push_str(rest);
+        out.push('\n');
+    }
+    out
+}
+
+/// The last space in the first `room` columns, or their end; `None` if the line is not longer.
+fn line_end(line: &str, room: usize) -> Option<usize> {
+    let begin = line.len() - line.trim_start().len();
+    let (mut columns, mut escape, mut space) = (0, false, None);
+    for (at, char) in line.char_indices() {
+        match char {
+            '\x1b' => escape = true,
+            'm' if escape => escape = false,
+            _ if escape => {}
+            _ if columns == room && char == ' ' => return Some(at),
+            _ if columns == room => return Some(space.unwrap_or(at)),
+            _ => {
+                if char == ' ' && at > begin {
+                    space = Some(at);
+                }
+                columns += 1;
+            }
+        }
+    }
+    None
+}
+
+/// The line and the exit code of a monitoring plugin.
+pub(super) fn check_health(dataplane: &Address) -> (String, u8) {
+    match connect(dataplane).and_then(|mut client| client.status()) {
+        Ok(status) => health_line(&Verdict::of(&status)),
+        Err(why) => (format!("LVS UNKNOWN - {}\n", one_line(&why)), 3),
+    }
+}
+
+fn health_line(verdict: &Verdict) -> (String, u8) {
+    let code = match verdict.level {
+        Level::Ok => 0,
+        Level::Warning => 1,
+        Level::Critical => 2,
+    };
+    let mut line = format!(
+        "LVS {} - {} |",
+        verdict.level.name(),
+        one_line(&verdict.words)
+    );
+    for (name, number) in &verdict.numbers {
+        let _ = write!(line, " {name}={number}");
+    }
+    line.push('\n');
+    (line, code)
+}
+
+/// Text without control characters and without `|`, which precedes the performance data of a plugin.
+fn one_line(text: &str) -> String {
+    let plain = |char: char| match char {
+        '|' => '/',
+        char if char.is_control() => ' ',
+        char => char,
+    };
+    text.chars().map(plain).collect()
+}
+
+/// The state of a director among its peers.
+pub(super) fn director(status: &DirectorStatus, now: u64) -> String {
+    let mut text = String::new();
+    match &status.maintenance {
+        Some(wish) => {
+            let ago = lasted(now.saturating_sub(wish.since));
+            let who = wish.who.as_deref().unwrap_or("?");
+            let _ = write!(text, "IN MAINTENANCE for {ago} by {who}");
+            let _ = match &wish.why {
+                Some(why) => writeln!(text, ": {why}"),
+                None => writeln!(text),
+            };
+        }
+        None => text.push_str("not in maintenance\n"),
+    }
+    if let Some(vrrp) = &status.vrrp {
+        let _ = write!(
+            text,
+            "keepalived: {}, {}; track file: {}",
+            vrrp.state,
+            match vrrp.active {
+                true => "active",
+                false => "not active",
+            },
+            vrrp.track
+        );
+        if !vrrp.ready {
+            let _ = write!(text, "; NOT READY, waits for {}", vrrp.waits_for);
+        }
+        if vrrp.ignored > 0 {
+            let _ = write!(text, "; {} lines not understood", vrrp.ignored);
+        }
+        text.push('\n');
+        for trouble in &vrrp.trouble {
+            let _ = writeln!(text, "keepalived: {trouble}");
+        }
+    }
+    if let Some(announce) = &status.announce {
+        if !announce.ready {
+            let _ = writeln!(
+                text,
+                "announces nothing: NOT READY, waits for {}",
+                announce.waits_for
+            );
+        }
+        if !announce.trouble.is_empty() {
+            let _ = writeln!(text, "what is announced is not known: {}", announce.trouble);
+        }
+        for vip in &announce.addresses {
+            let _ = write!(text, "{}: {}", vip.address, vip.standing.name());
+            let _ = match vip.trouble.as_str() {
+                "" => writeln!(text),
+                trouble => writeln!(text, "; {trouble}"),
+            };
+        }
+    }
+    for warning in &status.warnings {
+        let _ = writeln!(text, "warning: {warning}");
+    }
+    text
+}
+
+/// A time in its two largest units.
+fn lasted(seconds: u64) -> String {
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds}s"),
+        (0, 0, minutes) => format!("{minutes}m{:02}s", seconds % 60),
+        (0, hours, minutes) => format!("{hours}h{minutes:02}m"),
+        (days, hours, _) => format!("{days}d{hours:02}h"),
+    }
+}
+
+/// The director without its services.
+fn of_director(status: &Status, now: u64) -> String {
+    let mut text = format!(
+        "lvsd {} (pid {}), up {}; {}\n",
+        status.version,
+        status.pid,
+        lasted(status.uptime),
+        dataplane(status)
+    );
+    let loaded = &status.loaded;
+    // Without words it is the file of the start.
+    if !loaded.message.is_empty() {
+        let ago = lasted(now.saturating_sub(loaded.time));
+        let _ = writeln!(text, "{} ago: {}", ago, loaded.message);
+    } else {
+        let _ = writeln!(text, "configuration: {}", status.config);
+    }
+    let _ = write!(text, "lvsd is {}", status.confinement);
+    let _ = match &status.dataplane.confinement {
+        Some(confinement) => writeln!(text, "; the dataplane is {confinement}"),
+        None => writeln!(text),
+    };
+    if !status.director.is_alone() {
+        text.push_str(&director(&status.director, now));
+    }
+    for source in &status.sources {
+        source_line(&mut text, source, now);
+    }
+    for director in &status.directors {
+        director_line(&mut text, director, &status.directors);
+    }
+    for (title, lines) in [
+        ("left out", &status.left_out),
+        ("refused by the dataplane", &status.refused),
+        ("changed by hand", &status.drift),
+    ] {
+        for line in lines {
+            let _ = writeln!(text, "{title}: {line}");
+        }
+    }
+    for entry in &status.admin {
+        let spec = &entry.spec;
+        let _ = write!(
+            text,
+            "{}: {}, for {} by {}",
+            spec.state.name(),
+            spec.target,
+            lasted(now.saturating_sub(entry.since)),
+            spec.who.as_deref().unwrap_or("?")
+        );
+        if let Some(until) = spec.until {
+            let _ = write!(text, ", {} more", lasted(until.saturating_sub(now)));
+        }
+        let _ = match &spec.why {
+            Some(why) => writeln!(text, ": {why}"),
+            None => writeln!(text),
+        };
+    }
+    if let Some(sync) = &status.dataplane.sync {
+        let lost = [sync.queue_full, sync.not_sent, sync.lost, sync.too_long]
+            .iter()
+            .sum::<u64>();
+        let refused = sync.malformed + sync.other_id + sync.nonsense + sync.no_room;
+        let _ = writeln!(
+            text,
+            "synchronisation: {} messages sent, {} received, {} connections taken over; {lost} lost, {refused} refused",
+            sync.sent, sync.received, sync.taken
+        );
+    }
+    // The state of a disconnected dataplane is unknown.
+    if status.dataplane.connected {
+        for interface in &status.dataplane.down {
+            let _ = writeln!(
+                text,
+                "INTERFACE DOWN: {interface}. To do: ip link set {interface} up; look at its cable or its peer"
+            );
+        }
+        for Conflict { address, mac } in &status.dataplane.conflicts {
+            let _ = writeln!(
+                text,
+                "CONFLICT: another host ({mac}) answers for {address}. To do: take the address away from one of them"
+            );
+        }
+        for Waiting { what, fix, .. } in &status.dataplane.waiting {
+            let _ = writeln!(text, "WAITING: {what}. To do: {fix}");
+        }
+        for peer in &status.dataplane.peers {
+            let mut tables = status.dataplane.tables.iter();
+            peer_line(&mut text, peer, tables.find(|one| one.peer == peer.peer));
+        }
+    }
+    if status.check_lag_ms >= 1000 {
+        let lag = Duration::from_millis(status.check_lag_ms);
+        let _ = writeln!(text, "checks start up to {lag:.1?} late");
+    }
+    if let Some(proxy) = &status.proxy {
+        let _ = writeln!(
+            text,
+            "proxied: {} of {} at a time; {} refused for want of room, {} evicted, {} without a server",
+            proxy.connections, proxy.most, proxy.full, proxy.evicted, proxy.refused
+        );
+    }
+    text
+}
+
+/// The services: first the broken, then the degraded and the suspicious ones, then those with slow or flapping servers.
+fn of_services(text: &mut String, status: &Status, look: Look) {
+    let mut services: Vec<&ServiceStatus> = status.services.iter().collect();
+    services.sort_by_key(|service| (ServiceState::of(service), verdict::is_well(service)));
+    for service in services {
+        of_service(text, service, look);
+    }
+}
+
+fn source_line(text: &mut String, source: &SourceStatus, now: u64) {
+    let _ = write!(text, "{} {}: ", source.kind, source.name);
+    let _ = match (source.known, source.answered) {
+        (false, _) => write!(text, "NOT KNOWN YET"),
+        (true, at) => {
+            let items = match source.revision {
+                // Services and servers, of which each is a key.
+                Some(revision) => {
+                    format!("{}, revision {revision}", counted(source.items, "key"))
+                }
+                None if source.kind == "kubernetes" => counted(source.items, "service"),
+                None => counted(source.items, "server"),
+            };
+            match at {
+                Some(at) => write!(text, "{items}, {} ago", lasted(now.saturating_sub(at))),
+                None => write!(text, "{items}, kept from before lvsd began"),
+            }
+        }
+    };
+    if source.refused > 0 {
+        let refused = counted(source.refused, "object");
+        let _ = write!(text, "; {refused} REFUSED");
+    }
+    if let Some(leader) = &source.leader {
+        let _ = write!(text, "; {leader} writes addresses");
+    }
+    if source.held > 0 {
+        let held = counted(source.held, "service");
+        let _ = write!(text, "; {held} of the dataplane left as they are");
+    }
+    let _ = match &source.trouble {
+        Some(why) => writeln!(text, "; DOES NOT ANSWER: {why}"),
+        None => writeln!(text),
+    };
+}
+
+/// The replication state of a peer, and whether its services equal those of this director.
+fn peer_line(text: &mut String, peer: &PeerStanding, tables: Option<&TablesInfo>) {
+    let _ = write!(text, "peer {}: ", peer.peer.ip());
+    let _ = match peer.state.as_str() {
+        "in step" => write!(text, "in step"),
+        state => {
+            let missing = match peer.missing {
+                0 => String::new(),
+                count => format!(", {count} connections missing"),
+            };
+            let why = match peer.trouble.as_str() {
+                "" => String::new(),
+                why => format!(" ({why})"),
+            };
+            let state = state.to_uppercase();
+            write!(text, "{state} for {}{missing}{why}", lasted(peer.seconds))
+        }
+    };
+    match tables {
+        Some(tables) => tables_part(text, tables),
+        None => text.push('\n'),
+    }
+}
+
+fn tables_part(text: &mut String, tables: &TablesInfo) {
+    let services = || {
+        let services = counted(
+            usize::try_from(tables.differ).unwrap_or(usize::MAX),
+            "service",
+        );
+        format!("{services} not as here, for {}", lasted(tables.seconds))
+    };
+    let said = match tables.state {
+        TablesState::Unknown => "services and servers not known".to_owned(),
+        TablesState::Older => "an older version, services and servers not compared".to_owned(),
+        TablesState::Alike => "the same services and servers as here".to_owned(),
+        TablesState::Differ => services(),
+        TablesState::Alarm => format!("ALARM: {}; lvsadm sync shows them", services()),
+    };
+    let _ = writeln!(text, "; {said}");
+}
+
+/// A director, and how it differs from this one.
+fn director_line(text: &mut String, director: &DirectorSeen, all: &[DirectorSeen]) {
+    let _ = write!(
+        text,
+        "director {}: revision {}, {} with {}",
+        director.name,
+        director.revision,
+        counted(director.services, "service"),
+        counted(director.servers, "server")
+    );
+    let own = all.iter().find(|one| one.own);
+    for (is, words) in [
+        (director.own, "this one"),
+        (!director.ready, "NOT READY"),
+        (director.maintenance, "in maintenance"),
+        (director.left_out, "has left something out"),
+        (
+            own.is_some_and(|own| own.digest != director.digest),
+            "RUNS SOMETHING ELSE",
+        ),
+    ] {
+        if is {
+            let _ = write!(text, "; {words}");
+        }
+    }
+    text.push('\n');
+}
+
+fn dataplane(status: &Status) -> String {
+    let dataplane = &status.dataplane;
+    match (dataplane.connected, dataplane.pid) {
+        (true, Some(pid)) => {
+            let version = dataplane.version.as_deref();
+            let version = version.map(|version| format!(" {version}"));
+            let mut text = format!("dataplane{} (pid {pid})", version.unwrap_or_default());
+            if dataplane.is_other_version(&status.version) {
+                let _ = write!(
+                    text,
+                    ", NOT the version of lvsd: it stays in use until the dataplane is restarted"
+                );
+            }
+            text
+        }
+        (true, None) => "dataplane: it answers".to_owned(),
+        (false, _) if dataplane.idle => "no dataplane is needed".to_owned(),
+        (false, _) => "NO DATAPLANE answers; the log of lvsd says why".to_owned(),
+    }
+}
+
+fn of_service(text: &mut String, service: &ServiceStatus, look: Look) {
+    let id: ServiceId = service.service;
+    let label = label(&id);
+    let name = match service.name == label {
+        true => label,
+        false => format!("{} ({label})", service.name),
+    };
+    let servers = counted(verdict::in_file(service).count(), "server");
+    let _ = write!(text, "\n{name}: {} of {servers} usable", service.usable);
+    for (is, words) in [
+        (service.proxied, "proxied"),
+        (
+            service.conflict,
+            "NOT OURS: somebody else's service is in its place",
+        ),
+        (
+            service.unheard,
+            "its servers are NOT KNOWN YET, those of the dataplane stay",
+        ),
+        (!service.quorum, "BELOW ITS QUORUM"),
+        (
+            service.panic,
+            "all servers are used, because too few are up",
+        ),
+        (service.withdrawn, "its VIP is given up"),
+    ] {
+        if is {
+            let _ = write!(text, "; {words}");
+        }
+    }
+    if let Some(sorry) = service.sorry {
+        let _ = write!(text, "; the sorry server {sorry} serves");
+    }
+    text.push('\n');
+    let mut servers: Vec<&ServerStatus> = service.servers.iter().collect();
+    servers.sort_by_key(|server| match server.health.as_str() {
+        "down" => 0,
+        "suspicious" => 1,
+        "unknown" => 2,
+        _ if verdict::is_flapping(server) || verdict::is_slow(server) => 3,
+        _ => 4,
+    });
+    for server in servers {
+        of_server(text, service, server, look);
+    }
+}
+
+/// The columns of a server, then its notes: on lines of their own if lines have a greatest width.
+fn of_server(text: &mut String, service: &ServiceStatus, server: &ServerStatus, look: Look) {
+    let since = server.since.map(|since| format!(" {}", lasted(since)));
+    let state = format!("{}{}", server.health, since.unwrap_or_default());
+    let weight = match server.weight {
+        Some(weight) => format!("weight {weight}"),
+        None => "not there".to_owned(),
+    };
+    let address = server.server.to_string();
+    let _ = write!(text, "  {address:<21}");
+    if look.width.is_some() && address.len() > 21 {
+        let _ = write!(text, "\n{:23}", "");
+    }
+    let _ = write!(
+        text,
+        " {} {weight:<10} active {:<5} inactive {}",
+        look.paint(&server.health, format!("{state:<17}")),
+        short(server.active),
+        short(server.inactive)
+    );
+    let notes = notes(service, server, look);
+    if !notes.is_empty() {
+        text.push_str(if look.width.is_some() { "\n    " } else { "  " });
+        text.push_str(&notes.join("; "));
+    }
+    text.push('\n');
+    if !server.fix.is_empty() {
+        let _ = writeln!(text, "    fix: {}", server.fix);
+    }
+}
+
+/// A number in at most five characters.
+fn short(number: u32) -> String {
+    match number {
+        0..100_000 => number.to_string(),
+        100_000..10_000_000 => format!("{}k", number / 1000),
+        _ => format!("{}M", number / 1_000_000),
+    }
+}
+
+fn notes(service: &ServiceStatus, server: &ServerStatus, look: Look) -> Vec<String> {
+    let mut notes = Vec::new();
+    if server.admin != AdminState::Ready {
+        notes.push(server.admin.name().to_owned());
+    }
+    match (server.configured, server.weight) {
+        (None, _) if service.sorry_server == Some(server.server) => {
+            notes.push("sorry server".to_owned());
+        }
+        (None, _) => notes.push("not in the file".to_owned()),
+        (Some(file), Some(now))
+            if file != now && server.admin == AdminState::Ready && server.health != "down" =>
+        {
+            notes.push(match service.sorry {
+                Some(_) if now == 0 => "the sorry server serves instead".to_owned(),
+                _ => format!("weight {file} in the file"),
+            });
+        }
+        _ => {}
+    }
+    if !server.reason.is_empty() {
+        notes.push(verdict::reason(server).to_owned());
+    }
+    if let Some(not_made) = &server.check_not_made {
+        let time = lasted(not_made.seconds);
+        notes.push(format!("NOT CHECKED for {time}: {}", not_made.reason));
+    }
+    if let Some(checks) = &server.checks {
+        let falls = checks.falls_in_day;
+        if verdict::is_flapping(server) || look.details && falls > 0 {
+            let times = counted(usize::try_from(falls).unwrap_or(usize::MAX), "time");
+            let time = lasted(checks.down_seconds_in_day);
+            let last = checks
+                .since_fall
+                .map(|ago| format!(", last {} ago", lasted(ago)));
+            notes.push(format!(
+                "went down {times} in 24 h{}, for {time} in total",
+                last.unwrap_or_default()
+            ));
+        }
+        if verdict::is_slow(server) || look.details {
+            notes.push(format!(
+                "checks take {} (5 minutes: p50 {}, p99 {})",
+                millis(checks.last_us),
+                millis(checks.p50_us),
+                millis(checks.p99_us)
+            ));
+        }
+    }
+    if look.details && !server.attempts.is_empty() {
+        let Attempts { opened, unanswered } = server.attempts.last_5_minutes;
+        notes.push(format!(
+            "clients opened {opened} connections in 5 minutes, {unanswered} without an answer"
+        ));
+    }
+    notes
+}
+
+fn millis(us: u64) -> String {
+    match us {
+        0..10_000 => format!("{}.{} ms", us / 1000, us / 100 % 10),
+        us => format!("{} ms", us / 1000),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lvs_api::daemon::{
+        CheckNotMade, CheckStatus, DataplaneStatus, Maintenance, ProxyStatus, VrrpStatus,
+    };
+    use lvs_core::api::Confinement;
+
+    use super::*;
+
+    /// All of a status as text.
+    fn text_of(status: &Status, look: Look) -> String {
+        let mut text = of_director(status, 1000);
+        of_services(&mut text, status, look);
+        text
+    }
+
+    #[test]
+    fn status_exit_code_reports_problems() {
+        let service = ServiceId::Tcp {
+            address: ([192, 0, 2, 10], 80).into(),
+        };
+        let server = |n: u8, health: &str, reason: &str| ServerStatus {
+            server: ([10, 0, 0, n], 80).into(),
+            configured: Some(1),
+            admin: if n == 1 {
+                AdminState::Drain
+            } else {
+                AdminState::Ready
+            },
+            health: health.to_owned(),
+            since: Some(3723),
+            reason: reason.to_owned(),
+            fix: String::new(),
+            attempts: Default::default(),
+            checks: None,
+            check_not_made: (n == 1).then(|| CheckNotMade {
+                seconds: 62,
+                reason: "too many open files".to_owned(),
+            }),
+            weight: Some(0),
+            active: 7,
+            inactive: 0,
+        };
+        let suspicious = ServerStatus {
+            fix: "on 10.0.0.3: look".to_owned(),
+            ..server(3, "suspicious", "15 of 20 connections got no answer")
+        };
+        let unnamed = |n| ServerStatus {
+            configured: None,
+            since: None,
+            ..server(n, "unchecked", "")
+        };
+        let status = Status {
+            pid: 7,
+            version: "1".to_owned(),
+            uptime: 59,
+            services: vec![ServiceStatus {
+                name: "web".to_owned(),
+                service,
+                proxied: false,
+                usable: 0,
+                quorum: false,
+                panic: false,
+                sorry: None,
+                sorry_server: Some(([10, 0, 0, 9], 80).into()),
+                withdrawn: false,
+                conflict: false,
+                unheard: false,
+                servers: vec![
+                    server(1, "up", ""),
+                    server(2, "down", "connection refused"),
+                    suspicious,
+                    unnamed(8),
+                    unnamed(9),
+                ],
+            }],
+            proxy: Some(ProxyStatus {
+                connections: 1,
+                most: 2,
+                full: 3,
+                evicted: 4,
+                refused: 5,
+            }),
+            dataplane: DataplaneStatus {
+                confinement: Some(Confinement {
+                    by: vec!["landlock".to_owned()],
+                    not_by: vec!["seccomp (why)".to_owned()],
+                }),
+                ..DataplaneStatus::default()
+            },
+            ..Status::default()
+        };
+        let text = text_of(&status, Look::default());
+        for words in [
+            "lvsd 1 (pid 7), up 59s; NO DATAPLANE answers",
+            "\nlvsd is not confined; the dataplane is confined by landlock, not by seccomp (why)\n",
+            "\nproxied: 1 of 2 at a time; 3 refused for want of room, 4 evicted, 5 without a server\n",
+            "web (tcp 192.0.2.10:80): 0 of 3 servers usable; BELOW ITS QUORUM",
+            "10.0.0.1:80           up 1h02m          weight 0   active 7     inactive 0  drain; NOT CHECKED for 1m02s: too many open files\n",
+            "down 1h02m        weight 0   active 7     inactive 0  connection refused\n",
+            "15 of 20 connections got no answer\n    fix: on 10.0.0.3: look\n",
+            "10.0.0.8:80           unchecked         weight 0   active 7     inactive 0  not in the file\n",
+            "10.0.0.9:80           unchecked         weight 0   active 7     inactive 0  sorry server\n",
+        ] {
+            assert!(text.contains(words), "{words}\n{text}");
+        }
+    }
+
+    #[test]
+    fn state_of_peers_is_shown() {
+        let peer = |n: u8, state: &str, seconds: u64, missing: u64, trouble: &str| PeerStanding {
+            peer: ([192, 0, 2, n], 8848).into(),
+            state: state.to_owned(),
+            seconds,
+            missing,
+            trouble: trouble.to_owned(),
+        };
+        let mut status = Status::default();
+        status.dataplane.connected = true;
+        status.dataplane.peers = vec![
+            peer(2, "in step", 0, 0, ""),
+            peer(3, "away", 13, 0, "no route to host"),
+            peer(4, "behind", 5, 7, ""),
+        ];
+        status.dataplane.tables = vec![TablesInfo {
+            peer: ([192, 0, 2, 2], 8848).into(),
+            state: TablesState::Alike,
+            differ: 0,
+            seconds: 0,
+        }];
+        let text = text_of(&status, Look::default());
+        for line in [
+            "peer 192.0.2.2: in step; the same services and servers as here\n",
+            "peer 192.0.2.3: AWAY for 13s (no route to host)\n",
+            "peer 192.0.2.4: BEHIND for 5s, 7 connections missing\n",
+        ] {
+            assert!(text.contains(line), "{line}\n{text}");
+        }
+        status.dataplane.waiting = vec![Waiting {
+            code: "interface_missing".to_owned(),
+            what: "eth7 is missing".to_owned(),
+            fix: "make it".to_owned(),
+        }];
+        let text = text_of(&status, Look::default());
+        assert!(
+            text.contains("WAITING: eth7 is missing. To do: make it\n"),
+            "{text}"
+        );
+        status.dataplane.connected = false;
+        assert!(!text_of(&status, Look::default()).contains("peer "));
+    }
+
+    /// A director with a suspicious server in `api`, and a good service.
+    fn suspicious() -> Status {
+        let mut snapshot = crate::api::overview::tests::snapshot("web");
+        let web = &mut snapshot.status.services[0];
+        web.servers.truncate(1);
+        let mut api = web.clone();
+        api.name = "api".to_owned();
+        let server = &mut api.servers[0];
+        server.health = "suspicious".to_owned();
+        server.reason =
+            "15 of 20 connections of clients got no answer in the last minute".to_owned();
+        server.fix = "on 10.0.0.1: is this director its default gateway (ip route)?".to_owned();
+        server.checks = Some(CheckStatus {
+            last_us: 1_234,
+            p50_us: 1_280,
+            p99_us: 700_000,
+            falls_in_day: 7,
+            down_seconds_in_day: 98,
+            since_fall: Some(5),
+            falls: 9,
+            down_seconds: 200,
+        });
+        server.attempts.last_5_minutes.opened = 20;
+        snapshot.status.services.push(api);
+        snapshot.status
+    }
+
+    /// A longer status: long names, IPv6 addresses, large numbers, suspicious and down servers, every line of a director.
+    fn wide() -> Status {
+        let mut status = suspicious();
+        status.version = "0.12.13-rc1".to_owned();
+        status.config = format!("/etc/lvsd/{}.toml", "long-name".repeat(12));
+        status.dataplane.version = Some("0.12.12".to_owned());
+        status.dataplane.down = vec!["enp129s0f1np1".to_owned()];
+        status.dataplane.conflicts = vec![Conflict {
+            address: "2001:db8:1234:5678:9abc:def0:1234:5678".parse().unwrap(),
+            mac: "aa:bb:cc:dd:ee:ff".to_owned(),
+        }];
+        status.dataplane.waiting = vec![Waiting {
+            code: "interface_missing".to_owned(),
+            what: "waiting for the configured interface enp129s0f0np0, which is missing".to_owned(),
+            fix: "make it, or take it out of [dataplane] interface".to_owned(),
+        }];
+        status.director.maintenance = Some(Maintenance {
+            who: Some("ann".to_owned()),
+            why: Some("new disks in both of the hosts of this rack, until tomorrow".to_owned()),
+            since: 900,
+        });
+        status.director.vrrp = Some(VrrpStatus {
+            state: "backup".to_owned(),
+            waits_for: "the connections of 2001:db8:1234:5678:9abc:def0:1234:5678".to_owned(),
+            ..VrrpStatus::default()
+        });
+        let api = &mut status.services[1];
+        api.name = "a-service-with-a-very-long-name-of-the-department-of-long-names".to_owned();
+        api.service = ServiceId::Tcp {
+            address: "[2001:db8:1234:5678:9abc:def0:1234:5678]:65535"
+                .parse()
+                .unwrap(),
+        };
+        let mut wide = api.servers[0].clone();
+        wide.server = "[2001:db8:aaaa:bbbb:cccc:dddd:eeee:ffff]:65535"
+            .parse()
+            .unwrap();
+        wide.since = Some(725);
+        wide.weight = Some(65_535);
+        wide.active = 4_000_000_000;
+        wide.inactive = 1_234_567;
+        wide.reason = "x".repeat(200);
+        let mut down = api.servers[0].clone();
+        down.server = "255.255.255.255:65535".parse().unwrap();
+        down.health = "down".to_owned();
+        down.reason = "did not answer within 1s".to_owned();
+        api.servers.extend([wide, down]);
+        status
+    }
+
+    /// Text without colours.
+    fn plain(text: &str) -> String {
+        let mut parts = text.split('\x1b');
+        let mut out = parts.next().unwrap_or_default().to_owned();
+        for part in parts {
+            out.push_str(part.split_once('m').map_or("", |(_, text)| text));
+        }
+        out
+    }
+
+    #[test]
+    fn status_lines_have_at_most_80_columns() {
+        for details in [false, true] {
+            for colour in [false, true] {
+                let look = Look {
+                    colour,
+                    width: Some(80),
+                    details,
+                };
+                let text = rendered(wide(), &Selection::default(), look).unwrap();
+                assert_eq!(text.contains('\x1b'), colour);
+                for line in plain(&text).lines() {
+                    assert!(line.chars().count() <= 80, "{line}\n{text}");
+                }
+            }
+        }
+        let look = Look::default();
+        let text = rendered(wide(), &Selection::default(), look).unwrap();
+        assert!(!text.contains('\x1b'), "{text}");
+    }
+
+    #[test]
+    fn usual_server_has_one_row_of_80_columns() {
+        let mut status = suspicious();
+        let server = &mut status.services[1].servers[0];
+        server.server = "255.255.255.255:65535".parse().unwrap();
+        server.since = Some(725);
+        (server.active, server.inactive) = (99_999, 99_999);
+        let look = Look {
+            width: Some(80),
+            ..Look::default()
+        };
+        let text = rendered(status, &Selection::default(), look).unwrap();
+        let row =
+            "\n  255.255.255.255:65535 suspicious 12m05s weight 1   active 99999 inactive 99999\n";
+        assert!(text.contains(row), "{text}");
+        assert!(row.trim_matches('\n').len() <= 80);
+    }
+
+    #[test]
+    fn broken_services_and_servers_come_first() {
+        let look = Look {
+            colour: true,
+            width: Some(80),
+            details: true,
+        };
+        let mut status = suspicious();
+        let mut down = status.services[1].servers[0].clone();
+        down.health = "down".to_owned();
+        status.services[1].servers.push(down);
+        let text = rendered(status, &Selection::default(), look).unwrap();
+        assert!(
+            text.starts_with(
+                "\x1b[33mWARNING: 1 server down; 1 server suspicious; 2 servers flapping\x1b[0m\n"
+            ),
+            "{text}"
+        );
+        let place = |words: &str| {
+            text.find(words)
+                .unwrap_or_else(|| panic!("{words}: {text}"))
+        };
+        assert!(place("api (tcp") < place("web (tcp"), "{text}");
+        assert!(
+            place("\x1b[31mdown 1m00s") < place("\x1b[33msuspicious 1m00s"),
+            "{text}"
+        );
+        let plain = plain(&text);
+        let words: Vec<&str> = plain.split_whitespace().collect();
+        let words = words.join(" ");
+        for said in [
+            "15 of 20 connections of clients got no answer in the last minute; went down 7 times in 24 h, last 5s ago, for 1m38s in total",
+            "; checks take 1.2 ms (5 minutes: p50 1.2 ms, p99 700 ms)",
+            "clients opened 20 connections in 5 minutes, 0 without an answer",
+            "fix: on 10.0.0.1: is this director its default gateway",
+        ] {
+            assert!(words.contains(said), "{said}: {words}");
+        }
+    }
+
+    #[test]
+    fn slow_and_flapping_servers_are_shown_without_details() {
+        let shown = |p50_us, falls_in_day| {
+            let mut status = suspicious();
+            status.services[1].servers[0].checks = Some(CheckStatus {
+                last_us: p50_us,
+                p50_us,
+                falls_in_day,
+                since_fall: Some(5),
+                ..CheckStatus::default()
+            });
+            let text = text_of(&status, Look::default());
+            (text.contains("checks take"), text.contains("went down"))
+        };
+        assert_eq!(shown(499_999, 2), (false, false));
+        assert_eq!(shown(500_000, 2), (true, false));
+        assert_eq!(shown(499_999, 3), (false, true));
+    }
+
+    #[test]
+    fn watched_status_fits_the_window() {
+        let text = "a\nb\nc\nd\n";
+        assert_eq!(first_lines(text, 5), text);
+        assert_eq!(first_lines(text, 4), "a\nb\n... and 2 lines below");
+        assert_eq!(first_lines(text, 1), "... and 4 lines below");
+    }
+
+    #[test]
+    fn services_are_selected_by_name_address_and_state() {
+        let names = |selection: &Selection| {
+            let mut status = suspicious();
+            selection.apply(&mut status)?;
+            let services = status.services.iter();
+            Ok::<_, String>(services.map(|one| one.name.clone()).collect::<Vec<_>>())
+        };
+        let named = |name: &str| Selection {
+            name: Some(name.to_owned()),
+            broken: false,
+        };
+        let broken = Selection {
+            name: None,
+            broken: true,
+        };
+        assert_eq!(names(&Selection::default()).unwrap(), ["web", "api"]);
+        assert_eq!(names(&named("api")).unwrap(), ["api"]);
+        assert_eq!(names(&named("192.0.2.10:80")).unwrap(), ["web", "api"]);
+        assert_eq!(names(&named("tcp 192.0.2.10:80")).unwrap(), ["web", "api"]);
+        assert_eq!(names(&broken).unwrap(), ["api"]);
+        let why = names(&named("mail")).unwrap_err();
+        assert!(why.contains("no service `mail`"), "{why}");
+    }
+
+    #[test]
+    fn health_line_has_performance_data_and_exit_code() {
+        let (line, code) = health_line(&Verdict::of(&suspicious()));
+        assert_eq!(code, 1);
+        assert_eq!(
+            line,
+            "LVS WARNING - 1 server suspicious; 1 server flapping | services=2 broken=0 degraded=0 servers=2 usable=2 down=0 suspicious=1 flapping=1 slow=0 out_of_service=0\n"
+        );
+        let verdict = Verdict {
+            level: Level::Critical,
+            words: "a|b\nc".to_owned(),
+            numbers: Vec::new(),
+        };
+        assert_eq!(
+            health_line(&verdict),
+            ("LVS CRITICAL - a/b c |\n".to_owned(), 2)
+        );
+    }
+}

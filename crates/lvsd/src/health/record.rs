@@ -1,0 +1,276 @@
+//! The record of a check: its durations, and the falls and downtime of its server. Its size does not grow with time.
+
+use std::time::Duration;
+
+use lvs_api::daemon::CheckStatus;
+use tokio::time::Instant;
+
+use crate::tally::Times;
+
+/// Classes of durations: four for each doubling, from 64 µs to 64 s.
+const CLASSES: usize = 80;
+/// Binary logarithm of the microseconds of the shortest class.
+const SHORTEST: u32 = 6;
+/// Seconds of a minute.
+const MINUTE: u64 = 60;
+/// Length of `Record::minutes`.
+const MINUTES: u64 = 5;
+/// Seconds of an hour.
+const HOUR: u64 = 3600;
+/// Length of `Record::hours`.
+const DAY: u64 = 24;
+
+/// The record of a check.
+#[derive(Debug)]
+pub(super) struct Record {
+    begun: Instant,
+    last: Duration,
+    all: Times,
+    /// The last minutes; the place of each is its number modulo 5.
+    minutes: [Minute; 5],
+    /// The last hours; the place of each is its number modulo 24.
+    hours: [Hour; 24],
+    /// The second up to which downtime is counted.
+    counted: u64,
+    is_down: bool,
+    /// The second of the last fall.
+    last_fall: Option<u64>,
+    falls: u64,
+    down: u64,
+}
+
+/// Durations of the checks that ended in a minute.
+#[derive(Clone, Copy, Debug)]
+struct Minute {
+    number: u64,
+    classes: [u16; CLASSES],
+}
+
+/// Falls and seconds of downtime in an hour.
+#[derive(Clone, Copy, Debug, Default)]
+struct Hour {
+    number: u64,
+    falls: u64,
+    down: u64,
+}
+
+impl Record {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            begun: now,
+            last: Duration::ZERO,
+            all: Times::default(),
+            minutes: [Minute {
+                number: 0,
+                classes: [0; CLASSES],
+            }; 5],
+            hours: [Hour::default(); 24],
+            counted: 0,
+            is_down: false,
+            last_fall: None,
+            falls: 0,
+            down: 0,
+        }
+    }
+
+    /// Counts a check and its duration.
+    pub(super) fn count_check(&mut self, time: Duration, now: Instant) {
+        self.last = time;
+        self.all.count(time);
+        let number = self.second(now) / MINUTE;
+        let minute = &mut self.minutes[place(number, MINUTES)];
+        if minute.number != number {
+            *minute = Minute {
+                number,
+                classes: [0; CLASSES],
+            };
+        }
+        let class = &mut minute.classes[class(time)];
+        *class = class.saturating_add(1);
+    }
+
+    /// Counts that the server has become up or down; `fell`: it was up before.
+    pub(super) fn transition(&mut self, up: bool, fell: bool, now: Instant) {
+        self.count_downtime(now);
+        self.is_down = !up;
+        if fell {
+            self.falls += 1;
+            self.last_fall = Some(self.counted);
+            self.hour(self.counted / HOUR).falls += 1;
+        }
+    }
+
+    /// The durations of all checks.
+    pub(super) fn times(&self) -> Times {
+        self.all.clone()
+    }
+
+    /// A summary; `None` before the first check.
+    pub(super) fn status(&mut self, now: Instant) -> Option<CheckStatus> {
+        if self.all == Times::default() {
+            return None;
+        }
+        self.count_downtime(now);
+        let second = self.second(now);
+        let minutes = self.minutes.iter();
+        let recent: Vec<_> = minutes
+            .filter(|minute| minute.number + MINUTES > second / MINUTE)
+            .collect();
+        let hours = self.hours.iter();
+        let (falls, down) = hours
+            .filter(|hour| hour.number + DAY > second / HOUR)
+            .fold((0, 0), |(falls, down), hour| {
+                (falls + hour.falls, down + hour.down)
+            });
+        Some(CheckStatus {
+            last_us: micros(self.last),
+            p50_us: quantile(&recent, 50),
+            p99_us: quantile(&recent, 99),
+            falls_in_day: falls,
+            down_seconds_in_day: down,
+            since_fall: self.last_fall.map(|fall| second.saturating_sub(fall)),
+            falls: self.falls,
+            down_seconds: self.down,
+        })
+    }
+
+    fn second(&self, now: Instant) -> u64 {
+        now.saturating_duration_since(self.begun).as_secs()
+    }
+
+    fn hour(&mut self, number: u64) -> &mut Hour {
+        let hour = &mut self.hours[place(number, DAY)];
+        if hour.number != number {
+            *hour = Hour {
+                number,
+                ..Hour::default()
+            };
+        }
+        hour
+    }
+
+    /// Assigns the time until now to the hours.
+    fn count_downtime(&mut self, now: Instant) {
+        let now = self.second(now);
+        if !self.is_down {
+            self.counted = self.counted.max(now);
+            return;
+        }
+        self.down += now.saturating_sub(self.counted);
+        // Older downtime is in no hour.
+        self.counted = self.counted.max(now.saturating_sub(DAY * HOUR));
+        while self.counted < now {
+            let number = self.counted / HOUR;
+            let end = ((number + 1) * HOUR).min(now);
+            self.hour(number).down += end - self.counted;
+            self.counted = end;
+        }
+    }
+}
+
+/// The place of a number in a ring.
+fn place(number: u64, count: u64) -> usize {
+    usize::try_from(number % count).unwrap_or(0)
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// The class of a duration.
+fn class(time: Duration) -> usize {
+    let us = micros(time).max(1 << SHORTEST);
+    let octave = us.ilog2();
+    let quarter = (us >> (octave - 2)) & 3;
+    let class = u64::from(octave - SHORTEST) * 4 + quarter;
+    usize::try_from(class).map_or(CLASSES - 1, |class| class.min(CLASSES - 1))
+}
+
+/// The upper end of a class in microseconds.
+fn end(class: usize) -> u64 {
+    let class = class as u64;
+    let octave = class / 4 + u64::from(SHORTEST);
+    (5 + class % 4) << (octave - 2)
+}
+
+/// A percentile of the durations, rounded up by at most a quarter; 0 without checks.
+fn quantile(minutes: &[&Minute], percent: u64) -> u64 {
+    let count = |class: usize| -> u64 {
+        let minutes = minutes.iter();
+        minutes.map(|minute| u64::from(minute.classes[class])).sum()
+    };
+    let all: u64 = (0..CLASSES).map(count).sum();
+    let wanted = (all * percent).div_ceil(100);
+    let mut seen = 0;
+    for class in 0..CLASSES {
+        seen += count(class);
+        if seen > 0 && seen >= wanted {
+            return end(class);
+        }
+    }
+    0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn class_end_exceeds_the_duration_by_at_most_a_quarter() {
+        for us in [64, 65, 79, 80, 100, 1_000, 12_345, 999_999, 60_000_000] {
+            let end = end(class(Duration::from_micros(us)));
+            assert!(us < end && end <= us + us / 4 + 1, "{us}: {end}");
+        }
+        assert_eq!(class(Duration::ZERO), 0);
+        assert_eq!(class(Duration::MAX), CLASSES - 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn durations_older_than_five_minutes_are_not_counted() {
+        let begun = Instant::now();
+        let mut record = Record::new(begun);
+        assert_eq!(record.status(begun), None);
+        for second in 0..100 {
+            let ms = if second < 95 { 1 } else { 700 };
+            let now = begun + Duration::from_secs(second);
+            record.count_check(Duration::from_millis(ms), now);
+        }
+        let now = begun + Duration::from_secs(100);
+        let status = record.status(now).expect("there were checks");
+        assert_eq!(status.last_us, 700_000);
+        assert!((1_000..1_300).contains(&status.p50_us), "{status:?}");
+        assert!((700_000..900_000).contains(&status.p99_us), "{status:?}");
+        let later = record.status(begun + Duration::from_secs(500));
+        let later = later.expect("there were checks");
+        assert_eq!((later.p50_us, later.p99_us), (0, 0));
+        assert_eq!(record.times().classes.iter().sum::<u64>(), 100);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn falls_and_downtime_older_than_a_day_are_not_counted() {
+        let begun = Instant::now();
+        let mut record = Record::new(begun);
+        record.count_check(Duration::from_millis(1), begun);
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        record.transition(true, false, at(1));
+        for fall in 0..3 {
+            record.transition(false, true, at(100 + 1000 * fall));
+            record.transition(true, false, at(114 + 1000 * fall));
+        }
+        record.transition(false, true, at(HOUR - 10));
+        let status = record.status(at(HOUR + 20)).expect("checked");
+        assert_eq!((status.falls_in_day, status.down_seconds_in_day), (4, 72));
+        assert_eq!(status.since_fall, Some(30));
+        // The first hour is over.
+        let status = record.status(at(24 * HOUR + 20)).expect("checked");
+        assert_eq!(status.falls_in_day, 0);
+        assert_eq!(status.down_seconds_in_day, 23 * HOUR + 20);
+        assert_eq!(
+            (status.falls, status.down_seconds),
+            (4, 42 + 23 * HOUR + 30)
+        );
+        // The status was not requested for two years.
+        let status = record.status(at(20_000 * HOUR)).expect("checked");
+        assert_eq!(status.down_seconds_in_day, 23 * HOUR);
+    }
+}

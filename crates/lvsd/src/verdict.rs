@@ -1,0 +1,439 @@
+//! The verdict about each service and about the whole director: a state, and one line (pure).
+
+use lvs_api::daemon::{AdminState, ServerStatus, ServiceStatus, Status};
+
+use crate::words::counted;
+
+/// Services that the line names, at most.
+const NAMED_MAX: usize = 3;
+/// Falls in 24 hours from which a server is flapping.
+const FLAPS: u64 = 3;
+/// Seconds after its last fall until which a server is flapping.
+const FLAPPING: u64 = 600;
+/// The duration of its checks from which a server is slow.
+const SLOW_US: u64 = 500_000;
+
+/// The state of a service; the worst is the least.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ServiceState {
+    /// It has no usable server, is below its quorum, or is not in use as configured: see [`trouble`].
+    Broken,
+    /// Servers are down.
+    Degraded,
+    /// Servers are suspicious.
+    Suspicious,
+    /// All servers are up.
+    Ok,
+}
+
+impl ServiceState {
+    /// The state of a service.
+    pub fn of(service: &ServiceStatus) -> Self {
+        if !trouble(service).is_empty() {
+            return Self::Broken;
+        }
+        match (count(service, "down"), count(service, "suspicious")) {
+            (0, 0) => Self::Ok,
+            (0, _) => Self::Suspicious,
+            _ => Self::Degraded,
+        }
+    }
+
+    /// Its name in the API.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Broken => "broken",
+            Self::Degraded => "degraded",
+            Self::Suspicious => "suspicious",
+            Self::Ok => "ok",
+        }
+    }
+}
+
+/// The servers of a service that are in the file.
+pub fn in_file(service: &ServiceStatus) -> impl Iterator<Item = &ServerStatus> {
+    let servers = service.servers.iter();
+    servers.filter(|server| server.configured.is_some())
+}
+
+/// The servers of the file with this health.
+pub fn count(service: &ServiceStatus, health: &str) -> usize {
+    in_file(service)
+        .filter(|server| server.health == health)
+        .count()
+}
+
+/// Whether a server went down three times in 24 hours, the last time in the last ten minutes.
+pub fn is_flapping(server: &ServerStatus) -> bool {
+    server.checks.is_some_and(|checks| {
+        checks.falls_in_day >= FLAPS && checks.since_fall.is_some_and(|ago| ago < FLAPPING)
+    })
+}
+
+/// Whether the last check of a server and half of those of the last five minutes took half a second or more.
+pub fn is_slow(server: &ServerStatus) -> bool {
+    let is_long = |us| us >= SLOW_US;
+    server
+        .checks
+        .is_some_and(|checks| is_long(checks.p50_us) && is_long(checks.last_us))
+}
+
+/// Whether all servers of a service are up, and none is slow or flapping.
+pub fn is_well(service: &ServiceStatus) -> bool {
+    ServiceState::of(service) == ServiceState::Ok
+        && !in_file(service).any(|server| is_flapping(server) || is_slow(server))
+}
+
+/// The reason why a server is down or suspicious, without its own address in front.
+pub fn reason(server: &ServerStatus) -> &str {
+    let address = format!("{}: ", server.server);
+    let reason = server.reason.as_str();
+    reason.strip_prefix(address.as_str()).unwrap_or(reason)
+}
+
+/// The reason that all servers of a service have in common, if they are down.
+fn common_reason(service: &ServiceStatus) -> Option<&str> {
+    let mut reasons = in_file(service).map(reason);
+    let first = reasons.next().filter(|reason| !reason.is_empty())?;
+    let is_common = count(service, "down") == in_file(service).count();
+    (is_common && reasons.all(|reason| reason == first)).then_some(first)
+}
+
+/// The faults of a service, in words.
+pub fn trouble(service: &ServiceStatus) -> Vec<String> {
+    let mut trouble = Vec::new();
+    for (is, words) in [
+        (service.conflict, "somebody else's service is in its place"),
+        (
+            service.usable == 0 && service.sorry.is_none(),
+            "no server takes new connections",
+        ),
+        (
+            !service.quorum && service.usable > 0,
+            "it is below its quorum",
+        ),
+        (service.withdrawn, "its VIP is given up"),
+        (
+            service.panic,
+            "all servers are used, because too few are up",
+        ),
+    ] {
+        if is {
+            trouble.push(words.to_owned());
+        }
+    }
+    if let Some(sorry) = service.sorry {
+        trouble.push(format!("the sorry server {sorry} serves"));
+    }
+    trouble
+}
+
+/// The urgency of a verdict, as monitoring plugins grade it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// All is well.
+    Ok,
+    /// Clients are served; an operator has something to mend.
+    Warning,
+    /// Clients are not served.
+    Critical,
+}
+
+impl Level {
+    /// Its name in the output of monitoring plugins.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "OK",
+            Self::Warning => "WARNING",
+            Self::Critical => "CRITICAL",
+        }
+    }
+}
+
+/// The verdict about a director.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// The urgency.
+    pub level: Level,
+    /// The reasons in one line.
+    pub words: String,
+    /// Performance data for monitoring.
+    pub numbers: Vec<(&'static str, usize)>,
+}
+
+impl Verdict {
+    /// The verdict about a director.
+    pub fn of(status: &Status) -> Self {
+        let services = &status.services;
+        let in_state = |state| {
+            let services = services.iter();
+            services.filter(move |service| ServiceState::of(service) == state)
+        };
+        let sum = |count: &dyn Fn(&ServiceStatus) -> usize| services.iter().map(count).sum();
+        let servers: usize = sum(&|service| in_file(service).count());
+        let usable: usize = sum(&|service| service.usable);
+        let down: usize = sum(&|service| count(service, "down"));
+        let suspicious: usize = sum(&|service| count(service, "suspicious"));
+        let servers_with = |is: fn(&ServerStatus) -> bool| -> usize {
+            sum(&|service| in_file(service).filter(|server| is(server)).count())
+        };
+        let out = servers_with(|server| server.admin != AdminState::Ready);
+        let flapping = servers_with(is_flapping);
+        let slow = servers_with(is_slow);
+        let not_checked = servers_with(|server| server.check_not_made.is_some());
+        let broken = in_state(ServiceState::Broken).count();
+
+        let mut critical = Vec::new();
+        if !status.dataplane.connected && !status.dataplane.idle {
+            critical.push("no dataplane answers".to_owned());
+        }
+        if broken > 0 {
+            let named: Vec<_> = in_state(ServiceState::Broken)
+                .take(NAMED_MAX)
+                .map(|service| {
+                    let reason = common_reason(service).map(|reason| format!(": {reason}"));
+                    let trouble = trouble(service).join(", ");
+                    format!("{} ({trouble}{})", service.name, reason.unwrap_or_default())
+                })
+                .collect();
+            let more = match broken - named.len() {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            critical.push(format!(
+                "{broken} of {} broken: {}{more}",
+                counted(services.len(), "service"),
+                named.join(", ")
+            ));
+        }
+        let conflicts = status.dataplane.conflicts.len();
+        if conflicts > 0 {
+            let addresses = counted(conflicts, "virtual address");
+            critical.push(format!("{addresses} also used by another host"));
+        }
+
+        let mut warnings = Vec::new();
+        for (number, thing, is) in [
+            (down, "server", "down"),
+            (suspicious, "server", "suspicious"),
+            (flapping, "server", "flapping"),
+            (not_checked, "server", "not checked"),
+            (status.dataplane.down.len(), "interface", "down"),
+            (
+                status.dataplane.waiting.len(),
+                "configured interface or address",
+                "missing",
+            ),
+            (peers_not_in_sync(status), "peer", "not in sync"),
+            (
+                status
+                    .sources
+                    .iter()
+                    .filter(|one| one.trouble.is_some())
+                    .count(),
+                "source",
+                "without an answer",
+            ),
+            (status.left_out.len(), "source answer", "not in use"),
+            (status.refused.len(), "change", "refused by the dataplane"),
+            (status.drift.len(), "change", "made by hand"),
+        ] {
+            if number > 0 {
+                warnings.push(format!("{} {is}", counted(number, thing)));
+            }
+        }
+        let vrrp = status.director.vrrp.as_ref();
+        for (is, words) in [
+            (status.director.maintenance.is_some(), "in maintenance"),
+            (vrrp.is_some_and(|vrrp| !vrrp.ready), "not ready for VRRP"),
+            (
+                !status.loaded.ok && status.loaded.time > 0,
+                "the file was refused",
+            ),
+        ] {
+            if is {
+                warnings.push(words.to_owned());
+            }
+        }
+
+        let level = match (critical.is_empty(), warnings.is_empty()) {
+            (false, _) => Level::Critical,
+            (true, false) => Level::Warning,
+            (true, true) => Level::Ok,
+        };
+        let mut words = critical;
+        words.append(&mut warnings);
+        if words.is_empty() {
+            words.push(format!(
+                "{}, {usable} of {} usable",
+                counted(services.len(), "service"),
+                counted(servers, "server")
+            ));
+        }
+        // Slow servers need no operator: some are always slow.
+        if slow > 0 {
+            words.push(format!("{} slow", counted(slow, "server")));
+        }
+        Self {
+            level,
+            words: words.join("; "),
+            numbers: vec![
+                ("services", services.len()),
+                ("broken", broken),
+                ("degraded", in_state(ServiceState::Degraded).count()),
+                ("servers", servers),
+                ("usable", usable),
+                ("down", down),
+                ("suspicious", suspicious),
+                ("flapping", flapping),
+                ("slow", slow),
+                ("out_of_service", out),
+            ],
+        }
+    }
+}
+
+/// Peers that have been out of sync for ten seconds; none if the dataplane does not answer.
+fn peers_not_in_sync(status: &Status) -> usize {
+    if !status.dataplane.connected {
+        return 0;
+    }
+    let peers = status.dataplane.peers.iter();
+    peers.filter(|peer| peer.is_alarming()).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use lvs_api::daemon::{CheckStatus, DataplaneStatus};
+
+    use super::*;
+
+    /// A director with a service for each list of its servers' health.
+    fn director(services: &[(&str, &[&str])]) -> Status {
+        let services = services.iter().map(|(name, servers)| {
+            let snapshot = crate::api::overview::tests::snapshot(name);
+            let mut service = snapshot.status.services[0].clone();
+            let one = service.servers[0].clone();
+            let server = |health: &&str| ServerStatus {
+                health: (*health).to_owned(),
+                ..one.clone()
+            };
+            service.servers = servers.iter().map(server).collect();
+            service.usable = service.servers.len() - count(&service, "down");
+            service
+        });
+        Status {
+            dataplane: DataplaneStatus {
+                connected: true,
+                ..DataplaneStatus::default()
+            },
+            services: services.collect(),
+            ..Status::default()
+        }
+    }
+
+    #[test]
+    fn broken_services_are_named_first() {
+        let mut status = director(&[
+            ("web", &["up", "suspicious"]),
+            ("mail", &["down", "down"]),
+            ("api", &["down", "up"]),
+        ]);
+        let verdict = Verdict::of(&status);
+        assert_eq!(verdict.level, Level::Critical);
+        assert_eq!(
+            verdict.words,
+            "1 of 3 services broken: mail (no server takes new connections); 3 servers down; 1 server suspicious"
+        );
+        let states: Vec<_> = status.services.iter().map(ServiceState::of).collect();
+        assert_eq!(
+            states,
+            [
+                ServiceState::Suspicious,
+                ServiceState::Broken,
+                ServiceState::Degraded
+            ]
+        );
+        status.dataplane.connected = false;
+        assert!(
+            Verdict::of(&status)
+                .words
+                .starts_with("no dataplane answers; ")
+        );
+    }
+
+    #[test]
+    fn verdict_of_usable_servers_is_ok() {
+        let mut status = director(&[("web", &["up", "unchecked"])]);
+        let verdict = Verdict::of(&status);
+        assert_eq!(verdict.level, Level::Ok);
+        assert_eq!(verdict.words, "1 service, 2 of 2 servers usable");
+        status.services[0].servers[0].health = "suspicious".to_owned();
+        let verdict = Verdict::of(&status);
+        assert_eq!(verdict.level, Level::Warning);
+        assert_eq!(verdict.words, "1 server suspicious");
+    }
+
+    #[test]
+    fn flapping_server_is_a_warning_until_ten_minutes_after_its_last_fall() {
+        let mut status = director(&[("web", &["up", "up"])]);
+        let mut verdict = |falls_in_day, since_fall| {
+            status.services[0].servers[0].checks = Some(CheckStatus {
+                falls_in_day,
+                since_fall: Some(since_fall),
+                ..CheckStatus::default()
+            });
+            Verdict::of(&status).level
+        };
+        assert_eq!(verdict(3, 599), Level::Warning);
+        assert_eq!(verdict(2, 599), Level::Ok);
+        assert_eq!(verdict(3, 600), Level::Ok);
+    }
+
+    #[test]
+    fn slow_server_is_mentioned_without_a_warning() {
+        let mut status = director(&[("web", &["up", "up"])]);
+        assert!(is_well(&status.services[0]));
+        status.services[0].servers[0].checks = Some(CheckStatus {
+            last_us: SLOW_US,
+            p50_us: SLOW_US,
+            ..CheckStatus::default()
+        });
+        assert!(!is_well(&status.services[0]));
+        let verdict = Verdict::of(&status);
+        assert_eq!(verdict.level, Level::Ok);
+        assert_eq!(
+            verdict.words,
+            "1 service, 2 of 2 servers usable; 1 server slow"
+        );
+    }
+
+    #[test]
+    fn common_reason_of_a_broken_service_is_named() {
+        let mut status = director(&[("mail", &["down", "down"])]);
+        let servers = &mut status.services[0].servers;
+        servers[1].server = ([10, 0, 0, 9], 25).into();
+        for server in servers.iter_mut() {
+            server.reason = format!("{}: connection refused", server.server);
+        }
+        let words = Verdict::of(&status).words;
+        assert!(
+            words.contains("mail (no server takes new connections: connection refused)"),
+            "{words}"
+        );
+        status.services[0].servers[0].reason = "timeout".to_owned();
+        let words = Verdict::of(&status).words;
+        assert!(
+            words.contains("mail (no server takes new connections)"),
+            "{words}"
+        );
+    }
+
+    #[test]
+    fn verdict_of_500_broken_services_is_short() {
+        let services = [("web", &["down"][..]); 500];
+        let verdict = Verdict::of(&director(&services));
+        assert!(verdict.words.len() < 400, "{}", verdict.words);
+        assert!(verdict.words.contains("and 497 more"), "{}", verdict.words);
+    }
+}
