@@ -2,6 +2,7 @@
 
 use core::fmt;
 use core::net::SocketAddr;
+use core::sync::atomic::Ordering;
 
 use super::Shard;
 use crate::conn::{Entry, NO_SLOT, State, flag};
@@ -42,7 +43,7 @@ pub enum Unpublished {
     NotEstablished,
     /// Neither TCP nor UDP.
     Protocol,
-    /// Of a persistent service of UDP: an answer assures the client's template.
+    /// Of a persistent service of UDP: the first answer assures the client's template.
     PersistentUdp,
     /// A helper inspects its payload.
     Helped,
@@ -76,8 +77,6 @@ pub enum Unpublished {
     Family,
     /// A local address of full NAT is its client or its virtual address.
     LocalAddress,
-    /// A master sends synchronisation messages.
-    Master,
     /// A backup forwards nothing.
     BackupOnly,
     /// Its client is a server behind NAT.
@@ -90,7 +89,7 @@ impl fmt::Display for Unpublished {
             Self::Ended => "it has ended",
             Self::NotEstablished => "it is not established",
             Self::Protocol => "it is neither TCP nor UDP",
-            Self::PersistentUdp => "its service is a persistent one of UDP",
+            Self::PersistentUdp => "its service is a persistent one of UDP, and no server has answered its client yet",
             Self::Helped => "a helper looks at it",
             Self::OnePacket => "one-packet scheduling",
             Self::ServerDown => "its server went down",
@@ -109,7 +108,6 @@ impl fmt::Display for Unpublished {
             }
             Self::Family => "no service is of its family",
             Self::LocalAddress => "a local address of full NAT is its client or its virtual address",
-            Self::Master => "a master sends synchronisation messages",
             Self::BackupOnly => "a backup forwards nothing (backup_only)",
             Self::ClientIsServer => "its client is a server behind NAT",
         })
@@ -261,7 +259,7 @@ impl Shard {
         let entry = self.table.get(conn.0);
         let ripeness = ripeness(entry, packets, epoch);
         matches!(ripeness, Ripeness::Stale | Ripeness::Ripe)
-            && is_still(entry)
+            && self.what_changes(conn.0, entry).is_none()
             && what_else(entry).is_none()
     }
 
@@ -290,7 +288,8 @@ impl Shard {
         let link = self.link(conn.0);
         let link = link.filter(|link| link.server.is_available());
         let link = link.ok_or(Unpublished::NoServer)?;
-        if let Some(reason) = what_changes(entry)
+        if let Some(reason) = self
+            .what_changes(conn.0, entry)
             .or_else(|| what_else(entry))
             .or_else(|| self.what_speaks_against(conn, entry))
         {
@@ -312,6 +311,18 @@ impl Shard {
         })
     }
 
+    /// Reason why the next packets may change the state of a connection or of its template, if there
+    /// is one. An answer assures a template once; with direct routing and tunnels none passes here.
+    fn what_changes(&self, index: u32, entry: Entry<'_>) -> Option<Unpublished> {
+        let reason = what_changes(entry)?;
+        let template = self.templates.get(index).and_then(Option::as_ref);
+        let stays = reason == Unpublished::PersistentUdp
+            && template.is_some_and(|template| {
+                !entry.method().translates() || template.assured.load(Ordering::Relaxed)
+            });
+        (!stays).then_some(reason)
+    }
+
     /// Reason in the settings, or in state outside the slot, why packets of the connection may need
     /// more than their headers show.
     fn what_speaks_against(&self, conn: ConnId, entry: Entry<'_>) -> Option<Unpublished> {
@@ -319,9 +330,7 @@ impl Shard {
         let settings = &self.settings;
         let ours = |end: SocketAddr| self.local_ports.is_used(end.ip());
         let behind_nat = || self.links.is_masqueraded(entry.protocol(), client);
-        let reason = if settings.master.is_some() {
-            Unpublished::Master
-        } else if settings.backup_only {
+        let reason = if settings.backup_only {
             Unpublished::BackupOnly
         } else if settings.heeds_servers() && behind_nat() {
             Unpublished::ClientIsServer
@@ -364,7 +373,11 @@ impl Shard {
         let entry = self.table.get(conn.0);
         entry.set_next_hop(client_hop);
         entry.publish(epoch);
-        entry.is_live()
+        let (live, packets) = (entry.is_live(), entry.in_packets());
+        if live && self.has_master() && self.table.sync_packets(conn.0).is_none() {
+            self.table.set_sync_packets(conn.0, Some(packets));
+        }
+        live
     }
 
     /// From now on the packets of a connection come to userspace.
@@ -517,19 +530,73 @@ mod tests {
     fn reason_against_offload_outside_connection_is_named() {
         let meta = packet(Protocol::UDP, 0);
         let route = Forwarding::Route;
-        let mut persistent = director_with(Protocol::UDP, route, ServiceFlags::PERSISTENT);
-        let conn = send(&mut persistent, &meta);
-        let why = persistent.shard.offer(conn).err();
-        assert_eq!(why, Some(Unpublished::PersistentUdp));
+        let mut backup = director(Protocol::UDP, route);
+        let conn = send(&mut backup, &meta);
+        assert!(backup.shard.offer(conn).is_ok());
+        let heard = sync::Backup::new(1, None, 1500, false);
+        backup.control.start_backup(heard).unwrap();
+        backup.control.set_sysctl("backup_only", "1").unwrap();
+        backup.control.sweep(&mut backup.shard);
+        let why = backup.shard.offer(conn).err();
+        assert_eq!(why, Some(Unpublished::BackupOnly));
+    }
 
-        let mut master = director(Protocol::UDP, route);
-        let conn = send(&mut master, &meta);
-        assert!(master.shard.offer(conn).is_ok());
-        let told = sync::Master::new(1, None, false);
-        master.control.start_master(told).unwrap();
-        master.control.sweep(&mut master.shard);
-        let why = master.shard.offer(conn).err();
-        assert_eq!(why, Some(Unpublished::Master));
+    #[test]
+    fn persistent_udp_connection_is_offloaded_once_its_template_is_assured() {
+        let persistent = |method| director_with(Protocol::UDP, method, ServiceFlags::PERSISTENT);
+        let meta = packet(Protocol::UDP, 0);
+        let mut nat = persistent(Forwarding::Nat);
+        let conn = send(&mut nat, &meta);
+        let why = nat.shard.offer(conn).err();
+        assert_eq!(why, Some(Unpublished::PersistentUdp));
+        let answer = PacketMeta {
+            tuple: Tuple {
+                protocol: Protocol::UDP,
+                src: "10.0.0.1:80".parse().unwrap(),
+                dst: meta.tuple.src,
+            },
+            ..meta
+        };
+        let verdict = nat.handle_packet(&answer, Instant::ZERO);
+        assert!(matches!(verdict, Verdict::Reply(_)), "{verdict:?}");
+        assert!(nat.shard.offer(conn).is_ok());
+        // No answer passes the director, so none changes the template.
+        for method in [Forwarding::Route, Forwarding::Tunnel] {
+            let mut director = persistent(method);
+            let conn = send(&mut director, &meta);
+            assert!(director.shard.offer(conn).is_ok(), "{method:?}");
+        }
+    }
+
+    #[test]
+    fn connection_to_measured_server_is_offloaded_after_its_handshake() {
+        let mut director = director(Protocol::TCP, Forwarding::Nat);
+        let service = ServiceKey::tcp("198.51.100.1:80".parse().unwrap());
+        let config = ServiceConfig::new(Family::V4, "ewma");
+        director
+            .control
+            .edit_service(&service, config, None)
+            .unwrap();
+        let request = |flags| packet(Protocol::TCP, flags);
+        let conn = send(&mut director, &request(TcpFlags::SYN));
+        let to_client = Tuple {
+            protocol: Protocol::TCP,
+            src: "10.0.0.1:80".parse().unwrap(),
+            dst: request(0).tuple.src,
+        };
+        let answer = PacketMeta {
+            tuple: to_client,
+            ..request(TcpFlags::SYN | TcpFlags::ACK)
+        };
+        let millisecond = Instant::from_nanos(1_000_000);
+        let _ = director.handle_packet(&answer, millisecond);
+        let server = director.control.service(&service).unwrap().servers()[0].clone();
+        assert!(
+            server.latency().average(millisecond).is_some(),
+            "at the handshake"
+        );
+        send(&mut director, &request(TcpFlags::ACK));
+        assert!(director.shard.offer(conn).is_ok());
     }
 
     #[test]

@@ -147,8 +147,9 @@ impl Decider {
             .hear(&mut self.shard, peer, keeps_ties, items, now)
     }
 
-    /// Whether a rule for marks could take packets of a connection, in either direction.
-    pub(super) fn may_be_marked(&self, offer: &Offer) -> bool {
+    /// Whether a rule for marks could drop packets of a connection or leave them to the host, in
+    /// either direction. A mark matters only to a packet that opens a connection.
+    pub(super) fn may_be_taken(&self, offer: &Offer) -> bool {
         let tuple = |src, dst| Tuple {
             protocol: offer.protocol,
             src,
@@ -158,10 +159,7 @@ impl Decider {
             tuple(offer.client, offer.virt),
             tuple(offer.server, offer.client),
         ];
-        self.marks.iter().any(|rule| {
-            let interface = rule.interface.as_deref().unwrap_or_default();
-            ways.iter().any(|way| rule.matches(interface, way, || true))
-        })
+        ways.iter().any(|way| takes(&self.marks, way))
     }
 
     /// The action of the first rule for marks that matches a packet.
@@ -402,6 +400,24 @@ impl Decider {
     }
 }
 
+/// Whether the rules for marks could drop a packet or leave it to the host, whichever interface it
+/// comes in on.
+fn takes(rules: &[MarkRule], tuple: &Tuple) -> bool {
+    for rule in rules {
+        let interface = rule.interface.as_deref().unwrap_or_default();
+        if !rule.matches(interface, tuple, || true) {
+            continue;
+        }
+        match rule.action {
+            MarkAction::Drop | MarkAction::Host => return true,
+            // No later rule gets a packet that has its mark.
+            MarkAction::Mark(_) if rule.interface.is_none() => return false,
+            MarkAction::Mark(_) => {}
+        }
+    }
+    false
+}
+
 /// The action of the rules for marks on a packet, and the rule. A rule with an interface matches only
 /// if `interface` is that one; without `interface`, the text names the rule.
 fn marked_by(
@@ -423,4 +439,44 @@ fn marked_by(
         }
     }
     (None, passed.trim_start_matches("; ").to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mark_rule_takes_packets_only_if_it_drops_them_or_leaves_them_to_the_host() {
+        let tuple = Tuple {
+            protocol: Protocol::TCP,
+            src: ([192, 0, 2, 7], 1000).into(),
+            dst: ([198, 51, 100, 1], 80).into(),
+        };
+        let marks = "--destination 198.51.100.1 --mark 7";
+        let drops = "--source 192.0.2.0/24 --drop";
+        let host = "--destination 198.51.100.1 --protocol tcp --ports 80 --host";
+        let elsewhere = "--interface eth9 --source 192.0.2.0/24 --drop";
+        let marks_elsewhere = "--interface eth9 --destination 198.51.100.1 --mark 7";
+        let others = "--destination 198.51.100.1 --protocol tcp --ports 81-90 --drop\n\
+                      --destination 198.51.100.1 --protocol udp --drop\n\
+                      --destination 198.51.100.2 --drop\n\
+                      --source 192.0.2.8 --drop";
+        for (rules, taken) in [
+            (vec![], false),
+            (vec![marks], false),
+            (vec![drops], true),
+            (vec![host], true),
+            (vec![others], false),
+            (vec![marks, drops], false),
+            (vec![drops, marks], true),
+            // Its packets may come in by any interface.
+            (vec![elsewhere], true),
+            (vec![elsewhere, marks], true),
+            (vec![marks_elsewhere], false),
+            (vec![marks_elsewhere, drops], true),
+        ] {
+            let rules = lvs_core::mark::parse_rules(&rules.join("\n")).expect("valid");
+            assert_eq!(takes(&rules, &tuple), taken, "{rules:?}");
+        }
+    }
 }

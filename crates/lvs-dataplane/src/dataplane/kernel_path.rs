@@ -124,7 +124,7 @@ pub(super) enum WithDataplane {
     Later { of: u32 },
     #[error(transparent)]
     Connection(#[from] Unpublished),
-    #[error("a rule for marks could match")]
+    #[error("a rule for marks could drop its packets or leave them to this host")]
     Marks,
     #[error("its server is beyond the 4,096th")]
     Number,

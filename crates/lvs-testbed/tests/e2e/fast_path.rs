@@ -355,9 +355,16 @@ fn explain_shows_offloaded_connections() -> Result<()> {
     let nobody = site.lvsadm(&format!("explain tcp 192.0.2.77:1000 {}:9", site.vip))?;
     ensure!(!nobody.contains("in kernel"), "{nobody}");
 
-    let rule = format!("--destination {} --interface elsewhere", site.vip);
+    let rule = format!("--destination {}", site.vip);
     site.lvsadm(&format!("mark add {rule} --mark 7"))?;
-    told("no: a rule for marks could match")?;
+    wait_until("a packet gets the mark", Duration::from_secs(20), || {
+        let rules = site.lvsadm("mark list");
+        rules.is_ok_and(|rules| rules.contains("--mark 7") && !rules.contains(" 0 packets"))
+    })?;
+    told("yes")?;
+    site.lvsadm("mark del 1")?;
+    site.lvsadm(&format!("mark add {rule} --interface elsewhere --drop"))?;
+    told("no: a rule for marks could drop its packets or leave them to this host")?;
     site.lvsadm("mark del 1")?;
     told("yes")?;
 
