@@ -208,7 +208,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Packets that ours has forwarded in the kernel.
+    /// Packets that ours has forwarded by the kernel fast path.
     pub(crate) fn fast_path(&self) -> Result<u64> {
         #[derive(serde::Deserialize)]
         struct Reason {

@@ -29,7 +29,7 @@ impl Method {
 pub(crate) enum Contender {
     /// This project's dataplane, on packet sockets.
     AfPacket(Method),
-    /// The same, with established connections forwarded in the kernel.
+    /// The same, with established connections forwarded by the kernel fast path.
     FastPath(Method),
     /// The same, NAT, before there is a socket buffer.
     Xdp,

@@ -243,7 +243,7 @@ impl Flood {
             let forwarded = bed.fast_path()? - forwarded;
             ensure!(
                 forwarded * 100 >= packets * 99,
-                "of {packets} packets only {forwarded} were forwarded in the kernel"
+                "of {packets} packets only {forwarded} were forwarded by the kernel fast path"
             );
         }
         generator.stop(Signal::SIGTERM)?;

@@ -53,7 +53,7 @@ struct Args {
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     backend: Backend,
 
-    /// Whether established connections are forwarded in the kernel, by programs at the interfaces
+    /// Whether established connections are forwarded by the kernel fast path, by programs at the interfaces
     /// that read the dataplane's connection table (Linux 6.1, root). Default: auto, and `lvsadm
     /// doctor` does not mind if it is not possible.
     #[arg(long, value_enum)]

@@ -103,7 +103,10 @@ fn common_reason(service: &ServiceStatus) -> Option<&str> {
 pub fn trouble(service: &ServiceStatus) -> Vec<String> {
     let mut trouble = Vec::new();
     for (is, words) in [
-        (service.conflict, "a service of another program has its address"),
+        (
+            service.conflict,
+            "a service of another program has its address",
+        ),
         (
             service.usable == 0 && service.sorry.is_none(),
             "no server takes new connections",

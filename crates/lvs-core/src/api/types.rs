@@ -593,7 +593,7 @@ impl PeerStanding {
 pub struct FastPathInfo {
     /// It was asked for.
     pub wanted: bool,
-    /// Connections are forwarded in the kernel.
+    /// Connections are forwarded by the kernel fast path.
     pub active: bool,
     /// Attachment method of its programs, if the fast path was opened: `tcx` or `clsact`.
     pub attached_by: String,

@@ -50,7 +50,7 @@ impl Wanted {
         match opened {
             Ok(opened) => {
                 let by = opened.0.attached_by();
-                info!("established connections are forwarded in the kernel ({by})");
+                info!("established connections are forwarded by the kernel fast path ({by})");
                 Ok(Ok(opened))
             }
             Err(error) if self.wanted == UseKernel::On => Err(StartError::FastPath(error)),
@@ -150,7 +150,7 @@ fn end_what_is_left() {
     match FastPath::clean_up() {
         Ok(0) => {}
         Ok(_) => warn!(
-            "connections that the dataplane before this one forwarded in the kernel have ended: this one does not"
+            "connections that the dataplane before this one forwarded by the kernel fast path have ended: this one does not"
         ),
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => warn!(
             "{error}: what both are to forward would be forwarded twice: stop one of them, or give them different interfaces (--interface)"

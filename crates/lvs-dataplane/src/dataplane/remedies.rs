@@ -329,7 +329,7 @@ pub(super) const KERNEL: [(&str, [&str; 3]); 9] = [
         "kernel",
         [
             "kernel_requests",
-            "Packets from clients that were forwarded in the kernel.",
+            "Packets from clients that were forwarded by the kernel fast path.",
             "Nothing: this is what --fast-path is for.",
         ],
     ),
@@ -337,7 +337,7 @@ pub(super) const KERNEL: [(&str, [&str; 3]); 9] = [
         "kernel",
         [
             "kernel_replies",
-            "Packets from servers that were forwarded in the kernel.",
+            "Packets from servers that were forwarded by the kernel fast path.",
             "Nothing: this is what --fast-path is for.",
         ],
     ),
@@ -345,7 +345,7 @@ pub(super) const KERNEL: [(&str, [&str; 3]); 9] = [
         "kernel",
         [
             "kernel_xdp",
-            "Packets that were forwarded in the kernel before they had a socket buffer.",
+            "Packets that were forwarded by the kernel fast path before they had a socket buffer.",
             "Nothing: this is what --xdp is for.",
         ],
     ),
@@ -393,7 +393,7 @@ pub(super) const KERNEL: [(&str, [&str; 3]); 9] = [
         "drop",
         [
             "kernel_lost",
-            "Packets that were to be forwarded in the kernel, which had no memory to change them.",
+            "Packets that were to be forwarded by the kernel fast path, which had no memory to change them.",
             "The host is out of memory: free -m, dmesg.",
         ],
     ),

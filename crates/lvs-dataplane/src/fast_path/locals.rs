@@ -241,7 +241,7 @@ impl FastPath {
         if let Err(error) = put {
             locals.failed.store(true, Relaxed);
             warn!(
-                "connections of full NAT are not forwarded in the kernel: no memory for their local ports: {error}"
+                "connections of full NAT are not forwarded by the kernel fast path: no memory for their local ports: {error}"
             );
         }
     }

@@ -42,7 +42,7 @@ const XDP_LINK: &str = "xdp-";
 
 /// Why a directory cannot be claimed.
 pub(super) const ANOTHER: &str =
-    "another dataplane of this network namespace forwards in the kernel";
+    "another dataplane of this network namespace uses the kernel fast path";
 /// For so long a dataplane waits for others that claim a directory or sweep.
 const TURN: Duration = Duration::from_secs(1);
 /// Between two looks.

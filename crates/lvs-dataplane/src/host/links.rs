@@ -296,7 +296,7 @@ impl Keeper {
                 self.aside = Some(fast_path.hold());
             }
         } else if self.aside.take().is_some() {
-            info!("established connections are forwarded in the kernel again");
+            info!("established connections are forwarded by the kernel fast path again");
             fast_path.stands_aside(None);
         }
     }

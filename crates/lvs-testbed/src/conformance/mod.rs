@@ -82,7 +82,7 @@ impl fmt::Display for Tally {
             Forwarded { all: 0, .. } => Ok(()),
             Forwarded { all, early } => write!(
                 f,
-                "; {all} frames forwarded in the kernel, {early} of them by XDP"
+                "; {all} frames forwarded by the kernel fast path, {early} of them by XDP"
             ),
         }
     }

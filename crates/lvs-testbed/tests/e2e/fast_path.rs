@@ -43,7 +43,7 @@ fn site(label: &str, forward: Forward, servers: usize) -> Result<Site> {
     Ok(site)
 }
 
-/// Packets forwarded in the kernel according to `lvsadm drops`: requests and replies.
+/// Packets forwarded by the kernel fast path according to `lvsadm drops`: requests and replies.
 pub(super) fn shares(site: &Site) -> Result<(u64, u64)> {
     let all = site.lvsadm("drops --json --all")?;
     let all: serde_json::Value = serde_json::from_str(&all)?;
@@ -161,7 +161,7 @@ fn listed_counters_equal_server_counters() -> Result<()> {
     )
 }
 
-/// Waits until no packet of a download is forwarded in the kernel any more; the counts from then on. A packet may be
+/// Waits until no packet of a download is forwarded by the kernel fast path any more; the counts from then on. A packet may be
 /// under way when the reason comes.
 fn wait_for_none(site: &Site, count: impl Fn((u64, u64)) -> u64) -> Result<(u64, u64)> {
     let mut before = (0, 0);
@@ -285,7 +285,7 @@ fn another_program_in_front_is_noticed() -> Result<()> {
             programs::find("lvsadm")?.display()
         ))
     };
-    const FINDING: &str = "not forwarded in the kernel: lvs_ingress is not the first";
+    const FINDING: &str = "not forwarded by the kernel fast path: lvs_ingress is not the first";
     ensure!(!doctor()?.contains(FINDING));
     // TCX_PASS: our program is not run.
     let pass = [set(0, 0), EXIT];

@@ -63,12 +63,12 @@ fn download(site: &Site) -> Result<common::Download> {
 #[test]
 fn every_byte_arrives_and_an_orderly_end_leaves_nothing() -> Result<()> {
     let mut site = site("inkc-http", 4)?;
-    common::says(&site, "in the kernel (clsact)")?;
+    common::says(&site, "kernel fast path (clsact)")?;
     let doctor = site.director.sh(&format!(
         "{} doctor || [ $? = 1 ]",
         programs::find("lvsadm")?.display()
     ))?;
-    ensure!(doctor.contains("in the kernel (clsact)"), "{doctor}");
+    ensure!(doctor.contains("kernel fast path (clsact)"), "{doctor}");
     ensure!(!doctor.contains("of tc at the ingress"), "{doctor}");
     let there = shown(&site.director, "eth0")?;
     ensure!(

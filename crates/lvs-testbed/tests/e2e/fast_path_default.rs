@@ -10,7 +10,7 @@ use super::common::{READY, says};
 use super::fast_path::{is_permitted, require_permission, shares};
 
 /// Messages of the dataplane at its start.
-const FAST_PATH: &str = "established connections are forwarded in the kernel";
+const FAST_PATH: &str = "established connections are forwarded by the kernel fast path";
 const BY_ITSELF: &str = "all packets are forwarded by the dataplane itself";
 
 fn kill(site: &mut Site) -> Result<()> {
@@ -85,7 +85,7 @@ fn capabilities_that_are_missing_are_named() -> Result<()> {
         ("", "CAP_PERFMON is missing"),
         (
             ",+perfmon",
-            "established connections are forwarded in the kernel",
+            "established connections are forwarded by the kernel fast path",
         ),
     ] {
         let set = format!("-all,+net_admin,+net_raw,+bpf{more}");

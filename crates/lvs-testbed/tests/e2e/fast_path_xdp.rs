@@ -45,7 +45,7 @@ fn start(site: &mut Site) -> Result<()> {
     site.start_dataplane(&words)
 }
 
-/// Packets forwarded in the kernel: by XDP, and by the program behind it.
+/// Packets forwarded by the kernel fast path: by XDP, and by the program behind it.
 fn shares(site: &Site) -> Result<(u64, u64)> {
     let all = site.lvsadm("drops --json --all")?;
     let all: serde_json::Value = serde_json::from_str(&all)?;

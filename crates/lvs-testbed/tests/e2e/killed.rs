@@ -1,5 +1,5 @@
 //! Downloads that come evenly, each byte compared, while their dataplane is killed and another one
-//! takes its place: none breaks. Downloads that are forwarded in the kernel continue meanwhile, the
+//! takes its place: none breaks. Downloads that are forwarded by the kernel fast path continue meanwhile, the
 //! others pause.
 //!
 //! `LVS_OTHER_BIN_DIR` names a directory with the dataplane of another version, which then takes
@@ -131,7 +131,7 @@ fn downloads(
     Ok(pause)
 }
 
-/// Packets that were forwarded in the kernel to servers.
+/// Packets that were forwarded by the kernel fast path to servers.
 fn requests(site: &Site) -> Result<u64> {
     let all: serde_json::Value = serde_json::from_str(&site.lvsadm("drops --json --all")?)?;
     let items = all.as_array().context("a list")?;

@@ -34,7 +34,7 @@ pub(super) fn drops(run: &mut Invocation<'_>, words: &Words) -> Outcome {
             let title = match reason.action.as_str() {
                 "drop" => "Dropped",
                 "host" => "Left to this host",
-                "kernel" => "Forwarded in the kernel",
+                "kernel" => "Forwarded by the kernel fast path",
                 "up" => "Handed to the dataplane by the kernel fast path",
                 "sync" => "Synchronisation",
                 other => other,

@@ -551,7 +551,7 @@ impl View {
             (
                 "kernel",
                 "lvs_fast_path_packets",
-                "Packets forwarded in the kernel",
+                "Packets forwarded by the kernel fast path",
             ),
             (
                 "up",

@@ -299,7 +299,11 @@ pub(super) fn director(status: &DirectorStatus, now: u64) -> String {
             );
         }
         if !announce.trouble.is_empty() {
-            let _ = writeln!(text, "the state of the announcements is unknown: {}", announce.trouble);
+            let _ = writeln!(
+                text,
+                "the state of the announcements is unknown: {}",
+                announce.trouble
+            );
         }
         for vip in &announce.addresses {
             let _ = write!(text, "{}: {}", vip.address, vip.standing.name());

@@ -219,7 +219,7 @@ pub struct Dataplane {
     pub icmp_msgs_burst: Option<u32>,
     /// Bound of the connection table.
     pub max_connections: Option<u32>,
-    /// How many of them may be of IPv6, where connections are forwarded in the kernel.
+    /// How many of them may be of IPv6, where connections are forwarded by the kernel fast path.
     pub max_ipv6: Option<u32>,
     /// `drop`.
     pub when_full: Option<String>,

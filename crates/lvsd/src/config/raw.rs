@@ -128,7 +128,7 @@ pub(super) struct RawDataplane {
     /// Where requests to services must be routed back to: `off`, `loose` or `strict`. Default:
     /// `off`.
     pub(super) reverse_path: Option<Spanned<String>>,
-    /// Whether established connections are forwarded in the kernel: `off`, `auto` or `on`.
+    /// Whether established connections are forwarded by the kernel fast path: `off`, `auto` or `on`.
     /// Default: `auto`, and nobody is told to mend it if it is not possible.
     pub(super) fast_path: Option<Spanned<String>>,
     /// Whether a process holds connections, should the dataplane be killed: `off`, `auto` or `on`.

@@ -140,7 +140,7 @@ impl Worker {
         Ok((offer, ways))
     }
 
-    /// Whether packets of a connection are forwarded in the kernel, or of one that opens now
+    /// Whether packets of a connection are forwarded by the kernel fast path, or of one that opens now
     /// (`None`); else why not.
     pub(super) fn fast_path(&self, conn: Option<ConnId>) -> Result<(), WithDataplane> {
         let kernel = self.kernel.path.as_ref().ok_or(WithDataplane::NotUsed)?;

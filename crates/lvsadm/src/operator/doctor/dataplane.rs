@@ -41,7 +41,7 @@ fn state(info: &Info, findings: &mut Findings) {
     if fast_path.wanted && !fast_path.active {
         findings.add(
             format!(
-                "established connections are not forwarded in the kernel: {}",
+                "established connections are not forwarded by the kernel fast path: {}",
                 fast_path.reason
             ),
             fast_path.remedy.clone(),
@@ -93,7 +93,7 @@ pub(super) fn fast_path(info: &FastPathInfo) -> Option<String> {
     if info.active {
         let by = &info.attached_by;
         return Some(format!(
-            "established connections are forwarded in the kernel ({by})"
+            "established connections are forwarded by the kernel fast path ({by})"
         ));
     }
     (!info.wanted && !info.reason.is_empty()).then(|| {
@@ -176,7 +176,7 @@ mod tests {
             let mut findings = Findings::default();
             state(&info, &mut findings);
             let mut found = findings.0.into_iter();
-            found.find(|finding| finding.what.contains("in the kernel"))
+            found.find(|finding| finding.what.contains("kernel fast path"))
         };
         assert!(found(true).is_none());
         let finding = found(false).expect("one");
