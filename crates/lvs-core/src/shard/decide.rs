@@ -226,7 +226,8 @@ impl Shard {
         let slot = self.table.get(index);
         slot.count_packet();
         if self.settings.master.is_some() {
-            self.sync_packets(index, now);
+            let packets = slot.in_packets();
+            self.sync_connection(index, packets, now);
         }
         self.table.restart(index, now);
         if self.ledger.is_some() {
