@@ -35,3 +35,12 @@ pub fn ignore_signals() {
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
 }
+
+/// Gives SIGHUP, SIGINT, SIGQUIT and SIGTERM their default action again. A process inherits ignored signals: `nohup` ignores SIGHUP,
+/// and a shell without job control ignores SIGINT and SIGQUIT for what it starts in the background.
+pub fn restore_signals() {
+    for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
+        // SAFETY: takes numbers; the default action runs no code of ours.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+}

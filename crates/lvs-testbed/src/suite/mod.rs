@@ -144,6 +144,8 @@ struct Profile {
 ///
 /// When the executables cannot be listed.
 pub fn main(options: &TestsOptions) -> Result<()> {
+    // Tests stop the programs that they start with these.
+    lvs_sys::signals::restore_signals();
     let (tests, mut omitted) = tests(options)?;
     ensure!(
         !tests.is_empty(),

@@ -54,12 +54,26 @@ pub struct Diagnostic {
     pub help: Option<String>,
 }
 
+/// Bytes of a title, a label or a fix, at most. They quote words of the file, whose length has no bound.
+const TEXT_MAX: usize = 600;
+
+/// A text of some [`TEXT_MAX`] bytes at most: of a longer one, the beginning and the end.
+fn shortened(text: String) -> String {
+    if text.len() <= TEXT_MAX {
+        return text;
+    }
+    let boundary = |from: usize| (from..text.len()).find(|&at| text.is_char_boundary(at));
+    let head = boundary(TEXT_MAX * 3 / 4).unwrap_or(0);
+    let tail = boundary(text.len() - TEXT_MAX / 5).unwrap_or(text.len());
+    format!("{} ... {}", &text[..head], &text[tail..])
+}
+
 impl Diagnostic {
     /// An error at `span`.
     pub fn error(span: Range<usize>, title: impl Into<String>) -> Self {
         Self {
             severity: Severity::Error,
-            title: title.into(),
+            title: shortened(title.into()),
             primary: (span, String::new()),
             context: Vec::new(),
             help: None,
@@ -77,21 +91,21 @@ impl Diagnostic {
     /// Sets the message at the position.
     #[must_use]
     pub fn label(mut self, text: impl Into<String>) -> Self {
-        self.primary.1 = text.into();
+        self.primary.1 = shortened(text.into());
         self
     }
 
     /// Shows another place.
     #[must_use]
     pub fn context(mut self, span: Range<usize>, text: impl Into<String>) -> Self {
-        self.context.push((span, text.into()));
+        self.context.push((span, shortened(text.into())));
         self
     }
 
     /// Sets the fix.
     #[must_use]
     pub fn help(mut self, text: impl Into<String>) -> Self {
-        self.help = Some(text.into());
+        self.help = Some(shortened(text.into()));
         self
     }
 
@@ -368,6 +382,25 @@ impl std::error::Error for Report {}
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn diagnostic_about_long_word_is_short() {
+        for word in ["x".repeat(3_000_000), "é".repeat(1_000_001)] {
+            let title = format!("`{word}` is not an address and a port");
+            let diagnostic = Diagnostic::error(0..0, title)
+                .label(word.clone())
+                .context(0..0, word.clone())
+                .help(word);
+            let title = &diagnostic.title;
+            assert!(title.starts_with('`') && title.ends_with("` is not an address and a port"));
+            let help = diagnostic.help.as_ref().expect("it has one");
+            for text in [title, help, &diagnostic.primary.1, &diagnostic.context[0].1] {
+                assert!(text.len() < TEXT_MAX, "{}", text.len());
+            }
+        }
+        let short = Diagnostic::error(0..0, "é".repeat(TEXT_MAX / 2));
+        assert_eq!(short.title, "é".repeat(TEXT_MAX / 2));
+    }
 
     #[test]
     fn lines_beyond_the_bound_are_counted() {

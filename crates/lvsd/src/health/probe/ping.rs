@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::UdpSocket;
 
-use super::{Advice, Asked, ProbeError, ProbeKind};
+use super::{Advice, Asked, ProbeError, ProbeKind, icmp_errors};
 use crate::text::Keys;
 
 const PAYLOAD: &[u8; 16] = b"lvsd health ping";
@@ -41,6 +41,7 @@ impl ProbeKind for Ping {
         socket.connect(&to.into()).map_err(failed)?;
         // To the calls that are made here, a socket is a socket.
         let socket = UdpSocket::from_std(socket.into()).map_err(failed)?;
+        icmp_errors::receive(&socket, server).map_err(failed)?;
         let request = request(server, fresh());
         socket.send(&request).await.map_err(failed)?;
         let mut bytes = [0; 256];
