@@ -6,16 +6,12 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::thread;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Site, SiteOptions};
 
 use super::large::{self, notice};
 
-/// Duration of a measurement without other load.
-const QUIET: Duration = Duration::from_secs(3);
 /// Number of full syncs.
 const ROUNDS: usize = 3;
 
@@ -48,11 +44,7 @@ pub(super) fn run(count: u32) -> Result<()> {
     let arguments = [&extra("192.0.2.2")[..], &with_sysctl].concat();
     site.dataplane = Some(site.start_dataplane_on(&first, &[], &arguments)?);
     large::open(&site, count)?;
-    let ((), quiet) = notice(&site, || {
-        thread::sleep(QUIET);
-        Ok(())
-    })?;
-    println!("  quiet:       {quiet}");
+    large::quiet(&site)?;
     for _ in 0..ROUNDS {
         let (said, noticed) = notice(&site, || {
             let _second = site.start_dataplane_on(site.standby()?, &[], &extra("192.0.2.1"))?;

@@ -16,6 +16,8 @@ const PORT: u16 = 7;
 /// The first client address; each has [`PORTS`] connections.
 const CLIENTS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 const PORTS: u32 = 60_000;
+/// Duration of a measurement without other load.
+const QUIET: Duration = Duration::from_secs(3);
 
 /// Task of a process on one of the hosts.
 #[derive(Debug, Subcommand)]
@@ -152,4 +154,14 @@ pub(super) fn notice<T>(site: &Site, during: impl FnOnce() -> Result<T>) -> Resu
         done?,
         format!("{count} round trips, p50 {p50} us, p99 {p99} us, longest {longest} us"),
     ))
+}
+
+/// Prints the round trips of clients without other load.
+pub(super) fn quiet(site: &Site) -> Result<()> {
+    let ((), quiet) = notice(site, || {
+        thread::sleep(QUIET);
+        Ok(())
+    })?;
+    println!("  quiet:       {quiet}");
+    Ok(())
 }

@@ -8,8 +8,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::process::Stdio;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Site, SiteOptions, programs};
@@ -18,8 +17,6 @@ use super::large::{self, notice};
 
 /// Listings of each table.
 const ROUNDS: usize = 3;
-/// Time of a measurement without listings.
-const QUIET: Duration = Duration::from_secs(3);
 
 /// KiB of a process, and at most so far.
 fn memory(pid: u32) -> Result<(u64, u64)> {
@@ -73,11 +70,7 @@ pub(super) fn run(counts: &[u32]) -> Result<()> {
         site.start_dataplane(&["--max-connections", &(count + 1000).to_string()])?;
         let dataplane = site.dataplane.as_ref().context("no dataplane")?.pid();
         large::open(&site, count)?;
-        let ((), quiet) = notice(&site, || {
-            thread::sleep(QUIET);
-            Ok(())
-        })?;
-        println!("  quiet:       {quiet}");
+        large::quiet(&site)?;
         let before = memory(dataplane)?.0;
         for _ in 0..ROUNDS {
             let ((first, whole, listed, most), noticed) = notice(&site, || list(&site))?;

@@ -43,7 +43,7 @@ pub enum Unpublished {
     NotEstablished,
     /// Neither TCP nor UDP.
     Protocol,
-    /// Of a persistent service of UDP: the first answer assures the client's template.
+    /// Its service is a persistent one of UDP, and no server has answered its client yet. That answer makes the template of the client last.
     PersistentUdp,
     /// A helper inspects its payload.
     Helped,

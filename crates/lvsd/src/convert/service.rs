@@ -396,7 +396,7 @@ pub(super) fn asks_a_port(check: &BTreeMap<&'static str, String>) -> bool {
 /// Stands for the port of the server in the command of a check.
 const PORT: &str = "\"{port}\"";
 
-/// Whether it is a check by a program that is told the server's port.
+/// Whether the check runs a program and passes the port of the server to it.
 fn names_port(check: &Keys) -> bool {
     check
         .get("command")
