@@ -10,17 +10,22 @@ use hyper::header;
 use hyper::http::request::Parts;
 use hyper::http::uri::Authority;
 
+/// The name of this host.
+pub(super) fn own_name() -> String {
+    let own = rustix::system::uname();
+    own.nodename().to_string_lossy().into_owned()
+}
+
 /// Whether a request is for a name or address that this `lvsd` answers to.
 ///
 /// # Errors
 /// The name in it that is not.
 pub(super) fn check(head: &Parts, allowed: &[String]) -> Result<(), String> {
-    let own = rustix::system::uname();
-    let own = own.nodename().to_string_lossy();
+    let own = own_name();
     let known = |name: &str| {
         let names = allowed.iter().map(String::as_str);
         names
-            .chain(["localhost", &own])
+            .chain(["localhost", own.as_str()])
             .any(|known| name.eq_ignore_ascii_case(known))
     };
     let target = head.uri.authority().map(Authority::as_str);

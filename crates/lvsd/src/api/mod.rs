@@ -14,6 +14,7 @@
 //! seconds; no request makes it do so more often. TCP has a thread of its own, so that strangers
 //! delay neither checks nor the dataplane.
 
+mod causes;
 pub mod history;
 mod host;
 pub mod http;

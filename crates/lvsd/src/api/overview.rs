@@ -3,11 +3,15 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
-use lvs_api::daemon::{AdminEntry, AdminState, DataplaneStatus, LoadStatus, ServiceStatus};
+use lvs_api::daemon::{
+    AdminEntry, AdminState, DataplaneStatus, DirectorStatus, LoadStatus, ServiceStatus, SourceStatus,
+};
 use lvs_core::Counts;
 use lvs_core::api::{Conflict, InterfaceInfo, ReasonCount, ServiceId, ServiceInfo};
 use serde::Serialize;
 
+use super::causes::{Cause, causes};
+use super::host;
 use crate::clock::unix_time;
 use crate::config::label;
 use crate::snapshot::Snapshot;
@@ -25,6 +29,8 @@ const LINES_MAX: usize = 100;
 pub struct Overview {
     /// Seconds since 1970.
     pub now: u64,
+    /// The name of the director's host.
+    pub host: String,
     /// Version of lvsd.
     pub version: String,
     /// Its file.
@@ -43,6 +49,10 @@ pub struct Overview {
     pub interfaces: Vec<InterfaceInfo>,
     /// VIPs for which another host answers, too.
     pub conflicts: Vec<Conflict>,
+    /// The director among its peers.
+    pub director: DirectorStatus,
+    /// The sources of servers and services besides the file.
+    pub sources: Vec<SourceStatus>,
     /// Rates a second of everything.
     pub rates: Counts,
     /// Milliseconds that checks have waited for their turn at most, lately.
@@ -65,6 +75,10 @@ pub struct Overview {
     pub suspicious: usize,
     /// The first that are down, then the first that are suspicious.
     pub broken: Vec<Broken>,
+    /// The faults of all servers, grouped; those of most servers first.
+    pub causes: Vec<Cause>,
+    /// The number of causes, the unlisted ones included.
+    pub causes_in_all: usize,
     /// The services, those in trouble first, else in the order of the file.
     pub services: Vec<Summary>,
     /// Reasons for which packets were dropped.
@@ -170,8 +184,10 @@ pub fn overview(snapshot: &Snapshot) -> Overview {
         .cloned()
         .collect();
     drops.sort_by_key(|reason| std::cmp::Reverse(reason.count));
+    let (causes, causes_in_all) = causes(&status.services);
     Overview {
         now: unix_time(),
+        host: host::own_name(),
         version: status.version.clone(),
         config: status.config.clone(),
         uptime: status.uptime,
@@ -181,6 +197,8 @@ pub fn overview(snapshot: &Snapshot) -> Overview {
         capacity: seen.info.capacity,
         interfaces: seen.info.interfaces.clone(),
         conflicts: seen.info.conflicts.clone(),
+        director: status.director.clone(),
+        sources: status.sources.clone(),
         rates: snapshot.total().rates,
         check_lag_ms: status.check_lag_ms,
         drift: first(&status.drift),
@@ -192,6 +210,8 @@ pub fn overview(snapshot: &Snapshot) -> Overview {
         down: services.iter().map(|service| service.down).sum(),
         suspicious: services.iter().map(|service| service.suspicious).sum(),
         broken: broken(&status.services),
+        causes,
+        causes_in_all,
         services,
         drops,
     }

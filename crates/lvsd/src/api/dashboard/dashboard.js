@@ -2,6 +2,10 @@
 "use strict";
 (() => {
   const EVERY = 1000; // ms between two questions while the page is seen
+  const HIDDEN_EVERY = 10000; // and while it is not
+  const OLD = 5000; // ms after which counters of the dataplane are old
+  const FEW = 12; // faulty servers that are shown one by one
+  const SERVERS_EVERY = 10000; // ms between two readings of all servers' addresses
   const HISTORY_EVERY = 15000;
   const $ = (id) => document.getElementById(id);
   const may = { token: sessionStorage.getItem("token") || "", change: false, why: "" };
@@ -10,6 +14,10 @@
   let lastEvent = 0;
   let countedFrom = 0;
   let historyDue = 0;
+  let asOf = 0; // when lvsd last answered
+  const pastDue = new Map(); // when the chart of an unfolded service is due
+  const servers = { due: 0, of: new Map() }; // addresses of the servers of each service
+  let linked = ""; // the service of a link, until it is unfolded
   const events = [];
   const charts = {};
 
@@ -67,6 +75,20 @@
   // The time of day, as logs have it.
   const clock = (ms) => new Date(ms).toLocaleTimeString("en-GB");
 
+  // The time with its zone, and with its date on another day.
+  function moment(ms) {
+    const date = new Date(ms);
+    const time = date.toLocaleTimeString("en-GB", { timeZoneName: "short" });
+    if (date.toDateString() === new Date().toDateString()) return time;
+    return `${date.toLocaleDateString("en-GB", { day: "numeric", month: "short" })} ${time}`;
+  }
+
+  // A time that shows UTC where the pointer rests.
+  function stamp(ms) {
+    const utc = new Date(ms).toISOString();
+    return make("time", moment(ms), "", { datetime: utc, title: utc });
+  }
+
   async function call(path, body) {
     const headers = {};
     if (may.token) headers.authorization = `Bearer ${may.token}`;
@@ -84,6 +106,13 @@
 
   // ---- what is broken, first
 
+  const by = (wish) => `${wish.who ? ` by ${wish.who}` : ""}${wish.why ? ` (${wish.why})` : ""}`;
+
+  const isOld = (o) => !o.dataplane.idle && o.dataplane.seen_ms !== null && o.dataplane.seen_ms > OLD;
+
+  // How many servers have a fault that is no state of their own.
+  const having = (o, health) => o.causes.filter((c) => c.health === health).reduce((sum, c) => sum + c.servers, 0);
+
   function alerts(o) {
     const all = [];
     if (!o.dataplane.connected && !o.dataplane.idle) all.push("No dataplane answers: packets of services reach nobody that lvsd knows of. The log of lvsd says why.");
@@ -93,6 +122,19 @@
     for (const line of o.refused) all.push(`Refused by the dataplane: ${line}`);
     for (const line of o.drift) all.push(`Changed by hand: ${line}`);
     if (o.capacity && o.connections > o.capacity * 0.9) all.push(`The connection table is ${Math.round((100 * o.connections) / o.capacity)} % full; raise max_connections.`);
+    for (const w of o.dataplane.waiting || []) all.push(`${w.what}. To do: ${w.fix}`);
+    const { maintenance, vrrp, announce } = o.director;
+    if (maintenance) all.push(`The director is in maintenance${by(maintenance)}, for ${lasted(o.now - maintenance.since)}.`);
+    if (vrrp && vrrp.state === "fault") all.push("keepalived is in the state fault.");
+    if (vrrp && !vrrp.ready) all.push(`Not ready for VRRP: waits for ${vrrp.waits_for}.`);
+    for (const line of (vrrp && vrrp.trouble) || []) all.push(`keepalived: ${line}`);
+    if (announce && !announce.ready) all.push(`Announces nothing: waits for ${announce.waits_for}.`);
+    for (const a of (announce && announce.addresses) || []) if (a.trouble) all.push(`Announcement of ${a.address}: ${a.trouble}`);
+    for (const line of o.director.warnings || []) all.push(line);
+    for (const s of o.sources) if (s.trouble) all.push(`${s.kind} ${s.name} does not answer: ${s.trouble}`);
+    if (o.dataplane.connected)
+      for (const p of o.dataplane.peers || []) if (p.state !== "in step" && p.seconds >= 10) all.push(`The peer ${p.peer} is out of step (${p.state}).`);
+    if (isOld(o)) all.push(`The dataplane was last read ${lasted(Math.round(o.dataplane.seen_ms / 1000))} ago: its counters are old.`);
     if (o.check_lag_ms >= 1000) all.push(`Checks start up to ${o.check_lag_ms} ms late.`);
     if (o.left_out) all.push(`${plural(o.left_out, "line")} more; lvsd status shows all.`);
     return all;
@@ -106,26 +148,109 @@
     if (o.down) return ["warn", `${plural(o.down, "server")} down; every service serves`];
     if (o.suspicious) return ["warn", `${plural(o.suspicious, "server")} suspicious: clients get no answer`];
     if (all.length) return ["warn", all[0]];
+    const flapping = having(o, "flapping");
+    if (flapping) return ["warn", `${plural(flapping, "server")} flapping`];
     return ["good", `All is well: ${plural(o.services.length, "service")}, ${o.usable} of ${plural(o.servers, "server")} usable`];
   }
 
+  // Services with the same trouble in one line.
+  function troubles(o) {
+    const same = new Map();
+    for (const s of o.services) if (s.trouble) same.set(s.trouble, [...(same.get(s.trouble) || []), s]);
+    return [...same].map(([trouble, all]) => {
+      if (all.length === 1) return `${all[0].name} (${all[0].address}): ${trouble}.`;
+      const more = all.length > 3 ? ` and ${all.length - 3} more` : "";
+      return `${plural(all.length, "service")}: ${trouble}: ${all.slice(0, 3).map((s) => s.name).join(", ")}${more}.`;
+    });
+  }
+
+  const STATES = { down: ["bad", "DOWN"], suspicious: ["warn", "suspicious"], flapping: ["warn", "flapping"], slow: ["warn", "slow"] };
+
+  function badge(health) {
+    const [cls, word] = STATES[health] || ["none", health];
+    return make("span", word, `word ${cls}`);
+  }
+
+  // Causes, one in each row; a click on it shows its services.
+  function causeRow(c) {
+    const find = make("a", "show", "", { href: link(c.host || c.service, "") });
+    const more = (c.host ? c.services : c.servers) > c.named.length ? ", …" : "";
+    return make("tr", [
+      cell("Cause", make("strong", c.host || c.service), c.host ? "place" : ""),
+      cell("State", badge(c.health)),
+      cell("Why", c.reason + (c.fix ? `. To do ${c.fix}` : "")),
+      cell("Servers", `${c.servers}`, "n"),
+      cell("Where", c.host ? `${plural(c.services, "service")}: ${c.named.join(", ")}${more}` : c.named.join(", ") + more),
+      cell("For", lasted(c.since), "n"),
+      cell("", find),
+    ]);
+  }
+
+  const causeTable = (causes) => table(["Cause", "State", "Why", "Servers", "Where", "For", ""], causes.map(causeRow));
+
   function showTrouble(o) {
-    const lines = alerts(o);
-    for (const s of o.services) if (s.trouble) lines.push(`${s.name} (${s.address}): ${s.trouble}.`);
-    $("trouble").hidden = !lines.length && !o.broken.length;
+    const lines = [...alerts(o), ...troubles(o)];
+    const faulty = o.down + o.suspicious;
+    const causes = faulty > FEW ? o.causes : o.causes.filter((c) => c.health === "flapping" || c.health === "slow");
+    $("trouble").hidden = !lines.length && !o.broken.length && !causes.length;
     fill($("alerts"), lines.map((line) => make("li", line)));
-    if (!o.broken.length) return fill($("broken"), []);
-    const rows = o.broken.map((b) => make("tr", [
-      cell("Server", make("strong", b.server)),
-      cell("Service", b.name),
-      cell("State", make("span", b.health === "down" ? "DOWN" : b.health, `word ${b.health === "down" ? "bad" : "warn"}`)),
-      cell("Why", (b.reason || "its checks fail") + (b.fix ? `. To do ${b.fix}` : "")),
-      cell("For", lasted(b.since), "n"),
-      cell("Connections", String(b.active), "n"),
-      actions(b.name, b.service, b.server, b.admin, "broken"),
+    const parts = [];
+    if (causes.length) parts.push(causeTable(causes));
+    if (faulty > FEW && o.causes_in_all > causes.length) parts.push(make("p", `… and ${plural(o.causes_in_all - causes.length, "cause")} more.`, "soft"));
+    if (o.broken.length && faulty <= FEW) {
+      const rows = o.broken.map((b) => make("tr", [
+        cell("Server", make("strong", b.server), "place"),
+        cell("Service", b.name),
+        cell("State", badge(b.health)),
+        cell("Why", (b.reason || "its checks fail") + (b.fix ? `. To do ${b.fix}` : "")),
+        cell("For", lasted(b.since), "n"),
+        cell("Connections", String(b.active), "n"),
+        actions(b.name, b.service, b.server, b.admin, "broken"),
+      ]));
+      parts.unshift(table(["Server", "Service", "State", "Why", "For", "Connections", ""], rows));
+    }
+    fill($("broken"), parts);
+  }
+
+  // What operators have asked for: who, why and for how long.
+  function showPeople(o) {
+    $("people").hidden = !o.admin.length;
+    fill($("admin"), o.admin.map((entry) => {
+      const target = entry.target;
+      const host = target.host.includes(":") && target.port ? `[${target.host}]` : target.host;
+      const of = target.service ? o.services.find((s) => JSON.stringify(s.service) === JSON.stringify(target.service)) : null;
+      const where = of ? of.name : target.service ? "a service that is not in the file" : "all services";
+      const left = entry.until ? `, ${lasted(Math.max(0, entry.until - o.now))} more` : "";
+      return make("li", [
+        badge(entry.state), " ", make("span", target.port ? `${host}:${target.port}` : host, "place"),
+        ` of ${where}${by(entry)}, for ${lasted(o.now - entry.since)}${left}`,
+      ]);
+    }));
+  }
+
+  // ---- peers, VRRP, announcements, sources
+
+  function showOthers(o) {
+    const rows = [];
+    const row = (what, good, state, notes) => rows.push(make("tr", [
+      cell("What", what), cell("State", make("span", state, `word ${good ? "good" : "warn"}`)), cell("Notes", notes),
     ]));
-    const more = o.down + o.suspicious > o.broken.length ? [make("p", `… and ${o.down + o.suspicious - o.broken.length} more.`, "soft")] : [];
-    fill($("broken"), [table(["Server", "Service", "State", "Why", "For", "Connections", ""], rows), ...more]);
+    const { maintenance, vrrp, announce } = o.director;
+    if (maintenance) row("this director", false, "maintenance", `for ${lasted(o.now - maintenance.since)}${by(maintenance)}`);
+    if (vrrp) row("keepalived (VRRP)", vrrp.ready && vrrp.state !== "fault" && vrrp.state !== "unknown", vrrp.state,
+      `${vrrp.active ? "has" : "does not have"} the virtual addresses; adds ${vrrp.track} to the priority; ${plural(vrrp.changes, "change")} of state`);
+    for (const a of (announce && announce.addresses) || []) row(`announcement of ${a.address}`, !a.trouble, a.standing, a.trouble || "");
+    for (const p of o.dataplane.peers || []) {
+      const tables = (o.dataplane.tables || []).find((t) => t.peer === p.peer);
+      const notes = [p.trouble, p.missing ? `${plural(p.missing, "connection")} missing` : "", tables ? `its services: ${tables.state}` : ""];
+      row(`peer ${p.peer}`, p.state === "in step", p.state, notes.filter(Boolean).join("; "));
+    }
+    for (const s of o.sources) {
+      const age = s.answered ? `last answer ${lasted(Math.max(0, o.now - s.answered))} ago` : "no answer since lvsd started";
+      row(`${s.kind} ${s.name}`, !s.trouble, s.trouble ? "no answer" : "answers", [s.trouble, age, plural(s.items, "item")].filter(Boolean).join("; "));
+    }
+    $("others").hidden = !rows.length;
+    fill($("peers"), rows.length ? [table(["What", "State", "Notes"], rows)] : []);
   }
 
   function ms(us) {
@@ -137,9 +262,9 @@
   }
 
   function table(titles, rows) {
-    const numbers = ["Weight", "Active", "Inactive", "For", "Connections", "Conns/s", "Packets"];
-    const head = titles.map((t) => make("th", t, numbers.includes(t) ? "n" : "", { scope: "col" }));
-    return make("table", [make("thead", make("tr", head)), make("tbody", rows)], "cards");
+    const numbers = ["Weight", "Active", "Inactive", "For", "Connections", "Conns/s", "Packets", "Servers", "In 5 min"];
+    const head = titles.map((t) => make(t ? "th" : "td", t, numbers.includes(t) ? "n" : "", t ? { scope: "col" } : {}));
+    return make("div", make("table", [make("thead", make("tr", head)), make("tbody", rows)], "cards"), "wide");
   }
 
   // ---- buttons
@@ -243,9 +368,57 @@
 
   const WORDS = { ok: ["good", "OK"], degraded: ["warn", "degraded"], suspicious: ["warn", "suspicious"], broken: ["bad", "BROKEN"] };
 
+  // ---- services, their filter, and links to them
+
+  // A link to the services that a text finds; to one of them if it is named.
+  function link(filter, service) {
+    const all = new URLSearchParams();
+    if (service) all.set("service", service);
+    else if (filter) all.set("filter", filter);
+    return `#${all}`;
+  }
+
+  // The filter in the address of the page, for links and reloads.
+  function keepFilter() {
+    const all = new URLSearchParams();
+    if ($("filter").value) all.set("filter", $("filter").value);
+    if ($("state").value) all.set("state", $("state").value);
+    history.replaceState(null, "", `#${all}`);
+    refilter();
+  }
+
+  function takeLink() {
+    const all = new URLSearchParams(location.hash.slice(1));
+    linked = all.get("service") || "";
+    $("filter").value = linked || all.get("filter") || "";
+    $("state").value = all.get("state") || "";
+    refilter();
+  }
+
+  async function refilter() {
+    if (!overview) return;
+    showServices(overview);
+    await readServers();
+    showServices(overview);
+  }
+
+  // Addresses of servers are read while a filter needs them.
+  async function readServers() {
+    if (!/[.:0-9]/.test($("filter").value) || Date.now() < servers.due) return;
+    servers.due = Date.now() + SERVERS_EVERY;
+    const status = await call("v1/status");
+    servers.of = new Map(status.services.map((s) => [JSON.stringify(s.service), s.servers.map((one) => one.server).join(" ")]));
+  }
+
+  function fits(s) {
+    const state = $("state").value;
+    if (state === "trouble" ? s.state === "ok" : state === "out" ? !s.out_of_service : state && s.state !== state) return false;
+    const words = $("filter").value.trim().toLowerCase().split(/\s+/);
+    const text = [s.name, s.address, s.state, s.trouble, servers.of.get(JSON.stringify(s.service))].join(" ").toLowerCase();
+    return words.every((word) => text.includes(word));
+  }
+
   function showServices(o) {
-    const words = $("filter").value.trim().toLowerCase();
-    const fits = (s) => !words || s.name.toLowerCase().includes(words) || s.address.includes(words);
     const shown = o.services.filter(fits);
     const list = $("list");
     const there = new Map([...list.querySelectorAll("details")].map((d) => [d.dataset.key, d]));
@@ -254,21 +427,23 @@
       const key = `${s.name} ${s.address}`;
       let d = there.get(key);
       if (!d) {
-        d = make("details", [make("summary", []), make("div", [], "inside")]);
+        const past = make("figure", [make("figcaption", []), make("div", [], "chart")], "past");
+        past.hidden = true;
+        d = make("details", [make("summary", []), make("div", [], "inside"), past]);
         d.dataset.key = key;
         d.dataset.name = s.name;
         d.dataset.address = s.address;
         d.addEventListener("toggle", () => {
           if (d.open) unfold(d);
-          else open.delete(key);
+          else fold(key);
         });
       }
       const [cls, word] = WORDS[s.state] || ["none", s.state];
       fill(d.firstElementChild, [
         make("span", make("span", word, `word ${cls}`)),
         make("span", [
-          make("span", s.name, "name"),
-          s.name === s.address ? null : make("span", s.address, "address"),
+          make("span", s.name, s.name === s.address ? "name place" : "name"),
+          s.name === s.address ? null : make("span", [" ", make("span", s.address, "address place")]),
           s.trouble ? make("span", s.trouble, "trouble") : null,
         ]),
         make("span", `${s.usable} of ${plural(s.servers, "server")} usable${s.out_of_service ? `, ${s.out_of_service} out` : ""}`, "soft"),
@@ -286,6 +461,19 @@
       list.replaceChildren(...wanted, last);
       if (focus && list.contains(focus)) focus.focus();
     }
+    const target = linked && wanted.find((d) => d.dataset.name === linked);
+    if (target) {
+      linked = "";
+      target.open = true;
+      target.scrollIntoView();
+    }
+  }
+
+  function fold(key) {
+    open.delete(key);
+    pastDue.delete(key);
+    if (charts[key]) charts[key].plot.destroy();
+    delete charts[key];
   }
 
   async function unfold(d) {
@@ -294,9 +482,24 @@
       const all = await call(`v1/services/${encodeURIComponent(d.dataset.name)}`);
       const one = all.find((s) => s.address === d.dataset.address);
       if (one) showServers(d, one);
+      await showPast(d);
     } catch (error) {
-      fill(d.lastElementChild, [make("p", error.message, "alert")]);
+      fill(d.children[1], [make("p", error.message, "alert")]);
     }
+  }
+
+  // An hour of one service; several addresses of it have one history.
+  async function showPast(d) {
+    const key = d.dataset.key;
+    if (typeof uPlot === "undefined" || Date.now() < (pastDue.get(key) || 0)) return;
+    pastDue.set(key, Date.now() + HISTORY_EVERY);
+    const figure = d.querySelector(".past");
+    const h = await call(`v1/history?service=${encodeURIComponent(d.dataset.name)}`);
+    if (!open.has(key)) return;
+    figure.hidden = h.time.length < 2;
+    if (figure.hidden) return pastDue.delete(key);
+    figure.firstElementChild.textContent = `New connections a second, last hour, all addresses of ${d.dataset.name}; ${unusable(h)}`;
+    chart(key, figure.lastElementChild, h.time, [{ label: "new connections a second", values: h.connections, color: "--one", fill: true }]);
   }
 
   function showServers(d, service) {
@@ -318,7 +521,7 @@
       if (server.weight === null) notes.push("the dataplane does not have it");
       const admin = server.admin === "ready" ? null : make("span", server.admin, "word warn");
       return make("tr", [
-        cell("Server", make("strong", server.server)),
+        cell("Server", make("strong", server.server), "place"),
         cell("Health", [make("span", health[1], `word ${health[0]}`), admin ? " " : null, admin]),
         cell("For", lasted(server.since), "n"),
         cell("Weight", server.weight === null ? "–" : String(server.weight), "n"),
@@ -332,21 +535,24 @@
     const config = service.dataplane ? service.dataplane.config.scheduler : "";
     const about = config ? `Scheduler ${config}.` : "The dataplane does not have this service.";
     const more = s.servers.length > 500 ? ` ${s.servers.length - 500} servers more: lvsd status shows all.` : "";
-    fill(d.lastElementChild, [
+    fill(d.children[1], [
       table(["Server", "Health", "For", "Weight", "Active", "Inactive", "Conns/s", "Notes", ""], rows),
-      make("p", about + more, "soft"),
+      make("p", [about + more, " ", make("a", "Link to this service", "", { href: link("", s.name) })], "soft"),
     ]);
   }
 
   function showDrops(o) {
     if (!o.drops.length) return fill($("drops"), [make("p", "None.", "soft")]);
-    const rows = o.drops.map((r) => make("tr", [
+    const drops = [...o.drops].sort((one, other) => (other.recent || 0) - (one.recent || 0) || other.count - one.count);
+    const rows = drops.map((r) => make("tr", [
       cell("Reason", make("strong", r.reason)),
+      cell("In 5 min", r.recent === undefined ? "–" : short(r.recent), "n"),
       cell("Packets", short(r.count), "n"),
+      cell("Last", r.ago === undefined ? "–" : `${lasted(r.ago)} ago`),
       cell("What", r.help),
       cell("Remedy", r.remedy),
     ]));
-    fill($("drops"), [table(["Reason", "Packets", "What", "Remedy"], rows)]);
+    fill($("drops"), [table(["Reason", "In 5 min", "Packets", "Last", "What", "Remedy"], rows)]);
   }
 
   async function showEvents() {
@@ -363,9 +569,9 @@
     }
     if (!told.events.length && $("events").children.length) return;
     events.length = Math.min(events.length, 200);
-    const bad = /down|lost|refused|panic_on|sorry_on|withdrawn|drift/;
+    const bad = /down|lost|refused|panic_on|sorry_on|withdrawn|drift|suspicious|vip_conflict$/;
     fill($("events"), events.length ? events.map((e) => make("li", [
-      make("time", clock(e.time_ms), "", { datetime: new Date(e.time_ms).toISOString() }),
+      stamp(e.time_ms),
       make("span", make("span", e.event.replaceAll("_", " "), `word ${bad.test(e.event) ? "bad" : "none"}`)),
       make("span", [e.service, e.server, e.message].filter(Boolean).join(" · ")),
     ])) : [make("li", "Nothing yet.", "soft")]);
@@ -377,8 +583,17 @@
     return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   }
 
-  function chart(id, time, series) {
-    const place = $(id);
+  // How many servers were not usable at worst, and are not now.
+  function unusable(h) {
+    const missing = h.servers.map((n, at) => Math.max(0, n - h.usable[at]));
+    return `${missing[missing.length - 1]} of ${plural(h.servers[h.servers.length - 1], "server")} not usable now, ${Math.max(...missing)} at worst`;
+  }
+
+  // Draws an hour; who does not see it hears the last and the highest value of each line.
+  function chart(id, place, time, series) {
+    const told = series.map((s) => `${s.label}: ${short(s.values[s.values.length - 1])} now, ${short(Math.max(...s.values))} at most`);
+    place.setAttribute("role", "img");
+    place.setAttribute("aria-label", `Last hour. ${told.join("; ")}.`);
     const width = Math.max(200, place.clientWidth);
     const height = place.clientHeight;
     const data = [time, ...series.map((s) => s.values)];
@@ -392,7 +607,7 @@
     const plot = new uPlot({
       width, height, cursor: { show: false }, legend: { show: false }, padding: [8, 12, 0, 0],
       scales: { y: { range: (u, min, max) => [0, Math.max(max, 1) * 1.1] } },
-      axes: [{ ...axis, values: (u, all) => all.map((t) => clock(t * 1000).slice(0, 5)), space: 60, size: 24 },
+      axes: [{ ...axis, values: (u, all) => all.map((t) => clock(t * 1000).slice(0, 5)), incrs: [60, 120, 300, 600, 900, 1800, 3600], space: 60, size: 24 },
         { ...axis, values: (u, all) => all.map((v) => (v === Math.round(v) || v >= 10 ? short(v) : "")), size: 46 }],
       series: [{}, ...series.map((s) => ({ label: s.label, stroke: color(s.color), width: 1.5, fill: s.fill ? `${color(s.color)}22` : undefined, points: { show: few } }))],
     }, data, place);
@@ -405,28 +620,45 @@
     $("no-history").hidden = h.time.length > 1;
     if (h.time.length < 2) return;
     const bits = (all) => all.map((v) => v * 8);
-    chart("chart-health", h.time, [
-      { label: "in the file", values: h.servers, color: "--soft" },
-      { label: "usable", values: h.usable, color: "--good", fill: true },
-    ]);
-    chart("chart-connections", h.time, [{ label: "connections/s", values: h.connections, color: "--one", fill: true }]);
-    chart("chart-traffic", h.time, [
-      { label: "in", values: bits(h.in_bytes), color: "--one" },
-      { label: "out", values: bits(h.out_bytes), color: "--two" },
+    const missing = h.servers.map((n, at) => Math.max(0, n - h.usable[at]));
+    chart("health", $("chart-health"), h.time, [{ label: "servers not usable", values: missing, color: "--bad", fill: true }]);
+    chart("connections", $("chart-connections"), h.time, [{ label: "new connections a second", values: h.connections, color: "--one", fill: true }]);
+    chart("traffic", $("chart-traffic"), h.time, [
+      { label: "bits a second in", values: bits(h.in_bytes), color: "--one" },
+      { label: "bits a second out", values: bits(h.out_bytes), color: "--two" },
     ]);
   }
 
   // ---- again and again
 
+  // The state of the director where it is seen first: on the page, in its title and in its icon.
+  function tell(cls, words) {
+    if ($("verdict").textContent !== words) $("verdict").textContent = words;
+    $("verdict").className = cls;
+    const host = overview ? overview.host : "lvsd";
+    $("host").textContent = host;
+    const mark = { bad: "✖ ", warn: "! ", good: "" }[cls];
+    const title = `${mark}${host}: ${words} – lvsd`;
+    if (document.title !== title) document.title = title;
+    const shape = cls === "bad" ? "<path d='M4 4l8 8M12 4l-8 8' stroke='#fff' stroke-width='2.5'/>" : cls === "warn" ? "<path d='M8 3v6M8 11v2' stroke='#fff' stroke-width='2.5'/>" : "";
+    const fill = { bad: "#b3261e", warn: "#c77700", good: "#1a7f37" }[cls];
+    const icon = `data:image/svg+xml,${encodeURIComponent(`<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'><circle cx='8' cy='8' r='8' fill='${fill}'/>${shape}</svg>`)}`;
+    if ($("icon").href !== icon) $("icon").href = icon;
+  }
+
   async function refresh() {
     try {
-      overview = await call("v1/overview");
-      const [cls, words] = verdict(overview);
-      if ($("verdict").textContent !== words) $("verdict").textContent = words;
-      $("verdict").className = cls;
-      document.title = cls === "good" ? "lvsd" : `${cls === "bad" ? "✖" : "!"} ${words} – lvsd`;
+      const fresh = await call("v1/overview");
+      if (!overview) setTimeout(takeLink);
+      overview = fresh;
+      asOf = Date.now();
+      tell(...verdict(overview));
+      document.body.classList.toggle("old", isOld(overview) || (!overview.dataplane.connected && !overview.dataplane.idle));
       showTrouble(overview);
+      showPeople(overview);
+      showOthers(overview);
       showTotals(overview);
+      await readServers();
       showServices(overview);
       showDrops(overview);
       await Promise.all([...open.values()].filter((d) => d.isConnected).slice(0, 8).map(unfold));
@@ -437,17 +669,22 @@
         if (!$("no-history").hidden) historyDue = 0;
       }
     } catch (error) {
-      $("verdict").className = "bad";
-      $("verdict").textContent = error.status ? error.message : "lvsd does not answer; what is shown below is old";
-      document.title = "✖ lvsd does not answer";
+      const since = asOf ? ` What is shown below is of ${moment(asOf)}.` : "";
+      tell("bad", (error.status ? error.message : "lvsd does not answer.") + since);
+      document.body.classList.add("old");
     }
   }
 
+  let wake = () => {}; // ends the wait for the next refresh
+
   async function run() {
     for (;;) {
-      if (!document.hidden) await refresh();
+      await refresh();
       const many = overview && overview.services.length > 500 ? 3 : 1;
-      await new Promise((done) => setTimeout(done, EVERY * many));
+      await new Promise((done) => {
+        wake = done;
+        setTimeout(done, document.hidden ? HIDDEN_EVERY : EVERY * many);
+      });
     }
   }
 
@@ -460,19 +697,26 @@
     await refresh();
   });
   $("ask-cancel").addEventListener("click", () => $("ask").close());
-  $("filter").addEventListener("input", () => overview && showServices(overview));
+  $("filter").addEventListener("input", keepFilter);
+  $("state").addEventListener("change", keepFilter);
+  addEventListener("hashchange", takeLink);
   document.addEventListener("keydown", (event) => {
-    const typing = event.target instanceof HTMLInputElement;
+    const typing = event.target instanceof HTMLInputElement || event.target instanceof HTMLSelectElement;
     if (event.key === "/" && !typing && !$("ask").open) {
       event.preventDefault();
       $("filter").focus();
     } else if (event.key === "Escape" && event.target === $("filter")) {
       $("filter").value = "";
-      if (overview) showServices(overview);
+      keepFilter();
     }
   });
-  document.addEventListener("visibilitychange", () => document.hidden || refresh());
-  addEventListener("resize", () => { historyDue = 0; });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { historyDue = 0; });
+  document.addEventListener("visibilitychange", () => document.hidden || wake());
+  const redraw = () => {
+    historyDue = 0;
+    pastDue.clear();
+  };
+  addEventListener("resize", redraw);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  $("zone").textContent = `Times are of ${Intl.DateTimeFormat().resolvedOptions().timeZone}; the pointer on a time shows UTC.`;
   unlock().then(run);
 })();

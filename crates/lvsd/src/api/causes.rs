@@ -1,0 +1,210 @@
+//! The faults of servers, grouped: a dead host of hundreds of services is one line.
+
+use std::collections::{HashMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
+
+use lvs_api::daemon::{ServerStatus, ServiceStatus};
+use serde::Serialize;
+
+use crate::verdict;
+
+/// Causes that are listed.
+const CAUSES_MAX: usize = 50;
+/// Services or servers that a cause names.
+const NAMED_MAX: usize = 3;
+
+/// Servers with the same fault: those of one host in several services, or those of one service.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(serde::Deserialize))]
+#[cfg_attr(test, serde(deny_unknown_fields))]
+pub struct Cause {
+    /// `down`, `suspicious`, `flapping` or `slow`.
+    pub health: String,
+    /// The reason, without the address of a server in front.
+    pub reason: String,
+    /// The remedy, while they are suspicious.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    #[cfg_attr(test, serde(default))]
+    pub fix: String,
+    /// The host that they have in common, if it has the fault in several services.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(test, serde(default))]
+    pub host: Option<IpAddr>,
+    /// The number of servers.
+    pub servers: usize,
+    /// The number of services.
+    pub services: usize,
+    /// The first services of a host, or the first servers of a service.
+    pub named: Vec<String>,
+    /// The name of the service, unless it is a host's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(test, serde(default))]
+    pub service: Option<String>,
+    /// The time since the first of them has it, in seconds.
+    pub since: Option<u64>,
+}
+
+/// A server with a fault.
+struct Fault<'a> {
+    service: &'a str,
+    server: SocketAddr,
+    health: &'static str,
+    reason: String,
+    fix: &'a str,
+    since: Option<u64>,
+}
+
+/// The first causes, those of most servers first, and the number of all.
+pub(super) fn causes(services: &[ServiceStatus]) -> (Vec<Cause>, usize) {
+    let faults: Vec<Fault<'_>> = services
+        .iter()
+        .flat_map(|service| verdict::in_file(service).map(move |server| (service, server)))
+        .filter_map(|(service, server)| fault(service, server))
+        .collect();
+    let mut of_hosts: HashMap<_, HashSet<&str>> = HashMap::new();
+    for fault in &faults {
+        let of = of_hosts.entry(host_key(fault)).or_default();
+        of.insert(fault.service);
+    }
+    let mut groups: HashMap<_, Vec<&Fault<'_>>> = HashMap::new();
+    for fault in &faults {
+        let is_host = of_hosts
+            .get(&host_key(fault))
+            .is_some_and(|services| services.len() > 1);
+        let place = match is_host {
+            true => (Some(fault.server.ip()), None),
+            false => (None, Some(fault.service)),
+        };
+        let key = (fault.health, fault.reason.as_str(), place);
+        groups.entry(key).or_default().push(fault);
+    }
+    let mut all: Vec<Cause> = groups
+        .into_iter()
+        .map(|((health, reason, (host, service)), faults)| {
+            let mut names: Vec<String> = Vec::new();
+            let mut of: HashSet<&str> = HashSet::new();
+            for fault in &faults {
+                let is_new = of.insert(fault.service);
+                match host {
+                    Some(_) if is_new => names.push(fault.service.to_owned()),
+                    Some(_) => {}
+                    None => names.push(fault.server.to_string()),
+                }
+            }
+            names.truncate(NAMED_MAX);
+            Cause {
+                health: health.to_owned(),
+                reason: reason.to_owned(),
+                fix: faults.first().map_or("", |fault| fault.fix).to_owned(),
+                host,
+                servers: faults.len(),
+                services: of.len(),
+                named: names,
+                service: service.map(str::to_owned),
+                since: faults.iter().filter_map(|fault| fault.since).max(),
+            }
+        })
+        .collect();
+    all.sort_by(|one, other| order(one).cmp(&order(other)));
+    let number = all.len();
+    all.truncate(CAUSES_MAX);
+    (all, number)
+}
+
+fn host_key<'a>(fault: &'a Fault<'_>) -> (&'static str, &'a str, IpAddr) {
+    (fault.health, &fault.reason, fault.server.ip())
+}
+
+/// The worst health, and then most servers, come first; names make the order stable.
+fn order(cause: &Cause) -> (u8, usize, Option<IpAddr>, Option<&str>, &str) {
+    let health = match cause.health.as_str() {
+        "down" => 0,
+        "suspicious" => 1,
+        "flapping" => 2,
+        _ => 3,
+    };
+    let (host, service) = (cause.host, cause.service.as_deref());
+    (health, usize::MAX - cause.servers, host, service, &cause.reason)
+}
+
+/// The fault of a server, if it has one.
+fn fault<'a>(service: &'a ServiceStatus, server: &'a ServerStatus) -> Option<Fault<'a>> {
+    let falls = server.checks.map_or(0, |checks| checks.falls_in_day);
+    let (health, reason, since) = match server.health.as_str() {
+        "down" => ("down", verdict::reason(server).to_owned(), server.since),
+        "suspicious" => (
+            "suspicious",
+            verdict::reason(server).to_owned(),
+            server.since,
+        ),
+        _ if verdict::is_flapping(server) => (
+            "flapping",
+            format!("went down {falls} times in 24 hours"),
+            None,
+        ),
+        _ if verdict::is_slow(server) => (
+            "slow",
+            "half of its checks take half a second or more".to_owned(),
+            None,
+        ),
+        _ => return None,
+    };
+    Some(Fault {
+        service: &service.name,
+        server: server.server,
+        health,
+        reason,
+        fix: &server.fix,
+        since,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::overview::tests::snapshot;
+
+    /// A service with a server on each host, which is down for a reason, or up without one.
+    fn service(name: &str, servers: &[(u8, &str)]) -> ServiceStatus {
+        let mut service = snapshot(name).status.services[0].clone();
+        let one = service.servers[0].clone();
+        service.servers = servers
+            .iter()
+            .map(|(host, reason)| ServerStatus {
+                server: ([10, 0, 0, *host], 80).into(),
+                health: if reason.is_empty() { "up" } else { "down" }.to_owned(),
+                reason: (*reason).to_owned(),
+                ..one.clone()
+            })
+            .collect();
+        service
+    }
+
+    #[test]
+    fn dead_host_of_many_services_is_one_cause() {
+        let mut services: Vec<_> = (0..500)
+            .map(|n| service(&format!("s{n}"), &[(1, ""), (2, "no answer"), (3, "")]))
+            .collect();
+        services.push(service("mail", &[(4, "refused"), (5, "refused")]));
+        let (causes, number) = causes(&services);
+        assert_eq!(number, 2);
+        let [host, mail] = &causes[..] else {
+            panic!("{causes:?}");
+        };
+        assert_eq!(host.host, Some([10, 0, 0, 2].into()));
+        assert_eq!((host.servers, host.services), (500, 500));
+        assert_eq!(host.named, ["s0", "s1", "s2"]);
+        assert_eq!(mail.service.as_deref(), Some("mail"));
+        assert_eq!((mail.servers, mail.services), (2, 1));
+        assert_eq!(mail.named, ["10.0.0.4:80", "10.0.0.5:80"]);
+    }
+
+    #[test]
+    fn causes_beyond_the_bound_are_counted() {
+        let services: Vec<_> = (0..CAUSES_MAX + 7)
+            .map(|n| service(&format!("s{n}"), &[(1, &format!("reason {n}"))]))
+            .collect();
+        let (causes, number) = causes(&services);
+        assert_eq!((causes.len(), number), (CAUSES_MAX, CAUSES_MAX + 7));
+    }
+}
