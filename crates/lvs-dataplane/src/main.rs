@@ -108,6 +108,10 @@ struct Args {
     #[arg(long, env = "LVS_SOCKET", value_name = "ADDRESS")]
     socket: Option<String>,
 
+    /// Format of the log: text, or json with an object in each line.
+    #[arg(long, value_name = "FORMAT", env = log::Format::VARIABLE, default_value_t)]
+    log_format: log::Format,
+
     /// Let members of this group change things over the control socket, besides root with
     /// CAP_NET_ADMIN and the dataplane's own user.
     #[arg(long, value_name = "GROUP", value_parser = group)]
@@ -410,7 +414,7 @@ fn main() -> ExitCode {
     // Both write to the same standard error then.
     let mark = env::var_os("LVS_STARTED_BY").map(|_| "dataplane");
     // Without a log it forwards all the same.
-    let _log = log::start(filter, mark).inspect_err(|error| {
+    let _log = log::start(filter, mark, args.log_format, "lvs-dataplane").inspect_err(|error| {
         log::say(Level::ERROR, format_args!("lvs-dataplane: no log: {error}"));
     });
     if let (false, false) = (confinement.not_by.is_empty(), args.cleanup) {

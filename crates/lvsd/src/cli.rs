@@ -95,6 +95,10 @@ pub struct Arguments {
     #[arg(long, global = true, value_name = "DIR", env = "STATE_DIRECTORY", default_value = DEFAULT_STATE)]
     state: PathBuf,
 
+    /// Format of the log of lvsd, and of the dataplane that it starts: text, or json with an object in each line.
+    #[arg(long, value_name = "FORMAT", env = log::Format::VARIABLE, default_value_t)]
+    log_format: log::Format,
+
     #[command(subcommand)]
     command: Option<Command>,
 }
@@ -134,7 +138,11 @@ enum Command {
     },
     /// Say what a reload of the configuration would change, and change nothing. The exit code is 1
     /// if the daemon would refuse it.
-    Plan,
+    Plan {
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
     /// Show the director, its services and servers, broken ones first.
     ///
     /// The first line is a summary. On a terminal, lines have at most 80 columns, and colours unless NO_COLOR is set.
@@ -334,7 +342,7 @@ pub fn main(mut arguments: Arguments) -> ExitCode {
             return told(ask::maintenance(&dataplane, on, why.clone(), json));
         }
         Some(Command::Register(ref register)) => {
-            let _log = match start_log(None) {
+            let _log = match start_log(None, arguments.log_format) {
                 Ok(guard) => guard,
                 Err(why) => return fail(&why),
             };
@@ -360,7 +368,9 @@ pub fn main(mut arguments: Arguments) -> ExitCode {
         _ => {}
     }
     let running = match arguments.command {
-        Some(Command::Plan | Command::KeepalivedConfig) => ask::running(&steered(&arguments)),
+        Some(Command::Plan { .. } | Command::KeepalivedConfig) => {
+            ask::running(&steered(&arguments))
+        }
         _ => None,
     };
     if let (None, Some(daemon)) = (&arguments.config, &running) {
@@ -380,10 +390,10 @@ pub fn main(mut arguments: Arguments) -> ExitCode {
             return cluster::keepalived::text(&config, &expanded.services)
                 .map_or_else(|why| fail(&why), |text| print(text.as_bytes()));
         }
-        Some(Command::Plan) => return plan(&arguments, &config, running.as_ref()),
+        Some(Command::Plan { json }) => return plan(&arguments, &config, running.as_ref(), json),
         Some(_) | None => {}
     }
-    let _log = match start_log(config.daemon.log.as_deref()) {
+    let _log = match start_log(config.daemon.log.as_deref(), arguments.log_format) {
         Ok(guard) => guard,
         Err(why) => {
             warnings.print();
@@ -511,7 +521,7 @@ fn stop(arguments: &Arguments, all: bool) -> ExitCode {
         Err(LockError::Io(error)) => Err(format!("cannot see whether an lvsd runs: {error}")),
         Ok(_only) if all => {
             last_good::forget(&address);
-            stop_dataplane(&address)
+            stop_dataplane(&address, arguments.log_format)
         }
         Ok(_only) => {
             log::say(Level::INFO, format_args!("lvsd: none runs"));
@@ -571,13 +581,16 @@ fn reload(arguments: &Arguments, force: bool) -> ExitCode {
 }
 
 /// Says what a reload would change, and whether the daemon that runs would refuse it.
-fn plan(arguments: &Arguments, config: &Config, running: Option<&Status>) -> ExitCode {
+fn plan(arguments: &Arguments, config: &Config, running: Option<&Status>, json: bool) -> ExitCode {
     let address = address(arguments, config);
     let admin = Admin::look(admin::path(&arguments.state, arguments.config()));
     let expanded = expand(config, &gathered(arguments));
     let both = (config, &expanded);
-    let printed = match daemon::plan(Machine::new(&address), both, &admin) {
-        Ok(text) => print(text.as_bytes()),
+    let names = running.iter().flat_map(|status| &status.services);
+    let names = names.map(|service| (service.service, service.name.clone()));
+    let names = names.collect();
+    let planned = match daemon::plan(Machine::new(&address), both, &admin, &names) {
+        Ok(planned) => planned,
         Err(why) => return fail(&why),
     };
     let refused = running.and_then(|status| {
@@ -588,18 +601,28 @@ fn plan(arguments: &Arguments, config: &Config, running: Option<&Status>) -> Exi
         let before = before.map(|service| (service.service, service.servers.len()));
         daemon::too_much_away(before, both, false)
     });
-    match refused {
-        Some((why, remedy)) => fail(&format!(
+    let refused = refused.map(|(why, remedy)| {
+        format!(
             "a reload would be refused: {} has {why}; {remedy}",
             arguments.config().display()
-        )),
+        )
+    });
+    let printed = match json {
+        true => {
+            let object = serde_json::json!({ "plan": planned, "refused": refused });
+            print(format!("{object:#}\n").as_bytes())
+        }
+        false => print(planned.to_string().as_bytes()),
+    };
+    match refused {
+        Some(why) => fail(&why),
         None => printed,
     }
 }
 
 /// Ends the dataplane of a daemon that does not run.
-fn stop_dataplane(address: &Address) -> Result<(), String> {
-    let _log = start_log(None)?;
+fn stop_dataplane(address: &Address, format: log::Format) -> Result<(), String> {
+    let _log = start_log(None, format)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -665,7 +688,7 @@ fn refuse(error: &LoadError) -> ExitCode {
 }
 
 /// Logs to standard error. `LVSD_LOG` wins over the file.
-fn start_log(from_file: Option<&str>) -> Result<log::Guard, String> {
+fn start_log(from_file: Option<&str>, format: log::Format) -> Result<log::Guard, String> {
     let from_env = std::env::var("LVSD_LOG")
         .ok()
         .filter(|words| !words.is_empty());
@@ -677,7 +700,8 @@ fn start_log(from_file: Option<&str>) -> Result<log::Guard, String> {
     check_filter(words).map_err(|(title, help)| format!("{origin}: {title}; {help}"))?;
     let filter = tracing_subscriber::EnvFilter::try_new(words)
         .map_err(|error| format!("{origin}: {words} is not a filter: {error}"))?;
-    log::start(filter, None).map_err(|error| format!("cannot start the log: {error}"))
+    log::start(filter, None, format, "lvsd")
+        .map_err(|error| format!("cannot start the log: {error}"))
 }
 
 /// The event loop of a daemon that starts, and the signals that it has received.

@@ -55,6 +55,8 @@ pub struct Counts {
     pub downs: u64,
     /// Changes by hand.
     pub drift: u64,
+    /// Dataplanes that were found in the place of another one.
+    pub dataplane_restarts: u64,
     /// Checks by kind.
     pub checks: BTreeMap<String, CheckCounts>,
     /// How long they waited for their turn.
@@ -134,6 +136,11 @@ impl Tally {
     /// Counts a manual change.
     pub fn drift(&self) {
         self.counts().drift += 1;
+    }
+
+    /// Counts a dataplane in the place of another one.
+    pub fn dataplane_restart(&self) {
+        self.counts().dataplane_restarts += 1;
     }
 
     /// An answer over HTTP.

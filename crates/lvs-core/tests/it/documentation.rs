@@ -396,6 +396,29 @@ fn book_summary_lists_every_page_once() {
 }
 
 #[test]
+fn every_alert_has_severity_and_runbook() {
+    let rules = text("examples/prometheus-alerts.yml");
+    let alerts: Vec<&str> = rules.split("- alert: ").skip(1).collect();
+    assert!(alerts.len() > 20, "{}", alerts.len());
+    for alert in alerts {
+        let name = alert.lines().next().expect("a name");
+        let severity = ["critical", "warning", "info"]
+            .iter()
+            .any(|word| alert.contains(&format!("labels: {{severity: {word}}}\n")));
+        assert!(severity, "{name} has no severity");
+        let runbook = alert.split("runbook: \"").nth(1);
+        let runbook = runbook.and_then(|rest| rest.split('"').next());
+        let (page, anchor) = runbook
+            .and_then(|link| link.split_once('#'))
+            .unwrap_or_else(|| panic!("{name} has no runbook with a heading"));
+        assert!(
+            anchors(&text(page)).iter().any(|found| found == anchor),
+            "{name}: {page} has no heading #{anchor}"
+        );
+    }
+}
+
+#[test]
 fn relative_links_of_pages_resolve() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut pages: Vec<String> = pages().iter().map(|page| format!("docs/{page}")).collect();

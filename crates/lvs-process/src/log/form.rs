@@ -1,4 +1,4 @@
-//! Format of a log line: time, level and program; for the journal, a priority in front.
+//! Format of a log line: time, level and program; for the journal, a priority in front; or a JSON object.
 
 use std::fmt;
 use std::io::{self, Write as _};
@@ -12,6 +12,7 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::registry::LookupSpan;
 
 use super::journal::Fields;
+use super::json;
 
 /// The shape of all lines of a program.
 #[derive(Clone, Copy, Debug, Default)]
@@ -24,6 +25,8 @@ pub(super) struct Form {
     pub(super) ansi: bool,
     /// Mark of this program's lines in a shared standard error.
     pub(super) mark: Option<&'static str>,
+    /// Each line is a JSON object that names this program.
+    pub(super) json: Option<&'static str>,
 }
 
 impl Form {
@@ -41,6 +44,9 @@ impl Form {
 
     /// A line of the log's own.
     pub(super) fn own_line(&self, level: Level, text: &str) -> String {
+        if let Some(program) = self.json {
+            return json::line(program, level, text, &[]);
+        }
         let mut line = String::new();
         let mut writer = format::Writer::new(&mut line);
         // Writing to a string does not fail.
@@ -86,6 +92,12 @@ where
         mut writer: format::Writer<'_>,
         event: &Event<'_>,
     ) -> fmt::Result {
+        if let Some(program) = self.json {
+            let mut fields = json::Fields::default();
+            event.record(&mut fields);
+            let level = *event.metadata().level();
+            return writeln!(writer, "{}", fields.line(program, level));
+        }
         if self.fields {
             let mut fields = Fields::default();
             event.record(&mut fields);
@@ -146,6 +158,7 @@ mod tests {
             fields: false,
             ansi: false,
             mark: Some("dataplane"),
+            json: None,
         };
         let mut out = Vec::new();
         form.lines(Level::ERROR, "one\ntwo", &mut out);

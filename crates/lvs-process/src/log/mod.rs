@@ -8,6 +8,7 @@
 
 mod form;
 mod journal;
+mod json;
 mod message_ids;
 mod queue;
 
@@ -22,7 +23,7 @@ use std::time::Duration;
 use tracing::field::Field;
 use tracing::{Level, Metadata};
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt::{MakeWriter, format};
+use tracing_subscriber::fmt::{MakeWriter, format as fmt_format};
 
 use self::form::Form;
 use self::journal::Journal;
@@ -54,23 +55,67 @@ impl Drop for Guard {
     }
 }
 
+/// The format of the lines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// Text for people and the journal.
+    #[default]
+    Text,
+    /// A JSON object in each line, without journal fields: for collectors of containers' logs.
+    Json,
+}
+
+impl Format {
+    /// The environment variable that sets the format for lvsd and for the dataplane that it starts.
+    pub const VARIABLE: &'static str = "LVS_LOG_FORMAT";
+}
+
+impl std::str::FromStr for Format {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "text" => Ok(Self::Text),
+            "json" => Ok(Self::Json),
+            _ => Err("write `text` or `json`".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        })
+    }
+}
+
 /// Sends the events of `tracing` that pass `filter`, panics and [`say`] to standard error. `mark`
-/// distinguishes this program's lines from those of other programs with the same standard error.
+/// distinguishes this program's lines from those of other programs with the same standard error; lines in JSON have
+/// the name `program` instead.
 ///
 /// # Errors
 /// There can be no thread, or there is a log already.
-pub fn start(filter: EnvFilter, mark: Option<&'static str>) -> io::Result<Guard> {
+pub fn start(
+    filter: EnvFilter,
+    mark: Option<&'static str>,
+    format: Format,
+    program: &'static str,
+) -> io::Result<Guard> {
     let stderr = io::stderr();
     let variable = std::env::var("JOURNAL_STREAM").ok();
-    let journal = form::is_journal(&stderr, variable.as_deref());
+    let json = (format == Format::Json).then_some(program);
+    let journal = json.is_none() && form::is_journal(&stderr, variable.as_deref());
     // Without it the journal gets the same lines by standard error.
     let native = journal.then(|| Journal::at(Path::new(journal::SOCKET), identifier()));
     let native = native.and_then(Result::ok);
     let form = Form {
         journal,
         fields: native.is_some(),
-        ansi: stderr.is_terminal(),
+        ansi: json.is_none() && stderr.is_terminal(),
         mark,
+        json,
     };
     // A descriptor of its own: the lock of `io::stderr` would be held while a write hangs.
     let out = File::from(stderr.as_fd().try_clone_to_owned()?);
@@ -86,7 +131,7 @@ pub fn start(filter: EnvFilter, mark: Option<&'static str>) -> io::Result<Guard>
         .with_env_filter(filter)
         .with_ansi(form.ansi)
         .event_format(form)
-        .fmt_fields(format::debug_fn(plain))
+        .fmt_fields(fmt_format::debug_fn(plain))
         .with_writer(Lines(queue))
         .try_init()
         .map_err(io::Error::other)?;
@@ -95,7 +140,7 @@ pub fn start(filter: EnvFilter, mark: Option<&'static str>) -> io::Result<Guard>
 
 /// Formats a field of a line: the text first and unquoted, other fields by name, and no fields that
 /// only the journal receives.
-fn plain(out: &mut format::Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
+fn plain(out: &mut fmt_format::Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
     match field.name() {
         journal::EVENT => Ok(()),
         "message" => write!(out, "{value:?}"),
@@ -103,12 +148,26 @@ fn plain(out: &mut format::Writer<'_>, field: &Field, value: &dyn fmt::Debug) ->
     }
 }
 
+/// The format of this process's log, once there is one.
+pub fn format() -> Option<Format> {
+    LOG.get().map(|log| match log.form.json {
+        Some(_) => Format::Json,
+        None => Format::Text,
+    })
+}
+
 /// Prints a message to the user who started the program, unchanged: by the log once there is one,
 /// and directly to standard error before. A message that cannot be written is lost. Only the
 /// journal receives `level`.
 pub fn say(level: Level, text: fmt::Arguments<'_>) {
     match LOG.get() {
-        Some(log) => log.queue.push(level, &text.to_string()),
+        Some(log) => match log.form.json {
+            Some(_) => {
+                let line = log.form.own_line(level, text.to_string().trim_end());
+                log.queue.push(level, &line);
+            }
+            None => log.queue.push(level, &text.to_string()),
+        },
         None => {
             let _ = writeln!(io::stderr(), "{text}");
         }

@@ -340,12 +340,40 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
         env!("CARGO_MANIFEST_DIR"),
         "/../../examples/prometheus-alerts.yml"
     ));
-    site.director
-        .run("promtool", &["check".into(), "rules".into(), rules])?;
+    let queries = site.testbed.dir().join("queries.json");
+    fs::write(&queries, grafana_queries()?)?;
+    site.director.run(
+        "promtool",
+        &["check".into(), "rules".into(), rules, queries],
+    )?;
 
     let status = lvsd.stop(Signal::SIGINT)?;
     ensure!(status.success(), "{status}: {}", lvsd.log());
     Ok(())
+}
+
+/// The queries of the Grafana dashboard as rules of Prometheus.
+fn grafana_queries() -> Result<String> {
+    let dashboard: Value =
+        serde_json::from_str(include_str!("../../../../contrib/grafana/lvsd.json"))?;
+    let panels = dashboard["panels"].as_array().context("panels")?;
+    let targets = panels
+        .iter()
+        .flat_map(|panel| panel["targets"].as_array().into_iter().flatten());
+    let rules: Vec<Value> = targets
+        .filter_map(|target| target["expr"].as_str())
+        .enumerate()
+        .map(|(n, query)| {
+            let query = query
+                .replace("$__rate_interval", "5m")
+                .replace("$instance", ".*")
+                .replace("$service", ".*");
+            serde_json::json!({"record": format!("panel:{n}"), "expr": query})
+        })
+        .collect();
+    ensure!(rules.len() > 20, "{rules:?}");
+    let groups = serde_json::json!({"groups": [{"name": "grafana", "rules": rules}]});
+    Ok(groups.to_string())
 }
 
 /// Reading needs nothing, changes need the token or the socket, and both do what the commands do.
@@ -599,6 +627,7 @@ fn dashboard_works_in_browser() -> Result<()> {
     let left = browser.run("return document.querySelectorAll('#list details').length")?;
     ensure!(left == 1, "{left}");
     browser.press('\u{e00c}')?;
+    narrow_page_and_filters(&site, &browser)?;
 
     if let Ok(place) = std::env::var("LVS_PICTURES") {
         let path = site.testbed.dir().join("lvsd.toml");
@@ -619,6 +648,51 @@ fn dashboard_works_in_browser() -> Result<()> {
         bail!("{}", browser.text("body")?);
     }
     Ok(())
+}
+
+/// The filter by state and by a server's address, a link to a service, and a screen of 320 pixels.
+fn narrow_page_and_filters(site: &Site, browser: &Browser) -> Result<()> {
+    let long = Duration::from_secs(20);
+    let set = |id: &str, value: &str, event: &str| {
+        browser.run(&format!(
+            "const e = document.getElementById('{id}'); e.value = {}; e.dispatchEvent(new Event('{event}'))",
+            Value::from(value)
+        ))
+    };
+    let shown = || browser.run("return document.querySelectorAll('#list details').length");
+    set("state", "degraded", "change")?;
+    ensure!(shown()? == 1, "{}", shown()?);
+    ensure!(browser.run("return location.hash")? == "#state=degraded");
+    set("state", "", "change")?;
+    // Two services have this host; the third has another one.
+    set("filter", &site.real_address(0).to_string(), "input")?;
+    wait_until("services of a host", long, || {
+        shown().is_ok_and(|count| count == 2)
+    })?;
+    browser.run("location.hash = '#service=marked'")?;
+    browser.wait_for("details[open][data-name=marked]", "10.9.9.9:80", long)?;
+    set("filter", "", "input")?;
+    let name = site.director.run("uname", &["-n"])?;
+    let title = browser.run("return document.title")?;
+    ensure!(
+        title
+            .as_str()
+            .is_some_and(|title| title.contains(name.trim())),
+        "{title}"
+    );
+    let icon = browser.run("return document.getElementById('icon').href")?;
+    ensure!(
+        icon.as_str()
+            .is_some_and(|icon| icon.starts_with("data:image/svg")),
+        "{icon}"
+    );
+    browser.screen(320, 800, false)?;
+    wait_until("a page as wide as the screen", long, || {
+        browser
+            .run("return document.documentElement.scrollWidth <= 320")
+            .is_ok_and(|fits| fits == true)
+    })?;
+    browser.screen(1280, 900, false)
 }
 
 /// Pictures for the documentation: four minutes of load, which are a line in the charts of an hour,

@@ -21,6 +21,7 @@ mod table;
 mod watch;
 mod words;
 
+use std::borrow::Cow;
 use std::io;
 use std::time::Duration;
 
@@ -233,13 +234,37 @@ pub(crate) fn change(
     Ok(warn(run, &done)?)
 }
 
+/// The service with this name in the file of the lvsd that runs, as [`service_words`] writes it; the word itself if it
+/// is no such name.
+fn by_name<'a>(run: &Invocation<'_>, word: &'a str) -> Result<Cow<'a, str>, Trouble> {
+    // An address without a port is a service with all ports.
+    if word.contains(':') || word.parse::<std::net::IpAddr>().is_ok() {
+        return Ok(word.into());
+    }
+    let Some(mut daemon) = maintenance::daemon(run)? else {
+        return Ok(word.into());
+    };
+    let status = daemon.status().map_err(Trouble::Dataplane)?;
+    let named = status.services.iter().filter(|one| one.name == word);
+    let mut all: Vec<String> = named.map(|one| service_words(one.service)).collect();
+    match all.len() {
+        0 => Ok(word.into()),
+        1 => Ok(all.remove(0).into()),
+        _ => Err(Trouble::Usage(format!(
+            "{word} has several addresses; name one of them: {}",
+            all.join(", ")
+        ))),
+    }
+}
+
 /// Reads `VIP:PORT`, `udp:VIP:PORT`, `fwmark:N`, `fwmark6:N` and the like, and a server, by the
-/// rules of ipvsadm's options.
+/// rules of ipvsadm's options; or the name of a service of lvsd.
 fn service_and_server(
     run: &Invocation<'_>,
     service: &str,
     server: &str,
 ) -> Result<(ServiceId, std::net::SocketAddr), Trouble> {
+    let service = &*by_name(run, service)?;
     let (option, service, six) = match service.split_once(':') {
         Some(("tcp", rest)) => ("-t", rest, None),
         Some(("udp", rest)) => ("-u", rest, None),
@@ -263,6 +288,7 @@ fn service_and_server(
 
 /// A service alone, in the form that [`service_and_server`] accepts.
 fn service_named(run: &Invocation<'_>, service: &str) -> Result<ServiceId, Trouble> {
+    let service = &*by_name(run, service)?;
     let server = if service.contains('[') || service.starts_with("fwmark6:") {
         "[::1]:1"
     } else {

@@ -49,7 +49,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
         name: "drain",
         arguments: "SERVICE SERVER",
         summary: "take a server out of service without breaking connections",
-        text: "Sets the weight to 0, waits until the last connection has ended, and shows how many are left. SERVICE is VIP:PORT (TCP), tcp:VIP:PORT, udp:VIP:PORT, sctp:VIP:PORT, fwmark:N or fwmark6:N. When interrupted, or when the deadline passes without --undo, the server keeps weight 0. For a service of lvsd, the command asks lvsd, which keeps the server drained over reloads, restarts and reboots, until lvsadm undrain.",
+        text: "Sets the weight to 0, waits until the last connection has ended, and shows how many are left. SERVICE is VIP:PORT (TCP), tcp:VIP:PORT, udp:VIP:PORT, sctp:VIP:PORT, fwmark:N, fwmark6:N, or the name of a service in the file of the lvsd that runs. When interrupted, or when the deadline passes without --undo, the server keeps weight 0. For a service of lvsd, the command asks lvsd, which keeps the server drained over reloads, restarts and reboots, until lvsadm undrain.",
         flags: &[
             flag(
                 "--deadline",
@@ -247,7 +247,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
         name: "limit",
         arguments: "SERVICE",
         summary: "show or set the limits of a service",
-        text: "SERVICE is VIP:PORT (TCP), tcp:VIP:PORT, udp:VIP:PORT, sctp:VIP:PORT, fwmark:N or fwmark6:N. Without an option, the limits in force are shown. Packets above a limit are dropped and counted (lvsadm drops); existing connections continue. For a service of lvsd, write limits = { ... } in its file.",
+        text: "SERVICE is VIP:PORT (TCP), tcp:VIP:PORT, udp:VIP:PORT, sctp:VIP:PORT, fwmark:N, fwmark6:N, or the name of a service in the file of the lvsd that runs. Without an option, the limits in force are shown. Packets above a limit are dropped and counted (lvsadm drops); existing connections continue. For a service of lvsd, write limits = { ... } in its file.",
         flags: &[
             flag("--connections", "N", "connections at a time; 0: no limit"),
             flag(

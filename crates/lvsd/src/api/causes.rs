@@ -124,7 +124,13 @@ fn order(cause: &Cause) -> (u8, usize, Option<IpAddr>, Option<&str>, &str) {
         _ => 3,
     };
     let (host, service) = (cause.host, cause.service.as_deref());
-    (health, usize::MAX - cause.servers, host, service, &cause.reason)
+    (
+        health,
+        usize::MAX - cause.servers,
+        host,
+        service,
+        &cause.reason,
+    )
 }
 
 /// The fault of a server, if it has one.

@@ -22,6 +22,7 @@ use prometheus_client::encoding::{
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
+use super::processes;
 use crate::clock::unix_time;
 use crate::snapshot::Snapshot;
 use crate::tally::{self, BOUNDS, CheckCounts, Times};
@@ -61,6 +62,10 @@ const WORKER_COUNTERS: [WorkerCounter; 6] = [
         |worker| worker.demoted,
     ),
 ];
+
+/// The names of the two processes.
+const LVSD: &str = "lvsd";
+const DATAPLANE: &str = "lvs-dataplane";
 
 /// Servers that have metrics of their own, at most.
 const SERVERS_MAX: usize = 5000;
@@ -128,6 +133,11 @@ impl<'a> Service<'a> {
     /// Not 0 while the dataplane has not said: that would be a reset to who reads counters.
     fn live(&self) -> Option<Counts> {
         self.dataplane.map(|info| info.stats.live)
+    }
+
+    /// Whether its connections are known: lvsd has them itself, or the dataplane answers.
+    const fn is_known(&self, connected: bool) -> bool {
+        connected || self.status.proxied
     }
 
     fn servers(&self) -> Vec<Server<'a>> {
@@ -257,7 +267,11 @@ impl Collector for View {
                 }
             })
             .collect();
-        services_out(&mut out, &services)?;
+        services_out(
+            &mut out,
+            &services,
+            self.snapshot.status.dataplane.connected,
+        )?;
         self.servers(&mut out, &services)
     }
 }
@@ -443,6 +457,12 @@ impl View {
                 u32::from(dataplane.connected),
             )?;
         }
+        out.counter(
+            "lvs_dataplane_restarts",
+            "Dataplanes that lvsd found in the place of another one",
+            self.counts.dataplane_restarts,
+        )?;
+        self.processes(out)?;
         let (Some(info), Some(age)) = (self.snapshot.dataplane(), dataplane.seen_ms) else {
             return Ok(());
         };
@@ -452,6 +472,10 @@ impl View {
             "How old what is shown of the dataplane is",
             age as f64 / 1e3,
         )?;
+        // Nobody knows what has become of the rest.
+        if !dataplane.connected {
+            return Ok(());
+        }
         out.gauge(
             "lvs_dataplane_start_time_seconds",
             "When the dataplane was started, in seconds since 1970",
@@ -485,6 +509,53 @@ impl View {
             directors::synchronisation(out, sync)?;
         }
         Self::totals(out, &info.total.live)
+    }
+
+    /// Processor time and memory of lvsd, and of the dataplane while it answers.
+    fn processes(&self, out: &mut Out<'_>) -> fmt::Result {
+        let status = &self.snapshot.status;
+        let dataplane = status.dataplane.pid.filter(|_| status.dataplane.connected);
+        let own = (LVSD, Some(status.pid));
+        let all = [own, (DATAPLANE, dataplane)].map(|(name, pid)| {
+            let usage = pid.and_then(|pid| processes::usage(pid, name));
+            (name, usage)
+        });
+        let known = || {
+            all.iter()
+                .filter_map(|(name, usage)| Some((*name, usage.as_ref()?)))
+        };
+        out.counters(
+            "lvs_process_cpu_seconds",
+            "Processor time of a process since its start",
+            |out| {
+                known().try_for_each(|(name, usage)| {
+                    out.counter([("process", name)], usage.cpu_seconds)
+                })
+            },
+        )?;
+        out.gauges(
+            "lvs_process_resident_memory_bytes",
+            "Memory that a process uses",
+            |out| {
+                known().try_for_each(|(name, usage)| {
+                    out.gauge([("process", name)], usage.resident_bytes)
+                })
+            },
+        )?;
+        // The id of a dataplane in another namespace is another process here.
+        let [_, (_, usage)] = &all;
+        let seen = dataplane.filter(|_| usage.is_some());
+        let workers = seen.map(processes::workers).unwrap_or_default();
+        out.counters(
+            "lvs_worker_cpu_seconds",
+            "Processor time of a packet worker since its start",
+            |out| {
+                workers.iter().try_for_each(|(worker, seconds)| {
+                    let number = worker.to_string();
+                    out.counter([("worker", number.as_str())], *seconds)
+                })
+            },
+        )
     }
 
     fn interfaces(out: &mut Out<'_>, interfaces: &[InterfaceInfo]) -> fmt::Result {
@@ -654,11 +725,17 @@ impl View {
             })?;
         }
         self.records(out, &all)?;
+        // Nobody knows the rest of a service whose dataplane does not answer.
+        let connected = self.snapshot.status.dataplane.connected;
+        let known = || {
+            all.iter()
+                .filter(|(service, _)| service.is_known(connected))
+        };
         out.gauges(
             "lvs_server_weight",
             "Weight of a server in the dataplane; absent if the dataplane does not have it",
             |out| {
-                for (service, server) in &all {
+                for (service, server) in known() {
                     if let Some(weight) = server.status.weight {
                         out.gauge(labels_of(service, server), weight)?;
                     }
@@ -681,7 +758,7 @@ impl View {
             "lvs_server_active_connections",
             "Connections of a server in active states",
             |out| {
-                for (service, server) in &all {
+                for (service, server) in known() {
                     out.gauge(labels_of(service, server), server.status.active)?;
                 }
                 Ok(())
@@ -691,7 +768,7 @@ impl View {
             "lvs_server_inactive_connections",
             "Other connections of a server",
             |out| {
-                for (service, server) in &all {
+                for (service, server) in known() {
                     out.gauge(labels_of(service, server), server.status.inactive)?;
                 }
                 Ok(())
@@ -770,7 +847,7 @@ fn labels_of<'a>(service: &'a Service<'_>, server: &'a Server<'_>) -> Labels<'a,
     [name, protocol, address, ("server", &server.address)]
 }
 
-fn services_out(out: &mut Out<'_>, services: &[Service<'_>]) -> fmt::Result {
+fn services_out(out: &mut Out<'_>, services: &[Service<'_>], connected: bool) -> fmt::Result {
     out.gauges(
         "lvs_service_checks_not_made",
         "Servers whose checks this host cannot make, after three in a row",
@@ -800,7 +877,7 @@ fn services_out(out: &mut Out<'_>, services: &[Service<'_>]) -> fmt::Result {
         },
     )?;
     type Pick = fn(&ServiceStatus) -> u64;
-    let all: [(&str, &str, Pick); 8] = [
+    let all: [(&str, &str, Pick); 6] = [
         (
             "lvs_service_usable_servers",
             "Servers of a service that take new connections",
@@ -831,6 +908,16 @@ fn services_out(out: &mut Out<'_>, services: &[Service<'_>]) -> fmt::Result {
             "Whether a service of another program has the address of a service",
             |s| s.conflict.into(),
         ),
+    ];
+    for (name, help, pick) in all {
+        out.gauges(name, help, |out| {
+            for service in services {
+                out.gauge(service.labels(), pick(service.status))?;
+            }
+            Ok(())
+        })?;
+    }
+    let connections: [(&str, &str, Pick); 2] = [
         (
             "lvs_service_active_connections",
             "Connections of a service in active states",
@@ -842,9 +929,9 @@ fn services_out(out: &mut Out<'_>, services: &[Service<'_>]) -> fmt::Result {
             |s| s.servers.iter().map(|s| u64::from(s.inactive)).sum(),
         ),
     ];
-    for (name, help, pick) in all {
+    for (name, help, pick) in connections {
         out.gauges(name, help, |out| {
-            for service in services {
+            for service in services.iter().filter(|one| one.is_known(connected)) {
                 out.gauge(service.labels(), pick(service.status))?;
             }
             Ok(())
@@ -899,7 +986,10 @@ fn traffic<'a, const N: usize>(
 
 #[cfg(test)]
 mod tests {
-    use lvs_api::daemon::ProxyStatus;
+    use std::collections::BTreeSet;
+
+    use lvs_api::daemon::{ProxyStatus, SourceStatus, VrrpStatus};
+    use lvs_core::api::{PeerStanding, TablesInfo, TablesState};
 
     use super::*;
     use crate::api::overview::tests::snapshot;
@@ -941,6 +1031,114 @@ mod tests {
         let text = open_metrics(Arc::new(snapshot), tally::Counts::default());
         assert!(text.contains("lvs_service_usable_servers{"));
         assert!(!text.contains("lvs_service_packets_total{"), "{text}");
+    }
+
+    /// The names of all series, as Prometheus stores them.
+    fn series(open_metrics: &str) -> BTreeSet<String> {
+        let types = open_metrics
+            .lines()
+            .filter_map(|line| line.strip_prefix("# TYPE "));
+        types
+            .filter_map(|line| line.split_once(' '))
+            .flat_map(|(name, kind)| {
+                let suffixes: &[&str] = match kind {
+                    "counter" => &["_total"],
+                    "histogram" => &["_bucket", "_sum", "_count"],
+                    _ => &[""],
+                };
+                suffixes.iter().map(move |suffix| format!("{name}{suffix}"))
+            })
+            .collect()
+    }
+
+    /// The names of metrics in a query.
+    fn names(query: &str) -> impl Iterator<Item = &str> {
+        let is_name = |char: char| char.is_ascii_alphanumeric() || char == '_';
+        let words = query.split(move |char| !is_name(char));
+        words.filter(|word| word.starts_with("lvs_"))
+    }
+
+    #[test]
+    fn metrics_in_alerts_and_grafana_dashboard_exist() {
+        let mut snapshot = snapshot("web");
+        let status = &mut snapshot.status;
+        status.director.vrrp = Some(VrrpStatus::default());
+        status.sources = vec![SourceStatus::default()];
+        let key = (
+            status.services[0].service,
+            status.services[0].servers[0].server,
+        );
+        snapshot.check_times.insert(key, Times::default());
+        let found = Arc::make_mut(&mut snapshot.found);
+        let info = &mut Arc::make_mut(&mut found.seen).info;
+        info.peers = vec![PeerStanding {
+            peer: ([192, 0, 2, 2], 9000).into(),
+            state: "in step".to_owned(),
+            seconds: 0,
+            missing: 0,
+            trouble: String::new(),
+        }];
+        info.tables = vec![TablesInfo {
+            peer: ([192, 0, 2, 2], 9000).into(),
+            state: TablesState::Alike,
+            differ: 0,
+            seconds: 0,
+        }];
+        let known = series(&open_metrics(Arc::new(snapshot), tally::Counts::default()));
+        let alerts = include_str!("../../../../examples/prometheus-alerts.yml");
+        let mut queries: Vec<String> = alerts
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("expr: "))
+            .map(str::to_owned)
+            .collect();
+        assert!(queries.len() > 20, "{queries:?}");
+        let dashboard = include_str!("../../../../contrib/grafana/lvsd.json");
+        let dashboard: serde_json::Value = serde_json::from_str(dashboard).expect("JSON");
+        let of = |value: &serde_json::Value, list: &str| -> Vec<serde_json::Value> {
+            value[list].as_array().expect(list).clone()
+        };
+        let before = queries.len();
+        for panel in of(&dashboard, "panels") {
+            for target in of(&panel, "targets") {
+                queries.push(target["expr"].as_str().expect("a query").to_owned());
+            }
+        }
+        for variable in of(&dashboard["templating"], "list") {
+            queries.extend(variable["definition"].as_str().map(str::to_owned));
+        }
+        assert!(queries.len() > before + 20, "{queries:?}");
+        for query in &queries {
+            for name in names(query) {
+                assert!(known.contains(name), "there is no {name}: {query}");
+            }
+        }
+    }
+
+    #[test]
+    fn without_dataplane_none_of_its_values_stays() {
+        let mut snapshot = snapshot("web");
+        let text = |snapshot: &Snapshot| {
+            open_metrics(Arc::new(snapshot.clone()), tally::Counts::default())
+        };
+        let values = [
+            "lvs_table_connections ",
+            "lvs_drops_total{",
+            "lvs_server_weight{",
+            "lvs_server_active_connections{",
+            "lvs_service_active_connections{",
+        ];
+        let connected = text(&snapshot);
+        for value in values {
+            assert!(connected.contains(value), "{value}");
+        }
+        snapshot.status.dataplane.connected = false;
+        let lost = text(&snapshot);
+        for value in values {
+            assert!(!lost.contains(value), "{value}: {lost}");
+        }
+        assert!(lost.contains("lvs_dataplane_up 0\n"));
+        assert!(lost.contains("lvs_dataplane_seen_age_seconds "));
+        assert!(lost.contains("lvs_server_up{"));
     }
 
     #[test]

@@ -23,6 +23,7 @@ pub mod overview;
 pub mod pages;
 mod peer;
 mod places;
+mod processes;
 pub mod procfs;
 mod routes;
 mod stream;

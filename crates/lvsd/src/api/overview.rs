@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 
 use lvs_api::daemon::{
-    AdminEntry, AdminState, DataplaneStatus, DirectorStatus, LoadStatus, ServiceStatus, SourceStatus,
+    AdminEntry, AdminState, DataplaneStatus, DirectorStatus, LoadStatus, ServiceStatus,
+    SourceStatus,
 };
 use lvs_core::Counts;
 use lvs_core::api::{Conflict, InterfaceInfo, ReasonCount, ServiceId, ServiceInfo};

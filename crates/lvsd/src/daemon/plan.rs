@@ -3,11 +3,12 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 
+use lvs_core::api::ServiceId;
 use tokio::time::Instant;
 
 use crate::admin::Admin;
 use crate::config::Config;
-use crate::dataplane::{Goal, Host, Link, Proxied};
+use crate::dataplane::{Goal, Host, Link, Planned, Proxied};
 use crate::desired::{Overrides, desired};
 use crate::expand::Expanded;
 use crate::health::{Advice, Key};
@@ -15,7 +16,7 @@ use crate::reconcile::Health;
 use crate::words::counted;
 
 /// The changes in the dataplane that a reload of a file would make, in words. New servers have not been
-/// checked and count as up.
+/// checked and count as up. `names` are those of the services of the daemon that runs.
 ///
 /// # Errors
 /// There is no dataplane, or it does not answer.
@@ -23,7 +24,8 @@ pub fn plan(
     host: impl Host,
     (config, expanded): (&Config, &Expanded),
     admin: &Admin,
-) -> Result<String, String> {
+    names: &HashMap<ServiceId, String>,
+) -> Result<Planned, String> {
     let mut link = Link::new(Box::new(host), true, Instant::now());
     let addresses = link.addresses();
     let vips = expanded.own_vips(|ip| addresses.has(ip));
@@ -53,12 +55,12 @@ pub fn plan(
         dataplane: config.dataplane.clone(),
         readied: HashSet::new(),
     };
-    let mut text = link.plan(&goal)?;
+    let mut planned = link.plan(&goal, names)?;
     if let Some(proxied) = proxied {
         let services = counted(proxied.desired.services.len(), "proxied service");
-        text.push_str(&format!(
-            "{services} not compared: `lvsd status` shows what is there\n"
+        planned.not_compared = Some(format!(
+            "{services} not compared: `lvsd status` shows what is there"
         ));
     }
-    Ok(text)
+    Ok(planned)
 }

@@ -39,6 +39,8 @@ pub(super) struct Reporter {
     reloading: bool,
     /// The last `STATUS=`.
     status: String,
+    /// The process of the last dataplane that answered.
+    dataplane: Option<u32>,
 }
 
 impl Reporter {
@@ -56,6 +58,7 @@ impl Reporter {
             ready: false,
             reloading: false,
             status: String::new(),
+            dataplane: None,
         }
     }
 
@@ -167,6 +170,12 @@ impl Reporter {
 
     /// Reports that the dataplane answers again or no longer.
     pub(super) fn contact(&mut self, (pid, answers): (Option<u32>, bool)) {
+        if answers {
+            let before = std::mem::replace(&mut self.dataplane, pid);
+            if before.is_some() && before != pid {
+                self.tally.dataplane_restart();
+            }
+        }
         let pid = pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
         let (event, words) = match answers {
             true => ("dataplane_found", format!("the dataplane{pid} answers")),
@@ -281,7 +290,8 @@ fn log_server(service: &Service, change: &Change) {
             Some(time) => {
                 tracing::info!(event = "server_up", service = %name, %server, "server is up again, after {time:?} down");
             }
-            None => tracing::info!(event = "server_up", service = %name, %server, "server is up"),
+            // A start has one line with the numbers of all servers.
+            None => tracing::debug!(event = "server_up", service = %name, %server, "server is up"),
         }
         return;
     }

@@ -12,10 +12,15 @@ use super::control::{ControlError, DataplaneControl};
 use super::describe::{Names, Tense};
 use super::drift::Base;
 use super::given::Weights;
+use crate::words::counted;
 
 /// The most changes of one request, far fewer than the protocol permits: between two requests, lvsd
 /// applies results of health checks.
 const PIECE: usize = lvs_core::api::CHANGES_MAX / 8;
+
+/// The most changes that are logged one by one, as of a server that went down. The others, as of a start or a large
+/// reload, have one line together, and details at the level `debug`.
+const LOGGED_MAX: usize = 20;
 
 /// The remaining changes and the results so far.
 pub(super) struct CarryOut<'a> {
@@ -23,6 +28,8 @@ pub(super) struct CarryOut<'a> {
     names: &'a Names<'a>,
     /// Services that the dataplane does not take: their servers wait for them.
     broken: HashSet<ServiceId>,
+    /// The numbers of changes that have no line of their own in the log.
+    unlogged: Numbers,
     /// The refusals of the dataplane, in words.
     pub(super) refusals: Vec<String>,
     /// The weights that it was given.
@@ -43,6 +50,7 @@ impl<'a> CarryOut<'a> {
             control,
             names,
             broken: HashSet::new(),
+            unlogged: Numbers::default(),
             refusals: Vec::new(),
             weights: Weights::new(),
             own_vips: None,
@@ -56,6 +64,16 @@ impl<'a> CarryOut<'a> {
     /// # Errors
     /// The dataplane is lost.
     pub(super) fn run(&mut self, changes: &[Call], news: &AtomicBool) -> Result<bool, Loss> {
+        let done = self.run_pieces(changes, news);
+        let numbers = std::mem::take(&mut self.unlogged).words();
+        if !numbers.is_empty() {
+            tracing::info!("the dataplane has {numbers}");
+        }
+        done
+    }
+
+    fn run_pieces(&mut self, changes: &[Call], news: &AtomicBool) -> Result<bool, Loss> {
+        self.unlogged.in_use = changes.len() > LOGGED_MAX;
         for (n, piece) in changes.chunks(PIECE).enumerate() {
             if n > 0 && news.load(Ordering::Acquire) {
                 return Ok(false);
@@ -115,7 +133,12 @@ impl<'a> CarryOut<'a> {
             Err(ControlError::Silent(why)) => return Err(Loss { why, silent: true }),
         };
         for change in changes {
-            tracing::info!("{}", self.names.describe(change, Tense::Done));
+            if self.unlogged.in_use {
+                tracing::debug!("{}", self.names.describe(change, Tense::Done));
+                self.unlogged.count(change);
+            } else {
+                tracing::info!("{}", self.names.describe(change, Tense::Done));
+            }
             self.base.note(change);
             match change {
                 Call::VipsOwn { addresses } => {
@@ -147,6 +170,50 @@ impl<'a> CarryOut<'a> {
     /// Its service could not be added.
     fn waits(&self, change: &Call) -> bool {
         !self.broken.is_empty() && subject(change).is_some_and(|id| self.broken.contains(&id))
+    }
+}
+
+/// The numbers of changes by their kind.
+#[derive(Debug, Default)]
+struct Numbers {
+    /// Changes are counted instead of logged.
+    in_use: bool,
+    /// Services that were added, changed and removed.
+    services: [usize; 3],
+    /// Servers that were added, changed and removed.
+    servers: [usize; 3],
+    /// Other changes, such as of sysctls and VIPs.
+    others: usize,
+}
+
+impl Numbers {
+    const fn count(&mut self, change: &Call) {
+        match change {
+            Call::ServiceAdd(_) => self.services[0] += 1,
+            Call::ServiceEdit(_) => self.services[1] += 1,
+            Call::ServiceDelete { .. } => self.services[2] += 1,
+            Call::ServerAdd(_) => self.servers[0] += 1,
+            Call::ServerEdit(_) => self.servers[1] += 1,
+            Call::ServerDelete { .. } => self.servers[2] += 1,
+            _ => self.others += 1,
+        }
+    }
+
+    /// Empty if nothing was counted.
+    fn words(&self) -> String {
+        let of = |[new, changed, gone]: [usize; 3], thing: &str| {
+            [(new, "new"), (changed, "changed"), (gone, "removed")]
+                .into_iter()
+                .filter(|(number, _)| *number > 0)
+                .map(|(number, how)| counted(number, &format!("{how} {thing}")))
+                .collect::<Vec<_>>()
+        };
+        let mut all = of(self.services, "service");
+        all.append(&mut of(self.servers, "server"));
+        if self.others > 0 {
+            all.push(counted(self.others, "other change"));
+        }
+        all.join(", ")
     }
 }
 
@@ -201,6 +268,23 @@ mod tests {
             name: "sync_version".to_owned(),
             value: value.to_owned(),
         })
+    }
+
+    #[test]
+    fn long_list_of_changes_has_one_line_in_log() {
+        let log = crate::daemon::tests::Log::default();
+        let _listening = log.listen();
+        let mut changes = vec![service(1, "rr")];
+        changes.extend((0..50).map(|host| server(1, host)));
+        changes.push(sysctl("1"));
+        run(&changes);
+        let text = log.text();
+        let lines: Vec<_> = text.lines().filter(|line| line.contains("INFO")).collect();
+        assert_eq!(lines.len(), 1, "{text}");
+        let words = "the dataplane has 1 new service, 50 new servers, 1 other change";
+        assert!(lines[0].ends_with(words), "{text}");
+        run(&changes[..2]);
+        assert!(log.text().lines().count() > 2, "{}", log.text());
     }
 
     /// The hosts of each service.

@@ -24,6 +24,8 @@ pub(super) enum Tense {
 pub(super) struct Names<'a> {
     file: &'a Files,
     services: HashMap<ServiceId, &'a DesiredService>,
+    /// Names of services that are no longer in the file.
+    gone: Option<&'a HashMap<ServiceId, String>>,
 }
 
 impl<'a> Names<'a> {
@@ -32,7 +34,14 @@ impl<'a> Names<'a> {
         Self {
             file: &desired.file,
             services: services.map(|service| (service.id, service)).collect(),
+            gone: None,
         }
+    }
+
+    /// These, and the names of services that are no longer in the file.
+    pub(super) const fn with_names(mut self, gone: &'a HashMap<ServiceId, String>) -> Self {
+        self.gone = Some(gone);
+        self
     }
 
     /// A service as `service web (tcp 192.0.2.10:80)`, and its place in the file.
@@ -150,6 +159,8 @@ impl<'a> Names<'a> {
     fn service(&self, id: &ServiceId, more: &str) -> String {
         let label = label(id);
         let name = self.services.get(id).map(|service| service.name.as_str());
+        let gone = || self.gone.and_then(|gone| gone.get(id));
+        let name = name.or_else(|| gone().map(String::as_str));
         match (name.filter(|name| *name != label), more) {
             (None, "") => format!("service {label}"),
             (None, more) => format!("service {label} ({more})"),

@@ -46,6 +46,7 @@ use crate::dataplane::drift::{Base, Drift};
 pub use crate::dataplane::given::Given;
 use crate::dataplane::given::{Weights, weights};
 pub use crate::dataplane::links::{Links, Proxied};
+pub use crate::dataplane::plan::Planned;
 use crate::host_addresses::Addresses;
 use crate::reconcile::{Actual, Desired, Plan, diff};
 
@@ -728,7 +729,11 @@ impl Link {
     ///
     /// # Errors
     /// There is no dataplane, or it does not answer.
-    pub fn plan(&mut self, goal: &Goal) -> Result<String, String> {
+    pub fn plan(
+        &mut self,
+        goal: &Goal,
+        gone: &HashMap<ServiceId, String>,
+    ) -> Result<Planned, String> {
         let info = self.control.as_mut().map(|control| control.info());
         let pid = info.and_then(Result::ok).map_or(0, |info| info.pid);
         self.memory.given = Given::of(self.host.identity(pid), self.host.recall());
@@ -741,7 +746,7 @@ impl Link {
             .given
             .respect(&mut desired, &actual, &Weights::new(), &goal.readied);
         self.memory.given.withdraw(&mut desired, &actual);
-        Ok(plan::tell(&desired, &actual))
+        Ok(plan::tell(&desired, &actual, gone))
     }
 
     /// The desired and the actual state of this dataplane. If it does not answer: nothing, with the

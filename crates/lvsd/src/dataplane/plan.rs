@@ -1,49 +1,80 @@
 //! The description of a plan for operators, before it is applied.
 
 use std::collections::HashMap;
-use std::fmt::Write as _;
+use std::fmt;
 use std::net::SocketAddr;
 
 use lvs_core::api::{Call, ServiceId};
+use serde::Serialize;
 
 use super::describe::{Names, Tense};
 use crate::reconcile::{Actual, Desired, Plan, diff};
 use crate::words::counted;
 
-/// The changes that would be made, a line each, and a line with their numbers.
-pub(super) fn tell(desired: &Desired, actual: &Actual) -> String {
-    let plan = diff(desired, actual);
-    let names = Names::new(desired);
-    let mut text = String::new();
-    for change in &plan.changes {
-        let _ = writeln!(text, "{}", names.describe(change, Tense::Wish));
+/// The changes that a reload would make, in words.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Planned {
+    /// The changes, in their order.
+    pub changes: Vec<String>,
+    /// Services and servers that stay as they are, or stay for now.
+    pub left: Vec<String>,
+    /// The numbers of changes.
+    pub summary: String,
+    /// Services that are not compared.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub not_compared: Option<String>,
+}
+
+impl fmt::Display for Planned {
+    /// A line for each change, and a line with their numbers.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lines = self.changes.iter().chain(&self.left);
+        for line in lines.chain([&self.summary]).chain(&self.not_compared) {
+            writeln!(f, "{line}")?;
+        }
+        Ok(())
     }
+}
+
+/// The changes that would be made. `gone` names services that are no longer in the file.
+pub(super) fn tell(
+    desired: &Desired,
+    actual: &Actual,
+    gone: &HashMap<ServiceId, String>,
+) -> Planned {
+    let plan = diff(desired, actual);
+    let names = Names::new(desired).with_names(gone);
+    let changes = plan.changes.iter();
+    let changes = changes.map(|change| names.describe(change, Tense::Wish));
+    let changes = changes.collect();
+    let mut left = Vec::new();
     for (id, server) in &plan.held {
         let service = names.service_in_words(id);
-        let _ = match is_incomplete(desired, id) {
-            true => writeln!(
-                text,
+        left.push(match is_incomplete(desired, id) {
+            true => format!(
                 "leave server {server} of {service} as it is: its source names none yet"
             ),
-            false => writeln!(
-                text,
+            false => format!(
                 "delete server {server} from {service}, when one in its place serves or all have failed"
             ),
-        };
+        });
     }
     for id in &plan.unnamed {
         let service = names.service_in_words(id);
-        let _ = writeln!(
-            text,
+        left.push(format!(
             "leave {service} as it is: Kubernetes or etcd is not known yet, which may have it"
-        );
+        ));
     }
     for id in &plan.conflicts {
         let service = names.service_with_place(id);
-        let _ = writeln!(text, "leave {service} alone, which lvsd did not make");
+        left.push(format!("leave {service} alone, which lvsd did not make"));
     }
-    let _ = writeln!(text, "{}", summary(desired, &plan, actual));
-    text
+    Planned {
+        changes,
+        left,
+        summary: summary(desired, &plan, actual),
+        not_compared: None,
+    }
 }
 
 /// Whether a service may have more servers.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use lvs_api::{Address, LockError, SOCKET_VARIABLE, Steering, steer};
 
+use lvs_process::log;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -219,6 +220,9 @@ fn command(address: &Address, options: &Dataplane) -> Command {
     };
     let mut command = Command::new(program);
     command.args(options.arguments()).env(MARK.0, MARK.1);
+    if let Some(format) = log::format() {
+        command.env(log::Format::VARIABLE, format.to_string());
+    }
     match address {
         Address::Usual(_) => command.env_remove(SOCKET_VARIABLE),
         named => command.arg("--socket").arg(named.to_string()),

@@ -182,7 +182,10 @@ async fn plan_lists_changes_of_a_reload() {
     let planned = |text: &str| {
         let (config, _) = Config::from_toml("lvsd.toml", text).unwrap();
         let expanded = expand(&config, &Gathered::default());
-        plan(daemon.world.host(), (&config, &expanded), &Admin::default()).unwrap()
+        let names = [(web(), "web".to_owned())].into();
+        let admin = Admin::default();
+        let planned = plan(daemon.world.host(), (&config, &expanded), &admin, &names).unwrap();
+        planned.to_string()
     };
     assert_eq!(planned(FILE), "nothing to change\n");
     let other = FILE
@@ -194,6 +197,15 @@ async fn plan_lists_changes_of_a_reload() {
          add server 10.0.0.3:80 (weight 1) to service web (tcp 192.0.2.10:80) at lvsd.toml:9\n\
          delete server 10.0.0.1:80 from service web (tcp 192.0.2.10:80)\n\
          1 server added, 1 changed, 0 drained (0 connections), 1 deleted (0 connections)\n"
+    );
+    // A service that is no longer in the file has the name that it has in the daemon.
+    let moved = FILE
+        .replace("192.0.2.10", "192.0.2.11")
+        .replace("web", "new");
+    let told = planned(&moved);
+    assert!(
+        told.contains("delete service web (tcp 192.0.2.10:80)\n"),
+        "{told}"
     );
     assert_eq!(daemon.world.changes().len(), before);
     daemon.stop().await;
