@@ -110,7 +110,7 @@
 
   const isOld = (o) => !o.dataplane.idle && o.dataplane.seen_ms !== null && o.dataplane.seen_ms > OLD;
 
-  // How many servers have a fault that is no state of their own.
+  // The number of servers that are flapping or slow.
   const having = (o, health) => o.causes.filter((c) => c.health === health).reduce((sum, c) => sum + c.servers, 0);
 
   function alerts(o) {
@@ -171,7 +171,7 @@
     return make("span", word, `word ${cls}`);
   }
 
-  // Causes, one in each row; a click on it shows its services.
+  // A cause; its link filters the services.
   function causeRow(c) {
     const find = make("a", "show", "", { href: link(c.host || c.service, "") });
     const more = (c.host ? c.services : c.servers) > c.named.length ? ", …" : "";
@@ -212,7 +212,7 @@
     fill($("broken"), parts);
   }
 
-  // What operators have asked for: who, why and for how long.
+  // The overrides of operators, with name, reason and duration.
   function showPeople(o) {
     $("people").hidden = !o.admin.length;
     fill($("admin"), o.admin.map((entry) => {
@@ -583,13 +583,13 @@
     return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   }
 
-  // How many servers were not usable at worst, and are not now.
+  // The number of servers that are not usable, now and at worst.
   function unusable(h) {
     const missing = h.servers.map((n, at) => Math.max(0, n - h.usable[at]));
     return `${missing[missing.length - 1]} of ${plural(h.servers[h.servers.length - 1], "server")} not usable now, ${Math.max(...missing)} at worst`;
   }
 
-  // Draws an hour; who does not see it hears the last and the highest value of each line.
+  // Draws an hour. Screen readers get the last and the highest value of each line.
   function chart(id, place, time, series) {
     const told = series.map((s) => `${s.label}: ${short(s.values[s.values.length - 1])} now, ${short(Math.max(...s.values))} at most`);
     place.setAttribute("role", "img");
