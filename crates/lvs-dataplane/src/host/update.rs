@@ -318,7 +318,8 @@ impl Keeper {
         let mut reached = HashSet::new();
         let rules = self.next.marks.iter().flat_map(|marks| marks.iter());
         let rules = rules.filter(|rule| rule.action != MarkAction::Host);
-        spec.add_marked(rules.clone());
+        let helped = self.dataplane.control().ftp_ports().to_vec();
+        spec.add_marked(rules.clone(), &helped);
         for rule in rules {
             let addresses: Vec<IpAddr> = rule.addresses().collect();
             if let [single] = addresses[..] {

@@ -242,9 +242,14 @@ impl Intercept {
     }
 
     /// Intercepts the packets of rules for marks: their ports, and of a rule without ports every
-    /// port. A rule with more ports than there is still room for ([`MARKED_MAX`]) intercepts every
-    /// port, and packets to the other ports are reinjected.
-    pub fn add_marked<'a>(&mut self, rules: impl IntoIterator<Item = &'a MarkRule>) {
+    /// port. Two kinds of rule intercept every port besides: one with more ports than there is room
+    /// for, and, for TCP, one with a port of FTP's helper (`helped`), which expects data connections
+    /// to any port. Packets to the other ports are reinjected.
+    pub fn add_marked<'a>(
+        &mut self,
+        rules: impl IntoIterator<Item = &'a MarkRule>,
+        helped: &[u16],
+    ) {
         let mut room = MARKED_MAX;
         for rule in rules {
             let protocols = match &rule.protocol {
@@ -252,6 +257,10 @@ impl Intercept {
                 None => &MARKED_PROTOCOLS[..],
             };
             let ranges = rule.ports.iter().map(|range| range.0..=range.1);
+            let of_helper = protocols.contains(&Protocol::TCP)
+                && ranges
+                    .clone()
+                    .any(|range| helped.iter().any(|port| range.contains(port)));
             let named: usize = ranges.clone().map(|range| range.len()).sum();
             let needed = named
                 .saturating_mul(rule.addresses().count())
@@ -264,6 +273,10 @@ impl Intercept {
                 _ => vec![0],
             };
             for address in rule.addresses() {
+                if of_helper {
+                    let any = SocketAddr::new(address, 0);
+                    self.services.insert(Endpoint::new(Protocol::TCP, any));
+                }
                 for &protocol in protocols {
                     let endpoint = |&port: &u16| Endpoint {
                         address,
@@ -419,7 +432,7 @@ mod tests {
             rule(&words)
         };
         let mut spec = Intercept::default();
-        spec.add_marked(&[first("80,9000-9999")]);
+        spec.add_marked(&[first("80,9000-9999")], &[21]);
         for port in [80, 9000, 9999] {
             assert!(to(&spec, Protocol::TCP, port), "{port}");
         }
@@ -437,22 +450,26 @@ mod tests {
             "2",
         ]);
         spec = Intercept::default();
-        spec.add_marked(&[wide]);
+        spec.add_marked(&[wide], &[]);
         assert!(to(&spec, Protocol::TCP, 40_000));
         let mut spec = Intercept::default();
-        spec.add_marked(&[first("1-40000"), first("50000-60000")]);
+        spec.add_marked(&[first("1-40000"), first("50000-60000")], &[]);
         assert!(!to(&spec, Protocol::TCP, 45_000));
         assert_eq!(spec.services.iter().count(), 50_001);
         let mut spec = Intercept::default();
-        spec.add_marked(&[first("2-40000"), first("39999-65535")]);
+        spec.add_marked(&[first("2-40000"), first("39999-65535")], &[]);
         assert!(!to(&spec, Protocol::TCP, 1));
         let mut spec = Intercept::default();
-        spec.add_marked(&[first("2-40000"), first("39998-65535")]);
+        spec.add_marked(&[first("2-40000"), first("39998-65535")], &[]);
         assert!(to(&spec, Protocol::TCP, 1));
+        // Data connections of FTP may be to any port.
+        let mut spec = Intercept::default();
+        spec.add_marked(&[first("20-30")], &[21]);
+        assert!(to(&spec, Protocol::TCP, 40_000));
         // Of no port, as ever.
         let any = rule(&["--destination", "192.0.2.10", "--mark", "3"]);
         let mut spec = Intercept::default();
-        spec.add_marked(&[any]);
+        spec.add_marked(&[any], &[]);
         assert!(to(&spec, Protocol::SCTP, 22));
     }
 
