@@ -152,14 +152,14 @@ async fn dataplane_silent_while_it_starts_is_waited_for() {
     assert_eq!(daemon.world.starts(), 1);
     daemon.stop().await;
 
-    // Not for ever.
+    // Not for ever: one that has never answered is killed, and lvsd ends.
     let world = World::default();
     world.start_slowly(u32::MAX);
     let daemon = Running::start(world, Dead::default(), FILE);
     tokio::time::sleep(Duration::from_secs(14)).await;
-    assert_eq!(daemon.world.starts(), 1);
+    assert!(daemon.world.running());
     tokio::time::sleep(Duration::from_secs(10)).await;
-    assert_eq!(daemon.world.starts(), 2);
+    assert!(!daemon.world.running());
     assert_eq!(daemon.world.ended(), [0_u32; 0]);
     daemon.task.abort();
 }
