@@ -15,7 +15,7 @@ pub(super) fn settings(range: &str) -> Settings {
     Settings {
         server: Endpoint::parse("http://127.0.0.1:1", 443).unwrap(),
         tls: None,
-        token_file: None,
+        token: None,
         namespace: None,
         class: Settings::CLASS.to_owned(),
         default_class: false,
@@ -405,6 +405,47 @@ async fn session_new_service_gets_an_address_and_changes_are_followed() {
 }
 
 #[tokio::test]
+async fn session_many_services_get_their_addresses_and_events_once() {
+    const COUNT: usize = 50;
+    let (fake, address) = fake().await;
+    for n in 0..COUNT {
+        fake.put("services", &service(&format!("s{n:02}"), &Value::Null));
+    }
+    let director = Followed::start(address, |settings| {
+        settings.pools[0].ranges = vec!["192.0.2.0/24".parse().unwrap()];
+    });
+    director
+        .wait("all services", |state| {
+            let known = state.gathered.kubernetes.as_ref();
+            known.is_some_and(|known| known.services.len() == COUNT)
+        })
+        .await;
+    director
+        .wait("all events", |_| fake.lock().events.len() == COUNT)
+        .await;
+    let state = fake.lock();
+    let ingress = |service: &Value| service["status"]["loadBalancer"]["ingress"][0].clone();
+    let all: Vec<Value> = state.objects["services"].values().map(ingress).collect();
+    let told = state.events.iter();
+    let told = told.filter(|event| event["reason"] == "AddressAssigned");
+    let mut told: Vec<String> = told.map(|event| event["message"].to_string()).collect();
+    told.sort_unstable();
+    let mut wanted: Vec<String> = all
+        .iter()
+        .map(|one| format!("\"assigned {}\"", one["ip"].as_str().unwrap()))
+        .collect();
+    wanted.sort_unstable();
+    wanted.dedup();
+    assert_eq!(told, wanted);
+    assert_eq!(told.len(), COUNT);
+    let ports = json!([{ "port": 80, "protocol": "TCP" }]);
+    assert!(
+        all.iter()
+            .all(|one| one["ports"] == ports && one["ipMode"] == "VIP")
+    );
+}
+
+#[tokio::test]
 async fn session_status_that_fails_is_written_again_without_a_change() {
     let (fake, address) = fake().await;
     fake.put("services", &service("web", &Value::Null));
@@ -506,7 +547,7 @@ async fn session_token_is_read_again_when_it_is_replaced() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "first\n").unwrap();
     let path = file.path().to_owned();
-    let director = Followed::start(address, |settings| settings.token_file = Some(path));
+    let director = Followed::start(address, |settings| settings.token = Some(Token::File(path)));
     director
         .wait("the refusal", |state| {
             let trouble = state.kubernetes.trouble.as_deref();
