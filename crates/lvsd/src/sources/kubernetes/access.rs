@@ -31,14 +31,19 @@ impl fmt::Debug for Token {
     }
 }
 
-/// An API server, and the credentials for it. Files are read already.
-#[derive(Debug)]
+/// An API server, and the credentials for it, which `Debug` does not show. Files are read already.
 pub(crate) struct Access {
     pub(crate) server: String,
     pub(crate) ca: Option<Vec<u8>>,
     pub(crate) cert: Option<Vec<u8>>,
     pub(crate) key: Option<Vec<u8>>,
     pub(crate) token: Option<Token>,
+}
+
+impl fmt::Debug for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "access to {}", self.server)
+    }
 }
 
 /// Why there is no access, and the remedy.
@@ -130,7 +135,7 @@ fn bytes(
             Some(bytes) => Ok(Some(bytes)),
             None => wrong(
                 format!("`{key}-data` is not base64"),
-                "write the kubeconfig anew, for example with kubectl config view --raw --flatten --minify",
+                "write the kubeconfig again, for example with kubectl config view --raw --flatten --minify",
             ),
         };
     }
@@ -149,7 +154,7 @@ fn bytes(
 }
 
 impl Access {
-    /// What the kubeconfig file at `path` has for `context`, or for its current context.
+    /// Takes the access of `context`, or of the current context, from the kubeconfig file at `path`.
     pub(crate) fn by_kubeconfig(path: &str, context: Option<&str>) -> Result<Self, Wrong> {
         let text = match read_file(path) {
             Ok(text) => text,
@@ -175,7 +180,7 @@ impl Access {
         file.access(directory, context)
     }
 
-    /// What each pod has, if `host` and `port`, the variables of its environment, are set.
+    /// Takes the access of a pod, if `host`, a variable of its environment, is set.
     pub(crate) fn in_pod(
         host: Option<String>,
         port: Option<String>,

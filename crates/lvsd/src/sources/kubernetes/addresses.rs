@@ -695,7 +695,7 @@ mod tests {
     }
 
     #[test]
-    fn assign_status_with_other_ports_is_written_anew() {
+    fn assign_status_with_other_ports_is_written_again() {
         let told = |port: u16| {
             let ingress =
                 format!(r#"{{"ip":"192.0.2.10","ports":[{{"port":{port},"protocol":"TCP"}}]}}"#);

@@ -87,6 +87,9 @@ pub(super) fn slice(name: &str, endpoints: &[(&str, &str, &str)]) -> String {
     .to_string()
 }
 
+/// Ends a watch as an API server does after its time.
+const END: &str = "END";
+
 /// How long a test waits for what has to come.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -107,6 +110,8 @@ struct State {
     events: Vec<Value>,
     version: u64,
     lists: usize,
+    /// The heads of requests for watches.
+    watched: Vec<String>,
     /// The token that is accepted.
     token: Option<String>,
     /// Requests with a token that is not accepted.
@@ -238,6 +243,7 @@ impl Fake {
                 .find(|kind| head.contains(&format!("/{kind}?watch=1")));
             let accepted = self.lock().accepts(&head);
             if let Some(kind) = watched.filter(|_| accepted) {
+                self.lock().watched.push(head);
                 return self.watch(&mut stream, kind).await;
             }
             let (status, body) = self.answer(&head, &body);
@@ -252,13 +258,16 @@ impl Fake {
         }
     }
 
-    /// Writes lines until it has written an error.
+    /// Writes lines until it has written an error, or ends without one at the line [`END`].
     async fn watch(&self, stream: &mut TcpStream, kind: &str) {
         let _ = stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await;
         loop {
             let changed = self.changed.notified();
             let lines = self.lock().lines.get_mut(kind).map(std::mem::take);
             for line in lines.unwrap_or_default() {
+                if line == END {
+                    return;
+                }
                 if stream
                     .write_all(format!("{line}\n").as_bytes())
                     .await
@@ -721,5 +730,32 @@ async fn recorded_watch_with_change_deletion_and_expiry_is_followed() {
     director
         .wait("another list", |_| fake.lock().lists >= lists + 3)
         .await;
+    assert_eq!(director.shared.lock().kubernetes.failures, 0);
+}
+
+#[tokio::test]
+async fn recorded_bookmark_is_where_the_next_watch_begins() {
+    let (fake, address) = fake().await;
+    let director = Followed::start(address, |_| {});
+    director.wait_services(&[]).await;
+    let watches = |version: &str| {
+        let asked = format!(
+            "/services?watch=1&allowWatchBookmarks=true&timeoutSeconds=300&resourceVersion={version} "
+        );
+        let state = fake.lock();
+        state.watched.iter().any(|head| head.contains(&asked))
+    };
+    director
+        .wait("the first watches", |_| fake.lock().watched.len() == 3)
+        .await;
+    let lists = fake.lock().lists;
+    let bookmark = include_str!("recorded/bookmark.jsonl").trim().to_owned();
+    let lines = vec![bookmark, END.to_owned()];
+    fake.lock().lines.insert("services", lines);
+    fake.changed.notify_waiters();
+    director
+        .wait("a watch from the bookmark on", |_| watches("4221"))
+        .await;
+    assert_eq!(fake.lock().lists, lists);
     assert_eq!(director.shared.lock().kubernetes.failures, 0);
 }
