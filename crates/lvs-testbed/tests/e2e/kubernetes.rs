@@ -158,6 +158,8 @@ impl Bed {
                 "--secure-port=6443",
                 "--disable-admission-plugins=ServiceAccount",
                 "--endpoint-reconciler-type=none",
+                // As kubeadm starts it.
+                "--allow-privileged=true",
                 // It ends watches before it ends, as in a cluster.
                 "--shutdown-watch-termination-grace-period=20s",
             ],
