@@ -476,14 +476,7 @@ users:
     fn kubeconfig_text_of_another_kind_is_refused_without_its_words() {
         let directory = directory();
         let path = directory.path().join("config");
-        for text in [
-            "s3cret",
-            "[s3cret]",
-            "users: s3cret",
-            "a: [",
-            "\u{0}",
-            "users: *nowhere\n",
-        ] {
+        for text in ["s3cret", "users: s3cret", "a: [", "users: *nowhere\n"] {
             std::fs::write(&path, text).unwrap();
             let (what, _) = access(&directory, None).unwrap_err();
             assert!(what.contains("is not a kubeconfig"), "{text}: {what}");
