@@ -23,6 +23,9 @@ const CONTROL: usize = 3;
 /// The rights that operators apply.
 const RBAC: &str = include_str!("../../../../contrib/kubernetes/rbac.yaml");
 
+/// Directors on nodes, which operators may apply.
+const DIRECTORS: &str = include_str!("../../../../contrib/kubernetes/directors.yaml");
+
 /// The Service of the tutorial.
 const SERVICE: &str = include_str!("../../../../contrib/kubernetes/service.yaml");
 
@@ -155,6 +158,8 @@ impl Bed {
                 "--secure-port=6443",
                 "--disable-admission-plugins=ServiceAccount",
                 "--endpoint-reconciler-type=none",
+                // As kubeadm starts it.
+                "--allow-privileged=true",
                 // It ends watches before it ends, as in a cluster.
                 "--shutdown-watch-termination-grace-period=20s",
             ],
@@ -170,6 +175,17 @@ impl Bed {
 
     /// A request of the administrator, with a body of that type.
     fn ask(&self, method: &str, path: &str, kind: &str, body: Option<&str>) -> Result<String> {
+        self.ask_as("admin", method, path, (kind, body))
+    }
+
+    /// A request with a token, and with a body of that type.
+    fn ask_as(
+        &self,
+        token: &str,
+        method: &str,
+        path: &str,
+        (kind, body): (&str, Option<&str>),
+    ) -> Result<String> {
         let mut data = String::new();
         if let Some(body) = body {
             fs::write(self.path("body"), body)?;
@@ -179,7 +195,7 @@ impl Bed {
             );
         }
         self.control().sh(&format!(
-            "curl -sSk --fail-with-body --max-time 20 -X {method} -H 'Authorization: Bearer admin' {data} '{}{path}'",
+            "curl -sSk --fail-with-body --max-time 20 -X {method} -H 'Authorization: Bearer {token}' {data} '{}{path}'",
             self.server()
         ))
     }
@@ -200,9 +216,15 @@ impl Bed {
         Ok(())
     }
 
-    /// Creates what `rbac.yaml` has, one object after the other.
+    /// Creates what `rbac.yaml` has, one object after the other. The API server also takes the other
+    /// manifests, without a field that it does not know.
     fn permit(&self) -> Result<()> {
-        for object in RBAC.split("\n---\n") {
+        self.apply(RBAC, "")?;
+        self.apply(DIRECTORS, "&dryRun=All")
+    }
+
+    fn apply(&self, manifest: &str, options: &str) -> Result<()> {
+        for object in manifest.split("\n---\n") {
             let kind = object.lines().find_map(|line| line.strip_prefix("kind: "));
             let path = match kind.context("a kind")? {
                 "Namespace" => "/api/v1/namespaces",
@@ -212,9 +234,12 @@ impl Bed {
                 "ClusterRoleBinding" => "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
                 "Role" => "/apis/rbac.authorization.k8s.io/v1/namespaces/lvsd/roles",
                 "RoleBinding" => "/apis/rbac.authorization.k8s.io/v1/namespaces/lvsd/rolebindings",
-                other => anyhow::bail!("rbac.yaml has a {other}"),
+                "ConfigMap" => "/api/v1/namespaces/lvsd/configmaps",
+                "DaemonSet" => "/apis/apps/v1/namespaces/lvsd/daemonsets",
+                other => anyhow::bail!("a manifest has a {other}"),
             };
-            self.ask("POST", path, "application/yaml", Some(object))?;
+            let path = format!("{path}?fieldValidation=Strict{options}");
+            self.ask("POST", &path, "application/yaml", Some(object))?;
         }
         Ok(())
     }
@@ -284,17 +309,32 @@ impl Bed {
         })
     }
 
+    /// The first director has the API server and its credentials in the file, the other one in a kubeconfig.
     fn write_file(&self, index: usize) -> Result<()> {
+        let (server, ca, token) = (
+            self.server(),
+            self.path("certs/apiserver.crt"),
+            self.path("token"),
+        );
+        let mut access = format!("server = \"{server}\"\nca = \"{ca}\"\ntoken_file = \"{token}\"");
+        if index == 1 {
+            let kubeconfig = self.path("kubeconfig");
+            let text = format!(
+                "apiVersion: v1\nkind: Config\ncurrent-context: test\n\
+                 contexts:\n- name: test\n  context:\n    cluster: test\n    user: director\n\
+                 clusters:\n- name: test\n  cluster:\n    server: {server}\n    certificate-authority: {ca}\n\
+                 users:\n- name: director\n  user:\n    tokenFile: {token}\n"
+            );
+            fs::write(&kubeconfig, text)?;
+            access = format!("kubeconfig = \"{kubeconfig}\"");
+        }
         let text = format!(
             "[dataplane]\ninterface = [\"eth0\", \"eth1\"]\n\n[sync.peers]\naddresses = [\"192.0.2.{}\"]\nkey_file = \"{}\"\n\
-             connect_timeout = \"1s\"\n\n[kubernetes]\nserver = \"{}\"\nca = \"{}\"\ntoken_file = \"{}\"\ndirector = \"d{}\"\n\
+             connect_timeout = \"1s\"\n\n[kubernetes]\n{access}\ndirector = \"d{}\"\n\
              timeout = \"30s\"\n\n[[kubernetes.pool]]\nname = \"public\"\naddresses = \"192.0.2.10-192.0.2.11\"\n\n\
              [defaults]\nforward = \"nat\"\nscheduler = \"rr\"\ncheck = \"none\"\nvip = \"host\"\n",
             2 - index,
             self.path("sync.key"),
-            self.server(),
-            self.path("certs/apiserver.crt"),
-            self.path("token"),
             index + 1,
         );
         Ok(fs::write(self.path(&format!("d{index}.toml")), text)?)
@@ -567,6 +607,23 @@ fn addresses_and_refusals(bed: &mut Bed) -> Result<()> {
     bed.service("web", &port, "Cluster")?;
     bed.wait("the address", |bed| bed.address("web") == "192.0.2.10")?;
     bed.wait_servers(&bed.web(), &bed.nodes(80, [1, 1, 1]))?;
+    let service = bed.get(&format!("{SERVICES}/web"));
+    let ingress = &service["status"]["loadBalancer"]["ingress"][0];
+    ensure!(
+        ingress["ports"] == json!([{ "port": 80, "protocol": "TCP" }])
+            && ingress["ipMode"] == "VIP"
+    );
+    for (method, path) in [
+        ("GET", "/api/v1/secrets"),
+        ("GET", "/api/v1/nodes/n0"),
+        ("DELETE", SERVICES),
+    ] {
+        let refused = bed.ask_as("first", method, path, ("", None));
+        ensure!(
+            refused.is_err_and(|why| format!("{why:#}").contains("403")),
+            "{method} {path}"
+        );
+    }
     bed.wait("the Event", |bed| bed.told("web", "assigned 192.0.2.10"))?;
     let port = json!({ "name": "dns", "protocol": "UDP", "port": 53, "nodePort": 53 });
     bed.service("dns", &port, "Local")?;

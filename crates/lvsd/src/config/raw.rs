@@ -279,7 +279,11 @@ pub(super) struct RawCluster {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawKubernetes {
-    /// API server: `https://10.0.0.5:6443`. Required.
+    /// kubeconfig file with the API server and the credentials, instead of `server` and its keys. Default: none.
+    pub(super) kubeconfig: Option<Spanned<String>>,
+    /// Context in the kubeconfig file. Default: its current context.
+    pub(super) context: Option<Spanned<String>>,
+    /// API server: `https://10.0.0.5:6443`. Required, except with `kubeconfig` and inside a pod.
     pub(super) server: Option<Spanned<String>>,
     /// File with the certificates of the authorities that sign the API server's. Required with `https`.
     pub(super) ca: Option<Spanned<String>>,

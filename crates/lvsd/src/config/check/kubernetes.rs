@@ -8,8 +8,9 @@ use toml::Spanned;
 use super::Checker;
 use super::cluster::TIMEOUT;
 use crate::config::raw::{RawKubernetes, RawPool};
+use crate::health::probe::Tls;
 use crate::sources::Endpoint;
-use crate::sources::kubernetes::{Pool, Range, Settings, is_name};
+use crate::sources::kubernetes::{Access, POD, Pool, Range, Settings, Token, Wrong, is_name};
 use crate::text::Diagnostic;
 
 /// The port of an API server that is named without one.
@@ -21,8 +22,143 @@ const RANGES_MAX: usize = 256;
 /// Bytes of a class, as Kubernetes permits.
 const CLASS_MAX: usize = 316;
 
+/// The API server, the certificates of both sides, and the token.
+type Reached = (Endpoint, Option<Tls>, Option<Token>);
+
 impl Checker<'_> {
     pub(super) fn kubernetes(&mut self, spanned: &Spanned<RawKubernetes>) -> Option<Settings> {
+        let (span, raw) = (spanned.span(), spanned.get_ref());
+        let access = self.api_access(spanned);
+        let namespace = self.namespace(raw.namespace.as_ref());
+        let class = self.class(raw.class.as_ref());
+        let lease = self.lease(raw.lease.as_ref());
+        let director = self.director(raw.director.as_ref(), &span);
+        let timeout =
+            self.source_time(raw.timeout.as_ref(), "timeout", &TIMEOUT, Settings::TIMEOUT);
+        let pools = self.pools(spanned);
+        let (server, tls, token) = access?;
+        Some(Settings {
+            server,
+            tls,
+            token,
+            namespace,
+            class,
+            default_class: raw.default_class.unwrap_or(false),
+            lease,
+            director,
+            timeout,
+            pools,
+        })
+    }
+
+    /// Where the API server is, and the credentials: by a kubeconfig file, by the keys of the table, or
+    /// as each pod has them.
+    fn api_access(&mut self, spanned: &Spanned<RawKubernetes>) -> Option<Reached> {
+        let (span, raw) = (spanned.span(), spanned.get_ref());
+        let keys = [
+            ("server", &raw.server),
+            ("ca", &raw.ca),
+            ("token_file", &raw.token_file),
+            ("cert", &raw.cert),
+            ("key", &raw.key),
+        ];
+        let mut given = keys
+            .iter()
+            .filter_map(|(name, key)| Some((*name, key.as_ref()?)));
+        let first = given.next();
+        match (&raw.kubeconfig, first) {
+            (Some(file), None) => {
+                let context = raw
+                    .context
+                    .as_ref()
+                    .map(|context| context.get_ref().as_str());
+                let access = Access::by_kubeconfig(file.get_ref(), context);
+                if access.is_ok() {
+                    self.readable_by_others(file, "the kubeconfig");
+                }
+                return self.reached(&file.span(), access);
+            }
+            (Some(_), Some((name, key))) => {
+                let title = format!("`{name}` stands beside `kubeconfig`");
+                self.report(
+                    Diagnostic::error(key.span(), title).help(
+                        "leave it out: the kubeconfig has the API server and the credentials",
+                    ),
+                );
+                return None;
+            }
+            (None, _) => {}
+        }
+        if let Some(context) = &raw.context {
+            self.report(
+                Diagnostic::error(context.span(), "`context` without `kubeconfig`")
+                    .help("add kubeconfig = \"/etc/lvsd/kubeconfig\""),
+            );
+        }
+        let variable = |name| std::env::var(name).ok();
+        let (host, port) = (
+            variable("KUBERNETES_SERVICE_HOST"),
+            variable("KUBERNETES_SERVICE_PORT"),
+        );
+        if first.is_none()
+            && let Some(access) = Access::in_pod(host, port, POD)
+        {
+            return self.reached(&span, access);
+        }
+        self.by_keys(spanned)
+    }
+
+    fn reached(
+        &mut self,
+        span: &std::ops::Range<usize>,
+        access: Result<Access, Wrong>,
+    ) -> Option<Reached> {
+        let access = match access {
+            Ok(access) => access,
+            Err((what, help)) => {
+                self.report(Diagnostic::error(span.clone(), what).help(help));
+                return None;
+            }
+        };
+        let Some(server) = Endpoint::parse(&access.server, HTTPS) else {
+            let title = format!("{:?} is not an API server", access.server);
+            let help = "lvsd needs https://, an address or name, and a port, without a path";
+            self.report(Diagnostic::error(span.clone(), title).help(help));
+            return None;
+        };
+        if !server.secure {
+            if access.token.is_some() {
+                self.token_in_the_clear(span);
+            }
+            return Some((server, None, access.token));
+        }
+        let Some(ca) = access.ca else {
+            self.report(
+                Diagnostic::error(
+                    span.clone(),
+                    "the kubeconfig has no `certificate-authority`",
+                )
+                .help("write it again: kubectl config view --raw --flatten --minify"),
+            );
+            return None;
+        };
+        match Tls::authenticated(ca, access.cert, access.key) {
+            Ok(tls) => Some((server, Some(tls), access.token)),
+            Err((_, why, help)) => {
+                self.report(Diagnostic::error(span.clone(), why).help(help));
+                None
+            }
+        }
+    }
+
+    fn token_in_the_clear(&mut self, span: &std::ops::Range<usize>) {
+        self.report(
+            Diagnostic::warning(span.clone(), "the token goes over the network in the clear")
+                .help("write https:// for the API server"),
+        );
+    }
+
+    fn by_keys(&mut self, spanned: &Spanned<RawKubernetes>) -> Option<Reached> {
         let (span, raw) = (spanned.span(), spanned.get_ref());
         let server = self.api_server(spanned);
         let files = (raw.ca.as_ref(), raw.cert.as_ref(), raw.key.as_ref());
@@ -36,39 +172,18 @@ impl Checker<'_> {
             )
         });
         if let Some(file) = &raw.token_file {
-            self.token_file(file);
+            self.readable_by_others(file, "the token");
         }
         if server.is_some() && !secure && raw.token_file.is_some() {
-            self.report(
-                Diagnostic::warning(span.clone(), "the token goes over the network in the clear")
-                    .help("write https:// for the API server"),
-            );
+            self.token_in_the_clear(&span);
         }
-        let namespace = self.namespace(raw.namespace.as_ref());
-        let class = self.class(raw.class.as_ref());
-        let lease = self.lease(raw.lease.as_ref());
-        let director = self.director(raw.director.as_ref(), &span);
-        let timeout =
-            self.source_time(raw.timeout.as_ref(), "timeout", &TIMEOUT, Settings::TIMEOUT);
-        let pools = self.pools(spanned);
-        Some(Settings {
-            server: server?,
-            tls: tls.flatten(),
-            token_file: raw
-                .token_file
-                .as_ref()
-                .map(|file| PathBuf::from(file.get_ref())),
-            namespace,
-            class,
-            default_class: raw.default_class.unwrap_or(false),
-            lease,
-            director,
-            timeout,
-            pools,
-        })
+        let token = raw.token_file.as_ref();
+        let token = token.map(|file| Token::File(PathBuf::from(file.get_ref())));
+        Some((server?, tls.flatten(), token))
     }
 
-    fn token_file(&mut self, file: &Spanned<String>) {
+    /// Reports a secret that cannot be read, or that others can read.
+    fn readable_by_others(&mut self, file: &Spanned<String>, what: &str) {
         let finding = match std::fs::metadata(file.get_ref()) {
             Err(error) => {
                 let title = format!("cannot read {:?}: {error}", file.get_ref());
@@ -76,8 +191,8 @@ impl Checker<'_> {
             }
             Ok(meta) if meta.mode() & 0o007 != 0 => {
                 let help = format!("take it away from others: chmod o= {}", file.get_ref());
-                Diagnostic::warning(file.span(), "everybody on this host may read the token")
-                    .help(help)
+                let title = format!("everybody on this host may read {what}");
+                Diagnostic::warning(file.span(), title).help(help)
             }
             Ok(_) => return,
         };
@@ -89,7 +204,7 @@ impl Checker<'_> {
             self.missing(
                 &spanned.span(),
                 "`server`",
-                "add server = \"https://10.0.0.5:6443\": the API server, or a balanced address of several",
+                "add server = \"https://10.0.0.5:6443\", the API server, or a balanced address of several; or kubeconfig = \"/etc/lvsd/kubeconfig\"; inside a pod, KUBERNETES_SERVICE_HOST would name it",
             );
             return None;
         };

@@ -265,7 +265,19 @@ fn kubernetes_wrong_keys_are_refused() {
         ),
         (
             &format!("{server}kubeconfig = \"x\"\n{POOL}"),
-            "unknown key `kubeconfig`",
+            "`server` stands beside `kubeconfig`",
+        ),
+        (
+            &format!("kubeconfig = \"/nowhere\"\n{POOL}"),
+            "cannot read \"/nowhere\"",
+        ),
+        (
+            &format!("{server}context = \"x\"\n{POOL}"),
+            "`context` without `kubeconfig`",
+        ),
+        (
+            &format!("{server}kubeconfigs = \"x\"\n{POOL}"),
+            "unknown key `kubeconfigs`",
         ),
         (&format!("{server}{POOL}{POOL}"), "two pools have this name"),
         (
@@ -285,6 +297,10 @@ fn kubernetes_wrong_keys_are_refused() {
             "there are 0 ranges",
         ),
     ] {
+        // A pod has an API server without any key.
+        if words == "`server` is missing" && std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() {
+            continue;
+        }
         let text = format!("[kubernetes]\n{keys}");
         let report = Config::from_toml("test.toml", &text).expect_err(words);
         assert!(report.to_string().contains(words), "{keys}: {report}");
@@ -319,4 +335,51 @@ fn kubernetes_right_keys_are_taken() {
     );
     assert_eq!(settings.lease, ("kube-system".to_owned(), "x".to_owned()));
     assert_eq!(settings.pools.len(), 1);
+}
+
+#[test]
+fn kubernetes_kubeconfig_gives_server_and_token() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("kubeconfig");
+    let write = |server: &str, more: &str| {
+        let text = format!(
+            "current-context: a\ncontexts: [{{ name: a, context: {{ cluster: c, user: u }} }}]\n\
+             clusters: [{{ name: c, cluster: {{ server: \"{server}\"{more} }} }}]\nusers: [{{ name: u, user: {{ token: s3cret }} }}]\n"
+        );
+        std::fs::write(&file, text).unwrap();
+    };
+    let text = format!(
+        "[kubernetes]\nkubeconfig = \"{}\"\ndirector = \"d1\"\n{POOL}",
+        file.display()
+    );
+    write("http://10.0.0.5:6443", "");
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o604)).unwrap();
+    let (config, report) = Config::from_toml("test.toml", &text).unwrap_or_else(|e| panic!("{e}"));
+    for words in [
+        "in the clear",
+        "everybody on this host may read the kubeconfig",
+    ] {
+        assert!(report.to_string().contains(words), "{report}");
+    }
+    let settings = config.kubernetes.expect("there");
+    assert_eq!(settings.name(), "http://10.0.0.5:6443");
+    assert!(settings.token.is_some() && !format!("{settings:?}").contains("s3cret"));
+    for (server, more, words) in [
+        (
+            "https://10.0.0.5:6443/k8s/clusters/c",
+            "",
+            "is not an API server",
+        ),
+        ("https://10.0.0.5:6443", "", "no `certificate-authority`"),
+        (
+            "https://10.0.0.5:6443",
+            ", certificate-authority-data: eA==",
+            "no certificate",
+        ),
+    ] {
+        write(server, more);
+        let report = Config::from_toml("test.toml", &text).expect_err(words);
+        assert!(report.to_string().contains(words), "{words}: {report}");
+        assert!(!report.to_string().contains("s3cret"), "{report}");
+    }
 }

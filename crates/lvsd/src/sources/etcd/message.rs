@@ -37,7 +37,8 @@ fn encode(bytes: &[u8]) -> String {
     text
 }
 
-fn decode(text: &str) -> Option<Vec<u8>> {
+/// The bytes that `text` has in base64.
+pub(crate) fn decode(text: &str) -> Option<Vec<u8>> {
     let digits = text.trim_end_matches('=');
     let filled = text.len() - digits.len();
     if !text.len().is_multiple_of(4) || filled > 2 {

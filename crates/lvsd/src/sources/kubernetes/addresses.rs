@@ -13,6 +13,11 @@ use super::Settings;
 use super::model::{Model, PREFIX};
 use super::objects::Service;
 
+/// The annotation with the key by which Services share an address.
+const SHARE: &str = "lvsd/share";
+/// Services that share an address.
+const SHARERS_MAX: usize = 64;
+
 /// Addresses of one family, from the first to the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
@@ -41,7 +46,7 @@ impl Range {
     }
 
     /// The first address that is not `taken`.
-    fn free(&self, taken: &BTreeMap<IpAddr, &str>) -> Option<IpAddr> {
+    fn free(&self, taken: &Taken<'_>) -> Option<IpAddr> {
         let address = |number: u128| match self.family {
             Family::V4 => u32::try_from(number)
                 .ok()
@@ -52,7 +57,7 @@ impl Range {
         // One step for each address that is taken.
         while next <= self.last {
             let ip = address(next)?;
-            if !taken.contains_key(&ip) {
+            if !taken.owners.contains_key(&ip) {
                 return Some(ip);
             }
             next = next.checked_add(1)?;
@@ -117,6 +122,61 @@ impl Pool {
     }
 }
 
+/// Services that may have one address together: of one namespace, with one key.
+type Group<'a> = (&'a str, &'a str);
+
+/// The group of a Service, if it has an annotation for it.
+fn group<'a>(service: &'a Service, settings: &Settings) -> Option<Group<'a>> {
+    let meta = &service.metadata;
+    let key = meta.annotations.get(SHARE).filter(|key| !key.is_empty());
+    let key = key.filter(|_| settings.has_class(service))?;
+    Some((meta.namespace.as_str(), key.as_str()))
+}
+
+/// The ports of a Service, with their protocols.
+fn ports(service: &Service) -> impl Iterator<Item = (&str, u16)> {
+    let ports = service.spec.ports.iter();
+    ports.map(|port| (port.protocol.as_deref().unwrap_or("TCP"), port.port))
+}
+
+/// Which Services have which address.
+#[derive(Default)]
+struct Taken<'a> {
+    owners: BTreeMap<IpAddr, BTreeMap<&'a str, &'a Service>>,
+    /// The addresses that Services of a group have.
+    shared: BTreeMap<Group<'a>, BTreeSet<IpAddr>>,
+}
+
+impl<'a> Taken<'a> {
+    /// The Service because of which another one cannot have the address.
+    fn other(
+        &self,
+        ip: IpAddr,
+        (key, service): (&str, &Service),
+        settings: &Settings,
+    ) -> Option<&'a str> {
+        let owners = self.owners.get(&ip)?;
+        if owners.contains_key(key) {
+            return None;
+        }
+        let own = group(service, settings);
+        let full = owners.len() >= SHARERS_MAX;
+        let mut owners = owners.iter();
+        let other = owners.find(|(_, other)| {
+            let together = own.is_some() && group(other, settings) == own;
+            full || !together || ports(other).any(|port| ports(service).any(|own| own == port))
+        });
+        other.map(|(key, _)| *key)
+    }
+
+    fn take(&mut self, ip: IpAddr, (key, service): (&'a str, &'a Service), settings: &Settings) {
+        self.owners.entry(ip).or_default().insert(key, service);
+        if let Some(group) = group(service, settings) {
+            self.shared.entry(group).or_default().insert(ip);
+        }
+    }
+}
+
 /// The addresses of all Services of our class.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Assigned {
@@ -151,10 +211,12 @@ pub(super) fn assign(model: &Model, settings: &Settings) -> Assigned {
     let mut by_age: Vec<(&String, &Service)> = model.services.iter().collect();
     by_age.sort_by_key(|(key, service)| (&service.metadata.creation_timestamp, *key));
     // Addresses of other classes and of Services that are being deleted are taken, too.
-    let mut taken: BTreeMap<IpAddr, &str> = BTreeMap::new();
+    let mut taken = Taken::default();
     for (key, service) in &by_age {
         for ip in Model::ingress(service) {
-            taken.entry(ip).or_insert(key);
+            if taken.other(ip, (key, service), settings).is_none() {
+                taken.take(ip, (key, service), settings);
+            }
         }
     }
     let mut assigned = Assigned::default();
@@ -170,9 +232,9 @@ impl Assigned {
     fn one<'a>(
         &mut self,
         key: &'a str,
-        service: &Service,
+        service: &'a Service,
         settings: &Settings,
-        taken: &mut BTreeMap<IpAddr, &'a str>,
+        taken: &mut Taken<'a>,
     ) {
         let mut refused: Option<String> = None;
         let mut refuse = |why: String| {
@@ -183,8 +245,7 @@ impl Assigned {
         let mut given: Vec<IpAddr> = Vec::new();
         let mut foreign = false;
         for &ip in &in_status {
-            if taken.get(&ip) != Some(&key) {
-                let other = taken.get(&ip).copied().unwrap_or_default();
+            if let Some(other) = taken.other(ip, (key, service), settings) {
                 refuse(format!("{ip} is the address of {other}"));
             } else if !settings.pools.iter().any(|pool| pool.contains(ip)) {
                 foreign = true;
@@ -209,16 +270,17 @@ impl Assigned {
                 .find(|ip| Family::of(ip) == family);
             let fits = |ip: &IpAddr| request.pool.is_none_or(|pool| pool.contains(*ip));
             let found = match (asked, have) {
-                (Some(ip), _) => match taken.get(&ip) {
-                    Some(&other) if other != key => {
+                (Some(ip), _) => match taken.other(ip, (key, service), settings) {
+                    Some(other) => {
                         refuse(format!("{ip} is the address of {other}"));
                         have
                     }
-                    _ => Some(ip),
+                    None => Some(ip),
                 },
                 (None, Some(ip)) if fits(&ip) => Some(ip),
                 (None, _) => {
-                    let free = request.free(family, settings, taken);
+                    let shared = request.shared(family, (key, service), settings, taken);
+                    let free = shared.or_else(|| request.free(family, settings, taken));
                     if free.is_none() && settings.has(family) {
                         refuse(request.exhausted(family));
                     }
@@ -226,7 +288,7 @@ impl Assigned {
                 }
             };
             if let Some(ip) = found {
-                taken.insert(ip, key);
+                taken.take(ip, (key, service), settings);
                 target.push(ip);
             }
         }
@@ -234,7 +296,8 @@ impl Assigned {
             refused = Some("no [[kubernetes.pool]] has addresses of its family".to_owned());
         }
         // A status that has an address of no pool is somebody else's to change.
-        if !foreign && !target.is_empty() && target != in_status {
+        let changed = target != in_status || !tells_ports(service);
+        if !foreign && !target.is_empty() && changed {
             self.wanted.insert(key.to_owned(), target);
         }
         if !given.is_empty() {
@@ -293,18 +356,32 @@ impl<'a> Request<'a> {
         Ok(request)
     }
 
-    fn free(
+    /// The pools that addresses come from.
+    fn pools(&self, settings: &'a Settings) -> impl Iterator<Item = &'a Pool> {
+        settings.pools.iter().filter(|pool| match self.pool {
+            Some(own) => own.name == pool.name,
+            None => pool.auto_assign,
+        })
+    }
+
+    /// An address of another Service that shares it.
+    fn shared(
         &self,
         family: Family,
-        settings: &Settings,
-        taken: &BTreeMap<IpAddr, &str>,
+        (key, service): (&str, &Service),
+        settings: &'a Settings,
+        taken: &Taken<'_>,
     ) -> Option<IpAddr> {
-        let pools = settings.pools.iter();
-        let mut ranges = pools
-            .filter(|pool| match self.pool {
-                Some(own) => own.name == pool.name,
-                None => pool.auto_assign,
-            })
+        let addresses = taken.shared.get(&group(service, settings)?)?;
+        let mut fitting = addresses.iter().copied().filter(|ip| {
+            Family::of(ip) == family && self.pools(settings).any(|pool| pool.contains(*ip))
+        });
+        fitting.find(|ip| taken.other(*ip, (key, service), settings).is_none())
+    }
+
+    fn free(&self, family: Family, settings: &'a Settings, taken: &Taken<'_>) -> Option<IpAddr> {
+        let mut ranges = self
+            .pools(settings)
             .flat_map(|pool| &pool.ranges)
             .filter(|range| range.family == family);
         ranges.find_map(|range| range.free(taken))
@@ -320,6 +397,17 @@ impl<'a> Request<'a> {
             None => format!("no [[kubernetes.pool]] has a free {family} address"),
         }
     }
+}
+
+/// Whether the status has the present ports, if it has any.
+fn tells_ports(service: &Service) -> bool {
+    let ingress = service.status.load_balancer.ingress.iter();
+    let mut told = ingress.filter(|one| !one.ports.is_empty());
+    told.all(|one| {
+        let told = one.ports.iter();
+        told.map(|port| (port.protocol.as_str(), port.port))
+            .eq(ports(service))
+    })
 }
 
 impl Settings {
@@ -522,5 +610,99 @@ mod tests {
             "the pool `special` has no free IPv4 address"
         );
         assert!(assigned.refused["shop/e"].contains("no pool `none`"));
+    }
+
+    /// A Service with a port that shares its address.
+    fn sharer(name: &str, created: u32, status: &[&str], port: &str) -> String {
+        let more = annotation("share", "web");
+        let port = format!(r#""ports":[{port}],"type":"#);
+        service(name, created, status, &more).replace(r#""type":"#, &port)
+    }
+
+    const HTTP: &str = r#"{"port":80}"#;
+    const DNS: &str = r#"{"port":53,"protocol":"UDP"}"#;
+
+    #[test]
+    fn assign_services_with_one_key_and_other_ports_share_an_address() {
+        let all = [
+            sharer("a", 1, &[], HTTP),
+            sharer("b", 2, &[], DNS),
+            sharer("c", 3, &[], HTTP),
+            sharer("d", 4, &[], r#"{"port":53,"protocol":"TCP"}"#),
+        ];
+        let other = sharer("e", 5, &[], r#"{"port":443}"#).replace("shop", "bank");
+        let assigned = assigned(&[&all[..], &[other][..]].concat());
+        for (key, ip) in [
+            ("shop/a", "192.0.2.10"),
+            ("shop/b", "192.0.2.10"),
+            ("shop/c", "192.0.2.11"),
+            ("shop/d", "192.0.2.10"),
+            // Another namespace.
+            ("bank/e", "192.0.2.12"),
+        ] {
+            assert_eq!(assigned.wanted[key], ips(&[ip]), "{key}");
+        }
+        assert!(assigned.refused.is_empty());
+    }
+
+    #[test]
+    fn assign_shared_status_is_kept_and_asked_for() {
+        let asks = |name, created, key: &str| {
+            sharer(name, created, &[], r#"{"port":25}"#).replace(
+                r#""lvsd/share":"web""#,
+                &format!(r#""lvsd/address":"192.0.2.11","lvsd/share":"{key}""#),
+            )
+        };
+        let all = [
+            sharer("a", 1, &["192.0.2.11"], HTTP),
+            sharer("b", 2, &["192.0.2.11"], DNS),
+            sharer("same", 3, &["192.0.2.11"], HTTP),
+            asks("mail", 4, "web"),
+            asks("other", 5, "other"),
+        ];
+        let assigned = assigned(&all);
+        assert_eq!(
+            assigned.given.keys().collect::<Vec<_>>(),
+            ["shop/a", "shop/b"]
+        );
+        assert_eq!(assigned.wanted["shop/mail"], ips(&["192.0.2.11"]));
+        assert_eq!(assigned.wanted["shop/same"], ips(&["192.0.2.10"]));
+        for (key, owner) in [("shop/same", "shop/a"), ("shop/other", "shop/a")] {
+            let why = format!("192.0.2.11 is the address of {owner}");
+            assert_eq!(assigned.refused[key], why);
+        }
+    }
+
+    #[test]
+    fn assign_too_many_sharers_get_another_address() {
+        let all: Vec<String> = (0..=SHARERS_MAX)
+            .map(|n| {
+                sharer(
+                    &format!("s{n:02}"),
+                    1,
+                    &[],
+                    &format!(r#"{{"port":{}}}"#, n + 1),
+                )
+            })
+            .collect();
+        let assigned = assigned(&all);
+        let first = assigned
+            .wanted
+            .values()
+            .filter(|ips| ips[0].to_string() == "192.0.2.10");
+        assert_eq!(first.count(), SHARERS_MAX);
+        assert_eq!(assigned.wanted["shop/s64"], ips(&["192.0.2.11"]));
+    }
+
+    #[test]
+    fn assign_status_with_other_ports_is_written_again() {
+        let told = |port: u16| {
+            let ingress =
+                format!(r#"{{"ip":"192.0.2.10","ports":[{{"port":{port},"protocol":"TCP"}}]}}"#);
+            sharer("web", 1, &["192.0.2.10"], HTTP).replace(r#"{"ip":"192.0.2.10"}"#, &ingress)
+        };
+        assert!(assigned(&[told(80)]).wanted.is_empty());
+        let wanted = [("shop/web".to_owned(), ips(&["192.0.2.10"]))];
+        assert_eq!(assigned(&[told(81)]).wanted, wanted.into());
     }
 }

@@ -2,7 +2,6 @@
 //! a connection of its own.
 
 use std::fmt;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,12 +11,15 @@ use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue, USER
 use hyper::{Method, Request};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::Settings;
 use super::objects::Status;
+use super::{Settings, Token};
 use crate::sources::http::{self, Connection, Lines, collect, failed, plain};
 
+/// Changes that are sent at once.
+pub(super) const WRITERS: usize = 8;
 /// Bytes of a token.
 const TOKEN_MAX: u64 = 64 << 10;
 
@@ -75,7 +77,7 @@ impl fmt::Display for Error {
             Self::TooLong => http::Error::TooLong.fmt(f),
             Self::Refused(401, why) => write!(
                 f,
-                "does not accept the credentials (401 {why}): write a valid token to `token_file`"
+                "does not accept the credentials (401 {why}): write a valid token to `token_file` or the kubeconfig"
             ),
             Self::Refused(403, why) => write!(
                 f,
@@ -96,8 +98,16 @@ fn refused(code: u16, body: &[u8]) -> Error {
     Error::Refused(code, plain(&why))
 }
 
-/// The token in a file, for a header.
-fn token(path: &Path) -> Result<HeaderValue, Error> {
+/// The header with the token.
+fn bearer(token: &Token) -> Result<HeaderValue, Error> {
+    let path = match token {
+        Token::File(path) => path,
+        Token::Text(text) => {
+            return header(text, &|why| {
+                Error::Failed(format!("cannot use the token of the kubeconfig: {why}"))
+            });
+        }
+    };
     let wrong = |why: &dyn fmt::Display| {
         Error::Failed(format!(
             "cannot read the token in {}: {why}",
@@ -109,6 +119,11 @@ fn token(path: &Path) -> Result<HeaderValue, Error> {
         return Err(wrong(&format!("it has more than {} KiB", TOKEN_MAX >> 10)));
     }
     let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
+    header(&text, &wrong)
+}
+
+/// The header with the token `text`.
+fn header(text: &str, wrong: &dyn Fn(&dyn fmt::Display) -> Error) -> Result<HeaderValue, Error> {
     if text.trim().is_empty() {
         return Err(wrong(&"it is empty"));
     }
@@ -116,6 +131,61 @@ fn token(path: &Path) -> Result<HeaderValue, Error> {
     let mut value = value.map_err(|_| wrong(&"it has characters that no token has"))?;
     value.set_sensitive(true);
     Ok(value)
+}
+
+/// A request that changes something.
+pub(super) struct Change {
+    method: Method,
+    path: String,
+    body: Value,
+}
+
+impl Change {
+    pub(super) fn post(path: String, body: Value) -> Self {
+        let method = Method::POST;
+        Self { method, path, body }
+    }
+
+    /// Merges `body` into an object.
+    pub(super) fn patch(path: String, body: Value) -> Self {
+        let method = Method::PATCH;
+        Self { method, path, body }
+    }
+}
+
+/// Connections for changes that do not depend on each other.
+pub(super) struct Writers {
+    clients: Vec<Client>,
+}
+
+impl Writers {
+    pub(super) fn new(settings: &Arc<Settings>) -> Self {
+        let client = || Client::new(Arc::clone(settings));
+        Self {
+            clients: std::iter::repeat_with(client).take(WRITERS).collect(),
+        }
+    }
+
+    /// Sends up to [`WRITERS`] changes at once. The answers are in the order of the changes.
+    pub(super) async fn send(&mut self, changes: Vec<Change>) -> Vec<Result<Value, Error>> {
+        let mut sent = JoinSet::new();
+        let count = changes.len().min(self.clients.len());
+        let clients = self.clients.drain(..count);
+        for (index, (mut client, change)) in clients.zip(changes).enumerate() {
+            sent.spawn(async move {
+                let answer = client.change(change).await;
+                (index, client, answer)
+            });
+        }
+        let mut all: Vec<_> = sent.join_all().await;
+        all.sort_unstable_by_key(|(index, ..)| *index);
+        let mut answers = Vec::with_capacity(all.len());
+        for (_, client, answer) in all {
+            self.clients.push(client);
+            answers.push(answer);
+        }
+        answers
+    }
 }
 
 /// An API server.
@@ -150,11 +220,6 @@ impl Client {
 
     pub(super) async fn put(&mut self, path: &str, body: &Value) -> Result<Value, Error> {
         self.call(Method::PUT, path, Some(body)).await
-    }
-
-    /// Merges `body` into an object.
-    pub(super) async fn patch(&mut self, path: &str, body: &Value) -> Result<Value, Error> {
-        self.call(Method::PATCH, path, Some(body)).await
     }
 
     /// Sends a request, and reads its answer.
@@ -208,8 +273,8 @@ impl Client {
             .header(ACCEPT, "application/json")
             .header(CONTENT_TYPE, kind);
         // Tokens are replaced while a director runs: the file always has the current one.
-        if let Some(path) = &settings.token_file {
-            head = head.header(AUTHORIZATION, token(path)?);
+        if let Some(token) = &settings.token {
+            head = head.header(AUTHORIZATION, bearer(token)?);
         }
         let body = match body {
             Some(body) => serde_json::to_vec(body).map_err(|error| failed(&error))?,
@@ -234,6 +299,12 @@ impl Client {
         }
         let body = collect(answer.into_body()).await?;
         Err(refused(status.as_u16(), &body))
+    }
+
+    /// Sends a request that changes something.
+    pub(super) async fn change(&mut self, change: Change) -> Result<Value, Error> {
+        self.call(change.method, &change.path, Some(&change.body))
+            .await
     }
 
     /// The lines of a watch, over a connection of its own.

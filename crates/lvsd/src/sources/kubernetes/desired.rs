@@ -9,7 +9,7 @@ use lvs_core::{Family, Prefix, sched::BUILT_IN};
 
 use super::Settings;
 use super::addresses::Assigned;
-use super::model::{EXCLUDED, Model, PREFIX};
+use super::model::{EXCLUDED, Model, PREFIX, ZONE};
 use super::objects::{Node, Service, ServicePort, Use};
 
 /// Services that come of all Services.
@@ -19,14 +19,30 @@ const SERVERS_MAX: usize = 1024;
 /// Servers of all services.
 const ALL_SERVERS_MAX: usize = 65_536;
 /// The annotations, without their prefix.
-const ANNOTATIONS: [&str; 6] = [
+const ANNOTATIONS: [&str; 10] = [
     "address",
     "check",
     "forward",
+    "limits",
     "pool",
     "scheduler",
     "servers",
+    "share",
+    "weights",
+    "zones",
 ];
+/// The limits that an annotation can set, which are keys of `limits` in the file.
+const LIMITS: [&str; 5] = [
+    "connections",
+    "rate",
+    "source_rate",
+    "source_bits_v4",
+    "source_bits_v6",
+];
+/// The largest weight of a node or a zone by annotation.
+const WEIGHT_MAX: u32 = 1000;
+/// Bytes of the path of a check.
+const PATH_MAX: usize = 1024;
 /// Kubernetes' own default for `sessionAffinity: ClientIP`, in seconds.
 const AFFINITY: u32 = 10_800;
 
@@ -52,6 +68,47 @@ struct Options<'a> {
     forward: Option<&'a str>,
     check: Option<&'a str>,
     servers: Servers,
+    limits: Vec<(&'a str, u32)>,
+    /// The weights of nodes; others have 1.
+    weights: BTreeMap<&'a str, u32>,
+    /// The weights of zones; others have 0. Empty: all have 1.
+    zones: BTreeMap<&'a str, u32>,
+}
+
+/// The value of an annotation: `NAME=NUMBER`, several of them separated by commas.
+fn numbers<'a>(annotation: &str, value: &'a str, most: u32) -> Result<Vec<(&'a str, u32)>, String> {
+    let mut all: Vec<(&str, u32)> = Vec::new();
+    for word in value.split(',').map(str::trim) {
+        let parts = word.split_once('=');
+        let parts = parts.map(|(name, number)| (name.trim(), number.trim().parse::<u32>()));
+        let Some((name, Ok(number))) = parts.filter(|(name, _)| !name.is_empty()) else {
+            return Err(format!(
+                "annotation {annotation}: `{word}` is not NAME=NUMBER"
+            ));
+        };
+        if number > most {
+            return Err(format!(
+                "annotation {annotation}: {number} is more than {most}"
+            ));
+        }
+        all.push((name, number));
+    }
+    all.sort_unstable();
+    if let Some(pair) = all.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        return Err(format!(
+            "annotation {annotation}: `{}` stands in it twice",
+            pair[0].0
+        ));
+    }
+    Ok(all)
+}
+
+/// Whether an annotation asks for a check by HTTP, and its path.
+fn http_path(check: &str) -> Option<&str> {
+    let path = check.strip_prefix("http:")?;
+    let right = |b: u8| b.is_ascii_graphic() && b != b'"' && b != b'\\';
+    let right = path.starts_with('/') && path.len() <= PATH_MAX && path.bytes().all(right);
+    right.then_some(path)
 }
 
 impl<'a> Options<'a> {
@@ -63,6 +120,9 @@ impl<'a> Options<'a> {
             forward: None,
             check: None,
             servers: Servers::Nodes,
+            limits: Vec::new(),
+            weights: BTreeMap::new(),
+            zones: BTreeMap::new(),
         };
         for (name, value) in &service.metadata.annotations {
             let Some(key) = name.strip_prefix(PREFIX) else {
@@ -83,7 +143,27 @@ impl<'a> Options<'a> {
                     options.scheduler = one_of(&names)?;
                 }
                 "forward" => options.forward = one_of(&["nat", "fullnat", "proxy"])?,
-                "check" => options.check = one_of(&["none", "tcp", "healthz"])?,
+                "check" if http_path(value).is_some() => options.check = Some(value),
+                "check" => {
+                    options.check = one_of(&["none", "tcp", "healthz"])
+                        .map_err(|why| format!("{why}, http:/PATH"))?;
+                }
+                "limits" => {
+                    let limits = numbers(name, value, u32::MAX)?;
+                    if let Some((limit, _)) =
+                        limits.iter().find(|(limit, _)| !LIMITS.contains(limit))
+                    {
+                        return Err(format!(
+                            "annotation {name}: `{limit}` is none of {}",
+                            LIMITS.join(", ")
+                        ));
+                    }
+                    options.limits = limits;
+                }
+                "weights" => {
+                    options.weights = numbers(name, value, WEIGHT_MAX)?.into_iter().collect();
+                }
+                "zones" => options.zones = numbers(name, value, WEIGHT_MAX)?.into_iter().collect(),
                 "servers" if one_of(&["nodes", "endpoints"])? == Some("endpoints") => {
                     options.servers = Servers::Endpoints;
                 }
@@ -96,6 +176,43 @@ impl<'a> Options<'a> {
         }
         Ok(options)
     }
+
+    /// The weights of servers, which nodes and zones multiply. If no server of the zones takes new
+    /// connections, those of all zones do.
+    fn weigh(
+        &self,
+        model: &Model,
+        servers: BTreeMap<SocketAddr, Server<'_>>,
+    ) -> BTreeMap<SocketAddr, u16> {
+        let by_node = |server: &Server<'_>| {
+            let factor = server.node.and_then(|node| self.weights.get(node));
+            u32::from(server.weight) * factor.unwrap_or(&1)
+        };
+        let by_zone = |server: &Server<'_>| {
+            let node = server.node.and_then(|node| model.nodes.get(node));
+            let zone = node.and_then(|node| node.metadata.labels.get(ZONE));
+            let factor = zone.and_then(|zone| self.zones.get(zone.as_str()));
+            by_node(server).saturating_mul(*factor.unwrap_or(&0))
+        };
+        let zones = !self.zones.is_empty() && servers.values().any(|one| by_zone(one) > 0);
+        let weight = |server: &Server<'_>| match zones {
+            true => by_zone(server),
+            false => by_node(server),
+        };
+        let most = |weight: u32| u16::try_from(weight).unwrap_or(u16::MAX);
+        let servers = servers.iter();
+        servers
+            .map(|(address, server)| (*address, most(weight(server))))
+            .collect()
+    }
+}
+
+/// A server, before annotations change its weight.
+#[derive(Clone, Copy, Default)]
+struct Server<'a> {
+    weight: u16,
+    /// The node that it is, or is on.
+    node: Option<&'a str>,
 }
 
 /// The services of all Services that have an address.
@@ -170,6 +287,7 @@ fn texts(
                 Servers::Nodes => nodes.servers(model, key, service, port, Family::of(&ip))?,
                 Servers::Endpoints => endpoints(model, key, port, Family::of(&ip)),
             };
+            let servers = options.weigh(model, servers);
             if servers.len() > SERVERS_MAX {
                 return Err(format!(
                     "port {} has {} servers, and {SERVERS_MAX} at most are used",
@@ -229,6 +347,13 @@ fn text(
         }
         let _ = writeln!(text, "filter = {{ allow = [{}] }}", networks.join(", "));
     }
+    if !options.limits.is_empty() {
+        let limits = options.limits.iter();
+        let limits: Vec<String> = limits
+            .map(|(name, number)| format!("{name} = {number}"))
+            .collect();
+        let _ = writeln!(text, "limits = {{ {} }}", limits.join(", "));
+    }
     text.push_str("servers = [\n");
     for (server, weight) in servers {
         let _ = writeln!(text, "  {{ address = \"{server}\", weight = {weight} }},");
@@ -258,10 +383,13 @@ fn check(
                 "annotation {PREFIX}check: `healthz` needs nodes as servers, and externalTrafficPolicy: Local"
             )
         }),
-        Some("tcp") if protocol == "tcp" => Ok(Some("{ type = \"tcp\" }".to_owned())),
-        Some("tcp") => Err(format!(
-            "annotation {PREFIX}check: `tcp` checks ports of TCP, and this port is of {protocol}"
+        Some(check) if protocol != "tcp" => Err(format!(
+            "annotation {PREFIX}check: `{check}` checks ports of TCP, and this port is of {protocol}"
         )),
+        Some(check) => Ok(Some(match http_path(check) {
+            Some(path) => format!("{{ type = \"http\", path = \"{path}\" }}"),
+            None => "{ type = \"tcp\" }".to_owned(),
+        })),
         _ if protocol == "tcp" => Ok(None),
         // Nothing is known of how the server answers datagrams.
         _ => Ok(Some(healthz().unwrap_or_else(|| "\"none\"".to_owned()))),
@@ -306,12 +434,12 @@ impl<'a> Nodes<'a> {
     /// It has no node port.
     fn servers(
         &self,
-        model: &Model,
+        model: &'a Model,
         key: &str,
         service: &Service,
         port: &ServicePort,
         family: Family,
-    ) -> Result<BTreeMap<SocketAddr, u16>, String> {
+    ) -> Result<BTreeMap<SocketAddr, Server<'a>>, String> {
         let Some(node_port) = port.node_port.filter(|port| *port != 0) else {
             return Err(format!(
                 "port {} has no nodePort: set allocateLoadBalancerNodePorts, or annotation {PREFIX}servers to `endpoints`",
@@ -331,8 +459,11 @@ impl<'a> Nodes<'a> {
                 Some(local) => local.get(name).copied(),
             };
             if let (Some(ip), Some(weight)) = (address, weight) {
-                let weight = if *stays { weight } else { 0 };
-                servers.insert(SocketAddr::new(ip, node_port), weight);
+                let server = Server {
+                    weight: if *stays { weight } else { 0 },
+                    node: Some(*name),
+                };
+                servers.insert(SocketAddr::new(ip, node_port), server);
             }
         }
         Ok(servers)
@@ -365,13 +496,13 @@ fn by_node<'a>(model: &'a Model, key: &str, family: Family) -> BTreeMap<&'a str,
 }
 
 /// The endpoints of a port, with their weights.
-fn endpoints(
-    model: &Model,
+fn endpoints<'a>(
+    model: &'a Model,
     key: &str,
     port: &ServicePort,
     family: Family,
-) -> BTreeMap<SocketAddr, u16> {
-    let mut servers: BTreeMap<SocketAddr, u16> = BTreeMap::new();
+) -> BTreeMap<SocketAddr, Server<'a>> {
+    let mut servers: BTreeMap<SocketAddr, Server<'_>> = BTreeMap::new();
     let slices = model.slices.get(key).into_iter().flat_map(BTreeMap::values);
     for slice in slices.filter(|slice| slice.ipv6 == (family == Family::V6)) {
         let same = |one: Option<&str>, other: Option<&str>, usual: &str| {
@@ -396,7 +527,8 @@ fn endpoints(
                 continue;
             };
             let known = servers.entry(SocketAddr::new(ip, target)).or_default();
-            *known = weight.max(*known);
+            known.weight = weight.max(known.weight);
+            known.node = endpoint.node_name.as_deref();
         }
     }
     servers
@@ -552,6 +684,60 @@ mod tests {
         assert!(!desired.texts["shop/web/tcp/80"].contains("check"));
     }
 
+    /// Three nodes, in the zones `east`, `west` and `west`.
+    fn zones(second: &str) -> [String; 3] {
+        let zones = [
+            ("n1", "east", ""),
+            ("n2", "west", second),
+            ("n3", "west", second),
+        ];
+        let mut last = 0;
+        zones.map(|(name, zone, state)| {
+            last += 1;
+            let label = format!(r#""labels":{{"{ZONE}":"{zone}"}}"#);
+            node(name, &format!("10.0.0.{last}"), state).replace(r#""labels":{}"#, &label)
+        })
+    }
+
+    #[test]
+    fn desired_weights_of_nodes_multiply_their_share() {
+        let service = annotated("weights", "n1=3, n3=0, other=9");
+        let wanted = [("10.0.0.1", 3), ("10.0.0.2", 1), ("10.0.0.3", 0)];
+        assert_eq!(weights(&of(&service, &[], &zones(""))), named(wanted));
+        let local = service.replace(r#""type":"#, r#""externalTrafficPolicy":"Local","type":"#);
+        let slices = [slice(
+            "web-1",
+            &[("10.1.0.1", "n1", "ready"), ("10.1.0.2", "n1", "ready")],
+        )];
+        let wanted = [("10.0.0.1", 6)];
+        assert_eq!(weights(&of(&local, &slices, &zones(""))), named(wanted));
+        let all = service.replace(
+            r#""lvsd/weights""#,
+            r#""lvsd/servers":"endpoints","lvsd/weights""#,
+        );
+        let wanted = [("10.1.0.1", 3), ("10.1.0.2", 3)];
+        assert_eq!(weights(&of(&all, &slices, &zones(""))), named(wanted));
+    }
+
+    #[test]
+    fn desired_zones_take_new_connections_while_they_have_servers() {
+        let service = annotated("zones", "west=2");
+        let wanted = [("10.0.0.1", 0), ("10.0.0.2", 2), ("10.0.0.3", 2)];
+        assert_eq!(weights(&of(&service, &[], &zones(""))), named(wanted));
+        // All nodes of the zone drain: the others stand in.
+        let wanted = [("10.0.0.1", 1), ("10.0.0.2", 0), ("10.0.0.3", 0)];
+        assert_eq!(
+            weights(&of(&service, &[], &zones("cordoned"))),
+            named(wanted)
+        );
+        // Nodes without a zone.
+        let nodes = [node("n1", "10.0.0.1", "")];
+        assert_eq!(
+            weights(&of(&service, &[], &nodes)),
+            named([("10.0.0.1", 1)])
+        );
+    }
+
     #[test]
     fn desired_endpoints_follow_their_conditions() {
         let service = annotated("servers", "endpoints");
@@ -592,6 +778,14 @@ mod tests {
             (annotated("forward", "fullnat"), "forward = \"fullnat\""),
             (annotated("check", "none"), "check = \"none\""),
             (annotated("check", "tcp"), "check = { type = \"tcp\" }"),
+            (
+                annotated("check", "http:/ready?full=1"),
+                "check = { type = \"http\", path = \"/ready?full=1\" }",
+            ),
+            (
+                annotated("limits", "rate=100, connections = 5"),
+                "limits = { connections = 5, rate = 100 }",
+            ),
             (
                 with_spec(r#""sessionAffinity":"ClientIP""#),
                 "persistence = { timeout = \"10800s\" }",
@@ -636,6 +830,30 @@ mod tests {
                 "lvsd/chek is unknown; there are lvsd/address, ",
             ),
             (annotated("check", "healthz"), "needs nodes as servers"),
+            (
+                annotated("check", "http:ready"),
+                "`http:ready` is none of none, tcp, healthz, http:/PATH",
+            ),
+            (annotated("check", "http:/a b"), "`http:/a b` is none of"),
+            (
+                annotated("check", "http:/").replace("\"TCP\"", "\"UDP\""),
+                "ports of TCP",
+            ),
+            (
+                annotated("limits", "connection=5"),
+                "lvsd/limits: `connection` is none of connections, rate, ",
+            ),
+            (
+                annotated("limits", "rate=fast"),
+                "`rate=fast` is not NAME=NUMBER",
+            ),
+            (
+                annotated("weights", "n1=1001"),
+                "lvsd/weights: 1001 is more than 1000",
+            ),
+            (annotated("weights", "n1=1,n1=2"), "`n1` stands in it twice"),
+            (annotated("zones", "east"), "lvsd/zones: `east` is not"),
+            (annotated("zones", ""), "lvsd/zones: `` is not NAME=NUMBER"),
             (
                 annotated("check", "tcp").replace("\"TCP\"", "\"UDP\""),
                 "ports of TCP",

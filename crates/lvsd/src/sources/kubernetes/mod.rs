@@ -11,6 +11,7 @@
 //!
 //! All directors read the addresses from the status of Services, so that all agree.
 
+mod access;
 mod addresses;
 mod client;
 mod desired;
@@ -22,7 +23,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::path::PathBuf;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -31,9 +32,11 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+pub use self::access::Token;
+pub(crate) use self::access::{Access, POD, Wrong};
 use self::addresses::{Assigned, assign};
 pub use self::addresses::{Pool, Range};
-use self::client::{Client, Error, quoted};
+use self::client::{Change, Client, Error, WRITERS, Writers, quoted};
 use self::desired::desired;
 use self::lease::{Claim, PERIOD, Step};
 pub(crate) use self::model::is_name;
@@ -68,8 +71,8 @@ pub struct Settings {
     pub server: Endpoint,
     /// The certificates of both sides.
     pub(crate) tls: Option<Tls>,
-    /// The file with the token of this client.
-    pub token_file: Option<PathBuf>,
+    /// The token of this client.
+    pub token: Option<Token>,
     /// The namespace of the Services; `None` for all.
     pub namespace: Option<String>,
     /// The class of the Services.
@@ -102,11 +105,15 @@ impl Settings {
         }
     }
 
+    /// Whether a Service is of our class.
+    fn has_class(&self, service: &Service) -> bool {
+        let class = service.spec.load_balancer_class.as_deref();
+        class.map_or(self.default_class, |class| class == self.class)
+    }
+
     /// Whether a Service is of our class, and not being deleted.
     fn is_ours(&self, service: &Service) -> bool {
-        let class = service.spec.load_balancer_class.as_deref();
-        let ours = class.map_or(self.default_class, |class| class == self.class);
-        ours && service.metadata.deletion_timestamp.is_none()
+        self.has_class(service) && service.metadata.deletion_timestamp.is_none()
     }
 }
 
@@ -206,6 +213,7 @@ struct Session<'a> {
     settings: Arc<Settings>,
     shared: &'a Shared,
     client: Client,
+    writers: Writers,
     model: Model,
     claim: Claim,
     /// The addresses of all Services.
@@ -222,6 +230,7 @@ impl<'a> Session<'a> {
     fn new(settings: Arc<Settings>, shared: &'a Shared) -> Self {
         Self {
             client: Client::new(Arc::clone(&settings)),
+            writers: Writers::new(&settings),
             settings,
             shared,
             model: Model::default(),
@@ -526,31 +535,50 @@ impl<'a> Session<'a> {
     /// Writes statuses and Events that are due, if this director holds the Lease; true if more is due.
     async fn write(&mut self) -> Result<bool, Error> {
         let mut left = WRITES;
-        let wanted: Vec<_> = self.assigned.wanted.clone().into_iter().collect();
-        for (key, addresses) in wanted {
+        while !self.assigned.wanted.is_empty() {
             if left == 0 || !self.claim.may_write(Instant::now()) {
                 return Ok(left == 0);
             }
-            left -= 1;
-            self.assigned.wanted.remove(&key);
-            let Some(service) = self.model.services.get(&key) else {
-                continue;
-            };
-            let ingress = addresses
-                .iter()
-                .map(|ip| json!({ "ip": ip, "ipMode": "VIP" }));
-            let ingress: Vec<Value> = ingress.collect();
-            let body = json!({
-                "metadata": { "resourceVersion": service.metadata.resource_version },
-                "status": { "loadBalancer": { "ingress": ingress } },
-            });
-            let path = path_of(&key, "services", "/status");
-            match self.client.patch(&path, &body).await {
+            left = left.saturating_sub(WRITERS);
+            if !self.write_some().await? {
+                return Ok(false);
+            }
+            if self.assigned.wanted.is_empty() {
+                return Ok(true);
+            }
+        }
+        self.complain(left).await
+    }
+
+    /// Writes a few statuses at once, and then Events about new addresses; false if another attempt
+    /// at one of them may succeed later.
+    async fn write_some(&mut self) -> Result<bool, Error> {
+        let mut due = Vec::new();
+        while due.len() < WRITERS
+            && let Some((key, addresses)) = self.assigned.wanted.pop_first()
+        {
+            if let Some(service) = self.model.services.get(&key) {
+                let change = Change::patch(
+                    path_of(&key, "services", "/status"),
+                    status(service, &addresses),
+                );
+                let known = Model::ingress(service).eq(addresses.iter().copied());
+                due.push((change, (key, addresses, known)));
+            }
+        }
+        let (changes, due): (Vec<_>, Vec<_>) = due.into_iter().unzip();
+        let answers = self.writers.send(changes).await;
+        let (mut events, mut passing, mut fault) = (Vec::new(), false, None);
+        for ((key, addresses, known), answer) in due.into_iter().zip(answers) {
+            match answer {
                 Ok(service) => {
                     self.unwritten = None;
                     self.model
                         .put(Kind::Service, service)
                         .map_err(Error::Failed)?;
+                    if known {
+                        continue;
+                    }
                     let addresses: Vec<String> =
                         addresses.iter().map(ToString::to_string).collect();
                     let message = format!("assigned {}", addresses.join(", "));
@@ -558,8 +586,7 @@ impl<'a> Session<'a> {
                         event = "address_assigned",
                         "Kubernetes Service {key}: {message}"
                     );
-                    self.event(&key, "Normal", "AddressAssigned", &message)
-                        .await?;
+                    events.extend(self.event(&key, "Normal", "AddressAssigned", &message));
                 }
                 // The watch tells what it is now.
                 Err(error) if error.is_conflict() || error.is_missing() => {}
@@ -570,16 +597,15 @@ impl<'a> Session<'a> {
                     if error.is_passing() {
                         // The next look at the Lease is followed by another attempt.
                         self.assigned.wanted.insert(key, addresses);
-                        return Ok(false);
+                        passing = true;
                     }
                 }
-                Err(error) => return Err(error),
-            }
-            if self.assigned.wanted.is_empty() {
-                return Ok(true);
+                Err(error) => fault = Some(error),
             }
         }
-        self.complain(left).await
+        // An Event about an address is written once at most.
+        self.tell(events).await?;
+        fault.map_or(Ok(!passing), Err)
     }
 
     /// Writes an Event for each Service that is refused for another reason than before.
@@ -588,34 +614,40 @@ impl<'a> Session<'a> {
         refused.retain(|key, _| self.model.services.contains_key(key));
         refused.extend(self.assigned.refused.clone());
         self.told.retain(|key, _| refused.contains_key(key));
-        for (key, why) in refused {
-            if self.told.get(&key) == Some(&why) {
-                continue;
-            }
+        refused.retain(|key, why| self.told.get(key) != Some(why));
+        while !refused.is_empty() {
             if left == 0 || !self.claim.may_write(Instant::now()) {
                 return Ok(left == 0);
             }
-            left -= 1;
-            if !self.event(&key, "Warning", "Refused", &why).await? {
+            left = left.saturating_sub(WRITERS);
+            let mut due = Vec::new();
+            while due.len() < WRITERS
+                && let Some((key, why)) = refused.pop_first()
+            {
+                if let Some(event) = self.event(&key, "Warning", "Refused", &why) {
+                    due.push((event, (key, why)));
+                }
+            }
+            let (events, due): (Vec<_>, Vec<_>) = due.into_iter().unzip();
+            let told = self.tell(events).await?;
+            let written = due.into_iter().zip(&told).filter(|(_, told)| **told);
+            self.told.extend(written.map(|(due, _)| due));
+            if told.contains(&false) {
                 return Ok(false);
             }
-            self.told.insert(key, why);
         }
         Ok(false)
     }
 
-    /// Writes an Event about a Service; false if another attempt may succeed.
-    async fn event(
-        &mut self,
+    /// An Event about a Service, and the Service.
+    fn event(
+        &self,
         key: &str,
         kind: &str,
         reason: &str,
         message: &str,
-    ) -> Result<bool, Error> {
-        let Some(service) = self.model.services.get(key) else {
-            return Ok(true);
-        };
-        let meta = &service.metadata;
+    ) -> Option<(Change, String)> {
+        let meta = &self.model.services.get(key)?.metadata;
         let now = lease::time(unix());
         let message: String = message.chars().take(MESSAGE_MAX).collect();
         let body = json!({
@@ -632,17 +664,45 @@ impl<'a> Session<'a> {
             "firstTimestamp": now, "lastTimestamp": now, "count": 1,
         });
         let path = format!("/api/v1/namespaces/{}/events", meta.namespace);
-        match self.client.post(&path, &body).await {
-            Ok(_) => Ok(true),
-            Err(error) if error.is_refused() => {
-                self.cannot(format!(
-                    "no Event is written about Service {key}: the API server {error}"
-                ));
-                Ok(!error.is_passing())
-            }
-            Err(error) => Err(error),
-        }
+        Some((Change::post(path, body), key.to_owned()))
     }
+
+    /// Writes Events; for each, false if another attempt may succeed.
+    async fn tell(&mut self, events: Vec<(Change, String)>) -> Result<Vec<bool>, Error> {
+        let (changes, keys): (Vec<_>, Vec<_>) = events.into_iter().unzip();
+        let answers = self.writers.send(changes).await;
+        let mut told = Vec::with_capacity(keys.len());
+        for (key, answer) in keys.into_iter().zip(answers) {
+            match answer {
+                Ok(_) => told.push(true),
+                Err(error) if error.is_refused() => {
+                    self.cannot(format!(
+                        "no Event is written about Service {key}: the API server {error}"
+                    ));
+                    told.push(!error.is_passing());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(told)
+    }
+}
+
+/// The status of a Service with these addresses.
+fn status(service: &Service, addresses: &[IpAddr]) -> Value {
+    let ports = service.spec.ports.iter().map(|port| {
+        let protocol = port.protocol.as_deref().unwrap_or("TCP");
+        json!({ "port": port.port, "protocol": protocol })
+    });
+    let ports: Vec<Value> = ports.collect();
+    let ingress = addresses
+        .iter()
+        .map(|ip| json!({ "ip": ip, "ipMode": "VIP", "ports": ports }));
+    let ingress: Vec<Value> = ingress.collect();
+    json!({
+        "metadata": { "resourceVersion": service.metadata.resource_version },
+        "status": { "loadBalancer": { "ingress": ingress } },
+    })
 }
 
 /// Logs what cannot be written, unless that is known.

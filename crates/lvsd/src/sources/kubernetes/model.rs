@@ -29,6 +29,8 @@ const REFUSED_MAX: usize = 64;
 pub(super) const PREFIX: &str = "lvsd/";
 /// The label that names the Service of an EndpointSlice.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
+/// The label of a Node that names its zone.
+pub(super) const ZONE: &str = "topology.kubernetes.io/zone";
 /// The label of a Node that external load balancers leave out.
 pub(super) const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
 
@@ -180,7 +182,8 @@ impl Model {
                 let mut node: Node = read(object)?;
                 let meta = &mut node.metadata;
                 meta.annotations.clear();
-                meta.labels.retain(|name, _| name == EXCLUDED);
+                meta.labels
+                    .retain(|name, _| name == EXCLUDED || name == ZONE);
                 // Everything else changes every few seconds.
                 meta.resource_version.clear();
                 node.status

@@ -101,6 +101,15 @@ pub(super) struct LoadBalancer {
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct Ingress {
     pub(super) ip: Option<String>,
+    #[serde(deserialize_with = "or_default")]
+    pub(super) ports: Vec<PortStatus>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(super) struct PortStatus {
+    pub(super) port: u16,
+    pub(super) protocol: String,
 }
 
 /// An EndpointSlice.

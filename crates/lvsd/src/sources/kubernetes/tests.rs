@@ -15,7 +15,7 @@ pub(super) fn settings(range: &str) -> Settings {
     Settings {
         server: Endpoint::parse("http://127.0.0.1:1", 443).unwrap(),
         tls: None,
-        token_file: None,
+        token: None,
         namespace: None,
         class: Settings::CLASS.to_owned(),
         default_class: false,
@@ -87,6 +87,9 @@ pub(super) fn slice(name: &str, endpoints: &[(&str, &str, &str)]) -> String {
     .to_string()
 }
 
+/// Ends a watch as an API server does after its time.
+const END: &str = "END";
+
 /// How long a test waits for what has to come.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -107,6 +110,8 @@ struct State {
     events: Vec<Value>,
     version: u64,
     lists: usize,
+    /// The heads of requests for watches.
+    watched: Vec<String>,
     /// The token that is accepted.
     token: Option<String>,
     /// Requests with a token that is not accepted.
@@ -238,6 +243,7 @@ impl Fake {
                 .find(|kind| head.contains(&format!("/{kind}?watch=1")));
             let accepted = self.lock().accepts(&head);
             if let Some(kind) = watched.filter(|_| accepted) {
+                self.lock().watched.push(head);
                 return self.watch(&mut stream, kind).await;
             }
             let (status, body) = self.answer(&head, &body);
@@ -252,13 +258,16 @@ impl Fake {
         }
     }
 
-    /// Writes lines until it has written an error.
+    /// Writes lines until it has written an error, or ends without one at the line [`END`].
     async fn watch(&self, stream: &mut TcpStream, kind: &str) {
         let _ = stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await;
         loop {
             let changed = self.changed.notified();
             let lines = self.lock().lines.get_mut(kind).map(std::mem::take);
             for line in lines.unwrap_or_default() {
+                if line == END {
+                    return;
+                }
                 if stream
                     .write_all(format!("{line}\n").as_bytes())
                     .await
@@ -405,6 +414,47 @@ async fn session_new_service_gets_an_address_and_changes_are_followed() {
 }
 
 #[tokio::test]
+async fn session_many_services_get_their_addresses_and_events_once() {
+    const COUNT: usize = 50;
+    let (fake, address) = fake().await;
+    for n in 0..COUNT {
+        fake.put("services", &service(&format!("s{n:02}"), &Value::Null));
+    }
+    let director = Followed::start(address, |settings| {
+        settings.pools[0].ranges = vec!["192.0.2.0/24".parse().unwrap()];
+    });
+    director
+        .wait("all services", |state| {
+            let known = state.gathered.kubernetes.as_ref();
+            known.is_some_and(|known| known.services.len() == COUNT)
+        })
+        .await;
+    director
+        .wait("all events", |_| fake.lock().events.len() == COUNT)
+        .await;
+    let state = fake.lock();
+    let ingress = |service: &Value| service["status"]["loadBalancer"]["ingress"][0].clone();
+    let all: Vec<Value> = state.objects["services"].values().map(ingress).collect();
+    let told = state.events.iter();
+    let told = told.filter(|event| event["reason"] == "AddressAssigned");
+    let mut told: Vec<String> = told.map(|event| event["message"].to_string()).collect();
+    told.sort_unstable();
+    let mut wanted: Vec<String> = all
+        .iter()
+        .map(|one| format!("\"assigned {}\"", one["ip"].as_str().unwrap()))
+        .collect();
+    wanted.sort_unstable();
+    wanted.dedup();
+    assert_eq!(told, wanted);
+    assert_eq!(told.len(), COUNT);
+    let ports = json!([{ "port": 80, "protocol": "TCP" }]);
+    assert!(
+        all.iter()
+            .all(|one| one["ports"] == ports && one["ipMode"] == "VIP")
+    );
+}
+
+#[tokio::test]
 async fn session_status_that_fails_is_written_again_without_a_change() {
     let (fake, address) = fake().await;
     fake.put("services", &service("web", &Value::Null));
@@ -506,7 +556,7 @@ async fn session_token_is_read_again_when_it_is_replaced() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "first\n").unwrap();
     let path = file.path().to_owned();
-    let director = Followed::start(address, |settings| settings.token_file = Some(path));
+    let director = Followed::start(address, |settings| settings.token = Some(Token::File(path)));
     director
         .wait("the refusal", |state| {
             let trouble = state.kubernetes.trouble.as_deref();
@@ -680,5 +730,32 @@ async fn recorded_watch_with_change_deletion_and_expiry_is_followed() {
     director
         .wait("another list", |_| fake.lock().lists >= lists + 3)
         .await;
+    assert_eq!(director.shared.lock().kubernetes.failures, 0);
+}
+
+#[tokio::test]
+async fn recorded_bookmark_is_where_the_next_watch_begins() {
+    let (fake, address) = fake().await;
+    let director = Followed::start(address, |_| {});
+    director.wait_services(&[]).await;
+    let watches = |version: &str| {
+        let asked = format!(
+            "/services?watch=1&allowWatchBookmarks=true&timeoutSeconds=300&resourceVersion={version} "
+        );
+        let state = fake.lock();
+        state.watched.iter().any(|head| head.contains(&asked))
+    };
+    director
+        .wait("the first watches", |_| fake.lock().watched.len() == 3)
+        .await;
+    let lists = fake.lock().lists;
+    let bookmark = include_str!("recorded/bookmark.jsonl").trim().to_owned();
+    let lines = vec![bookmark, END.to_owned()];
+    fake.lock().lines.insert("services", lines);
+    fake.changed.notify_waiters();
+    director
+        .wait("a watch from the bookmark on", |_| watches("4221"))
+        .await;
+    assert_eq!(fake.lock().lists, lists);
     assert_eq!(director.shared.lock().kubernetes.failures, 0);
 }
