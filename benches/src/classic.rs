@@ -57,7 +57,7 @@ pub struct Use {
     for_ms: u64,
 }
 
-/// How one service fared.
+/// The result of one service.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Fared {
     pub(crate) name: String,

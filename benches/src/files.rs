@@ -20,7 +20,7 @@ const FILES: u32 = 16;
 const SOURCES: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
 /// Bytes that a server sends at a time.
 const CHUNK: u64 = 16 << 10;
-/// How late a chunk may be without loss of capacity.
+/// Greatest delay of a chunk that does not count as lost capacity.
 const LATE: Duration = Duration::from_millis(20);
 /// After a request that failed.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -168,7 +168,7 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
 #[derive(Debug)]
 struct Capacity {
     bytes_a_second: u64,
-    /// When all that was promised will have been sent.
+    /// Time when all promised bytes will have been sent.
     free: Mutex<Instant>,
 }
 

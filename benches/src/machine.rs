@@ -40,7 +40,7 @@ pub fn processor() -> String {
         .to_owned()
 }
 
-/// How fast the machine is, in this very moment.
+/// The present speed of the machine.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Calibration {
     /// Nanoseconds of a fixed piece of arithmetic on CPU 0, alone.

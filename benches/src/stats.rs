@@ -25,7 +25,7 @@ pub struct Spread {
     pub min: f64,
     /// The greatest.
     pub max: f64,
-    /// How many.
+    /// Number of rounds.
     pub rounds: Rounds,
 }
 

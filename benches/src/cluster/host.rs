@@ -48,7 +48,7 @@ while read -r word start limit words; do
 done
 "#;
 
-/// Where a host is, as it is named on the command line.
+/// The place of a host, as the command line names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     /// This one.

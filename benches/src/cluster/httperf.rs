@@ -24,7 +24,7 @@ pub struct Figures {
     pub status: [u64; 5],
     /// Errors, as httperf calls them.
     pub errors: Errors,
-    /// How long connections with a reply took; in whole milliseconds, which is how httperf counts.
+    /// Duration of connections with a reply, in whole milliseconds, as httperf counts.
     pub lifetime: Option<Lifetime>,
     #[serde(skip)]
     histogram: BTreeMap<u32, u64>,

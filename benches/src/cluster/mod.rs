@@ -26,7 +26,7 @@ const MOST_STEPS: usize = 1000;
 const MOST_RATE: u32 = 1_000_000;
 /// Hosts.
 const MOST_HOSTS: usize = 256;
-/// How long it may take until all hosts are ready.
+/// Longest time until all hosts are ready.
 const READY: Duration = Duration::from_secs(20);
 /// Time until all hosts have received the start time.
 const AHEAD: Duration = Duration::from_millis(100);

@@ -30,7 +30,7 @@ use super::contender::{Contender, Method, Place};
 use super::programs as peers;
 use crate::yardsticks::Yardsticks;
 
-/// How many beds this process has made.
+/// Number of beds that this process has made.
 static BEDS: AtomicUsize = AtomicUsize::new(0);
 
 pub(crate) const CLIENT_MAC: &str = "02:00:00:00:0c:00";

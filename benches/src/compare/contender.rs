@@ -104,7 +104,7 @@ impl Contender {
         )
     }
 
-    /// How it forwards, where that is chosen.
+    /// The forwarding method, if the contender has one to choose.
     pub(crate) fn method(self) -> Option<Method> {
         match self {
             Self::AfPacket(method) | Self::FastPath(method) | Self::Ipvs(method) => Some(method),
@@ -175,7 +175,7 @@ impl Contender {
     }
 }
 
-/// Where the work is done. The generator, or both ends of TCP, are on CPU 0.
+/// The place of the work. The generator, or both ends of TCP, are on CPU 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub(crate) enum Place {
     /// The defaults of veth: the receiving soft interrupt on the sender's CPU 0; a process on CPU 1

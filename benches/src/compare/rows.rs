@@ -11,7 +11,7 @@ pub(super) struct Job {
     pub(super) work: Work,
 }
 
-/// How.
+/// The kind of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Work {
     Flood(Contender, Place, Flood),
@@ -81,7 +81,7 @@ impl Work {
         }
     }
 
-    /// Where it runs, in a word.
+    /// The place of the work, in a word.
     pub(super) fn place(self) -> &'static str {
         match self {
             Self::Flood(who, place, _) => place.name(who),

@@ -31,7 +31,7 @@ const WORKER_CONNECTIONS: u32 = 500_000;
 /// The core of what runs in memory.
 const MEMORY_CPU: usize = 1;
 
-/// How to measure.
+/// The manner of a measurement.
 #[derive(Clone, Debug)]
 pub(super) struct Manner {
     pub(super) rounds: usize,

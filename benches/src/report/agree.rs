@@ -28,7 +28,7 @@ pub(super) struct Compare {
 /// The points that two reports have of one plot.
 #[derive(Debug, Default)]
 struct Beside {
-    /// How far medians are apart: the greater by the smaller, less 1.
+    /// Distances between medians: the greater divided by the smaller, less 1.
     apart: Vec<f64>,
     /// Differences, in words.
     disagree: Vec<String>,

@@ -68,7 +68,7 @@ pub(super) const LARGE: Set = Set {
     most: 50_000_000,
 };
 
-/// How clients ask.
+/// The requests of clients.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clients {
     pub(super) set: Set,

@@ -105,7 +105,7 @@ impl Turn<'_> {
 trait Experiment: Sync {
     fn name(&self) -> &'static str;
     fn title(&self) -> &'static str;
-    /// How it is done.
+    /// A description of the method.
     fn what(&self) -> &'static str;
     /// The programs that it needs besides ours and those of its peers; peers without one of them
     /// are not measured.

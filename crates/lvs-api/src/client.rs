@@ -31,7 +31,7 @@ pub enum Error {
         variable = super::SOCKET_VARIABLE
     )]
     Absent {
-        /// Where.
+        /// The address of the dataplane.
         address: Address,
     },
     /// A socket file without a listener.
@@ -39,13 +39,13 @@ pub enum Error {
         "{address} is a stale socket of a dataplane that has ended: start lvs-dataplane, which replaces it"
     )]
     Stale {
-        /// Where.
+        /// The address of the dataplane.
         address: Address,
     },
     /// The socket's or its directory's permissions.
     #[error("permission denied on {address}: run as root or as the dataplane's user")]
     Denied {
-        /// Where.
+        /// The address of the dataplane.
         address: Address,
     },
     /// A foreign process has taken the name. Any user can do that in the abstract namespace, so
@@ -55,7 +55,7 @@ pub enum Error {
          CAP_NET_ADMIN: it may not be a dataplane. If it is yours, have it listen on a path (--socket /run/...) and name that"
     )]
     Impostor {
-        /// Where.
+        /// The address of the dataplane.
         address: Address,
         /// Whose process listens.
         uid: u32,
@@ -63,13 +63,13 @@ pub enum Error {
     /// The path is of something else.
     #[error("{address} is not a socket: name the dataplane's with --socket or {variable}", variable = super::SOCKET_VARIABLE)]
     NotASocket {
-        /// Where.
+        /// The address of the dataplane.
         address: Address,
     },
     /// It cannot be connected for another reason.
     #[error("cannot connect to {address}: {source}")]
     Connect {
-        /// Where.
+        /// The address of the dataplane.
         address: Address,
         /// Why.
         source: io::Error,
@@ -79,7 +79,7 @@ pub enum Error {
         "the dataplane at {address} speaks another version of the control protocol than this program ({VERSION}): {message}; install both from the same release, then restart the dataplane"
     )]
     Version {
-        /// Where.
+        /// The address of the dataplane.
         address: Address,
         /// Message of the dataplane.
         message: String,
@@ -92,7 +92,7 @@ pub enum Error {
         of_pid(*.pid)
     )]
     Silent {
-        /// Where.
+        /// The address of the dataplane.
         address: Address,
         /// Its process, if it is in this PID namespace.
         pid: Option<u32>,
@@ -102,13 +102,13 @@ pub enum Error {
         "the dataplane at {address} ended while it was answering: look at its log, and start it again"
     )]
     Gone {
-        /// Where.
+        /// The address of the dataplane.
         address: Address,
     },
     /// The received bytes are no valid answer.
     #[error("what answers at {address} is not a dataplane: {message}")]
     Garbled {
-        /// Where.
+        /// The address of the dataplane.
         address: Address,
         /// The first error in the answer.
         message: String,
@@ -259,7 +259,7 @@ impl Client {
         poll(&mut end, Some(&Timespec::default())).is_ok_and(|ready| ready == 0)
     }
 
-    /// Where it is connected to.
+    /// The address to which the client is connected.
     pub const fn address(&self) -> &Address {
         &self.address
     }

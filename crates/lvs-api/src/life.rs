@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-/// How long a process that is ending is waited for.
+/// Longest wait for a process that is ending.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a process is waited for that may be about to end: one that seems to run, and one of
 /// another PID namespace.
@@ -38,7 +38,7 @@ impl Limits {
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// How a process is.
+/// The state of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Life {
     /// It runs.
@@ -100,7 +100,7 @@ impl From<Option<u32>> for Owner {
     }
 }
 
-/// How long another process has been waited for.
+/// Time spent waiting for another process.
 #[derive(Debug)]
 pub struct Patience {
     began: Instant,

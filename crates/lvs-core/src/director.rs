@@ -107,7 +107,7 @@ impl Director {
         }
     }
 
-    /// When something is due next; `None` until the clock has been shown.
+    /// Time of the next due work; `None` until the caller has set the clock.
     pub fn next_wakeup(&self) -> Option<Instant> {
         let (control, shard) = (self.control.next_wakeup(), self.shard.next_wakeup());
         let sync = self.shard.next_sync_message();

@@ -125,7 +125,7 @@ impl SourceFilter {
             .map_or_else(FilterLists::default, |made| made.lists.clone())
     }
 
-    /// How many prefixes are allowed, and how many are denied.
+    /// Number of allowed prefixes, and of denied prefixes.
     pub fn counts(&self) -> (usize, usize) {
         self.0.as_ref().map_or((0, 0), |made| {
             (made.lists.allow.len(), made.lists.deny.len())

@@ -20,7 +20,7 @@ const HALF_LIFE: u64 = 6_931_471_806;
 pub struct Latency {
     /// Nanoseconds; 0 is no sample yet.
     average: AtomicU64,
-    /// When the last sample came, in nanoseconds.
+    /// Time of the last sample, in nanoseconds.
     stamp: AtomicU64,
 }
 

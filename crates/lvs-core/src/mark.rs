@@ -65,7 +65,7 @@ pub enum MarkAction {
 pub struct MarkRule {
     /// Name of the interface that they come in on.
     pub interface: Option<String>,
-    /// Where they come from.
+    /// Source prefix of the packets.
     pub source: Option<Prefix>,
     /// Where they go. The host's own stack is kept from these packets by it, so a rule that sets a
     /// mark names it. `None`, for a rule with a source that drops packets or leaves them to

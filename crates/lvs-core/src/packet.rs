@@ -45,7 +45,7 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// Where the host's network stack would meet the packet (netfilter's hook points).
+/// The hook of netfilter at which the host's network stack would receive the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
     /// Addressed to a virtual or local address, or routed to this host by a mark: `LOCAL_IN`.
@@ -170,7 +170,7 @@ impl Segment<'_> {
 /// A whole IP datagram, as far as IPVS looks at it. ICMP errors are [`IcmpError`]s instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketMeta<'a> {
-    /// Where the host would meet it.
+    /// The hook at which the host would receive it.
     pub hook: Hook,
     /// Protocol, addresses and ports.
     pub tuple: Tuple,
@@ -240,7 +240,7 @@ impl Plain {
 /// An ICMP error (types 3, 4, 11; ICMPv6 types below 128) about a packet of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IcmpError {
-    /// Where the host would meet it.
+    /// The hook at which the host would receive it.
     pub hook: Hook,
     /// Source of the error message itself.
     pub src: IpAddr,

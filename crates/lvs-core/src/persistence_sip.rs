@@ -28,7 +28,7 @@ pub(crate) fn call_id(message: &[u8]) -> Option<&[u8]> {
     }
 }
 
-/// Where the value of the next Call-ID header begins, searching from `from` on.
+/// Start of the value of the next Call-ID header, searching from `from` on.
 fn header(message: &[u8], from: usize) -> Option<usize> {
     let mut at = from;
     while at < message.len() {

@@ -178,7 +178,7 @@ impl Pool {
         self.scheduler.tick(now);
     }
 
-    /// How often to call [`tick`](Self::tick); `None` for never.
+    /// Period of calls of [`tick`](Self::tick); `None` for never.
     pub fn period(&self) -> Option<Duration> {
         self.scheduler.period()
     }

@@ -1,6 +1,6 @@
 //! Tunnels to real servers: the types, and the properties that naming, listing and checking need.
 
-/// How a tunnel computes checksums of its outer headers.
+/// Computation of the checksums of outer headers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]

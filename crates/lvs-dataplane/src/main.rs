@@ -260,7 +260,7 @@ enum FastPath {
     On,
 }
 
-/// How many packet workers.
+/// Number of packet workers.
 #[derive(Clone, Copy, Debug)]
 enum Workers {
     Auto,
@@ -439,7 +439,7 @@ fn told(error: &anyhow::Error) -> String {
     text
 }
 
-/// Where the dataplane of these arguments listens.
+/// The address on which the dataplane of these arguments listens.
 fn address(args: &Args) -> Address {
     let socket = args.socket.as_ref().filter(|text| !text.is_empty());
     socket.map_or_else(Address::default, Address::new)

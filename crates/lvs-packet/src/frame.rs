@@ -35,7 +35,7 @@ impl Offload {
     }
 }
 
-/// Where an unfinished checksum is.
+/// Position of an unfinished checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartialChecksum {
     /// First byte that it covers, from the start of the frame.
@@ -44,7 +44,7 @@ pub struct PartialChecksum {
     pub offset: u16,
 }
 
-/// How an aggregate is to be cut.
+/// The division of a GSO/GRO super-packet into segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segments {
     /// TCP over IPv4 or IPv6, or UDP.
@@ -70,7 +70,7 @@ pub enum SegmentKind {
     UdpFragments,
 }
 
-/// Where a frame's bytes are.
+/// The memory of a frame's bytes.
 enum Storage {
     /// On the heap.
     Owned(Box<[u8]>),
@@ -176,7 +176,7 @@ impl Frame {
         }
     }
 
-    /// Where the frame lies in its storage.
+    /// Position of the frame in its storage.
     pub const fn place(&self) -> Range<usize> {
         self.start..self.end
     }

@@ -28,7 +28,7 @@ const SHARES: [u32; KINDS] = [3, 16, 16];
 const KINDS: usize = 3;
 /// Time that a purse can save up, in nanoseconds.
 const SAVED: i64 = 50_000_000;
-/// How long after the last SYN that had to be dropped they are still sorted.
+/// Time after the last dropped SYN in which SYNs are still sorted.
 const CAUTIOUS: Duration = Duration::from_secs(1);
 /// Length of an epoch, after which the shares are divided again, in nanoseconds.
 const EPOCH: u64 = 50_000_000;
@@ -227,7 +227,7 @@ pub struct Gate {
     until: Option<Instant>,
     /// Cost of one SYN in nanoseconds: a moving average.
     cost: u64,
-    /// When time was last earned.
+    /// Time at which credit was last earned.
     earned: Instant,
     epoch: Instant,
     /// SYNs that have passed without being sorted, in the batch at hand.

@@ -23,7 +23,7 @@ pub const BYTES: usize = 16 << 20;
 /// The longest time that a packet waits. The kernel gives up a neighbour after three requests, one
 /// second apart, and reports that; this limit is for neighbours without a report.
 pub const TIMEOUT: Duration = Duration::from_millis(3500);
-/// How long until the kernel is asked again.
+/// Pause before the kernel is asked again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 /// The event that a packet waits for.

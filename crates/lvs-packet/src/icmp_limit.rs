@@ -1,4 +1,4 @@
-//! When the director may send an ICMP error, and how many.
+//! Rate limit of the ICMP errors that the director sends.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -17,7 +17,7 @@ const STRIPE: usize = 64;
 /// Errors that a receiver may get at once (`XRLIM_BURST_FACTOR`).
 const PEER_BURST: i64 = 6;
 
-/// How many errors may be sent, after the kernel's sysctls.
+/// Limits of ICMP errors, as in the kernel's sysctls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Time between two errors to one receiver, after a burst of six (`icmp_ratelimit`); zero is

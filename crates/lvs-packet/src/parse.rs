@@ -54,7 +54,7 @@ pub struct Packet {
 pub struct Fragment {
     /// Identification of the datagram.
     pub id: u32,
-    /// Where its payload belongs, in bytes.
+    /// Offset of its payload in the datagram, in bytes.
     pub offset: usize,
     /// More follow.
     pub more: bool,

@@ -65,7 +65,7 @@ pub fn check_offload(frame: &Frame, packet: &Packet) -> Result<(), FrameDrop> {
     }
 }
 
-/// Where an aggregate is cut.
+/// Position of a cut in a super-packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
     kind: SegmentKind,
@@ -170,7 +170,7 @@ pub struct Segment<'a> {
     packet: &'a Packet,
     headers: &'a [u8],
     data: &'a [u8],
-    /// Where `data` lies in the payload that is cut.
+    /// Offset of `data` in the payload that is cut.
     from: usize,
     index: usize,
     last: bool,

@@ -38,7 +38,7 @@ impl<K, V> Default for SharedMap<K, V> {
 }
 
 impl<K, V> SharedMap<K, V> {
-    /// How many entries there are.
+    /// Number of entries.
     pub const fn len(&self) -> usize {
         self.len
     }
@@ -243,7 +243,7 @@ impl<T: Clone + Eq + Hash> SharedSet<T> {
         self.0.contains_key(value)
     }
 
-    /// How many there are.
+    /// Number of entries.
     pub const fn len(&self) -> usize {
         self.0.len()
     }

@@ -81,7 +81,7 @@ impl Keys {
     }
 }
 
-/// How packets are divided among workers.
+/// The division of packets among workers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Steering {
     workers: NonZeroUsize,
@@ -118,7 +118,7 @@ impl Steering {
         self.local == *local
     }
 
-    /// How many there are.
+    /// Number of workers.
     pub const fn workers(&self) -> NonZeroUsize {
         self.workers
     }
@@ -279,7 +279,7 @@ pub struct Plan {
     pub four: Vec<Range>,
     /// IPv6 addresses, folded, in order.
     pub six: Vec<Range>,
-    /// How many words of an IPv6 address are folded to look it up.
+    /// Number of words of an IPv6 address that are folded for the look-up.
     pub words: usize,
 }
 

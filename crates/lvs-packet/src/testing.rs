@@ -18,7 +18,7 @@ pub fn contains((net, bits): Prefix, addr: IpAddr) -> bool {
     lvs_core::Prefix::new(net, bits).is_some_and(|prefix| prefix.contains(addr))
 }
 
-/// Where packets to a prefix go.
+/// The route to a prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
     /// The prefix.

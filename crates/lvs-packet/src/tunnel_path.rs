@@ -14,7 +14,7 @@ use crate::rewrite::tunnel;
 use crate::wire::icmp::{self, ErrorKind};
 use crate::wire::{ETHERTYPE_IPV4, be16, be32, ipv4, ipv6, udp};
 
-/// How long a learned MTU holds (`net.ipv4.route.mtu_expires`, `net.ipv6.route.mtu_expires`).
+/// Lifetime of a learned MTU (`net.ipv4.route.mtu_expires`, `net.ipv6.route.mtu_expires`).
 const MTU_EXPIRES: Duration = Duration::from_secs(600);
 /// No smaller MTU is believed (`net.ipv4.route.min_pmtu`).
 const MTU_MIN: usize = 552;
@@ -120,7 +120,7 @@ fn millis(now: Instant) -> u64 {
 #[derive(Debug, Default)]
 pub struct TunnelPaths {
     paths: Mutex<HashMap<(IpAddr, Kind), Arc<Path>>>,
-    /// How often something was learned.
+    /// Number of learned MTUs.
     lessons: AtomicU64,
 }
 

@@ -23,7 +23,7 @@ const REQUEST_MAX: u64 = 16 << 10;
 /// The longest of a client that may change things: a list of
 /// [`CHANGES_MAX`](lvs_core::api::CHANGES_MAX) changes.
 const LIST_MAX: u64 = 32 << 20;
-/// How long a client may take to read [`BUFFER`] bytes of an answer.
+/// Longest time that a client may take to read [`BUFFER`] bytes of an answer.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time limit for a client's greeting, whatever it sends before.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
@@ -52,7 +52,7 @@ struct Within<'a> {
     stream: &'a UnixStream,
     /// Nothing is read after it.
     until: Instant,
-    /// How long a write may take.
+    /// Longest time of a write.
     patience: Duration,
 }
 

@@ -23,7 +23,7 @@ pub enum BindError {
     /// Another dataplane listens there.
     #[error("another dataplane is running at {address}{}: stop it first, or give this one another --socket", of_pid(.pid))]
     Running {
-        /// Where.
+        /// The address.
         address: Address,
         /// Its process, if it is in this PID namespace.
         pid: Option<u32>,
@@ -49,7 +49,7 @@ pub enum BindError {
     /// The system refused.
     #[error("cannot listen at {address}: {source}")]
     Io {
-        /// Where.
+        /// The address.
         address: Address,
         /// Why.
         source: io::Error,
@@ -103,7 +103,7 @@ pub fn await_predecessor(address: &Address) -> Result<(), BindError> {
 #[derive(Debug)]
 pub(super) struct Listener {
     pub(super) socket: UnixListener,
-    /// Where it really is.
+    /// The actual address.
     pub(super) address: Address,
     /// The file to remove at the end, by device and inode.
     file: Option<(PathBuf, (u64, u64))>,

@@ -24,7 +24,7 @@ use lvs_api::place::Lock;
 use lvs_sys::peer_groups::peer_in_group;
 use lvs_sys::peercred;
 
-/// How long answers under way are waited for at the end.
+/// Longest wait at the end for answers in progress.
 const ANSWERS_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Answers the requests of clients.
@@ -48,7 +48,7 @@ pub trait Handler: Send + Sync + 'static {
     fn call(&self, call: Call, out: &mut Sink<'_>) -> Result<Value, Failure>;
 }
 
-/// Where the items of a list go.
+/// The destination of the items of a list.
 pub struct Sink<'a> {
     id: u64,
     out: &'a mut dyn Write,
@@ -103,7 +103,7 @@ impl<'a> Sink<'a> {
         })
     }
 
-    /// How many items went out.
+    /// Number of items sent.
     pub const fn count(&self) -> u64 {
         self.count
     }
@@ -150,7 +150,7 @@ impl Server {
         })
     }
 
-    /// Where it listens, which is not at the usual path where this user may not.
+    /// The address on which it listens; not the usual path if the user lacks the right.
     pub const fn address(&self) -> &Address {
         &self.listener.address
     }
@@ -269,7 +269,7 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Where it listens.
+    /// The address on which it listens.
     pub const fn address(&self) -> &Address {
         &self.address
     }

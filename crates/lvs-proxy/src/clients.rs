@@ -60,11 +60,11 @@ struct Queue {
 #[derive(Debug)]
 struct Client {
     source: IpAddr,
-    /// Where it stands in its queue; 0 once it has given up its place.
+    /// Its position in its queue; 0 after it has released its place.
     number: AtomicU64,
     answered: AtomicBool,
     talks: AtomicBool,
-    /// When it last sent something, in milliseconds.
+    /// Time of its last data, in milliseconds.
     sent: AtomicU64,
     /// Closed when it has to go.
     gate: Gate,
@@ -141,7 +141,7 @@ impl Clients {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many places are taken, or about to be free.
+    /// Number of places that are taken, or about to be free.
     pub(super) fn held(&self) -> usize {
         self.table().held
     }

@@ -155,7 +155,7 @@ impl Desk {
         u64::try_from(self.zero.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// How many are served.
+    /// Number of served clients.
     pub(super) fn used(&self) -> usize {
         self.streams.load(Ordering::Relaxed) + self.clients.held()
     }

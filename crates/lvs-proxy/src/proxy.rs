@@ -92,7 +92,7 @@ impl Proxy {
         self.0.desk.counts()
     }
 
-    /// How services are proxied from now on.
+    /// Sets the proxy settings of all services.
     pub fn set_options(&self, options: HashMap<ServiceId, Options>) {
         self.0.desk.set_options(options);
     }

@@ -61,7 +61,7 @@ impl Workers {
         Ok(Self(all))
     }
 
-    /// How many there are.
+    /// Number of workers.
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }

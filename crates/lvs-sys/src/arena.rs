@@ -24,7 +24,7 @@ pub struct Arena {
     owners: Owners,
 }
 
-/// How it is known which slots are lent.
+/// The record of lent slots.
 enum Owners {
     /// A flag for each.
     Flags(Box<[AtomicBool]>),

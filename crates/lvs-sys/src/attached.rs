@@ -70,16 +70,16 @@ pub fn told(fd: &OwnedFd) -> io::Result<[u32; 64]> {
     Ok(words)
 }
 
-/// Where programs stand at an interface.
+/// The hook of an interface to which programs are attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Where packets come in, behind packet sockets (tcx, Linux 6.6).
+    /// Incoming packets, before packet sockets (tcx, Linux 6.6).
     Ingress,
-    /// Where they leave (tcx).
+    /// Outgoing packets (tcx).
     Egress,
-    /// Where they leave by a netkit device (Linux 6.7).
+    /// Outgoing packets of a netkit device (Linux 6.7).
     NetkitPrimary,
-    /// Where its other end sends: before they come in here.
+    /// Packets of the peer device, before they arrive here.
     NetkitPeer,
 }
 

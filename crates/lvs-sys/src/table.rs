@@ -51,7 +51,7 @@ impl Mapping {
         Ok(Self { memory, len })
     }
 
-    /// Where the words begin.
+    /// The first word.
     fn start(&self) -> NonNull<u8> {
         let offset = self.memory.as_ptr().align_offset(LARGE);
         // SAFETY: the mapping is a large page longer than its words, so the first boundary lies

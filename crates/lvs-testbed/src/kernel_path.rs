@@ -314,7 +314,7 @@ pub(crate) fn without_id(frame: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Where an IPv6 fragment's number is.
+/// Position of the number of an IPv6 fragment.
 fn ipv6_id(frame: &[u8]) -> Option<usize> {
     const FRAGMENT: u8 = 44;
     const OTHERS: [u8; 3] = [0, 43, 60];

@@ -15,7 +15,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::content;
 
-/// How often a download gets something.
+/// Period in which a download gets its next bytes.
 pub const SLICE: Duration = Duration::from_millis(20);
 /// So many moments there are within a slice.
 const MOMENTS: usize = 10;
@@ -24,7 +24,7 @@ const LARGEST: usize = 10 << 20;
 /// For a request to come, and for a download that takes nothing to end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How it serves.
+/// Settings of the paced server.
 #[derive(Clone, Debug, clap::Args)]
 pub struct PacedOptions {
     /// Its name, for X-Server and /id
@@ -96,7 +96,7 @@ struct Download {
     size: usize,
     sent: usize,
     begun: Instant,
-    /// When it last took something.
+    /// Time of its last read.
     took: Instant,
 }
 

@@ -29,7 +29,7 @@ fn main() -> ExitCode {
     ExitCode::from(status)
 }
 
-/// How long a reader of errors may leave its pipe full.
+/// Longest time that a reader of errors may leave its pipe full, in milliseconds.
 const PATIENCE: u16 = 1000;
 
 /// Standard error, best effort: output that no process reads is lost, and changes neither the

@@ -21,12 +21,12 @@ pub(crate) struct OwnOption {
     pub(crate) name: &'static str,
     /// The name of its argument; empty without one.
     pub(crate) argument: &'static str,
-    /// Where it stands on the command line.
+    /// Its position on the command line.
     pub(crate) place: Place,
     pub(crate) help: &'static str,
 }
 
-/// Where an option stands.
+/// Position of an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// Before the command.

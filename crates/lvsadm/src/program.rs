@@ -58,7 +58,7 @@ impl Program {
     }
 }
 
-/// How a dataplane is reached.
+/// The function that connects to a dataplane.
 pub(crate) type Connect<'a> = &'a mut dyn FnMut(&Address) -> Result<Client, String>;
 
 /// Runs the program `argv[0]` with the words that follow, and gives its exit status.
@@ -132,7 +132,7 @@ impl Invocation<'_> {
         parse(&self.argv0, words, &self.names)
     }
 
-    /// Where the dataplane is.
+    /// The address of the dataplane.
     pub(crate) const fn address(&self) -> &Address {
         &self.address
     }

@@ -50,19 +50,19 @@ const EXIT_CONFIG: u8 = 3;
 /// Something else failed.
 const EXIT_FAILURE: u8 = 1;
 
-/// Where the configuration lies.
+/// Path of the configuration.
 const DEFAULT_CONFIG: &str = "/etc/lvsd/lvsd.toml";
 
 /// The file that `lvsd init` writes.
 const STARTER: &str = include_str!("cli/starter.toml");
 
-/// Where is kept what must outlive a reboot.
+/// Directory of the state that must survive a reboot.
 const DEFAULT_STATE: &str = "/var/lib/lvsd";
 
-/// How often what must go on shows that it does.
+/// Period of the heartbeats.
 const BEAT: Duration = Duration::from_millis(100);
 
-/// How long `lvsd stop` waits for the daemon that runs.
+/// Longest wait of `lvsd stop` for the running daemon.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 
 /// The daemon of a Linux Virtual Server: keeps the dataplane (lvs-dataplane) in step with a TOML file

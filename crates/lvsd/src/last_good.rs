@@ -10,7 +10,7 @@ use lvs_api::{Address, Client};
 use crate::config::{Config, Report};
 use crate::replace::replace;
 
-/// Where it is for the dataplane at `address`; nowhere for one that has no path.
+/// Its path for the dataplane at `address`; `None` for an address without a path.
 pub fn path(address: &Address) -> Option<PathBuf> {
     address.state_file(".lvsd.toml")
 }

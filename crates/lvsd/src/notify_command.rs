@@ -16,7 +16,7 @@ use tokio::sync::{broadcast, oneshot, watch};
 pub struct Notice {
     /// The program and its arguments; nothing is run if it is empty.
     pub words: Vec<String>,
-    /// When it is ended.
+    /// Longest time that the command may run.
     pub limit: Duration,
     /// The user and the group that it runs as, if this process is root.
     pub user: Option<(u32, u32)>,

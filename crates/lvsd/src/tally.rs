@@ -9,7 +9,7 @@ pub const BOUNDS: [f64; 13] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
 
-/// How often something took how long.
+/// Histogram of durations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Times {
     /// Of each class of [`BOUNDS`], and beyond.
@@ -57,7 +57,7 @@ pub struct Counts {
     pub drift: u64,
     /// Checks by kind.
     pub checks: BTreeMap<String, CheckCounts>,
-    /// How long they waited for their turn.
+    /// Time that they waited for their turn.
     pub lag: Times,
     /// The number of checks made at once because clients got no answer (`passive`).
     pub prompted: u64,

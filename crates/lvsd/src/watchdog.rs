@@ -41,7 +41,7 @@ impl Pulse {
         self.last.store(now, Relaxed);
     }
 
-    /// How long ago that was.
+    /// Time since the last heartbeat.
     pub fn age(&self) -> Duration {
         let last = Duration::from_millis(self.last.load(Relaxed));
         self.start.elapsed().saturating_sub(last)

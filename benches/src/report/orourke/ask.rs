@@ -1,4 +1,4 @@
-//! How clients ask, and what that costs.
+//! Requests of clients, and their cost.
 
 use anyhow::{Context, Result, bail};
 use lvs_testbed::Proc;

@@ -238,7 +238,7 @@ calls! {
         "mark.add" MarkAdd {
             /// The rule, as [`MarkRule::parse`](crate::mark::MarkRule::parse) reads it.
             rule: String,
-            /// Where to put it, from 1; at the end if absent.
+            /// Position in the list, from 1; at the end if absent.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             position: Option<usize>,
         },

@@ -27,7 +27,7 @@ pub(super) struct Noted {
     local: [bool; 2],
     master: bool,
     backup: bool,
-    /// How many rules there are for marks.
+    /// Number of rules for marks.
     pub(super) marks: usize,
 }
 

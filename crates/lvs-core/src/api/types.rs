@@ -188,7 +188,7 @@ pub struct Info {
     /// Seconds since the announced addresses were set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub announced_ago: Option<u64>,
-    /// How far other directors' connections are known here.
+    /// Connections of each peer that are known here.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub peers: Vec<PeerStanding>,
     /// Comparison of each peer's services and servers with those of this director.
@@ -208,11 +208,11 @@ pub struct Info {
     pub fast_path: FastPathInfo,
     /// Counters of the synchronisation daemons.
     pub sync: SyncCounts,
-    /// How far it has confined itself.
+    /// Confinement of the dataplane.
     pub confinement: Confinement,
 }
 
-/// How far a process has confined itself.
+/// The degree to which a process is sandboxed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Confinement {
@@ -260,7 +260,8 @@ pub struct WorkerInfo {
     pub taken: u64,
     /// Frames for which such a worker had no room: dropped.
     pub busy: u64,
-    /// How often it took more than half of a processor and left real time.
+    /// Number of times that it used more than half of a processor and was demoted from real-time
+    /// scheduling.
     pub demoted: u64,
     /// Packets and bytes that it has forwarded.
     pub counts: Counts,
@@ -374,7 +375,7 @@ pub struct SyncState {
 pub struct TablesInfo {
     /// The other director.
     pub peer: SocketAddr,
-    /// How they compare.
+    /// Result of the comparison.
     pub state: TablesState,
     /// Number of services that differ.
     #[serde(default)]
@@ -384,7 +385,7 @@ pub struct TablesInfo {
     pub seconds: u64,
 }
 
-/// How the tables of two directors compare.
+/// Result of a comparison of the tables of two directors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TablesState {
@@ -514,7 +515,7 @@ pub struct AnnouncedVip {
 /// Another director.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerInfo {
-    /// Where it is.
+    /// Its address.
     pub address: SocketAddr,
     /// `away`, `refused`, `bulk` (full sync), `behind` (updates are missing), `silent` (no
     /// comparison for four seconds) or `in step`.
@@ -537,10 +538,10 @@ pub struct PeerInfo {
     /// Connections and templates in its last full sync.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bulk_connections: Option<u64>,
-    /// How many milliseconds that took.
+    /// Duration of the full sync, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bulk_ms: Option<u64>,
-    /// How many seconds ago it was done.
+    /// Age of the full sync, in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bulk_ago: Option<u64>,
     /// It listens to this director.
@@ -554,7 +555,7 @@ pub struct PeerInfo {
     pub tables: Vec<TableDifference>,
 }
 
-/// How far another director's connections are known here.
+/// State of the connections of one peer that are known here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerStanding {
     /// The other director.
@@ -587,7 +588,7 @@ impl PeerStanding {
     }
 }
 
-/// Where established connections are forwarded.
+/// The path on which established connections are forwarded.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct FastPathInfo {
@@ -615,7 +616,7 @@ pub struct TooBig {
     pub room: u32,
     /// Bytes of the longest packet that came.
     pub longest: u32,
-    /// How many came.
+    /// Number of packets received.
     pub packets: u64,
 }
 
@@ -653,7 +654,7 @@ pub struct Waiting {
     pub code: String,
     /// Condition in words.
     pub what: String,
-    /// How to end it.
+    /// The command or setting that ends it.
     pub fix: String,
 }
 
@@ -742,7 +743,7 @@ pub struct ConnInfo {
 /// End of a listing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListEnd {
-    /// How many items came.
+    /// Number of items received.
     pub count: u64,
 }
 
@@ -847,7 +848,7 @@ pub struct CaptureFilter {
 pub struct CapturedPacket {
     /// Microseconds since 1970.
     pub time_us: u64,
-    /// Where it arrived.
+    /// The interface on which it arrived.
     pub interface: String,
     /// The frame begins with an Ethernet header; else with an IP header.
     pub ethernet: bool,

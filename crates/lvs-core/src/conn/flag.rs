@@ -23,7 +23,7 @@ pub(crate) const NFCT: u32 = 0x10000;
 
 // Of this crate, not of the kernel:
 
-/// Where the number of the peer begins that has lent it, and how long it is.
+/// First bit, and width, of the number of the peer that owns a borrowed connection.
 pub(crate) const PEER_SHIFT: u32 = 20;
 pub(crate) const PEER: u32 = 0x0070_0000;
 /// Borrowed from a peer; no packet of it has arrived here.

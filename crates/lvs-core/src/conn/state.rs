@@ -53,7 +53,7 @@ impl State {
         }
     }
 
-    /// How many states a protocol has; `None` for one that has no connections.
+    /// Number of states of a protocol; `None` for a protocol without connections.
     pub(crate) const fn count(protocol: Protocol) -> Option<u16> {
         match protocol {
             Protocol::TCP => Some(11),
@@ -104,7 +104,7 @@ const SCTP_NAMES: [&str; 14] = [
     "CLOSED",
 ];
 
-/// Where a packet comes from, as far as the tables care.
+/// Direction of a packet in the state tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     /// From the client.

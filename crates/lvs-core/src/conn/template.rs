@@ -30,9 +30,9 @@ pub(crate) struct Template {
     pub(crate) assured: AtomicBool,
     /// Connections made from it.
     pub(crate) controlled: AtomicU32,
-    /// How often it was considered for synchronisation.
+    /// Number of times that it was considered for synchronisation.
     pub(crate) in_packets: AtomicU32,
-    /// When it was synchronised last, as `Slot::sync_end`.
+    /// Time of the last synchronisation, as in `Slot::sync_end`.
     pub(crate) sync_end: AtomicU32,
     /// Adjustment of sequence numbers, as it came by synchronisation.
     sequences: [AtomicU32; 6],

@@ -20,7 +20,7 @@ pub(crate) struct Templates {
     pub(crate) table: ConnTable,
     records: Sparse<Option<Arc<Template>>>,
     by_engine: BTreeMap<EngineKey, u32>,
-    /// Where to look next for one that can go.
+    /// Position at which the search for a removable entry continues.
     pub(crate) hand: usize,
 }
 
@@ -35,7 +35,7 @@ impl Templates {
         })
     }
 
-    /// How many there may be.
+    /// Greatest number of entries.
     #[cfg(test)]
     pub(crate) const fn capacity(&self) -> usize {
         self.table.capacity()

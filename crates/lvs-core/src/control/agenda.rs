@@ -1,5 +1,4 @@
-//! When services want to be looked at: by their schedulers' periods, and while servers start
-//! slowly.
+//! Times at which services are due: by their schedulers' periods, and while servers start slowly.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;

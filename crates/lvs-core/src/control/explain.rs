@@ -27,11 +27,11 @@ use crate::{
 pub struct Explanation {
     /// The packet's mark; 0 for none.
     pub mark: u32,
-    /// Where the mark comes from; empty without one.
+    /// Origin of the mark; empty without one.
     pub mark_why: String,
     /// The service that takes it: `TCP 192.0.2.1:80`.
     pub service: Option<String>,
-    /// How that service was found, or why none.
+    /// Reason why that service matches, or why none does.
     pub service_why: String,
     /// The connection that it belongs to.
     pub connection: Option<String>,
@@ -45,7 +45,7 @@ pub struct Explanation {
     pub slot: Option<HashSlot>,
     /// The servers in the kernel's order.
     pub candidates: Vec<Candidate>,
-    /// Where it would go.
+    /// The server that would receive the connection.
     pub server: Option<SocketAddr>,
     /// The decision, in a sentence.
     pub verdict: String,

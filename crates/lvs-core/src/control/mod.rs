@@ -63,7 +63,7 @@ pub(crate) const FTP: u16 = 21;
 /// That of its data connections, where the server opens them.
 pub(crate) const FTP_DATA: u16 = 20;
 
-/// How a director is made.
+/// Settings of a new director.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Maximum of connections in each shard. Persistence templates, which all shards share, are an
@@ -72,7 +72,7 @@ pub struct Options {
     pub max_connections: usize,
     /// Action of a full shard for a new connection.
     pub when_full: WhenFull,
-    /// How many shards there will be.
+    /// Number of shards.
     pub shards: usize,
     /// Keys the hash of the connection table; take it from the system's random numbers.
     pub seed: u64,
@@ -190,7 +190,7 @@ pub struct Control {
     next_trash: Option<Instant>,
     /// Servers of services that are gone, on their way to the trash.
     leaving: VecDeque<Arc<Server>>,
-    /// When the defences look at the memory next.
+    /// Time at which the defences examine the memory next.
     next_defense: Option<Instant>,
     /// Work of the next sweep, for each shard.
     sweep_work: Vec<SweepWork>,

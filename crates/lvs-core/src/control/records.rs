@@ -13,7 +13,7 @@ use crate::server::Marks;
 use crate::stats::ObjectStats;
 use crate::{Error, Instant, Server, ServerConfig, ServerId, ServiceKey};
 
-/// How long a removed server without connections is kept.
+/// Time that a removed server without connections is kept.
 const TRASH_IDLE: Duration = Duration::from_secs(120);
 /// Changes that are remembered at least; of more records, as many as there are.
 const LOG_MIN: usize = 1024;
@@ -271,7 +271,7 @@ impl Records {
         self.log.push(place);
     }
 
-    /// How many changes there have been.
+    /// Number of changes so far.
     pub(crate) fn changes(&self) -> u64 {
         self.log_start + self.log.len() as u64
     }

@@ -27,7 +27,7 @@ const FINE: i32 = 100_000;
 #[derive(Debug)]
 pub(crate) struct SlowStart {
     since: BTreeMap<ServerId, Since>,
-    /// When the next tenth is due.
+    /// Time at which the next tenth is due.
     pub(crate) next: Option<Instant>,
     /// Present factor for the weights.
     factor: i32,

@@ -1,4 +1,4 @@
-//! How `ipvsadm -R` cuts its input into command lines.
+//! The splitting of the input of `ipvsadm -R` into command lines.
 
 use alloc::vec::Vec;
 

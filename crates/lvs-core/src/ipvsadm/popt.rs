@@ -1,4 +1,5 @@
-//! How the library popt cuts a command line into options: ipvsadm's users rely on its habits.
+//! The splitting of a command line into options by the library popt: users of ipvsadm rely on its
+//! behaviour.
 
 use alloc::vec::Vec;
 

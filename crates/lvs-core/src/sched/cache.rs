@@ -39,7 +39,7 @@ pub(super) struct Cache<T> {
     len: usize,
     /// Looks since the last full check.
     counter: u32,
-    /// Where the last partial check ended.
+    /// Position at which the last partial check ended.
     rover: usize,
 }
 
@@ -109,7 +109,7 @@ impl<T> Cache<T> {
     }
 }
 
-/// Where an address is in the cache.
+/// The slot of an address in the cache.
 pub(super) fn slot(addr: IpAddr) -> HashSlot {
     HashSlot {
         number: hash_32(fold(addr), BITS),

@@ -51,13 +51,13 @@ use crate::{Instant, Protocol, Server, ServiceFlags, Sysctls};
 pub struct Request {
     /// The client's address and port.
     pub client: SocketAddr,
-    /// Where the client sent its packet: the virtual address and port.
+    /// Destination of the client's packet: the virtual address and port.
     pub virt: SocketAddr,
     /// The protocol.
     pub protocol: Protocol,
     /// Flags of the service; `sh` and `mh` read theirs at each decision.
     pub flags: ServiceFlags,
-    /// When it came.
+    /// Time at which the packet arrived.
     pub now: Instant,
 }
 

@@ -236,7 +236,7 @@ impl Shard {
         verdict
     }
 
-    /// How a client's packet leaves.
+    /// Decides how a client's packet is sent.
     fn transmit(&mut self, index: u32, meta: &PacketMeta<'_>, age: Age, now: Instant) -> Verdict {
         let slot = self.table.get(index);
         let helped = slot.has(flag::HELPED);
@@ -304,7 +304,7 @@ impl Shard {
         }
     }
 
-    /// How packets to a virtual address leave for a server of this record and address.
+    /// Decides how packets to a virtual address are sent to a server of this record and address.
     #[inline]
     fn forward_to(
         &self,

@@ -25,7 +25,7 @@ use core::time::Duration;
 /// Packets of a connection whose client has repeated its SYN once.
 const SYN_AND_REPEAT: u32 = 2;
 
-/// How long packets of connections that end silently are dropped at most.
+/// Longest time that packets of silently ended connections are dropped.
 const SILENCE: u32 = 120;
 
 /// Sequence numbers of a TCP segment (RFC 9293 section 3.1).

@@ -1,4 +1,4 @@
-//! How connections begin and end.
+//! Begin and end of connections.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;

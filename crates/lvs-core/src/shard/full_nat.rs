@@ -46,7 +46,7 @@ impl Shard {
         self.local_changes.get_or_insert_default();
     }
 
-    /// How many changes wait to be taken.
+    /// Number of changes that wait for the caller.
     pub fn local_changes_len(&self) -> usize {
         self.local_changes.as_ref().map_or(0, VecDeque::len)
     }

@@ -25,7 +25,7 @@ pub(crate) struct Links {
     seen: Option<u64>,
     /// Whether it matters where servers behind NAT are.
     heeded: bool,
-    /// Where these are, by record, with the protocol of their service or 0 for any.
+    /// Translated addresses by record, with the protocol of their service or 0 for any.
     translated: BTreeMap<u32, (SocketAddr, u8)>,
     /// The same, by address, with the number of records.
     masqueraded: BTreeMap<(SocketAddr, u8), u32>,
@@ -40,7 +40,7 @@ impl Links {
         self.links.get(place as usize)?.as_ref()
     }
 
-    /// How many changes of records are followed; `None` before the first.
+    /// Number of changes of records that are applied; `None` before the first.
     pub(crate) const fn seen(&self) -> Option<u64> {
         self.seen
     }

@@ -73,7 +73,7 @@ struct Tuple {
 /// Which of them are free.
 #[derive(Debug)]
 struct Free {
-    /// Where the ports that have never been used begin: `fresh` of them, from number `from` on.
+    /// Start of the ports that have never been used: `fresh` ports from number `from` on.
     from: u16,
     fresh: u16,
     /// Of these, those that connections of an earlier director's have or had: they are given back
@@ -82,7 +82,7 @@ struct Free {
     /// Ports that were given back, and when their last packets came; the one that has been quiet
     /// longest comes first.
     released: BinaryHeap<Reverse<(Instant, u16)>>,
-    /// When all of them have been quiet for long enough.
+    /// Time from which all of them have been quiet for long enough.
     quiet_at: Instant,
     used: u32,
 }

@@ -28,9 +28,9 @@ pub struct Passed {
     pub target: SocketAddrV4,
     /// The virtual address and port.
     pub virt: SocketAddrV4,
-    /// How to encapsulate, where `method` is [`Forwarding::Tunnel`].
+    /// Encapsulation, if `method` is [`Forwarding::Tunnel`].
     pub tunnel: Tunnel,
-    /// How many packets of the client's the connection has had.
+    /// Number of the client's packets in this connection.
     pub packets: u32,
 }
 

@@ -271,7 +271,7 @@ impl Shard {
         ripeness(self.table.get(conn.0), packets, epoch)
     }
 
-    /// How many packets of a client's a connection has had.
+    /// Number of the client's packets in a connection.
     #[inline]
     pub fn packets_of(&self, conn: ConnId) -> u32 {
         self.table.get(conn.0).in_packets()

@@ -137,7 +137,7 @@ fn first_len(items: &[u8]) -> Option<usize> {
     Some(HEADER + usize::from(u16::from_be_bytes([len[0], len[1]])))
 }
 
-/// How many items there are, if they are such.
+/// Number of items in valid bytes.
 pub fn count(mut bytes: &[u8]) -> u64 {
     let mut count = 0;
     while let Some(len) = first_len(bytes) {
@@ -253,9 +253,9 @@ impl Digest {
 pub struct Differences {
     /// Connections that it owns.
     pub told: u64,
-    /// How many of them are missing, at least.
+    /// Least number of missing items.
     pub missing: u64,
-    /// Where.
+    /// The missing ranges.
     pub ranges: Vec<u16>,
 }
 

@@ -8,7 +8,7 @@ use super::Shift;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Edit {
-    /// How its sequence number changes.
+    /// The change of its sequence number.
     pub shift: Shift,
     /// Text to be replaced.
     pub replacement: Option<Replacement>,

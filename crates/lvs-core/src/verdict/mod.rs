@@ -58,7 +58,7 @@ pub enum Verdict {
     Drop(DropReason),
 }
 
-/// How to transmit a packet towards a real server.
+/// Transmission of a packet towards a real server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Forward {
     /// The connection; `None` for a one-packet connection that is gone already.
@@ -73,7 +73,7 @@ pub struct Forward {
     pub source: Option<SocketAddr>,
     /// The virtual address and port that the connection was made for.
     pub virt: SocketAddr,
-    /// How to encapsulate, where `method` is [`Forwarding::Tunnel`].
+    /// Encapsulation, if `method` is [`Forwarding::Tunnel`].
     pub tunnel: Tunnel,
     /// The packet opened the connection.
     pub new: bool,
@@ -82,7 +82,7 @@ pub struct Forward {
     pub shift: Option<Shift>,
 }
 
-/// How to treat a packet from a real server.
+/// Transmission of a packet from a real server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reply {
     /// The connection.

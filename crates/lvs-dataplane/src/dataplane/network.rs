@@ -13,7 +13,7 @@ use lvs_packet::wire::Mac;
 
 /// The cache entry of one address.
 struct Place {
-    /// When it was written.
+    /// Generation in which it was written.
     generation: Cell<u32>,
     /// The kind of the address: [`LOCAL`], [`VIP`], [`OWN`].
     is: Cell<u8>,
@@ -61,7 +61,7 @@ struct Region {
 struct Memo {
     places: Box<[Place]>,
     regions: RefCell<Vec<Option<Region>>>,
-    /// How often an answer came from a region instead of the cache.
+    /// Number of answers that came from a region instead of the cache.
     passed: Cell<u8>,
     /// Entries of an earlier generation are ignored.
     generation: u32,

@@ -38,7 +38,7 @@ pub(super) struct Priority {
     /// The time of the last decision, and the processor time of the thread until then.
     since: SystemInstant,
     computed: Duration,
-    /// How often the thread was demoted.
+    /// Number of times that the thread was demoted.
     demoted: u64,
 }
 
@@ -105,7 +105,7 @@ impl Priority {
         self.set(goes_on);
     }
 
-    /// How often the thread was demoted.
+    /// Number of times that the thread was demoted.
     pub(super) const fn demoted(&self) -> u64 {
         self.demoted
     }

@@ -36,7 +36,7 @@ pub(super) struct Keeping {
     unkept: AtomicBool,
     /// Held while state is stored.
     storing: Mutex<()>,
-    /// When counters, and services if there are many, are stored again.
+    /// Time at which counters, and services if there are many, are stored again.
     rests_until: Mutex<Option<SystemInstant>>,
 }
 

@@ -53,7 +53,7 @@ pub(super) trait WarmState: Debug + Send + Sync {
     /// Adds the counters that a predecessor has stored.
     fn take_counts(&self, control: &mut Control, records: &[Record]);
 
-    /// How far the clock of the stored deadlines is ahead of a clock that shows `now`.
+    /// Distance of the clock of the stored deadlines from a clock that shows `now`.
     fn clock_ahead(&self, now: Instant) -> Duration;
 
     /// Sets the clock of the stored deadlines to `now`.

@@ -42,9 +42,9 @@ use lvs_sys::Poller;
 
 /// Between two rounds of housekeeping.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
-/// How long nothing has changed before everything is gone through again.
+/// Time without a change after which the keeper checks everything.
 const QUIET: Duration = Duration::from_secs(1);
-/// How often everything is gone through while removed servers may still have connections.
+/// Period of the complete checks while removed servers may still have connections.
 const REMOVED_PERIOD: Duration = Duration::from_secs(10);
 /// Between two lines in the log about the same trouble.
 const COMPLAINT_PERIOD: Duration = Duration::from_secs(60);
@@ -58,7 +58,7 @@ pub(crate) struct Keeper {
     pub(super) interception: Interception,
     pub(super) netlink: Netlink,
     pub(super) tables: Tables,
-    /// How several workers share each interface.
+    /// The group of workers that shares each interface.
     pub(super) groups: HashMap<PortId, Group>,
     /// Configured interfaces that are not in use.
     pub(super) waits: Waits,
@@ -83,10 +83,10 @@ pub(crate) struct Keeper {
     pub(super) pool_in_use: Vec<IpAddr>,
     /// Since when something has changed that only [`update_all`](Self::update_all) takes in fully.
     pub(super) changed: Option<Instant>,
-    /// When everything was last gone through.
+    /// Time of the last complete check.
     pub(super) updated: Instant,
     next_housekeeping: Instant,
-    /// How often frames have missed the programs of the kernel fast path.
+    /// Number of frames that have missed the programs of the kernel fast path.
     pub(super) missed: u32,
     /// As long as they may, nothing is forwarded there.
     pub(super) aside: Option<Held>,
@@ -245,7 +245,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// How packets are divided among several workers, as far as the kernel does it.
+    /// The division of packets among several workers, as far as the kernel divides them.
     pub(super) fn plan(&self) -> Option<Plan> {
         let steering = self.setup.steering.as_ref()?;
         Some(steering.plan(self.tables.vips.iter().copied()))

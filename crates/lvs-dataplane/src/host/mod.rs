@@ -31,7 +31,7 @@ use crate::io::tun::TunError;
 use crate::netlink::NetlinkError;
 use lvs_packet::net::PortId;
 
-/// How packets come and go.
+/// The interface through which packets are received and sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Backend {
     /// By packet sockets, or through a TUN device where those are not permitted.
@@ -105,7 +105,7 @@ pub(crate) trait DataplaneSide: Send + Sync {
     /// The generation that all packet workers have taken.
     fn taken(&self) -> u64;
 
-    /// How many packet workers there are.
+    /// Number of packet workers.
     fn workers(&self) -> usize;
 
     /// Gives the packet workers a port, or a way to send on it: each its own.

@@ -45,7 +45,7 @@ pub(crate) struct View {
     pub(crate) ignore_tunneled: bool,
     /// Grows when a shard has to be swept: the control half has changed.
     pub(crate) config: u64,
-    /// How packets are divided among several workers; `None` of one.
+    /// The division of packets among several workers; `None` for one worker.
     pub(crate) steering: Option<Arc<Steering>>,
     /// The ephemeral ports of the host, read at the first use.
     pub(crate) ephemeral: OnceLock<(u16, u16)>,
@@ -387,7 +387,7 @@ impl Host for View {
     }
 }
 
-/// Where the latest view is.
+/// Access to the latest view.
 #[derive(Debug, Default)]
 pub(crate) struct Published {
     generation: AtomicU64,

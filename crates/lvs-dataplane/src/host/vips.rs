@@ -120,7 +120,7 @@ pub(super) struct Vips {
     /// Interfaces on which all own addresses are announced again, and the time of the last
     /// announcement there.
     again: HashMap<PortId, (Burst, Instant)>,
-    /// When the next announcement may be due.
+    /// Time at which the next announcement may be due.
     next_announcement: Option<Instant>,
     /// The remaining probes for other hosts with the services' addresses.
     probing: HashMap<IpAddr, u8>,

@@ -34,7 +34,7 @@ use lvs_packet::frame::{Frame, MAX_FRAME};
 use lvs_packet::wire::{Mac, vlan};
 use lvs_sys::{MessageBatch, PacketRing, PacketSocket, RingFrame};
 
-/// How long one call of `send` may wait in all for a full queue.
+/// Longest time that one call of `send` may wait in all for a full queue.
 const SEND_PATIENCE: Duration = Duration::from_millis(1);
 
 /// Counters of the backend since it was opened.

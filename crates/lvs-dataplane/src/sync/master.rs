@@ -62,17 +62,17 @@ pub(super) fn run(
     send(director.messages(), &sockets, counts, &mut manner);
 }
 
-/// How messages are sent.
+/// The manner of sending messages.
 struct Manner<'a> {
     stop: &'a Stop,
     /// The last one was sent.
     well: bool,
-    /// When a master that is to stop gives up.
+    /// Time at which a stopping master gives up.
     last: Option<Instant>,
 }
 
 impl Manner<'_> {
-    /// How long to wait for room now.
+    /// Longest wait for room now.
     fn patience(&mut self) -> Duration {
         if !self.stop.is_asked() {
             return PATIENCE;

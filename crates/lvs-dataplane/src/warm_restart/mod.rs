@@ -33,7 +33,7 @@ pub use self::holder::{Holder, hold};
 use crate::lock::lock;
 use lvs_sys::SharedArray;
 
-/// How long connections are kept for the next dataplane.
+/// Time that connections are kept for the next dataplane.
 pub(crate) const WITHOUT_DATAPLANE: Duration = Duration::from_secs(300);
 /// The most servers whose counters are kept. Only the written pages use memory.
 const RECORDS: usize = 1 << 20;
@@ -318,7 +318,7 @@ impl WarmRestart {
         is_alive(&self.mapped, now);
     }
 
-    /// How far the clock of the deadlines is ahead of a clock that shows `now`.
+    /// Distance of the clock of the deadlines from a clock that shows `now`.
     pub(crate) fn clock_ahead(&self, now: Instant) -> Duration {
         let then = lvs_sys::monotonic().wrapping_sub(self.mapped.word(head::BASE));
         Duration::from_nanos(then.saturating_sub(now.as_nanos()))

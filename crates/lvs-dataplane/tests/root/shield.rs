@@ -68,7 +68,8 @@ const fn limit(wanted: bool) -> Duration {
     if wanted { PATIENCE } else { SILENCE }
 }
 
-/// How connection attempts from a host end: `CONNECTED`, `REFUSED` by a RST, or `UNANSWERED`.
+/// Checks the result of connection attempts from a host: `CONNECTED`, `REFUSED` by a RST, or
+/// `UNANSWERED`.
 fn assert_connect(host: &Host, to: &str, wanted: io::ErrorKind) {
     let address: SocketAddr = to.parse().unwrap();
     let limit = limit(wanted != UNANSWERED);

@@ -31,7 +31,8 @@ enum Version {
     },
     V6 {
         id: u32,
-        /// Where the protocol behind the unfragmentable headers is named, and which it is.
+        /// Position of the field that names the protocol after the unfragmentable headers, and that
+        /// protocol.
         named_at: usize,
         next: u8,
     },
@@ -42,7 +43,7 @@ enum Version {
 pub struct Piece<'a> {
     headers: &'a [u8],
     data: &'a [u8],
-    /// Where `data` lies in the payload that is cut.
+    /// Offset of `data` in the payload that is cut.
     at: usize,
     more: bool,
     version: Version,

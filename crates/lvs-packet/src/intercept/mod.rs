@@ -44,7 +44,7 @@ fn reply_ports<'a>(
     }
 }
 
-/// Where a server's answers come from.
+/// Source of a server's answers.
 fn answers(
     key: ServiceKey,
     server: SocketAddr,

@@ -16,7 +16,7 @@ use crate::wire::icmp::ErrorKind;
 use crate::wire::ip_options::WantedOptions;
 use crate::wire::{Mac, decrement_ttl, ipv4, tcp};
 
-/// How a packet came in.
+/// The arrival of a packet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrival {
     pub(super) port: PortId,
@@ -37,11 +37,11 @@ pub(super) struct Job<'a> {
     pub(super) inner: Option<(Protocol, SocketAddr)>,
     /// The interface that it came in by, if it was one.
     pub(super) arrival: Option<Arrival>,
-    /// How it had been cut, if it came in fragments.
+    /// Its fragmentation, if it arrived in fragments.
     pub(super) history: Option<&'a History>,
     /// Fields that its IPv4 options ask a router to write.
     pub(super) options: WantedOptions,
-    /// Where it goes if it passes through as it is, once that has been looked up.
+    /// The next hop if it passes unchanged, after the look-up.
     pub(super) hop: Option<NextHop>,
 }
 

@@ -30,7 +30,7 @@ pub(super) enum Pieces<'a> {
 }
 
 impl Job<'_> {
-    /// How the packet leaves on its way to a server, if it has come like this.
+    /// The pieces in which the packet leaves for a server, if it arrived in such pieces.
     pub(super) fn pieces<'a>(&self, history: Option<&'a History>) -> Pieces<'a> {
         match history {
             Some(history) if self.packet.is_ipv6() => Pieces::Along(history),

@@ -16,7 +16,7 @@ pub struct Settings {
     pub echo_per_second: u32,
     /// Lower the segment size that TCP connections are opened with.
     pub clamp_mss: Option<ClampMss>,
-    /// Where requests to services must be routed back to.
+    /// Reverse-path check of requests to services.
     pub reverse_path: ReversePath,
 }
 

@@ -19,7 +19,7 @@ use crate::wire::{ETHERNET_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, be16, ethernet, 
 pub struct Share {
     /// The worker's number.
     pub number: usize,
-    /// How packets are divided.
+    /// The division of packets.
     pub steering: Arc<Steering>,
 }
 

@@ -160,24 +160,24 @@ pub fn write_header(
 /// A fragment header in a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FragmentHeader {
-    /// Where it is.
+    /// Its position.
     pub at: usize,
     /// Identification of the datagram.
     pub id: u32,
-    /// Where the payload of this fragment belongs, in bytes.
+    /// Offset of the payload of this fragment, in bytes.
     pub offset: usize,
     /// More follow.
     pub more: bool,
 }
 
-/// Where the extension headers lead.
+/// The end of a chain of extension headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chain {
     /// The protocol behind them. In a later fragment: the protocol in its fragment header.
     pub protocol: u8,
-    /// Where the payload of that protocol begins.
+    /// Start of the payload of that protocol.
     pub l4: usize,
-    /// Where the byte is that names this protocol.
+    /// Position of the byte that names this protocol.
     pub named_at: usize,
     /// The first fragment header on the way, and where the byte is that announces it.
     pub fragment: Option<(FragmentHeader, usize)>,

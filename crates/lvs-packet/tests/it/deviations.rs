@@ -1,4 +1,4 @@
-//! Where the packet path differs from the kernel's on purpose: see docs/decisions.md.
+//! Deliberate differences of the packet path from the kernel's: see docs/decisions.md.
 
 use std::net::{IpAddr, SocketAddr};
 

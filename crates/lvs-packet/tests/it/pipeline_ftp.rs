@@ -26,7 +26,7 @@ const RST: u8 = 0x04;
 const PSH: u8 = 0x08;
 const ACK: u8 = 0x10;
 
-/// How a device leaves the checksum, or what it makes of several segments.
+/// The checksum that a device leaves, or its super-packet of several segments.
 #[derive(Clone, Copy, Debug)]
 enum Card {
     Finished,

@@ -31,7 +31,8 @@ struct Worker {
     pipeline: Pipeline,
 }
 
-/// How a worker asks: its own shard first, then the control half that it shares.
+/// The look-up of a worker: first in its own shard, then in the control half that all workers
+/// share.
 struct Asked<'a> {
     control: &'a Mutex<Control>,
     shard: &'a mut Shard,

@@ -12,7 +12,7 @@ use tracing::field::{Field, Visit};
 use super::form::priority;
 use super::message_ids::message_id;
 
-/// Where the journal listens.
+/// The socket of the journal.
 pub(super) const SOCKET: &str = "/run/systemd/journal/socket";
 
 /// Stands before each field that goes in front of a line, and between these and the line.

@@ -29,7 +29,7 @@ use self::journal::Journal;
 pub use self::message_ids::MESSAGE_IDS;
 use self::queue::Queue;
 
-/// How long the end of a program waits for its last lines.
+/// Longest wait for the last log lines at the end of a program.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 
 /// The log of this process, once there is one.

@@ -22,7 +22,7 @@ const LINE_MAX: usize = 16 << 10;
 const CUT: &str = " [...]";
 /// Interval of attempts to log the number of lost lines.
 const RETRY: Duration = Duration::from_secs(1);
-/// How soon a descriptor that does not block is tried again.
+/// Pause before the next attempt on a non-blocking descriptor.
 const POLL: Duration = Duration::from_millis(10);
 
 enum Message {

@@ -443,7 +443,7 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
     }
 }
 
-/// Where programs find a map, or none.
+/// The map that programs find at a place, or none.
 #[derive(Debug)]
 pub struct MapPlace {
     fd: OwnedFd,

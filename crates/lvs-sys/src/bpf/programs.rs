@@ -83,10 +83,10 @@ const BPF_F_BEFORE: u32 = 1 << 3;
 const BPF_F_TEST_SKB_CHECKSUM_COMPLETE: u32 = 1 << 2;
 /// Size of the verifier's log.
 const LOG: usize = 1 << 20;
-/// How often a program is loaded that signals interrupt.
+/// Greatest number of attempts to load a program when signals interrupt the call.
 const ATTEMPTS: usize = 5;
 
-/// Where a program goes.
+/// The hook for which a program is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgramKind {
     /// Before a socket.

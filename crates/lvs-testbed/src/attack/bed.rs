@@ -309,7 +309,7 @@ impl Bed {
         Ok(())
     }
 
-    /// How many packets the dataplane has dropped, by reason.
+    /// Number of packets that the dataplane has dropped, by reason.
     fn drops(&self) -> Result<BTreeMap<String, u64>> {
         let mut dropped = false;
         let mut drops = BTreeMap::new();

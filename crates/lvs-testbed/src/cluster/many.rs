@@ -22,7 +22,7 @@ const EXABGP: &str = include_str!("../../../../examples/many-directors/exabgp.co
 const ANNOUNCE: &str = include_str!("../../../../examples/many-directors/announce-lvs");
 const ROUTER: &str = include_str!("../../../../examples/many-directors/router.conf");
 
-/// How many directors there are.
+/// Number of directors.
 const DIRECTORS: usize = 3;
 
 /// A scenario.

@@ -126,7 +126,7 @@ impl Balancer {
 pub struct Outcome {
     /// Its name.
     pub scenario: String,
-    /// How many directors there are.
+    /// Number of directors.
     pub directors: usize,
     /// The balancer: `lvs` or `haproxy`.
     pub director: String,
@@ -405,7 +405,7 @@ fn lose_sync(director: &Host, of_a_hundred: Option<u32>) -> Result<()> {
         .map(drop)
 }
 
-/// How many packets of it have been dropped.
+/// Number of its packets that were dropped.
 fn lost_of_sync(director: &Host) -> u64 {
     let said = director.sh("nft list table inet loss").unwrap_or_default();
     let counts = said.split("counter packets ").skip(1);

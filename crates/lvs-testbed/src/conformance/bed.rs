@@ -51,7 +51,7 @@ const CLIENT_SIDE_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xff, 0, 0, 0, 0, 0, 1
 const GATEWAY_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xff, 0, 0, 0, 0, 0, 2);
 const SERVER_SIDE_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 1, 0, 0, 0, 0, 0, 0xffff);
 
-/// How often a packet may come back from the host before something goes round in circles.
+/// Greatest number of times that a packet may come back from the host; more is a loop.
 const ROUNDS: usize = 8;
 
 pub(super) const fn port_name(port: PortId) -> &'static str {

@@ -1,4 +1,4 @@
-//! How a case is replayed, what is seen of it, and what is found wrong.
+//! Replay of a case: its observations, and its differences.
 
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -86,7 +86,7 @@ pub(super) fn from_client(packet: &[u8]) -> Vec<u8> {
     ethernet(CLIENT_SIDE, GATEWAY, packet)
 }
 
-/// How many connections a case makes at most.
+/// Greatest number of connections of a case.
 fn capacity(steps: &[Value]) -> usize {
     let made = |step: &Value| match step.maybe_number("count") {
         Some(count) => usize::try_from(count).unwrap_or(0),

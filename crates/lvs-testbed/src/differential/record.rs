@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::kernel::{self, Emitted, Kernel};
 use crate::conformance::case::{Json, hex, sysctl_text};
 
-/// Where the IP packet begins in a frame.
+/// Offset of the IP packet in a frame.
 const IP: usize = 14;
 const IPIP: Protocol = Protocol(4);
 const GRE: Protocol = Protocol(47);

@@ -265,7 +265,7 @@ impl Model {
             .min_by_key(|&n| cost(n))
     }
 
-    /// Where a client's segment goes: a server, or what else becomes of it.
+    /// The destination of a client's segment: a server, or another fate.
     fn client_sends(&mut self, client: SocketAddr, flags: u8) -> Result<SocketAddr, &'static str> {
         let found = (0..self.conns.len())
             .rev()

@@ -31,7 +31,7 @@ const CLIENTS: PortId = PortId(0);
 const SERVERS: PortId = PortId(1);
 const HOST: PortId = PortId(2);
 
-/// How much the clock moves with every frame.
+/// Step of the clock for each frame.
 const STEP: Duration = Duration::from_micros(50);
 
 fn options(entropy: &mut Entropy<'_>) -> Options {

@@ -1,4 +1,4 @@
-//! Where choices come from.
+//! The source of random choices.
 
 /// A sequence of choices: endless from a seed, or as long as a fuzzer's bytes last and zero from
 /// then on.

@@ -10,7 +10,7 @@ use super::entropy::Entropy;
 use super::scene::{self, Offer, Scene};
 use super::{oracle, packet};
 
-/// Where a frame comes from.
+/// The source of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// The clients' link.
@@ -50,7 +50,7 @@ pub enum Act {
 /// One frame.
 #[derive(Clone, Debug)]
 pub struct Shot {
-    /// Where it comes from.
+    /// Its source.
     pub from: Side,
     /// The frame: of Ethernet, or a bare packet from the host.
     pub frame: Frame,

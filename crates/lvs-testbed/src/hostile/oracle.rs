@@ -75,7 +75,7 @@ pub struct Parts {
     pub dst: IpAddr,
     /// Protocol of the payload.
     pub protocol: u8,
-    /// Where the payload begins.
+    /// Start of the payload.
     pub l4: usize,
     /// Length of the packet.
     pub len: usize,

@@ -32,7 +32,7 @@ impl Proc {
         self.child.id()
     }
 
-    /// Where its standard output and error go.
+    /// The file with its standard output and error.
     #[must_use]
     pub fn log_path(&self) -> &Path {
         &self.log

@@ -27,7 +27,7 @@ use crate::netns::{Host, Proc, Testbed, run_with_input, wait_until};
 use crate::servers::NginxOptions;
 use crate::{content, decap, load::LoadOptions, programs, servers};
 
-/// How packets get from the director to the real servers.
+/// The forwarding method between the director and the real servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forward {
     /// Network address translation, both directions through the director.
@@ -80,7 +80,7 @@ pub enum Topology {
     Routed,
 }
 
-/// Where the VIP lives.
+/// The interface that has the VIP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vip {
     /// On the director's `eth0`: the host answers ARP.
@@ -100,11 +100,11 @@ pub struct SiteOptions {
     pub label: String,
     /// Networks between the hosts.
     pub topology: Topology,
-    /// How the servers are to be prepared: gateway, VIP on `lo`, decapsulator.
+    /// The forwarding method that servers are prepared for: gateway, VIP on `lo`, decapsulator.
     pub forward: Forward,
-    /// Where the VIP lives.
+    /// The interface that has the VIP.
     pub vip: Vip,
-    /// How many real servers.
+    /// Number of real servers.
     pub servers: usize,
     /// MTU of all links.
     pub mtu: u32,
@@ -112,7 +112,7 @@ pub struct SiteOptions {
     pub offloads: bool,
     /// The director's `ip_forward`.
     pub ip_forward: bool,
-    /// How the servers' nginx is to be set up.
+    /// Settings of the servers' nginx.
     pub nginx: NginxOptions,
     /// In nginx's place, a [server that sends evenly](crate::paced), so many bytes a second for each
     /// download.
@@ -159,11 +159,11 @@ pub struct Site {
     pub dataplane: Option<Proc>,
     /// The web servers and decapsulators.
     pub programs: Vec<Proc>,
-    /// Where requests come from.
+    /// The host that sends requests.
     pub client: Host,
     /// The router, where the topology has one.
     pub router: Option<Host>,
-    /// Where the dataplane runs.
+    /// The host of the dataplane.
     pub director: Host,
     /// The second director, where there is one.
     pub standby: Option<Host>,

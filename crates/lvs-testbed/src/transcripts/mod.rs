@@ -110,7 +110,7 @@ struct Packet {
     frame: String,
 }
 
-/// How the commands of sessions compared.
+/// Results of comparing the commands of sessions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TranscriptReport {
     /// As ipvsadm did.

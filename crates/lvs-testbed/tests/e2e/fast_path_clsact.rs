@@ -37,7 +37,7 @@ fn shown(host: &Host, interface: &str) -> Result<String> {
     ))
 }
 
-/// How many filters of dataplanes there are in a network namespace.
+/// Number of filters of dataplanes in a network namespace.
 fn filters(host: &Host) -> Result<usize> {
     let all = host.sh(
         "for path in /sys/class/net/*; do tc filter show dev ${path##*/} ingress; done 2>/dev/null || true",

@@ -12,9 +12,9 @@ use lvs_testbed::{Forward, Host, Site, SiteOptions, wait_until};
 
 /// Datagrams to an unused port, which the host counts if they reach it.
 const PORT: u16 = 9999;
-/// How long anything may take on a busy machine.
+/// Longest time of any step on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
-/// How long a datagram may take before another one is sent.
+/// Pause before another datagram is sent.
 const IN_TIME: Duration = Duration::from_millis(500);
 
 fn site(label: &str) -> Result<Site> {

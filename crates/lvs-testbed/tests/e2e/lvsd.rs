@@ -40,7 +40,7 @@ fn start(site: &Site, arguments: &[&str]) -> Result<Proc> {
     site.director.spawn(programs::find("lvsd")?, &words)
 }
 
-/// How many servers are listed with a weight above 0.
+/// Number of servers that are listed with a weight above 0.
 fn usable(site: &Site) -> usize {
     let listing = site.lvsadm("-L -n").unwrap_or_default();
     rows(&listing)

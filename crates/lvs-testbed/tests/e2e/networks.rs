@@ -15,7 +15,7 @@ use lvs_testbed::{
     content, programs, servers, wait_until,
 };
 
-/// How long a change may take until traffic is as before: much more than it does.
+/// Longest time from a change until traffic is as before; much more than it needs.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn site(label: &str, forward: Forward, change: impl FnOnce(&mut SiteOptions)) -> Result<Site> {
@@ -32,7 +32,7 @@ fn is_logged_once(site: &Site, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// How often the dataplane has logged `what`.
+/// Number of times that the dataplane has logged `what`.
 fn logged(site: &Site, what: &str) -> usize {
     let log = site.dataplane.as_ref().map(Proc::log).unwrap_or_default();
     log.lines().filter(|line| line.contains(what)).count()

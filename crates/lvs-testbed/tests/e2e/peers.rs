@@ -308,7 +308,7 @@ fn invalid_peer_options_are_reported() -> Result<()> {
     Ok(())
 }
 
-/// How the tables of the only peer compare: `alike`, `differ`, `alarm`.
+/// Comparison of the tables of the only peer: `alike`, `differ`, `alarm`.
 fn tables(site: &Site, director: &Host) -> String {
     let state = state(site, director).ok();
     let word = state.and_then(|state| state["tables"][0]["state"].as_str().map(str::to_owned));

@@ -456,7 +456,7 @@ fn sync_messages_of_own_users_are_ignored() -> Result<()> {
     Ok(())
 }
 
-/// Where sockets of UDP send from that are neither bound to a group nor to everything.
+/// Source addresses of UDP sockets that are neither bound to a group nor to the wildcard address.
 fn sources(director: &Host) -> Result<Vec<Ipv4Addr>> {
     let table = director.sh("cat /proc/net/udp")?;
     let sockets = table.lines().skip(1).filter_map(|line| {

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Site, SiteOptions, programs, wait_until};
 use nix::sys::signal::Signal;
 
-/// How long anything may take on a busy machine.
+/// Longest time of any step on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
 const KERNEL: [&str; 2] = ["--fast-path", "on"];
 const HOLDER: [&str; 4] = ["--fast-path", "off", "--warm-restart", "on"];

@@ -100,7 +100,7 @@ impl Node {
         }
     }
 
-    /// Where a link leads to, from its own directory.
+    /// The target of a link, from its own directory.
     fn target(&self) -> Option<String> {
         match self {
             Self::Link => Some(format!("sys/net/{INSIDE}/{NET}")),

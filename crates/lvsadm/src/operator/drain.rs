@@ -19,7 +19,7 @@ use crate::program::Invocation;
 
 /// Time between two polls.
 const POLL: Duration = Duration::from_millis(500);
-/// How long lvsd may take to have the dataplane do what it was asked.
+/// Longest time that lvsd may take to apply a request to the dataplane.
 const GRACE: Duration = Duration::from_secs(30);
 /// A line of progress at least this often.
 const LINE: Duration = Duration::from_secs(10);

@@ -18,7 +18,7 @@ const SERVICES_MAX: usize = 4096;
 /// The recorded history.
 #[derive(Debug, Default)]
 pub struct History {
-    /// When, in seconds since 1970.
+    /// Times of the samples, in seconds since 1970.
     times: VecDeque<u64>,
     total: Series,
     services: HashMap<String, Series>,

@@ -53,15 +53,15 @@ pub(crate) use places::{ConnectionSlot, Holder};
 
 /// For how long what was seen is good enough.
 const FRESH: Duration = Duration::from_millis(500);
-/// How long the daemon's loop may take to say how everything is.
+/// Longest time that the daemon's loop may take to return its status.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Events that are kept for those who ask later.
 const EVENTS_MAX: usize = 1000;
-/// How often wrong tokens are logged.
+/// Period of the log lines about wrong tokens.
 const WRONG_TOKENS: Duration = Duration::from_secs(60);
-/// How long files may take to be taken away.
+/// Longest time that the removal of files may take.
 const ENDING: Duration = Duration::from_secs(3);
-/// How often an address is tried that cannot be listened at.
+/// Pause between two attempts to listen on an address.
 const AGAIN: Duration = Duration::from_secs(5);
 
 /// The HTTP API.
@@ -74,13 +74,13 @@ pub struct Api {
     seen: tokio::sync::Mutex<Option<(Instant, Arc<Snapshot>)>>,
     pages: Pages,
     own: Own,
-    /// When this daemon was started, in milliseconds since 1970: its events count from then on.
+    /// Start of this daemon in milliseconds since 1970: its events count from this time.
     started_ms: u64,
     token: Mutex<Result<Option<Token>, String>>,
     past: Mutex<VecDeque<Arc<Event>>>,
     history: Mutex<History>,
     tally: Arc<Tally>,
-    /// When a wrong token was last logged, and how many came since.
+    /// Time of the last log line about wrong tokens, and number of wrong tokens since.
     wrong_tokens: Mutex<(Option<Instant>, u64)>,
 }
 
@@ -105,7 +105,7 @@ impl Api {
         }
     }
 
-    /// Where the daemon says what its file says.
+    /// The channel on which the daemon publishes the settings of its file.
     pub fn settings(&self) -> watch::Sender<config::Api> {
         self.settings.clone()
     }

@@ -53,7 +53,7 @@ pub struct Overview {
     pub refused: Vec<String>,
     /// The first overrides of operators.
     pub admin: Vec<AdminEntry>,
-    /// How many lines of these three are not shown.
+    /// Number of lines of these three that are not shown.
     pub left_out: usize,
     /// Servers in the file.
     pub servers: usize,

@@ -18,7 +18,7 @@ use super::Api;
 use crate::config;
 use crate::snapshot::Snapshot;
 
-/// How often it is written.
+/// Period of writing.
 const EVERY: Duration = Duration::from_secs(2);
 /// Of its time, connections take one part in so many.
 const SHARE: u32 = 20;
@@ -36,7 +36,7 @@ const FILES: [&str; 4] = [
 ];
 /// The files with the dataplane's connections.
 const CONNECTIONS: [&str; 2] = ["net/ip_vs_conn", "net/ip_vs_conn_sync"];
-/// Where sysctls are.
+/// Directory of the sysctls.
 const SYSCTLS: &str = "sys/net/ipv4/vs";
 
 /// Keeps the tree that the settings name, until `stopped`, and takes it away in the end.

@@ -101,7 +101,7 @@ struct Message {
 #[derive(Serialize)]
 #[cfg_attr(test, derive(Deserialize))]
 pub(super) struct Whoami {
-    /// How changes are signed that say nothing else.
+    /// Default author of changes.
     who: String,
     /// It may change things.
     may_change: bool,
@@ -114,7 +114,7 @@ pub(super) struct Whoami {
 #[derive(Serialize)]
 #[cfg_attr(test, derive(Deserialize))]
 pub(super) struct Past {
-    /// When the daemon was started that has counted them, in milliseconds since 1970.
+    /// Start of the daemon that has counted them, in milliseconds since 1970.
     started_ms: u64,
     /// In their order.
     events: Vec<Event>,

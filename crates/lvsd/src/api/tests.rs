@@ -142,7 +142,7 @@ fn description() -> Value {
     serde_json::from_str(routes::OPENAPI).expect("JSON")
 }
 
-/// How a value differs from a schema, as far as the description uses schemas.
+/// The difference of a value from a schema, as far as the description uses schemas.
 fn differs(root: &Value, schema: &Value, value: &Value, at: &str) -> Vec<String> {
     if let Some(reference) = schema["$ref"].as_str() {
         let target = reference

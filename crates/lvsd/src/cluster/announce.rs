@@ -53,7 +53,7 @@ pub(crate) fn standing(services: &[Ability]) -> Option<Standing> {
     }
 }
 
-/// When a maintenance began.
+/// Time at which a maintenance began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Began {
     /// So many seconds after boot.

@@ -42,7 +42,7 @@ pub use maintenance::path as maintenance_path;
 use readiness::Readiness;
 use track::Fitness;
 
-/// How often it is seen whether the track file is as it was written.
+/// Period of the checks of the track file.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// The name of the instance in keepalived's configuration and messages.
@@ -53,7 +53,7 @@ pub const INSTANCE: &str = "lvs";
 pub struct ClusterPaths {
     /// The dataplane.
     pub dataplane: Address,
-    /// Where is kept that the director is in maintenance.
+    /// Path of the file that records maintenance of the director.
     pub maintenance: PathBuf,
     /// Beats as long as the daemon's loop goes on.
     pub turns: Pulse,
@@ -90,7 +90,7 @@ struct Running {
     written: Option<i16>,
     /// Why the track file was not written.
     trouble: Option<String>,
-    /// When the track file is looked at.
+    /// Times at which the track file is checked.
     looks: Interval,
     /// Another process had changed it at the last look.
     meddled: bool,

@@ -62,13 +62,13 @@ pub struct Config {
     pub sync: Option<Vec<SyncDaemon>>,
     /// If set, the dataplane owns the virtual addresses only while keepalived is active.
     pub vrrp: Option<Vrrp>,
-    /// How names of servers are looked up.
+    /// Settings of the look-ups of servers' names.
     pub lookups: Lookups,
     /// The connection to etcd, which directors share.
     pub cluster: Option<Cluster>,
     /// The connection to Kubernetes.
     pub kubernetes: Option<kubernetes::Settings>,
-    /// How addresses are announced by routes.
+    /// Settings of the announcement of addresses by routes.
     pub announce: Announce,
     /// Sysctls to set, name and value.
     pub sysctls: Vec<(String, String)>,
@@ -85,7 +85,7 @@ pub struct Config {
 /// `discover` of a service: the source of further servers, and their settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Discovery {
-    /// Where they come from.
+    /// The source of the servers.
     pub source: Source,
     /// The line where that stands.
     pub line: usize,
@@ -93,7 +93,7 @@ pub struct Discovery {
     pub port: u16,
     /// Their settings in the dataplane, with the weight of servers that come without one.
     pub config: ServerConfig,
-    /// How their health is found out.
+    /// The health check.
     pub check: Option<Check>,
 }
 
@@ -122,11 +122,11 @@ pub struct Daemon {
 /// `[api]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Api {
-    /// Where HTTP is answered.
+    /// Addresses on which HTTP is served.
     pub listen: Vec<SocketAddr>,
     /// Names under which it is asked, besides those of this host.
     pub allowed_hosts: Vec<String>,
-    /// Where the token is that allows changes over TCP.
+    /// Path of the file with the token that allows changes over TCP.
     pub token_file: Option<PathBuf>,
     /// The directory of a tree like `/proc`.
     pub procfs: Option<PathBuf>,
@@ -244,9 +244,9 @@ pub struct Vrrp {
     pub peers: Vec<IpAddr>,
     /// The addresses that the host has while it is active.
     pub addresses: Vec<HostAddress>,
-    /// Where keepalived reads how able this director is.
+    /// Path of the track file, from which keepalived reads the readiness of this director.
     pub track_file: PathBuf,
-    /// Where keepalived writes whether it is active.
+    /// Path of the FIFO into which keepalived writes whether it is active.
     pub fifo: PathBuf,
 }
 
@@ -267,12 +267,12 @@ impl Vrrp {
     pub(crate) const PRIORITY_ENOUGH: i64 = 1 - (Self::MAINTENANCE + Self::BELOW_QUORUM) as i64;
 }
 
-/// How addresses are announced by routes.
+/// Settings of the announcement of addresses by routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Announce {
-    /// How long other directors are preferred before an address is withdrawn, in maintenance.
+    /// Time in maintenance in which other directors are preferred before an address is withdrawn.
     pub drain: Duration,
-    /// How long the dataplane continues to announce without messages from lvsd.
+    /// Time that the dataplane continues to announce without messages from lvsd.
     pub hold: Duration,
 }
 
@@ -292,22 +292,22 @@ pub struct HostAddress {
     pub ip: IpAddr,
     /// Bits of its network.
     pub len: u8,
-    /// Where it is; keepalived's own choice is the interface of the advertisements.
+    /// Its interface; keepalived's default is the interface of the advertisements.
     pub device: Option<String>,
 }
 
 /// The peers that replicate connections with this director.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peers {
-    /// Where they are.
+    /// Their addresses.
     pub addresses: Vec<String>,
     /// File with the key that they share.
     pub key_file: String,
-    /// Where they connect to.
+    /// The address on which this director accepts them.
     pub listen: Option<String>,
-    /// How long to wait at first for those that cannot be reached.
+    /// Longest wait at the start for unreachable peers.
     pub wait: Option<Duration>,
-    /// How long their services and servers may differ.
+    /// Longest time that their services and servers may differ.
     pub alarm: Option<Duration>,
 }
 
@@ -462,15 +462,15 @@ pub struct Service {
     pub vip: VipMode,
     /// Whose new connections it takes.
     pub filter: SourceFilter,
-    /// How the daemon serves it itself; `None` if a dataplane does.
+    /// Proxy settings, if lvsd serves it; `None` if a dataplane does.
     pub proxy: Option<proxy::Options>,
     /// The action on a server whose check fails.
     pub on_check_failure: OnCheckFailure,
     /// Weight 0 keeps new connections from a server, and they go to the others.
     pub quiesces_at_zero: bool,
-    /// How long a server that has left the file may keep its connections.
+    /// Time that a server that has left the file may keep its connections.
     pub drain: Duration,
-    /// How many servers it needs.
+    /// Number of servers that it requires.
     pub quorum: Quorum,
     /// The action on its VIP below the quorum.
     pub below_quorum: BelowQuorum,
@@ -484,7 +484,7 @@ pub struct Service {
     pub min_share: u8,
     /// The server that replaces the others below the quorum.
     pub sorry: Option<Server>,
-    /// Where further servers come from.
+    /// Source of further servers.
     pub discovery: Option<Discovery>,
     /// The list of servers is incomplete: the dataplane may have servers that belong to it. Always
     /// false for the file alone.
@@ -558,7 +558,7 @@ pub struct Server {
     pub address: SocketAddr,
     /// Its settings in the dataplane while it is healthy.
     pub config: ServerConfig,
-    /// How its health is found out; without it, it is taken to be healthy.
+    /// The health check; without it, the server counts as healthy.
     pub check: Option<Check>,
 }
 

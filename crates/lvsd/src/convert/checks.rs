@@ -303,7 +303,7 @@ fn instead(item: &Item, kind: &str, mut check: Check, why: &str, lost: &mut Vec<
     none()
 }
 
-/// How often, and for how long.
+/// Interval and timeout of checks.
 fn rhythm(item: &Item, around: &[&Item], check: &mut Check) {
     // The last number that keepalived takes, of the innermost block that has one.
     let last = |block: &Item, name: &str, of_check: bool| {

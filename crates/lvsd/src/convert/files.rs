@@ -178,7 +178,7 @@ fn fits(pattern: &[char], name: &[char]) -> bool {
     }
 }
 
-/// How much of a pattern a character fits.
+/// Number of bytes of a pattern that match a character.
 fn one(pattern: &[char], c: char) -> Option<usize> {
     match pattern {
         ['?', ..] => Some(1),

@@ -86,7 +86,7 @@ const ADDRESSES_MAX: usize = 65_536;
 /// or why there are none.
 pub type Include<'a> = &'a dyn Fn(&Path, &str) -> Result<Vec<(String, String)>, String>;
 
-/// How a file is read.
+/// Settings of reading a file.
 pub struct Options<'a> {
     /// Reads included files of keepalived.
     pub include: Include<'a>,

@@ -14,7 +14,7 @@ pub(super) type Keys = BTreeMap<&'static str, String>;
 /// A service.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Service {
-    /// Where it is in its file.
+    /// Its position in its file.
     pub(super) at: String,
     pub(super) addresses: Vec<String>,
     pub(super) fwmark: Option<(u32, bool)>,
@@ -31,7 +31,7 @@ pub(super) struct Service {
 /// A quorum by weight.
 #[derive(Clone, Debug)]
 pub(super) struct Quorum {
-    /// Where it is in its file.
+    /// Its position in its file.
     pub(super) at: String,
     pub(super) quorum: u64,
     pub(super) hysteresis: u64,
@@ -40,7 +40,7 @@ pub(super) struct Quorum {
 /// A server for the time below the quorum.
 #[derive(Clone, Debug)]
 pub(super) struct Sorry {
-    /// Where it is in its file, and as what.
+    /// Its position in its file, and its kind.
     pub(super) said: String,
     pub(super) ip: IpAddr,
     pub(super) port: Option<u16>,
@@ -51,7 +51,7 @@ pub(super) struct Sorry {
 /// A server.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Server {
-    /// Where it is in its file.
+    /// Its position in its file.
     pub(super) at: String,
     pub(super) address: String,
     pub(super) keys: Keys,

@@ -17,7 +17,7 @@ use crate::reconcile::Health;
 /// Too many clients of a server got no answer in the last minute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Suspicion {
-    /// When that was first seen.
+    /// Time of the first observation.
     pub(super) since: Instant,
     /// The connections of the last minute.
     attempts: Attempts,

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::Signal;
 use crate::dataplane::{Links, Stopped};
 
-/// How long a stopping dataplane is waited for.
+/// Longest wait for a stopping dataplane.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
 /// The fix for a dataplane that does not answer.

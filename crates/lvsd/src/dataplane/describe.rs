@@ -158,7 +158,7 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// Where it stands in the file: ` at lvsd.toml:14`.
+    /// Its position in the file: ` at lvsd.toml:14`.
     fn place(&self, id: &ServiceId, server: Option<SocketAddr>) -> String {
         let Some(service) = self.services.get(id) else {
             return String::new();

@@ -247,7 +247,7 @@ impl World {
         self.state().changes.clone()
     }
 
-    /// How many requests to change something any dataplane was sent.
+    /// Number of changing requests to all dataplanes.
     pub(crate) fn requests(&self) -> usize {
         self.state().requests
     }

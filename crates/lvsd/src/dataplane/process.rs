@@ -26,7 +26,7 @@ const MARK: (&str, &str) = ("LVS_STARTED_BY", "lvsd");
 /// The suffix of the file with the settings of a dataplane, after the name of its socket.
 pub const GIVEN: &str = ".lvsd.json";
 
-/// How long a process that was killed may take to be gone.
+/// Longest time until a killed process has ended.
 const END_LIMIT: Duration = Duration::from_secs(5);
 
 /// This machine, with the dataplane at a socket.

@@ -45,7 +45,7 @@ pub struct Expanded {
     pub revision: Revision,
     /// The services of Kubernetes that are in force, and those that are refused.
     pub kubernetes: Made,
-    /// How many of the services, the last ones, are of Kubernetes.
+    /// Number of services, the last ones, that are from Kubernetes.
     of_kubernetes: usize,
     /// etcd or Kubernetes has not answered yet, so the list of services may be incomplete.
     pub awaits_services: bool,
@@ -205,7 +205,7 @@ impl Expanded {
             && self.awaits_services == other.awaits_services
     }
 
-    /// How many servers all services have.
+    /// Number of servers of all services.
     pub fn servers(&self) -> usize {
         self.services.iter().map(|s| s.servers.len()).sum()
     }

@@ -56,7 +56,7 @@ pub struct Serving {
     pub vips: Option<BTreeSet<IpAddr>>,
 }
 
-/// How long the first failed check of a server waits for the dataplane to be asked.
+/// Longest wait of a server's first failed check for an answer of the dataplane.
 const DATAPLANE_LIMIT: Duration = Duration::from_secs(1);
 
 /// A question has another answer than before.
@@ -79,7 +79,7 @@ pub struct Report {
 /// A check that this host cannot make.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotMade {
-    /// When the first of a row of checks could not be made.
+    /// Time of the first check of a row that could not be made.
     pub since: Instant,
     /// Why the last one could not be made.
     pub reason: String,
@@ -105,7 +105,7 @@ pub struct Change {
     pub up: bool,
     /// Why it is down.
     pub reason: String,
-    /// How long the old state lasted; `None` for the first result.
+    /// Duration of the old state; `None` for the first result.
     pub lasted: Option<Duration>,
 }
 
@@ -132,7 +132,7 @@ pub struct Checks<P> {
     timing: Arc<Timing>,
     serving: watch::Sender<Option<Arc<Serving>>>,
     sender: mpsc::UnboundedSender<Report>,
-    /// Where the tasks run.
+    /// The runtime of the tasks.
     runtime: Handle,
 }
 
@@ -462,13 +462,13 @@ impl<P: Prober> Checks<P> {
         self.questions.keys().filter_map(times).collect()
     }
 
-    /// How many questions this host cannot ask, for long.
+    /// Number of probes that this host has not been able to make for long.
     pub fn not_made(&self) -> usize {
         let tasks = self.tasks.values();
         tasks.filter(|task| task.not_made.is_some()).count()
     }
 
-    /// How many questions are asked, of however many services.
+    /// Number of probes, whatever the number of services.
     pub fn len(&self) -> usize {
         self.tasks.len()
     }
@@ -478,12 +478,12 @@ impl<P: Prober> Checks<P> {
         self.tasks.is_empty()
     }
 
-    /// How late checks began, and how long they took.
+    /// Delay and duration of checks.
     pub fn timing(&self) -> Arc<Timing> {
         Arc::clone(&self.timing)
     }
 
-    /// How late checks have begun at most since this was last asked.
+    /// Greatest delay of checks since the last call.
     pub fn lag(&self) -> Duration {
         self.timing.lag.take_longest()
     }

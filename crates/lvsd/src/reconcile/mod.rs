@@ -81,7 +81,7 @@ pub struct DesiredService {
     pub id: ServiceId,
     /// Its name in the log.
     pub name: String,
-    /// Where it stands in the file.
+    /// Its line in the file.
     pub line: usize,
     /// Its settings.
     pub config: ServiceConfig,
@@ -89,7 +89,7 @@ pub struct DesiredService {
     pub filter: SourceFilter,
     /// The action on a server that is down.
     pub on_check_failure: OnCheckFailure,
-    /// How long a server that is no longer wanted may keep its connections.
+    /// Time that a server that is no longer configured may keep its connections.
     pub drain: Duration,
     /// Its servers.
     pub servers: Vec<DesiredServer>,
@@ -107,7 +107,7 @@ pub struct DesiredService {
 pub struct DesiredServer {
     /// Address and port.
     pub address: SocketAddr,
-    /// Where it stands in the file.
+    /// Its line in the file.
     pub line: usize,
     /// Settings while it is up.
     pub config: ServerConfig,

@@ -14,7 +14,7 @@ const FILE_MAX: u64 = 64 << 20;
 /// Time between two writes.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Where it is, for the daemon with the file at `config`.
+/// Its path, for the daemon with the file at `config`.
 pub(super) fn path(directory: &Path, config: &Path) -> PathBuf {
     let admin = admin::path(directory, config);
     let name = admin.to_string_lossy();

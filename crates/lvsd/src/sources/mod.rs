@@ -323,7 +323,7 @@ impl Shared {
 #[derive(Debug)]
 pub(crate) struct Sources {
     shared: Arc<Shared>,
-    /// Where it is kept.
+    /// Path of the stored copy.
     path: Option<PathBuf>,
     /// Their thread, from the first one on.
     runtime: Option<Handle>,
@@ -542,7 +542,7 @@ impl Sources {
         self.shared.lock().gathered.clone()
     }
 
-    /// How they are.
+    /// Status of the sources.
     pub(crate) fn status(&self) -> Vec<SourceStatus> {
         let state = self.shared.lock();
         let status = state.dns.iter().map(|(name, standing)| SourceStatus {

@@ -30,7 +30,7 @@ pub(crate) fn bounded(mut lines: Vec<String>) -> Vec<String> {
     lines
 }
 
-/// How bad it is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Severity {
     /// The file is refused.
@@ -248,7 +248,7 @@ impl Findings {
         self
     }
 
-    /// How many errors were reported so far.
+    /// Number of errors so far.
     pub(crate) const fn reported(&self) -> usize {
         self.reported
     }
@@ -263,7 +263,7 @@ impl Findings {
         self.counts[Severity::Error as usize] >= COUNTED_MAX
     }
 
-    /// How many errors and warnings are not kept.
+    /// Number of errors and warnings that are not kept.
     pub(crate) fn more(&self) -> [usize; 2] {
         self.counts.map(|count| count.saturating_sub(KEPT_MAX))
     }
@@ -286,7 +286,7 @@ pub struct Report {
     pub files: Files,
     /// The findings, in the order of the text; the first ones, if there are very many.
     pub findings: Vec<Diagnostic>,
-    /// How many errors and warnings there are besides.
+    /// Number of further errors and warnings.
     pub more: [usize; 2],
 }
 

@@ -93,7 +93,7 @@ pub(super) fn lanes(word: u64, tag: u64) -> impl Iterator<Item = usize> + Clone 
 pub(super) struct Tags<'a>(pub(super) &'a Region);
 
 impl<'a> Tags<'a> {
-    /// Where the word of a bucket lies.
+    /// The word of a bucket.
     #[inline]
     pub(super) fn place(self, bucket: usize) -> &'a AtomicU64 {
         self.0.word(bucket)

@@ -543,13 +543,13 @@ impl Ahead {
 const NOBODY: u64 = u64::MAX;
 const _: () = assert!(IDENTITY != NOBODY);
 
-/// Where one end's entry lies, if there is one.
+/// Position of the entry of one end, if there is one.
 #[derive(Clone, Copy, Debug)]
 struct Aim {
     /// [`NOBODY`] without a hint.
     identity: u64,
     hash: u64,
-    /// Where it is likely to lie, or [`NO_SLOT`].
+    /// Its probable slot, or [`NO_SLOT`].
     slot: u32,
 }
 
@@ -601,7 +601,7 @@ impl Default for Strangers {
     }
 }
 
-/// Where a look-up ends.
+/// Result of a look-up.
 enum Found {
     /// In a slot in place.
     Entry(u32),

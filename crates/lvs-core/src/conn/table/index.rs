@@ -25,7 +25,7 @@ pub(crate) const PROBES: usize = 2 * WIDTH;
 pub(crate) struct Index {
     /// Lines, from [`first`](Self::first) on.
     places: Vec<u64>,
-    /// Where the first line begins: lines are cache lines.
+    /// Index of the first line: lines are cache lines.
     first: usize,
     /// Number of lines less one; a power of two less one.
     mask: usize,
@@ -111,7 +111,7 @@ impl Index {
         Some(line + found)
     }
 
-    /// Where the two lines of a hash begin.
+    /// Index of the first of the two lines of a hash.
     #[inline]
     #[expect(
         clippy::cast_possible_truncation,

@@ -202,7 +202,7 @@ pub(crate) struct ConnTable {
     portless: usize,
     /// Entries of IPv4 clients in wide slots.
     mixed: usize,
-    /// How many entries each one controls that has [`flag::CONTROLS`].
+    /// Number of entries that each entry with [`flag::CONTROLS`] controls.
     controlled: Sparse<u32>,
     /// When the timer that was last synchronised ends, in ticks of 4 ms; the lower two bits count
     /// retries.

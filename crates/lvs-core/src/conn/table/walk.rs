@@ -71,7 +71,7 @@ impl ConnTable {
         (piece, (at < self.slots_len()).then_some(at))
     }
 
-    /// How many slots there are in those regions that have entries.
+    /// Number of slots in the regions that have entries.
     pub(crate) fn populated_len(&self) -> usize {
         self.populated().map(|region| region.len()).sum()
     }

@@ -55,7 +55,7 @@ impl From<Refused<core::convert::Infallible>> for Verdict {
     }
 }
 
-/// How many packets a connection is for.
+/// Number of packets that a connection is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::control) enum Packets {
     /// One-packet scheduling: the connection ends with its first packet.

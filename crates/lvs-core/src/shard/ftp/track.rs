@@ -22,7 +22,7 @@ pub(super) enum From {
     Server,
 }
 
-/// How a segment relates to the tracked connection.
+/// Relation of a segment to the tracked connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Relation {
     /// It belongs to the connection.
@@ -164,13 +164,13 @@ impl Offer {
 struct Stream {
     /// Past the last byte that was sent.
     end: u32,
-    /// How far the window of the other side has reached.
+    /// End of the other side's window.
     limit: u32,
     /// The largest window that this side has announced; 0 until it has sent something.
     window: u32,
     /// The scale of its window.
     scale: u8,
-    /// How far it has acknowledged the other stream.
+    /// Highest acknowledgement of the other stream.
     acknowledged: Option<u32>,
     /// The offers of its SYN.
     offer: Offer,

@@ -66,7 +66,7 @@ pub(super) enum Said {
     Alike(String),
 }
 
-/// How a peer's services compare with those of this director.
+/// Comparison of a peer's services with the services of this director.
 #[derive(Debug, Default)]
 pub(super) struct Comparison {
     identity: Option<[u8; 16]>,

@@ -1,4 +1,4 @@
-//! How a packet socket is opened: its options, its filter, its rings.
+//! Opening of a packet socket: its options, its filter, its rings.
 
 use std::io;
 use std::sync::Arc;
@@ -236,7 +236,7 @@ impl Group {
     }
 }
 
-/// How frames are received.
+/// The method of receiving frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     Ring,

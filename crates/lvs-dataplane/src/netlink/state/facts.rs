@@ -106,7 +106,7 @@ impl RouteKind {
     }
 }
 
-/// Where packets to a destination go.
+/// The route of packets to a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RouteHit {
     /// The type of the route.

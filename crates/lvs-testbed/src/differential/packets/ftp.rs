@@ -18,7 +18,7 @@ const PSH: u8 = 8;
 const ACK: u8 = 0x10;
 const URG: u8 = 0x20;
 
-/// How far a number is from the right one.
+/// Differences of a number from the right one.
 const DISTANCES: [u32; 16] = [
     1,
     2,

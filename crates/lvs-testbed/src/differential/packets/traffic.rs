@@ -18,7 +18,7 @@ const GATEWAY: [u8; 6] = [2, 0, 0, 0, 0, 0xc2];
 const SYN: u8 = 2;
 const ACK: u8 = 0x10;
 
-/// Where a frame comes in.
+/// The side on which a frame arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     Clients,

@@ -55,7 +55,7 @@ fn ruleset() -> String {
     .concat()
 }
 
-/// Where packets of services can be filtered.
+/// Advice on filters for packets of services.
 const FILTER: &str = "filter sources with `lvsadm filter add SERVICE --deny PREFIX` (SERVICE all: every service), ports and addresses with \
                       `lvsadm mark add --destination VIP --drop`; or filter on the servers, in front of the director, or in an XDP \
                       program (see docs/security.md)";
@@ -64,10 +64,10 @@ const FILTER: &str = "filter sources with `lvsadm filter add SERVICE --deny PREF
 const MEANT: &str =
     "that is right where services are to be filtered; if not, have it let them pass";
 
-/// How the names of the dataplane's own tables begin.
+/// Prefix of the names of the dataplane's own tables.
 const OWN_TABLE: &str = "lvs-";
 
-/// How the names of the dataplane's own BPF programs begin.
+/// Prefix of the names of the dataplane's own BPF programs.
 const OWN_PROGRAM: &str = "lvs_";
 
 /// A side of an interface.

@@ -180,7 +180,7 @@ fn tables(out: &mut Out<'_>, all: &[TablesInfo]) -> fmt::Result {
     )
 }
 
-/// Where servers and services come from besides the file, and the directors that share it.
+/// Sources of servers and services besides the file, and the directors that share them.
 pub(super) fn sources(out: &mut Out<'_>, status: &Status) -> fmt::Result {
     if status.sources.is_empty() {
         return Ok(());

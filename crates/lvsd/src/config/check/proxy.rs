@@ -27,7 +27,7 @@ pub(super) fn is_proxied(raw: &RawService) -> bool {
 }
 
 impl Checker<'_> {
-    /// How it is proxied; `None` if it is not.
+    /// Proxy settings; `None` if the service is not proxied.
     pub(super) fn proxy(&mut self, raw: &RawService, id: Option<&ServiceId>) -> Option<Options> {
         let Some(forward) = raw.forward.as_ref().filter(|forward| is_word(forward)) else {
             if let Some(proxy) = &raw.proxy {

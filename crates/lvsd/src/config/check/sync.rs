@@ -24,7 +24,7 @@ const MAXLEN_MAX: i64 = 65_507;
 /// The longest time that a dataplane waits for other directors.
 const WAIT_MAX: Duration = Duration::from_secs(3600);
 
-/// How long their services and servers may differ.
+/// Limits of the time in which services and servers of two directors may differ.
 const ALARM: std::ops::RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(86_400);
 

@@ -17,7 +17,7 @@ use self::source::{Reader, Source, Token, shown};
 use self::words::Word;
 use super::{ADDRESSES_MAX, Options, Read};
 
-/// How deep blocks and includes may be.
+/// Greatest depth of blocks and includes.
 const DEPTH_MAX: usize = 32;
 
 /// A statement: its words and the statements of its block.
@@ -39,7 +39,7 @@ impl Item {
         self.words.get(n).map_or("", |word| word.text.as_str())
     }
 
-    /// How many words there are, the name included.
+    /// Number of words, the name included.
     pub(super) fn len(&self) -> usize {
         self.words.len()
     }

@@ -12,12 +12,12 @@ use crate::convert::{INCLUDES_MAX, LENGTH_MAX, Options, without_mark};
 
 /// The longest line that macros make, in bytes.
 const LINE_MAX: usize = 65_536;
-/// How deep macros may stand for macros.
+/// Greatest depth of macros in macros.
 const MACROS_DEPTH_MAX: usize = 64;
 /// Added to the length of each line that is made, so that empty lines have a bound, too.
 const LINE_COST: u64 = 16;
 
-/// Where a statement is.
+/// Position of a statement.
 #[derive(Clone, Debug, Default)]
 pub(in crate::convert) struct SourcePlace {
     /// The included file.
@@ -39,7 +39,7 @@ impl fmt::Display for SourcePlace {
 pub(super) struct Physical {
     pub(super) text: String,
     pub(super) at: SourcePlace,
-    /// How many includes lead to it.
+    /// Number of includes that lead to it.
     pub(super) depth: usize,
     /// An `include`, whose lines follow it.
     pub(super) include: bool,

@@ -91,7 +91,7 @@ pub(super) fn pieces(line: &str) -> (Vec<Piece>, bool) {
     (all, false)
 }
 
-/// Where the quote that a text is in ends.
+/// End of the quoted text.
 fn closing(text: &str) -> Option<usize> {
     let mut escaped = false;
     for (at, c) in text.char_indices() {

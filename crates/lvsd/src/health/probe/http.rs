@@ -345,7 +345,7 @@ fn authority(server: SocketAddr, scheme: &str) -> String {
     }
 }
 
-/// Where a redirect leads: always to the same server, whatever name it has there.
+/// The path of a redirect: always on the same server, whatever name the redirect has for it.
 pub(super) fn follow(
     location: &str,
     scheme: &str,

@@ -247,7 +247,7 @@ impl Port {
         }
     }
 
-    /// Where it leads.
+    /// The address of its destination.
     pub(crate) fn address(self, server: SocketAddr) -> SocketAddr {
         SocketAddr::new(server.ip(), self.0.unwrap_or(server.port()))
     }
@@ -285,7 +285,7 @@ pub(crate) trait ProbeKind: Clone + Sized {
     /// Reads its own keys. `None` if something is wrong with them, which `keys` has then been told.
     fn parse(keys: &mut Keys<'_>) -> Option<Self>;
 
-    /// Where its port is, if it asks at one.
+    /// Its port, if it has one.
     fn port(&mut self) -> Option<&mut Port> {
         None
     }
@@ -299,7 +299,7 @@ pub(crate) trait ProbeKind: Clone + Sized {
         Ok(bound)
     }
 
-    /// Where it goes, for messages.
+    /// Its destination, for messages.
     fn target(&self, server: SocketAddr) -> String;
 
     /// One probe. It is dropped when the check's timeout is over.
@@ -366,7 +366,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// Where it goes, for messages.
+            /// Its destination, for messages.
             pub fn target(&self, server: SocketAddr) -> String {
                 match self {
                     $($(#[$attribute])* Self::$kind(probe) => probe.target(server),)+

@@ -23,7 +23,7 @@ use tokio_rustls::client::TlsStream;
 use super::ProbeError;
 use crate::text::{Diagnostic, Keys};
 
-/// How a server is met.
+/// TLS settings of a connection to a server.
 #[derive(Clone)]
 pub(crate) struct Tls {
     /// The settings from which it was made: equal settings give equal behaviour.
@@ -286,7 +286,7 @@ fn is_refused(error: &io::Error) -> bool {
     inner == Some(&refused)
 }
 
-/// Where it is wrong, why, and what to do.
+/// The wrong key, the reason and the fix.
 pub(crate) type Wrong = (&'static str, String, String);
 
 /// With `curves` for TLS 1.2 alone, naming curves of certificates that no key is exchanged with.

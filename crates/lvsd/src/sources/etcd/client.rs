@@ -37,16 +37,16 @@ impl fmt::Debug for Password {
     }
 }
 
-/// How members are met.
+/// Access to the members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// Where they are.
+    /// Addresses of the members.
     pub endpoints: Vec<Endpoint>,
     /// The certificates of both sides.
     pub(crate) tls: Option<Tls>,
     /// The name and password of this client.
     pub login: Option<(String, Password)>,
-    /// How long a request may take.
+    /// Longest time of a request.
     pub timeout: Duration,
 }
 

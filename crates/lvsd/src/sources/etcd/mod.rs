@@ -179,7 +179,7 @@ struct Session<'a> {
     lease: Option<i64>,
     /// The last entry written under it.
     written: Option<Director>,
-    /// When the lease is to be kept, or asked for.
+    /// Time at which the lease is renewed, or requested.
     keep_at: Instant,
     /// The last time at which another process wrote the record of this director.
     twin: Option<Instant>,
