@@ -63,7 +63,7 @@ pub(crate) struct Fared {
     pub(crate) name: String,
     /// Transactions a second; 0 if it does not work.
     pub(crate) rate: f64,
-    /// Why it does not.
+    /// Reason for the failure.
     pub(crate) error: Option<String>,
 }
 
@@ -300,7 +300,7 @@ impl Use {
     }
 }
 
-/// Nothing stays between two transactions.
+/// Repeats a transaction after which no state remains.
 fn once<T: FnMut() -> Result<()>>(transaction: T) -> Result<T> {
     Ok(transaction)
 }

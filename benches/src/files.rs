@@ -24,7 +24,7 @@ const CHUNK: u64 = 16 << 10;
 const LATE: Duration = Duration::from_millis(20);
 /// After a request that failed.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Of what is counted over time.
+/// Width of a bin of counts over time, in seconds.
 pub(crate) const BIN: f64 = 0.25;
 
 /// Serves `GET /SIZE` with so many bytes.

@@ -186,7 +186,7 @@ pub fn shell(httperf: &str) -> [&str; 5] {
     ["sh", "-c", SCRIPT, "lvs-bench", httperf]
 }
 
-/// As a shell's word.
+/// The text quoted as one word of a shell.
 pub(super) fn quote(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }

@@ -33,7 +33,7 @@ pub struct Figures {
 /// Errors by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Errors {
-    /// No reply in time.
+    /// Requests without a reply in time.
     pub timeout: u64,
     /// TCP gave up.
     pub socket_timeout: u64,
@@ -47,7 +47,7 @@ pub struct Errors {
     pub no_port: u64,
     /// The client's system had no file left.
     pub no_file: u64,
-    /// Something else.
+    /// Other errors.
     pub other: u64,
 }
 

@@ -123,7 +123,7 @@ fn percent(text: &str) -> Result<f64> {
 /// Servers and requests of a load.
 #[derive(Clone, Debug)]
 pub struct Load {
-    /// Of several, the hosts take turns.
+    /// The servers; hosts use several in turn.
     pub servers: Vec<String>,
     /// The port.
     pub port: u16,
@@ -145,7 +145,7 @@ pub struct Step {
     /// The sum of all hosts that answered.
     #[serde(flatten)]
     pub all: Figures,
-    /// Of each host.
+    /// Results of each host.
     pub hosts: Vec<OfHost>,
 }
 
@@ -168,7 +168,7 @@ pub struct Failed {
     pub host: String,
     /// Offered rate when it failed; none if it never was ready.
     pub offered: Option<f64>,
-    /// Why.
+    /// The reason.
     pub why: String,
 }
 

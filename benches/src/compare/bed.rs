@@ -679,7 +679,7 @@ fn drop_all(device: &str) -> String {
     )
 }
 
-/// The same of UDP over IPv4.
+/// The command that drops UDP over IPv4 on a device.
 fn drop_udp(device: &str) -> String {
     format!(
         "tc qdisc add dev {device} clsact\n\

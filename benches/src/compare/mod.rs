@@ -306,7 +306,7 @@ mod tests {
         );
     }
 
-    /// Of what is planned, not of what a run takes.
+    /// Checks the planned time, not the time of a run.
     #[test]
     fn plan_fits_its_time() {
         let seconds = |arguments: &[&str], (rounds, window)| {

@@ -231,7 +231,7 @@ fn cpu(outcome: &Outcome) -> Option<[f64; 3]> {
     ])
 }
 
-/// Everything, for programs.
+/// The complete results as JSON.
 pub(super) fn json(machine: Value, lines: &[Line], outcomes: &[Outcome]) -> Value {
     let jobs = outcomes.iter().map(|outcome| {
         let values: Vec<Option<f64>> = values(Some(outcome)).collect();

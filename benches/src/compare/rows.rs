@@ -4,7 +4,7 @@ use super::contender::{Contender, Place};
 use super::flood::Flood;
 use super::tcp::{Percentile, Tcp};
 
-/// Something that is measured once a round.
+/// A measurement that is made once a round.
 #[derive(Clone, Debug)]
 pub(super) struct Job {
     pub(super) name: String,
@@ -123,7 +123,7 @@ impl Work {
 pub(super) enum Bound {
     AtLeast(f64),
     AtMost(f64),
-    /// Nothing; it is shown.
+    /// No check; the value is shown.
     Shown,
 }
 

@@ -72,7 +72,7 @@ impl Group {
     }
 }
 
-/// Everything, in the order of the table.
+/// All groups, in the order of the table.
 pub(super) fn all() -> Vec<Group> {
     vec![
         small(),

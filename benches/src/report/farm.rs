@@ -24,7 +24,7 @@ pub(super) const SERVERS: usize = 8;
 #[derive(Debug)]
 pub(super) struct Service {
     pub(super) port: u16,
-    /// As `lvsadm` names it.
+    /// Its name in `lvsadm`.
     pub(super) scheduler: &'static str,
     /// Weight, and bytes a second.
     pub(super) servers: Vec<(u32, u64)>,
@@ -72,7 +72,7 @@ pub(super) const LARGE: Set = Set {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clients {
     pub(super) set: Set,
-    /// Of each service.
+    /// Number of servers of each service.
     pub(super) count: u32,
     pub(super) seed: usize,
     pub(super) seconds: f64,

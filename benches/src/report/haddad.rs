@@ -11,7 +11,7 @@ use crate::compare::bed::Bed;
 use crate::compare::tcp::requests;
 use crate::machine::Snapshot;
 
-/// As fast as clients can ask.
+/// The maximum rate of the clients' requests.
 #[derive(Debug)]
 pub(super) struct Haddad;
 

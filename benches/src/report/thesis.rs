@@ -30,7 +30,7 @@ const PEERS: [Peer; 6] = peers::named([
     "nginx",
 ]);
 
-/// Each set has services with so many servers.
+/// Numbers of servers of the services in each set.
 const SERVERS: [usize; 4] = [2, 4, 6, 8];
 /// The number that curves over time are of.
 const SHOWN: usize = 4;

@@ -21,11 +21,11 @@ const LINE_MAX: u64 = 256 << 20;
 /// host.
 const SILENCE: Duration = Duration::from_secs(15);
 
-/// Why a dataplane gave no answer, or a refusal.
+/// The error of a request to a dataplane: no answer, or a refusal.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No process listens there.
+    /// No process listens on the address.
     #[error(
         "no dataplane answers at {address}: start lvs-dataplane, or name its socket with --socket or {variable}",
         variable = super::SOCKET_VARIABLE
@@ -57,7 +57,7 @@ pub enum Error {
     Impostor {
         /// The address of the dataplane.
         address: Address,
-        /// Whose process listens.
+        /// The user of the process that listens.
         uid: u32,
     },
     /// The path is of something else.
@@ -66,12 +66,12 @@ pub enum Error {
         /// The address of the dataplane.
         address: Address,
     },
-    /// It cannot be connected for another reason.
+    /// The connection failed for another reason.
     #[error("cannot connect to {address}: {source}")]
     Connect {
         /// The address of the dataplane.
         address: Address,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The dataplane speaks another version of the protocol.
@@ -383,7 +383,7 @@ impl Client {
         serde_json::from_slice(&self.line).map_err(|e| self.garbled(e.to_string()))
     }
 
-    /// Why nothing could be read or written.
+    /// The error of a failed read or write.
     fn failed(&self, error: &io::Error) -> Error {
         match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Error::Silent {

@@ -91,7 +91,7 @@ pub struct Maintenance {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DirectorStatus {
-    /// It is in maintenance.
+    /// The maintenance of this director, if it is in maintenance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub maintenance: Option<Maintenance>,
     /// The state of VRRP; `None` without `[vrrp]`.
@@ -354,7 +354,7 @@ pub struct Status {
 pub struct DirectorSeen {
     /// Its name.
     pub name: String,
-    /// It is this one.
+    /// Whether it is this director.
     pub own: bool,
     /// The version of its `lvsd`.
     pub version: String,
@@ -366,9 +366,9 @@ pub struct DirectorSeen {
     pub services: usize,
     /// The number of their servers.
     pub servers: usize,
-    /// It is ready.
+    /// Whether it is ready.
     pub ready: bool,
-    /// It is in maintenance.
+    /// Whether it is in maintenance.
     pub maintenance: bool,
     /// Some answers of sources are not in force there.
     pub left_out: bool,
@@ -438,9 +438,9 @@ pub struct LoadStatus {
 /// The state of a dataplane.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataplaneStatus {
-    /// It answers.
+    /// Whether it answers.
     pub connected: bool,
-    /// It has nothing to do: all services are proxied.
+    /// Whether it has no work because all services are proxied.
     #[serde(default)]
     pub idle: bool,
     /// Its process.
@@ -494,7 +494,7 @@ pub struct ServiceStatus {
     pub proxied: bool,
     /// Servers that accept new connections: in the dataplane with a weight above 0, unless lvsd serves it itself.
     pub usable: usize,
-    /// It has its quorum.
+    /// Whether it has its quorum.
     pub quorum: bool,
     /// Panic mode: too few servers are up, and all are used.
     #[serde(default)]
@@ -599,7 +599,7 @@ pub struct Event {
     /// The name of its service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
-    /// That service's address or mark.
+    /// Address or mark of that service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<ServiceId>,
     /// Its server.

@@ -90,7 +90,7 @@ impl Life {
 pub struct Owner {
     /// Its process id, if it is known.
     pub pid: Option<u32>,
-    /// It has marked its lock: it ends.
+    /// Whether its lock is marked because it is ending.
     pub leaves: bool,
 }
 

@@ -20,7 +20,7 @@ const INITIAL_USER_NAMESPACE: u64 = 0xEFFF_FFFD;
 pub enum Root {
     /// In our user namespace.
     Here {
-        /// It has `CAP_NET_ADMIN` in effect.
+        /// Whether it has `CAP_NET_ADMIN` in effect.
         net_admin: bool,
     },
     /// In another user namespace.

@@ -79,7 +79,7 @@ pub struct RecentAttempts {
 }
 
 impl RecentAttempts {
-    /// No client has ever opened a connection.
+    /// Whether no client has ever opened a connection.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -130,7 +130,7 @@ pub(crate) struct Windows {
 }
 
 impl Windows {
-    /// No attempts yet, of a server whose counters are at `first`.
+    /// An empty record for a server whose counters are at `first`.
     pub(crate) fn new(first: Attempts) -> Self {
         Self {
             first,

@@ -102,7 +102,7 @@ struct Entry<T> {
 struct Node {
     /// Common prefix of everything below.
     prefix: u128,
-    /// So many bits of `prefix` count.
+    /// Number of bits of `prefix` that count.
     skip: u8,
     /// Places with a node of their own; these lie one behind the other.
     children: u64,

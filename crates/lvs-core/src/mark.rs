@@ -52,11 +52,11 @@ impl fmt::Display for PortRange {
 /// Action for the packets of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MarkAction {
-    /// They get this mark, which is not 0.
+    /// The packets get this mark, which is not 0.
     Mark(u32),
-    /// They are discarded.
+    /// The packets are discarded.
     Drop,
-    /// They are passed to the host, in spite of any services.
+    /// The packets are passed to the host, even if a service matches.
     Host,
 }
 

@@ -72,7 +72,7 @@ pub struct Tuple {
 pub struct TcpFlags(pub u8);
 
 impl TcpFlags {
-    /// No more data from the sender.
+    /// The sender has no more data.
     pub const FIN: u8 = 0x01;
     /// Synchronise sequence numbers.
     pub const SYN: u8 = 0x02;
@@ -209,7 +209,7 @@ pub struct Plain {
     pub src: SocketAddrV4,
     /// Destination address and port.
     pub dst: SocketAddrV4,
-    /// It passes through the host: [`Hook::Transit`].
+    /// Whether it passes through the host: [`Hook::Transit`].
     pub transit: bool,
     /// Length of the IP datagram in bytes, IP header included.
     pub len: u32,

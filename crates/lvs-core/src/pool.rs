@@ -47,7 +47,7 @@ pub struct Pool {
     servers: Vec<Arc<Server>>,
     addresses: BTreeMap<SocketAddr, Arc<Server>>,
     scheduler: Box<dyn Scheduler>,
-    /// Of servers that have their records from here.
+    /// Marks of servers whose records this pool made.
     marks: Marks,
     /// Servers with an upper threshold.
     limited: usize,
@@ -122,7 +122,7 @@ impl Pool {
         self.configure(addr, config).map(drop)
     }
 
-    /// As [`edit`](Self::edit); gives the server.
+    /// Changes a server as [`edit`](Self::edit), and returns it.
     pub(crate) fn configure(
         &mut self,
         addr: SocketAddr,

@@ -239,7 +239,7 @@ impl Server {
         OnServerDown::from_bits(self.on_down.load(Relaxed))
     }
 
-    /// It went down, and its connections are not to wait for it.
+    /// Whether it is down, and its connections must not wait for it.
     pub(crate) fn has_gone(&self) -> bool {
         !self.is_available() && self.on_down() != OnServerDown::Kernel
     }
@@ -331,7 +331,7 @@ impl Server {
         Tunnel::unpack(self.tunnel.load(Relaxed))
     }
 
-    /// It is configured in a service, not removed.
+    /// Whether it is configured in a service, not removed.
     #[inline]
     pub fn is_available(&self) -> bool {
         self.flags.load(Relaxed) & AVAILABLE != 0

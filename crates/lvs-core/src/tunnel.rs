@@ -82,7 +82,7 @@ pub struct TunnelType {
     /// Bytes between the outer and the inner IP header, by the place of the checksum in
     /// [`TunnelChecksum::ALL`].
     pub header_len: [usize; TunnelChecksum::ALL.len()],
-    /// One of it, with a port and a checksum.
+    /// A tunnel of this kind, with a port and a checksum.
     pub tunnel: fn(u16, TunnelChecksum) -> Tunnel,
 }
 

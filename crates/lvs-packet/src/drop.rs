@@ -1,4 +1,4 @@
-//! Why the packet path discards a frame.
+//! Reasons for discarding a frame on the packet path.
 
 use lvs_core::reasons;
 
@@ -40,7 +40,7 @@ reasons! {
         TooBig => "too_big",
         /// The MTU of the way is too small for a tunnel.
         MtuTooSmall => "mtu_too_small",
-        /// No route to where it is to go.
+        /// There is no route to the destination.
         NoRoute => "no_route",
         /// The route to where it is to go leads over a device without a link layer (tun, WireGuard,
         /// PPP), on which packet sockets cannot send.
@@ -50,7 +50,7 @@ reasons! {
         UnusedInterface => "unused_interface",
         /// The route to where it is to go refuses packets (blackhole, unreachable, prohibit).
         RouteRefuses => "route_refuses",
-        /// No address to send from on that way.
+        /// The route has no source address.
         NoSource => "no_source",
         /// Too short to be translated.
         ShortHeader => "untranslatable",
@@ -67,7 +67,7 @@ reasons! {
         TinySegments => "tiny_segments",
         /// A priority tag (VLAN 0) in another one: no sender has a reason for that.
         NestedTags => "nested_tags",
-        /// No room in front of the packet for another header.
+        /// There is no room in front of the packet for another header.
         NoRoom => "no_room",
         /// From an address that no other host can have (one of this host's own, loopback, a group,
         /// an unspecified one), or a translation to a loopback address.
@@ -88,7 +88,7 @@ reasons! {
         EchoLimit => "echo_limit",
         /// It would come straight back: the host routes this address to the dataplane.
         Loop => "loop",
-        /// There is no way to give it back to the host.
+        /// There is no device to reinject the packet into the host.
         NoHostPort => "no_host_port",
         /// The host sent something into the dataplane's device that is not for a virtual address.
         HostStray => "host_stray",

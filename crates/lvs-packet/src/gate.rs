@@ -57,7 +57,7 @@ struct Purse {
 }
 
 impl Purse {
-    /// As much as can be saved at one in so many parts.
+    /// The greatest credit of one part if there are `part` parts.
     const fn most(part: u32) -> i64 {
         SAVED / part as i64
     }

@@ -28,7 +28,7 @@ pub const FRAME_LEN: usize = ETHERNET_LEN + ipv6::HEADER_LEN + MESSAGE_LEN + OPT
 /// A neighbour solicitation or advertisement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ndp {
-    /// It is a solicitation; else an advertisement.
+    /// Whether it is a solicitation; otherwise an advertisement.
     pub solicitation: bool,
     /// Its sender; unspecified in a probe.
     pub src: Ipv6Addr,

@@ -34,7 +34,7 @@ pub struct PortInfo {
     pub mtu: u32,
     /// Frames begin with an Ethernet header; else they are bare IP packets.
     pub ethernet: bool,
-    /// It takes unfinished checksums and aggregates of segments.
+    /// Whether it accepts unfinished checksums and super-packets.
     pub offload: bool,
     /// Frames can be given back to the host on it, as if they had just come in.
     pub gives_back: bool,
@@ -136,7 +136,7 @@ pub trait Net {
     /// The way to `dst`, which is not local; `None` if it is unreachable.
     fn route(&self, dst: IpAddr) -> Option<NextHop>;
 
-    /// Why there is no way to `dst`.
+    /// The reason why there is no route to `dst`.
     fn why_no_route(&self, dst: IpAddr) -> FrameDrop {
         let _ = dst;
         FrameDrop::NoRoute

@@ -16,7 +16,7 @@ const TCP_MOST: usize = 65_535 / TCP_LEAST;
 /// becomes so many at most. 64 KiB in 512 are segments of 128 bytes; a sender with smaller ones
 /// repeats them one by one, and they pass.
 const CUT_MOST: usize = 512;
-/// The same for smaller ones: a few of them do no harm.
+/// Greatest number of smaller segments: a few of them do no harm.
 const TINY_MOST: usize = 64;
 /// Datagrams of an aggregate of UDP at most (Linux's `UDP_MAX_SEGMENTS`).
 const UDP_MOST: usize = 128;

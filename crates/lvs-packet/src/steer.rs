@@ -250,7 +250,7 @@ impl Steering {
 pub enum Kind {
     /// Virtual ones, or between some.
     Virtual,
-    /// They stand for clients.
+    /// The addresses represent clients.
     Local,
 }
 

@@ -68,7 +68,7 @@ pub struct Table {
     pub host_port: Option<PortId>,
     /// Addresses of the host.
     pub local: HashSet<IpAddr>,
-    /// Whole prefixes of the host's.
+    /// Prefixes all of whose addresses are the host's.
     pub local_prefixes: Vec<Prefix>,
     /// Addresses of services.
     pub vips: HashSet<IpAddr>,

@@ -72,7 +72,7 @@ impl Places {
     }
 }
 
-/// One connection's place, given back when it is dropped.
+/// A slot for one connection, released on drop.
 #[derive(Debug)]
 pub(super) struct Place {
     places: Arc<Places>,

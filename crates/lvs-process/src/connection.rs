@@ -29,7 +29,7 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a client that may only look may take until it has sent its next request.
 const READER_TIMEOUT: Duration = Duration::from_secs(60);
-/// The same of a client that may change things.
+/// Idle timeout of a client that may make changes.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 /// Bytes of an answer that are gathered before they are written.
 const BUFFER: usize = 64 << 10;
@@ -50,7 +50,7 @@ struct RawRequest<'a> {
 /// A stream whose reads end at a moment, and whose writes take only so long.
 struct Within<'a> {
     stream: &'a UnixStream,
-    /// Nothing is read after it.
+    /// Time after which nothing is read.
     until: Instant,
     /// Longest time of a write.
     patience: Duration,

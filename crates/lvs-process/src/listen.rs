@@ -16,11 +16,11 @@ use lvs_api::life::{Life, Limits, Patience};
 use lvs_api::place::{self, LOCK, Lock, LockError, owner_beside};
 use lvs_sys::peercred;
 
-/// Why there is no control socket.
+/// Reasons for a missing control socket.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BindError {
-    /// Another dataplane listens there.
+    /// Another dataplane listens on the address.
     #[error("another dataplane is running at {address}{}: stop it first, or give this one another --socket", of_pid(.pid))]
     Running {
         /// The address.
@@ -38,7 +38,7 @@ pub enum BindError {
     Taken {
         /// The name.
         address: Address,
-        /// Whose process.
+        /// The user of the process.
         uid: u32,
         /// The process, if it is in this PID namespace.
         pid: Option<u32>,
@@ -51,7 +51,7 @@ pub enum BindError {
     Io {
         /// The address.
         address: Address,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }

@@ -121,11 +121,11 @@ pub struct Permissions {
 /// Access rights of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rights {
-    /// Everything.
+    /// All calls.
     Write,
     /// Look; and why not more.
     Read(Refusal),
-    /// Nothing.
+    /// No calls.
     None,
 }
 

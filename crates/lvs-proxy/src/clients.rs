@@ -49,9 +49,9 @@ struct Table {
 struct Queue {
     /// Its unique number.
     number: u64,
-    /// As they came.
+    /// New clients in order of arrival.
     new: BTreeMap<u64, Arc<Client>>,
-    /// As they began to talk, or were found talking.
+    /// Active clients in the order in which they became active.
     talking: BTreeMap<u64, Arc<Client>>,
     sources: HashMap<IpAddr, usize>,
 }
@@ -81,11 +81,11 @@ pub(super) struct Seat {
 /// Whether there was a place.
 #[derive(Debug)]
 pub(super) enum Seated {
-    /// There was one.
+    /// There was a free slot.
     Free(Seat),
-    /// Another client was evicted for it.
+    /// Another client was evicted for the slot.
     Instead(Seat),
-    /// There was none.
+    /// There was no slot.
     Full,
 }
 

@@ -21,7 +21,7 @@ use tokio::sync::Notify;
 use super::Options;
 use super::clients::{Clients, Seat, Seated};
 
-/// As long as ipvsadm permits.
+/// The longest timeout that ipvsadm permits.
 const NEVER: u32 = 31 * 86_400;
 /// The proxy reports moved bytes when there are this many, or after `TELL_AFTER`.
 const TELL_BYTES: u64 = 1 << 20;
@@ -98,7 +98,7 @@ pub(super) struct Desk {
 pub struct Counts {
     /// Connections, and clients that send datagrams.
     pub connections: usize,
-    /// As many are served at a time.
+    /// Greatest number of clients at a time.
     pub most: usize,
     /// Connections refused because the limit was reached.
     pub full: u64,
@@ -275,7 +275,7 @@ impl Drop for Place {
     }
 }
 
-/// Which way something moves.
+/// Direction of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     /// To the server.
@@ -313,7 +313,7 @@ impl Entry {
         self.tell(&mut inner, Way::In, tcp(TcpFlags::ACK), 52, now);
     }
 
-    /// So many bytes have moved.
+    /// Counts moved bytes.
     pub(super) fn moved(&self, way: Way, bytes: usize) {
         let clock = self.desk.clock();
         self.moved.store(clock, Ordering::Relaxed);

@@ -73,11 +73,11 @@ impl Drop for Pipe {
 
 /// Result of one chunk.
 enum Chunk {
-    /// There is nothing to read now.
+    /// There is no data to read now.
     Nothing,
-    /// There will never be.
+    /// The stream has ended.
     End,
-    /// So many bytes have moved.
+    /// This number of bytes has moved.
     Moved(usize),
 }
 

@@ -5,9 +5,9 @@ use std::io;
 /// mean other calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Foreign {
-    /// They are made.
+    /// The calls are permitted.
     Made,
-    /// They are refused.
+    /// The calls are refused.
     Refused,
 }
 

@@ -13,7 +13,7 @@ use super::device::request;
 pub struct TunOptions {
     /// The device may get more queues (`IFF_MULTI_QUEUE`), by [`TunDevice::another_queue`].
     pub multi_queue: bool,
-    /// It carries Ethernet frames (TAP), not bare IP packets.
+    /// Whether it carries Ethernet frames (TAP), not bare IP packets.
     pub tap: bool,
 }
 

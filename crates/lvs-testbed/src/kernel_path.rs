@@ -90,7 +90,7 @@ impl Programs {
         })
     }
 
-    /// As new, for another director.
+    /// Resets it for another director.
     pub(crate) fn again(mut self) -> Self {
         self.kernel.forget();
         self.known = (0, 0);
@@ -106,7 +106,7 @@ impl Programs {
         memory.quarantined(std::time::Duration::ZERO)
     }
 
-    /// Something has changed.
+    /// Records a change.
     pub(crate) fn changed(&self) {
         self.kernel.changed();
     }

@@ -17,7 +17,7 @@ use crate::content;
 
 /// Period in which a download gets its next bytes.
 pub const SLICE: Duration = Duration::from_millis(20);
-/// So many moments there are within a slice.
+/// Number of moments in a slice.
 const MOMENTS: usize = 10;
 /// The longest download, in bytes.
 const LARGEST: usize = 10 << 20;

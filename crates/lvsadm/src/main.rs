@@ -36,7 +36,7 @@ const PATIENCE: u16 = 1000;
 /// command's effect nor its exit status.
 struct Errors {
     stream: StderrLock<'static>,
-    /// No process reads the output.
+    /// Whether no process reads the output.
     lost: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Which program this is, by the name it was called by.
+//! The program, by the name of its call.
 
 use std::cell::OnceCell;
 use std::ffi::OsStr;

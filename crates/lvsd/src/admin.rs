@@ -125,7 +125,7 @@ impl Admin {
         Self::read(path, true, Now::read())
     }
 
-    /// As [`recall`](Self::recall), for a reader that changes no file.
+    /// Reads the file as [`recall`](Self::recall), for a reader that never writes it.
     pub fn look(path: PathBuf) -> Self {
         Self::read(Some(path), false, Now::read())
     }

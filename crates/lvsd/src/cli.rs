@@ -213,7 +213,7 @@ enum Command {
     KeepalivedConfig,
     /// Print the manual page.
     Man {
-        /// That of the configuration, lvsd.toml(5).
+        /// Print the page of the configuration, lvsd.toml(5).
         #[arg(long)]
         config_file: bool,
     },
@@ -268,7 +268,7 @@ pub fn refused(error: &clap::Error) -> ExitCode {
     }
 }
 
-/// Does what the command line says.
+/// Runs the command of the command line.
 pub fn main(mut arguments: Arguments) -> ExitCode {
     // A signal may come while the file is read, which takes a while if it is long.
     let early = match arguments.command {
@@ -715,7 +715,7 @@ impl Early {
         Ok(this)
     }
 
-    /// Has the daemon learn of these signals.
+    /// Registers the signals with the daemon.
     fn listen(&self, kinds: &[(SignalKind, Signal)]) -> Result<(), String> {
         let _runtime = self.runtime.enter();
         for &(kind, message) in kinds {

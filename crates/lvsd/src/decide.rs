@@ -16,7 +16,7 @@ pub struct ServerView {
 /// A decision about a service. It depends on the decision before: hysteresis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// It has its quorum.
+    /// Whether the service has its quorum.
     pub quorum: bool,
     /// Panic mode: too few servers are up, and all are used.
     pub panic: bool,

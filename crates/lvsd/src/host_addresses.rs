@@ -1,4 +1,4 @@
-//! Which addresses are this host's own, from `/proc/net`.
+//! The host's own addresses, from `/proc/net`.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -14,7 +14,7 @@ pub struct Addresses {
 }
 
 impl Addresses {
-    /// As they are now in this network namespace.
+    /// The present addresses of this network namespace.
     pub fn read() -> Self {
         let text = |path| std::fs::read_to_string(path).unwrap_or_default();
         Self::parse(&text("/proc/net/fib_trie"), &text("/proc/net/if_inet6"))

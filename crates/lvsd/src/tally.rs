@@ -12,7 +12,7 @@ pub const BOUNDS: [f64; 13] = [
 /// Histogram of durations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Times {
-    /// Of each class of [`BOUNDS`], and beyond.
+    /// Counts of each class of [`BOUNDS`], and beyond.
     pub classes: [u64; BOUNDS.len() + 1],
     /// All of it, in microseconds.
     pub sum_us: u64,
@@ -72,7 +72,7 @@ pub struct Counts {
 pub enum CheckOutcome {
     /// The server serves.
     Good,
-    /// It does not.
+    /// Checks that failed.
     Failed,
     /// This host could not ask.
     NotMade,
@@ -141,7 +141,7 @@ impl Tally {
         *self.counts().http.entry(code).or_default() += 1;
     }
 
-    /// There was no place for a connection.
+    /// Counts a connection that found no slot.
     pub fn no_place(&self) {
         self.counts().http_no_place += 1;
     }

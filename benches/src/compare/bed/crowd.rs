@@ -33,7 +33,7 @@ fn server_mac(server: usize) -> String {
     format!("02:00:00:00:05:{:02x}", 16 + server)
 }
 
-/// That of a server's second interface, by which it answers.
+/// MAC address of a server's second interface, from which it answers.
 fn answer_mac(server: usize) -> String {
     format!("02:00:00:00:06:{:02x}", 16 + server)
 }

@@ -66,7 +66,7 @@ impl<'a> Asked<'a> {
         })
     }
 
-    /// Has all clients ask so many servers.
+    /// Directs the requests of all clients to this number of servers.
     pub(super) fn ask(&mut self, uri: &str, servers: usize, rate: u32) -> Result<Seen> {
         let by_address = matches!(self.bed.who, Contender::Direct | Contender::Route);
         let load = Load {

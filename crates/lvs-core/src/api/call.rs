@@ -185,7 +185,7 @@ calls! {
         "service.edit" ServiceEdit(ServiceSpec),
         /// Delete a service. Its connections stay until they end. Answer: [`Done`](super::Done).
         "service.delete" ServiceDelete {
-            /// Which one.
+            /// The service.
             service: ServiceId,
         },
         /// Delete every service. Answer: [`Done`](super::Done).
@@ -270,7 +270,7 @@ calls! {
 /// Access right that a call requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Each client that can connect may make the call.
+    /// Any client that can connect may make the call.
     Read,
     /// Only clients that may change the configuration may make the call.
     Write,

@@ -93,7 +93,7 @@ impl From<ServiceKey> for ServiceId {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ServiceSpec {
-    /// Which service.
+    /// The service.
     pub service: ServiceId,
     /// Its settings.
     pub config: ServiceConfig,
@@ -394,11 +394,11 @@ pub enum TablesState {
     Unknown,
     /// The peer does not send them: it runs an older version.
     Older,
-    /// They are alike.
+    /// The tables are alike.
     Alike,
-    /// They differ, as they do for a moment after each change.
+    /// The tables differ, as they do for a moment after each change.
     Differ,
-    /// They have differed for too long (`lvs-dataplane --sync-alarm`).
+    /// The tables have differed for too long (`lvs-dataplane --sync-alarm`).
     Alarm,
 }
 
@@ -433,7 +433,7 @@ pub struct TableDifference {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Standing {
-    /// Nothing: there is no route.
+    /// The address is not announced: there is no route.
     #[default]
     Withdrawn,
     /// To prefer another director: a route with the protocol [`Standing::LEAVING`].
@@ -512,7 +512,7 @@ pub struct AnnouncedVip {
     pub trouble: String,
 }
 
-/// Another director.
+/// A peer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerInfo {
     /// Its address.
@@ -520,7 +520,7 @@ pub struct PeerInfo {
     /// `away`, `refused`, `bulk` (full sync), `behind` (updates are missing), `silent` (no
     /// comparison for four seconds) or `in step`.
     pub state: String,
-    /// Why it is away, or refused.
+    /// The reason why it is disconnected or refused.
     #[serde(default)]
     pub trouble: String,
     /// Connections that it owns.
@@ -544,7 +544,7 @@ pub struct PeerInfo {
     /// Age of the full sync, in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bulk_ago: Option<u64>,
-    /// It listens to this director.
+    /// Whether it receives the connections of this director.
     #[serde(default)]
     pub listens: bool,
     /// Milliseconds until it confirmed the last update.
@@ -592,13 +592,13 @@ impl PeerStanding {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct FastPathInfo {
-    /// It was asked for.
+    /// Whether the configuration requires it.
     pub wanted: bool,
     /// Connections are forwarded by the kernel fast path.
     pub active: bool,
     /// Attachment method of its programs, if the fast path was opened: `tcx` or `clsact`.
     pub attached_by: String,
-    /// Why none is, though it was asked for; empty otherwise.
+    /// The reason why none is used, though it is configured; empty otherwise.
     pub reason: String,
     /// Fix for that reason.
     pub remedy: String,
@@ -661,7 +661,7 @@ pub struct Waiting {
 /// A service in a listing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServiceInfo {
-    /// Which service.
+    /// The service.
     pub service: ServiceId,
     /// Its settings.
     pub config: ServiceConfig,
@@ -687,7 +687,7 @@ pub struct ServerInfo {
     pub inactive: u32,
     /// Persistence templates.
     pub persistent: u32,
-    /// It has reached its upper threshold.
+    /// Whether it has reached its upper threshold.
     pub overloaded: bool,
     /// The weight that it had before it got none; absent if it has one, and if the scheduler does
     /// not go by that.
@@ -729,10 +729,10 @@ pub struct ConnInfo {
     pub expires_ms: u64,
     /// Forwarding method.
     pub forwarding: crate::Forwarding,
-    /// It is a persistence template.
+    /// Whether it is a persistence template.
     #[serde(default)]
     pub template: bool,
-    /// It came by a synchronisation message.
+    /// Whether it came by a synchronisation message.
     #[serde(default)]
     pub synced: bool,
     /// Name of the persistence engine and its data (bytes, for SIP the Call-ID).
@@ -825,7 +825,7 @@ pub struct ReasonCount {
     pub remedy: String,
 }
 
-/// Which packets a capture takes: those that fit everything that is given.
+/// A filter of captured packets: a packet must match all given fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CaptureFilter {
@@ -875,7 +875,7 @@ pub struct Answer<T> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Body<T> {
-    /// One entry of a listing; more lines follow.
+    /// One entry of a listing; further lines follow.
     Item(T),
     /// The end of a successful answer.
     Result(T),
@@ -890,7 +890,8 @@ pub struct Failure {
     pub code: FailureCode,
     /// Message for operators: failure, place and fix.
     pub message: String,
-    /// Of a refused [`Call::Apply`](super::Call::Apply): which change it was, from 0.
+    /// Number of the change that was refused, from 0, in a refused
+    /// [`Call::Apply`](super::Call::Apply).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub change: Option<usize>,
 }
@@ -946,7 +947,7 @@ pub enum FailureCode {
     Invalid,
     /// A number out of range (ERANGE).
     Range,
-    /// No memory left for it, or a configured bound is reached (ENOMEM).
+    /// There is no memory left for it, or it would exceed a configured bound (ENOMEM).
     Full,
     /// The caller may not do this (EPERM).
     Permission,

@@ -26,7 +26,7 @@ pub(crate) struct Template {
     pub(crate) engine: Option<(&'static str, Box<[u8]>)>,
     /// Seconds that each new connection gives it.
     pub(crate) timeout: AtomicU32,
-    /// One of its connections was established.
+    /// Whether one of its connections was established.
     pub(crate) assured: AtomicBool,
     /// Connections made from it.
     pub(crate) controlled: AtomicU32,

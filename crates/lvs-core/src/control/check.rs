@@ -50,9 +50,9 @@ pub(crate) struct Facts {
 /// Numbers of a service's servers, by the properties that checks use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Census {
-    /// Of another family than the service.
+    /// Number of servers of another family than the service.
     pub(crate) mixed: usize,
-    /// Whose answers do not pass the director.
+    /// Number of servers whose answers do not pass the director.
     pub(crate) one_way: usize,
     /// Behind full NAT.
     pub(crate) full_nat: usize,

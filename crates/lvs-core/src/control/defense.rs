@@ -114,7 +114,7 @@ impl Defense {
         self.rate != 0 && self.counter <= 1
     }
 
-    /// One in how many such packets is dropped; 0 for none.
+    /// Drops one of this number of packets; 0 for none.
     pub(crate) const fn rate(&self) -> u64 {
         self.rate
     }

@@ -37,7 +37,7 @@ pub struct Explanation {
     pub connection: Option<String>,
     /// The persistence template that would decide.
     pub template: Option<String>,
-    /// Why no template decides.
+    /// The reason why no template decides.
     pub template_why: String,
     /// The service's scheduler.
     pub scheduler: String,
@@ -55,7 +55,7 @@ pub struct Explanation {
     /// Whether its connection is offloaded to the kernel, if it belongs to one or would open one.
     /// The dataplane sets it; the core does not know it.
     pub fast_path: Option<bool>,
-    /// Why they are not; empty if they are.
+    /// The reason why they are not; empty if they are.
     pub fast_path_why: String,
 }
 
@@ -79,9 +79,9 @@ pub struct Candidate {
     pub active: u32,
     /// Other connections.
     pub inactive: u32,
-    /// It may be chosen.
+    /// Whether the scheduler may choose it.
     pub eligible: bool,
-    /// Why, or why not.
+    /// The reason for or against it.
     pub why: String,
 }
 
@@ -289,7 +289,7 @@ struct Forecast {
     by: By<bool>,
 }
 
-/// Why a preview is impossible.
+/// Reasons why a preview is impossible.
 enum Unknown {
     /// The persistence engine goes by the packet's payload.
     Payload,
@@ -451,7 +451,7 @@ fn no_service(protocol: Protocol, dst: SocketAddr, mark: u32) -> String {
     }
 }
 
-/// Why a service takes a packet to `dst`.
+/// The reason why a service accepts a packet to `dst`.
 fn why_service(key: ServiceKey, dst: SocketAddr) -> String {
     match key {
         ServiceKey::Mark { mark, .. } => format!("it has the mark {mark}"),
@@ -709,7 +709,7 @@ mod tests {
             *pick(all, self.random.draw())
         }
 
-        /// Something changes: time, a weight, a pin.
+        /// Makes a random change: of the time, of a weight, of a pin.
         fn change(&mut self) {
             let key = ServiceKey::tcp(at(VIP, self.one_of(&[80, 81, 82, 21])));
             let last = self.one_of(&[11, 12, 13]);

@@ -60,7 +60,7 @@ use core::net::IpAddr;
 /// The port of FTP's control connections.
 pub(crate) const FTP: u16 = 21;
 
-/// That of its data connections, where the server opens them.
+/// The port of FTP's data connections that the server opens.
 pub(crate) const FTP_DATA: u16 = 20;
 
 /// Settings of a new director.
@@ -211,7 +211,7 @@ pub struct Control {
     mixed: usize,
     /// Connections with a pinned server.
     pins: Pins,
-    /// Whose connections are taken.
+    /// The filters of source prefixes.
     filters: Filters,
     /// Rules that give packets marks. The embedding program applies them.
     marks: Arc<[MarkRule]>,

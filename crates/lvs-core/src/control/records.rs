@@ -43,7 +43,7 @@ pub(crate) enum Trash {
     Unseen,
     /// Records that have to wait.
     Waiting,
-    /// Nothing.
+    /// An empty record.
     Empty,
 }
 

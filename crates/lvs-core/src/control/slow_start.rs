@@ -37,7 +37,7 @@ pub(crate) struct SlowStart {
 struct Since {
     /// `None` for longer than was looked at.
     when: Option<Instant>,
-    /// It has begun slowly.
+    /// Whether the server started slowly.
     slow: bool,
 }
 

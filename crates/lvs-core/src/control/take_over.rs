@@ -33,9 +33,9 @@ const TIE: Duration = RECENT;
 /// Results for connections received by synchronisation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TakenOver {
-    /// They are known now.
+    /// Number of connections that are known now.
     pub taken: u64,
-    /// They make no sense.
+    /// Number of invalid connections.
     pub nonsense: u64,
     /// The table is full.
     pub no_room: u64,

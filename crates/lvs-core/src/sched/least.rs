@@ -32,7 +32,7 @@ pub(super) struct Quotient {
 }
 
 impl Quotient {
-    /// Of a server that is not to be chosen.
+    /// Load of a server that must not be chosen.
     pub(super) const NEVER: Self = Self { load: 0, weight: 0 };
 
     const fn is_less(self, other: Self) -> bool {

@@ -150,7 +150,7 @@ pub trait Scheduler: fmt::Debug + Send {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 pub struct HashSlot {
-    /// Which one, from 0.
+    /// Its number, from 0.
     pub number: u32,
     /// Slots of the table.
     pub of: u32,
@@ -161,7 +161,7 @@ pub struct HashSlot {
 pub enum Weights {
     /// A share of the connections.
     Share,
-    /// Nothing: all are alike.
+    /// The scheduler ignores it: all servers are alike.
     Ignored,
     /// The order of preference.
     Priority,
@@ -243,11 +243,12 @@ pub fn flag(name: &str) -> Option<(u32, Option<&'static About>)> {
 /// Behaviour of a scheduler for a client whose server has a weight of 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtZero {
-    /// It chooses another server.
+    /// The scheduler chooses another server.
     Avoids,
-    /// It refuses the client: the choice depends on addresses, not on weights.
+    /// The scheduler refuses the client: the choice depends on addresses, not on weights.
     Refuses,
-    /// The same, unless the service asks for the fallback (`sh-fallback`, `mh-fallback`).
+    /// The scheduler refuses the client, unless the service has the fallback (`sh-fallback`,
+    /// `mh-fallback`).
     RefusesWithoutFallback,
 }
 

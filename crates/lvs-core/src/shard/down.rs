@@ -36,7 +36,7 @@ struct Numbers {
     next: u32,
     /// The acknowledgement number, if it has one.
     ack: Option<u32>,
-    /// It is a SYN: the numbers start again.
+    /// Whether the packet is a SYN: the sequence numbers start again.
     syn: bool,
 }
 
@@ -94,7 +94,7 @@ pub(crate) struct Down {
     expected: Sparse<Expected>,
     /// The slot at which the walk continues.
     at: Option<usize>,
-    /// Another server went down since the walk began.
+    /// Whether another server went down since the walk began.
     again: bool,
     /// To be sent.
     resets: Vec<Reset>,

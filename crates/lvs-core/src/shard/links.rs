@@ -13,7 +13,7 @@ use crate::{Protocol, Server};
 pub(crate) struct ServerLink {
     pub(crate) server: Arc<Server>,
     pub(crate) counters: Arc<Counters>,
-    /// Of its service; none while it is in the trash.
+    /// Counters of its service; `None` while it is in the trash.
     pub(crate) service: Option<Arc<Counters>>,
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct Links {
     heeded: bool,
     /// Translated addresses by record, with the protocol of their service or 0 for any.
     translated: BTreeMap<u32, (SocketAddr, u8)>,
-    /// The same, by address, with the number of records.
+    /// Masqueraded servers by address, with the number of records.
     masqueraded: BTreeMap<(SocketAddr, u8), u32>,
 }
 
@@ -45,7 +45,7 @@ impl Links {
         self.seen
     }
 
-    /// So many changes of records are followed now.
+    /// Records that this number of changes is applied.
     pub(crate) const fn has_seen(&mut self, changes: u64) {
         self.seen = Some(changes);
     }

@@ -70,7 +70,7 @@ struct Tuple {
     local: LocalAddress,
 }
 
-/// Which of them are free.
+/// The free local ports of a server.
 #[derive(Debug)]
 struct Free {
     /// Start of the ports that have never been used: `fresh` ports from number `from` on.
@@ -128,7 +128,7 @@ pub(crate) struct LocalPorts {
     buckets: Vec<u32>,
     /// Addresses in use, and by how many connections; sorted.
     in_use: Vec<(IpAddr, u32)>,
-    /// Which local address comes next.
+    /// Number of the next local address.
     turn: usize,
 }
 

@@ -37,7 +37,7 @@ const _: () = {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Unpublished {
-    /// It has ended.
+    /// The connection has ended.
     Ended,
     /// Its next packet may change its state.
     NotEstablished,
@@ -47,7 +47,7 @@ pub enum Unpublished {
     PersistentUdp,
     /// A helper inspects its payload.
     Helped,
-    /// It is for one packet.
+    /// The connection is for one packet.
     OnePacket,
     /// Its server went down, and it does not come back with it.
     ServerDown,
@@ -59,21 +59,21 @@ pub enum Unpublished {
     Adjusted,
     /// Its client's port is not known yet, or is 0.
     NoClientPort,
-    /// It controls other entries.
+    /// The connection controls other entries.
     Controls,
-    /// It is a persistence template.
+    /// The entry is a persistence template.
     Template,
     /// Its server has not answered yet.
     Unanswered,
     /// The programs do not know its forwarding method.
     Method,
-    /// It has no server any more.
+    /// The connection has lost its server.
     NoServer,
     /// Full NAT has no local port for it.
     NoLocalPort,
-    /// It is with the table's exceptions.
+    /// The connection is among the table's exceptions.
     Exception,
-    /// No service is of its family.
+    /// There is no service of its family.
     Family,
     /// A local address of full NAT is its client or its virtual address.
     LocalAddress,
@@ -162,11 +162,11 @@ fn what_else(entry: Entry<'_>) -> Option<Unpublished> {
 /// Whether it is worth to look at a connection, in order to publish it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ripeness {
-    /// Nothing can be published now.
+    /// No connection can be offloaded now.
     NoEpoch,
-    /// It is published, in this epoch.
+    /// The connection is offloaded in this epoch.
     Published,
-    /// It was published in another epoch.
+    /// The connection was offloaded in another epoch.
     Stale,
     /// Its client has sent fewer packets than it takes.
     Early,

@@ -20,7 +20,7 @@ pub(crate) struct Settings {
     /// There is an IPv4 service. Without one the kernel ignores all IPv4 packets, even those of
     /// connections.
     pub(crate) ipv4: bool,
-    /// There is an IPv6 service.
+    /// Whether there is an IPv6 service.
     pub(crate) ipv6: bool,
     pub(crate) timeouts: Timeouts,
     pub(crate) sysctls: Sysctls,

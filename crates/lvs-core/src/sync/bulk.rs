@@ -45,11 +45,11 @@ const OUT_FIRST: usize = 4 << 10;
 /// Kind of an update about a connection or a template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It lives.
+    /// The connection exists.
     Lives,
-    /// It has ended.
+    /// The connection has ended.
     Ended,
-    /// It lives, and the sender has just received a packet of it.
+    /// The connection exists, and the sender has just received a packet of it.
     Comes,
 }
 
@@ -266,7 +266,7 @@ const fn range_of(hash: u64) -> usize {
 /// The connections that a walk over the table sends.
 #[derive(Clone, Debug)]
 pub enum Pass {
-    /// All.
+    /// All connections.
     All,
     /// Connections that received a packet since then.
     Since(crate::Instant),

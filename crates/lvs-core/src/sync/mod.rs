@@ -150,7 +150,7 @@ pub struct SyncDaemon {
 }
 
 impl SyncDaemon {
-    /// The same with defaults for an interface of this MTU.
+    /// These settings with defaults for an interface of this MTU.
     #[must_use]
     pub fn completed(&self, mtu: u32) -> Self {
         let ipv6 = self.group.is_some_and(|group| group.is_ipv6());

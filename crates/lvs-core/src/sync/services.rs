@@ -85,7 +85,7 @@ fn parse_key(bytes: &[u8; KEY_LEN]) -> Result<ServiceKey, Malformed> {
 /// The digest of a service and of its servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceDigest {
-    /// Of everything that the choice of a server depends on.
+    /// Digest of everything on which the choice of a server depends.
     pub choice: u64,
     /// Of the ways to the servers; 0 if one of them is the director itself, because no other
     /// director has that way.
@@ -134,7 +134,7 @@ impl ServiceDigests {
         self.0.len()
     }
 
-    /// There is none.
+    /// Whether there are no services.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

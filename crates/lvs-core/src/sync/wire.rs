@@ -161,12 +161,12 @@ pub struct Entries {
     pub damaged: bool,
 }
 
-/// Why nothing of a message is heeded.
+/// Reasons to ignore a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unread {
     /// It is too short for a header, or its length field is wrong.
     Malformed,
-    /// It is from a master with another syncid.
+    /// The master has another syncid.
     OtherId,
 }
 

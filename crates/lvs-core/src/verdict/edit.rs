@@ -37,7 +37,7 @@ impl Replacement {
         })
     }
 
-    /// Which bytes of the payload are replaced.
+    /// The replaced bytes of the payload.
     pub fn place(&self) -> Range<usize> {
         self.start.into()..self.end.into()
     }
@@ -52,7 +52,7 @@ impl Replacement {
         i32::from(self.len) + i32::from(self.start) - i32::from(self.end)
     }
 
-    /// The same `by` bytes further on.
+    /// The same edit, `by` bytes further on.
     pub(crate) fn moved(mut self, by: usize) -> Option<Self> {
         let by = u16::try_from(by).ok()?;
         self.start = self.start.checked_add(by)?;

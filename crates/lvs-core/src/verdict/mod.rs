@@ -139,7 +139,7 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// Why a packet was discarded.
+    /// Reason for discarding a packet.
     #[non_exhaustive]
     DropReason {
         /// The packet belongs to a connection whose real server was removed.
@@ -179,7 +179,7 @@ reasons! {
         NoLocalPort => "no_local_port",
         /// A rule for marks says so.
         MarkRule => "mark_rule",
-        /// Of a control connection of FTP, with a wrong TCP checksum.
+        /// Control connection of FTP with a wrong TCP checksum.
         HelperChecksum => "helper_checksum",
         /// Of a control connection of FTP: it acknowledges what the other side has not sent.
         HelperSequence => "helper_sequence",
@@ -189,7 +189,7 @@ reasons! {
 }
 
 reasons! {
-    /// Why a packet was left to the host.
+    /// Reason for passing a packet to the host.
     #[non_exhaustive]
     AcceptReason {
         /// No service has this address, port or mark.

@@ -42,7 +42,7 @@ fn control() -> Control {
     })
 }
 
-/// Everything that a director knows, its schedulers' state included.
+/// The complete state of a director, including its schedulers.
 fn picture(control: &Control) -> String {
     format!("{control:?}")
 }

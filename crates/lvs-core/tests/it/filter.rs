@@ -1,4 +1,4 @@
-//! Whose new connections are taken: filters by source prefix.
+//! Filters of new connections by source prefix.
 #![cfg(feature = "api")]
 
 use std::net::SocketAddr;

@@ -174,7 +174,7 @@ pub enum StartError {
     /// A line of the file of rules is refused.
     #[error(transparent)]
     Rules(#[from] RulesError),
-    /// No interface can have that name.
+    /// The name is not valid for an interface.
     #[error("--interface {0}")]
     Interface(String),
     /// The kernel fast path is not available.

@@ -19,7 +19,7 @@ struct Place {
     is: Cell<u8>,
     addr: Cell<IpAddr>,
     hop: Cell<Option<NextHop>>,
-    /// Of the next hop.
+    /// MAC address of the next hop.
     mac: Cell<Option<Mac>>,
     way: Cell<Option<Way>>,
 }
@@ -47,9 +47,9 @@ struct Region {
     generation: u32,
     local: bool,
     hop: Option<NextHop>,
-    /// Each address is its own next hop.
+    /// Whether each address is its own next hop.
     on_link: bool,
-    /// Of the gateway, if there is one.
+    /// MAC address of the gateway, if there is one.
     mac: Option<Mac>,
     /// By the gateway.
     way: Option<Way>,

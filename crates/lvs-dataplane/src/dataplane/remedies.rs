@@ -454,7 +454,7 @@ mod tests {
         }
     }
 
-    /// Each is a series of its own in `/metrics`.
+    /// Each name is a series of its own in `/metrics`.
     #[test]
     fn reasons_of_one_action_have_different_names() {
         let drops = DropReason::ALL.iter().map(|reason| reason.name());

@@ -140,7 +140,7 @@ impl Interception {
         }
     }
 
-    /// Something that leads packets here may have been deleted.
+    /// Records that a rule, route or address of the interception may have been deleted.
     pub(super) const fn distrust(&mut self) {
         if let Self::Routed { steering, .. } = self {
             steering.distrust();

@@ -88,7 +88,7 @@ pub(crate) struct Keeper {
     next_housekeeping: Instant,
     /// Number of frames that have missed the programs of the kernel fast path.
     pub(super) missed: u32,
-    /// As long as they may, nothing is forwarded there.
+    /// While this is held, the kernel fast path forwards no packet.
     pub(super) aside: Option<Held>,
     /// The time of the next log line about a full connection table, and the number of refused
     /// packets since the last one.
@@ -99,10 +99,10 @@ pub(crate) struct Keeper {
 #[derive(Default)]
 pub(super) struct Next {
     generation: u64,
-    /// Something differs from the last view; it is in the tables.
+    /// The tables differ from the last view.
     pub(super) differs: bool,
     pub(super) tables_differ: bool,
-    /// Something differs in the tables that changes no packet's way.
+    /// The tables have changes of neighbours that affect no route of a packet.
     pub(super) neighbours_differ: bool,
     /// Grows with whatever may.
     ways: u64,

@@ -43,7 +43,7 @@ pub enum Backend {
     Tun,
 }
 
-/// Why the host cannot be kept. It is as it was before.
+/// Reasons why the keeper cannot configure the host. The host is unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostError {
@@ -130,6 +130,6 @@ pub(crate) trait DataplaneSide: Send + Sync {
 pub(crate) struct NeighbourNews {
     pub(crate) port: PortId,
     pub(crate) addr: IpAddr,
-    /// It does not answer; else its link-layer address is in the view.
+    /// Whether it does not answer; otherwise its link-layer address is in the view.
     pub(crate) failed: bool,
 }

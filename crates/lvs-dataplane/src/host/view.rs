@@ -283,7 +283,7 @@ impl Tables {
 }
 
 impl Tables {
-    /// Why packets to `dst` have no way out.
+    /// The reason why there is no route to `dst`.
     pub(crate) fn why_no_route(&self, dst: IpAddr) -> NoRoute {
         let Some(hit) = self.state.lookup(dst) else {
             return NoRoute::Missing;
@@ -314,7 +314,7 @@ impl Tables {
     }
 }
 
-/// Why packets to an address have no way out.
+/// Reasons for a missing route to an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NoRoute {
     /// There is no route.

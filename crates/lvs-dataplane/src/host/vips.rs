@@ -58,7 +58,7 @@ struct Claim {
     due: Instant,
 }
 
-/// Another host that has an address of a service, too.
+/// Another host that also has an address of a service.
 #[derive(Clone, Copy, Debug)]
 struct KnownConflict {
     mac: Mac,
@@ -250,7 +250,8 @@ impl Vips {
         }
     }
 
-    /// As [`tell_unclaimed`](Self::tell_unclaimed), for one additional address.
+    /// Reports an unclaimed address, as [`tell_unclaimed`](Self::tell_unclaimed), for one
+    /// additional address.
     pub(super) fn tell_also_unclaimed(
         &mut self,
         addr: IpAddr,
@@ -362,7 +363,7 @@ impl Vips {
         self.next_announcement = Some(next.min(burst.next));
     }
 
-    /// As [`announce`](Self::announce), for one new address.
+    /// Announces one new address, as [`announce`](Self::announce).
     pub(super) fn announce_one(&mut self, addr: IpAddr, tables: &Tables, now: Instant) {
         let left = self.probing.get_mut(&addr).filter(|left| **left > 0);
         let probes = left.map(|left| {

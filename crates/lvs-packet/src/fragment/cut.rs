@@ -25,7 +25,7 @@ enum Version {
     V4 {
         /// Offset of the datagram itself, which may be a fragment.
         first: usize,
-        /// It is not the last fragment of another.
+        /// Whether it is not the last fragment of another fragment.
         more: bool,
         df: bool,
     },

@@ -146,9 +146,9 @@ struct Queue {
 
 /// The contradiction between a fragment and the others of its datagram.
 enum Misfit {
-    /// It alone is discarded.
+    /// Discard this fragment alone.
     Fragment,
-    /// It takes the whole datagram with it.
+    /// Discard the whole datagram.
     Datagram,
 }
 

@@ -29,9 +29,9 @@ pub(super) struct Arrival {
 pub(super) struct Job<'a> {
     pub(super) packet: Packet,
     pub(super) hook: Hook,
-    /// It came from the host itself, through its TUN device.
+    /// Whether the host itself sent it, through its TUN device.
     pub(super) from_host: bool,
-    /// It is addressed to the host.
+    /// Whether it is addressed to the host.
     pub(super) to_host: bool,
     /// Destination of the packet inside, if it is an ICMP error to be related.
     pub(super) inner: Option<(Protocol, SocketAddr)>,

@@ -76,7 +76,7 @@ impl Pipeline {
         }
     }
 
-    /// As [`Self::leave`], for an aggregate of segments.
+    /// Sends a super-packet, as [`Self::leave`] sends a packet.
     fn leave_aggregate<N: Net>(
         &mut self,
         frame: &mut Frame,

@@ -23,7 +23,7 @@ pub enum Request {
     ListenerQuery(PortId, mld::Query),
     /// A client on the director itself opens a connection: intercept the server's replies.
     InterceptLocalClient(LocalClient),
-    /// Another host claims an address of a service.
+    /// Another host announces an address of a service.
     AddressConflict {
         /// The port of the claim.
         port: PortId,
@@ -67,7 +67,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// Nothing to send.
+    /// An empty output.
     pub fn new() -> Self {
         Self::default()
     }

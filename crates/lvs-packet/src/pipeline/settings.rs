@@ -47,7 +47,7 @@ impl Settings {
 /// for the host's own packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReversePath {
-    /// No matter where.
+    /// Any route is accepted.
     #[default]
     Off,
     /// Through any interface.
@@ -73,10 +73,10 @@ impl FromStr for ReversePath {
 /// addresses are always the host's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Echo {
-    /// They are answered.
+    /// The requests are answered.
     #[default]
     Answer,
-    /// They are dropped.
+    /// The requests are dropped.
     Drop,
 }
 

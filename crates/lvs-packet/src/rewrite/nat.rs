@@ -11,7 +11,7 @@ use crate::parse::Packet;
 use crate::wire::checksum::{self, Delta, Sum};
 use crate::wire::{be16, icmp, icmpv6, ip_dst, ip_src, ipv4, ipv6, is_ipv6, put16, sctp, tcp, udp};
 
-/// Which end of a packet is translated.
+/// The translated end of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// Source: replies.

@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub struct Sum(u64);
 
 impl Sum {
-    /// Nothing added yet.
+    /// An empty sum.
     pub const ZERO: Self = Self(0);
 
     /// Adds `bytes`, as if a zero followed an odd one.

@@ -23,10 +23,10 @@ const SECURITY_LABEL: u8 = 134;
 /// Routers that found no room for their time stamp are counted up to this.
 const OVERFLOW_MAX: u8 = 15;
 
-/// Why a host takes no packet with these options.
+/// Reasons for a host to refuse a packet with these options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// They make no sense; the byte of the IP header at fault.
+    /// The options are invalid; the offset of the byte at fault in the IP header.
     Malformed(u8),
     /// The sender chose the way, which hosts do not allow (`accept_source_route`).
     SourceRoute,

@@ -181,7 +181,7 @@ pub struct Chain {
     pub named_at: usize,
     /// The first fragment header on the way, and where the byte is that announces it.
     pub fragment: Option<(FragmentHeader, usize)>,
-    /// There is a header of AH among them.
+    /// Whether there is a header of AH among them.
     pub authenticated: bool,
 }
 

@@ -23,7 +23,7 @@ const ADDRESSES_LEN: usize = 12;
 /// The outermost tag of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tag {
-    /// It is a service tag.
+    /// Whether it is a service tag.
     pub service: bool,
     /// The VLAN, 1 to 4094; 0 if the tag is for its priority only.
     pub vlan: u16,

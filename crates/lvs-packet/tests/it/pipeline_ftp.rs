@@ -137,7 +137,7 @@ struct Talk {
     /// expects it.
     client_next: u32,
     client_expects: u32,
-    /// The same of the server.
+    /// The next sequence number of the server.
     server_next: u32,
     server_expects: u32,
 }

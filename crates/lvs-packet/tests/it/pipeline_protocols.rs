@@ -136,7 +136,7 @@ fn lab(
 /// afterwards.
 type Word = (bool, &'static [(u8, u16)], &'static str);
 
-/// Everything that two hosts say to each other.
+/// All messages between two hosts.
 const LIFE: &[Word] = &[
     (true, &[(INIT, 16)], "INIT1"),
     (false, &[(INIT_ACK, 240)], "C-SENT"),

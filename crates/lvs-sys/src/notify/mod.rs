@@ -29,7 +29,7 @@ pub struct Call {
     /// The calling thread, as this process numbers it; 0 if it is in a PID namespace that this
     /// process does not see.
     pub thread: u32,
-    /// Which call.
+    /// The system call.
     pub kind: Kind,
     /// Its arguments.
     pub arguments: [u64; 6],

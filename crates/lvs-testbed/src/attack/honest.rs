@@ -63,7 +63,7 @@ pub struct Honest {
 }
 
 impl Honest {
-    /// Of a hundred new connections, how many were served.
+    /// Percentage of new connections that were served.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "for people to read")]
     pub fn success(&self) -> f64 {

@@ -28,11 +28,11 @@ const DIRECTORS: usize = 3;
 /// A scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scenario {
-    /// Nothing happens.
+    /// No event.
     Calm,
     /// Maintenance of one director, and its end.
     Members,
-    /// The same without `[sync.peers]`.
+    /// The plan without `[sync.peers]`.
     Alone,
     /// The dataplane of one director is killed; lvsd starts another one.
     Dataplane,
@@ -52,7 +52,7 @@ pub enum Scenario {
     Routed,
     /// BIRD is killed on one director, and started again.
     Bird,
-    /// One director is cut off at once, as when its power goes.
+    /// One director is cut off, as by a power failure.
     Power,
 }
 
@@ -756,7 +756,7 @@ fn time_of_day() -> Result<u64> {
     Ok(u64::try_from(now.as_micros())? % 86_400_000_000)
 }
 
-/// The same of one of its lines: `[2026-01-02T03:04:05.678901] ...`.
+/// The time of a log line: `[2026-01-02T03:04:05.678901] ...`.
 fn stamp(line: &str) -> Option<u64> {
     let time = line.strip_prefix('[')?.split_once('T')?.1;
     let time = time.split_once(']')?.0;

@@ -132,7 +132,7 @@ pub struct Outcome {
     pub director: String,
     /// The forwarding method: `proxy` with HAProxy.
     pub forward: String,
-    /// Of the downloads: `ipv4` or `ipv6`.
+    /// Family of the downloads: `ipv4` or `ipv6`.
     pub family: String,
     /// Downloads, byte for byte.
     pub downloads: u64,
@@ -414,7 +414,7 @@ fn lost_of_sync(director: &Host) -> u64 {
         .sum()
 }
 
-/// Nothing of it is dropped any more.
+/// Ends the loss of synchronisation packets.
 fn end_loss(director: &Host) -> Result<()> {
     director.sh("nft delete table inet loss").map(drop)
 }

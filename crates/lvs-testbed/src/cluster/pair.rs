@@ -26,7 +26,7 @@ const KEEPALIVED: &str = "/etc/keepalived/keepalived.conf";
 /// A scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scenario {
-    /// Nothing happens.
+    /// No event.
     Calm,
     /// The active director is gone at once.
     Kill,
@@ -40,7 +40,7 @@ pub enum Scenario {
     Partition,
     /// The active director's dataplane is stopped for three seconds.
     Stopped,
-    /// As planned, while 5 of 100 packets of the synchronisation are lost.
+    /// A planned change-over while 5 of 100 synchronisation packets are lost.
     Loss,
     /// The files between `lvsd` and keepalived are removed; then as planned.
     Files,
@@ -663,7 +663,7 @@ impl Lab {
         longest_gap(&ping.log())
     }
 
-    /// As when its power goes.
+    /// Cuts a director off, as a power failure does.
     fn kill(&mut self, index: usize) -> Result<()> {
         self.tell(&format!(
             "director {}: kill -9 of everything, links down",

@@ -190,7 +190,7 @@ impl Bed {
         Self::of(options, log)
     }
 
-    /// As [`new`](Self::new), for a director with these options.
+    /// A bed as of [`new`](Self::new), for a director with these options.
     pub(super) fn of(options: Options, log: &Log) -> Replayed<Self> {
         let connections = options.max_connections;
         let programs = match log.through {

@@ -60,9 +60,9 @@ pub struct ConformanceOptions {
 /// Results of the cases of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// As the kernel did it.
+    /// Cases with the kernel's result.
     pub passed: usize,
-    /// Otherwise.
+    /// All other cases.
     pub failed: usize,
     /// Not replayed, for lack of something that is not built yet.
     pub skipped: BTreeMap<String, usize>,

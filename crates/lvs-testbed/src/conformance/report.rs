@@ -37,7 +37,7 @@ impl SharedSeen {
     }
 }
 
-/// Something that the kernel did otherwise.
+/// A difference from the kernel.
 #[derive(Clone, Debug)]
 pub(super) struct Mismatch {
     /// Number of the step, from 0, and what the recording calls it.

@@ -172,9 +172,9 @@ fn mask(
 pub(super) enum Recorded {
     /// The kernel's behaviour.
     Case(Value),
-    /// It varies more than a recording can express; the varying part.
+    /// The result varies more than a recording can express; the varying part.
     Unstable(String),
-    /// It reaches a deviation that docs/decisions.md lists; the name of the deviation.
+    /// The case reaches a deviation that docs/decisions.md lists; the name of the deviation.
     Deviation(String),
 }
 

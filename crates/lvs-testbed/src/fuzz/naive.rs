@@ -86,7 +86,7 @@ struct Conn {
     nat: bool,
     state: usize,
     active: bool,
-    /// No reply was seen, and none is expected.
+    /// Whether no reply has arrived and none is expected.
     silent: bool,
     timeout: u64,
     expires: u64,
@@ -487,7 +487,7 @@ impl Model {
     }
 }
 
-/// Something that happens to both.
+/// An operation on both directors.
 #[derive(Clone, Debug)]
 pub enum Op {
     /// A segment of a client, with these flags.
@@ -498,9 +498,9 @@ pub enum Op {
     Add(u8, i32, u32, u32, bool),
     /// Its weight and thresholds are set.
     Edit(u8, i32, u32, u32),
-    /// It is removed.
+    /// The service is removed.
     Delete(u8),
-    /// So many seconds pass.
+    /// Seconds pass.
     Wait(u64),
     /// A sysctl is set.
     Sysctl(&'static str, i32),
@@ -524,7 +524,7 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Both, with a service and three servers.
+    /// Makes both directors, with a service and three servers.
     pub fn new(scheduler: &'static str, persistent: bool) -> Self {
         let mut director = Director::new(Options {
             max_connections: 256,
@@ -598,7 +598,7 @@ impl Pair {
         self.director.handle_packet(&meta, now)
     }
 
-    /// Does the same to both, and compares them.
+    /// Applies an operation to both directors, and compares them.
     pub fn apply(&mut self, op: &Op) {
         let now = Instant::from_secs(self.model.now);
         match *op {

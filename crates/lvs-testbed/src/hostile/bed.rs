@@ -51,7 +51,7 @@ pub struct Summary {
     pub right: u64,
     /// Packets that came with a right one.
     pub came_right: u64,
-    /// Of honest datagrams in fragments, those that left.
+    /// Number of honest fragmented datagrams that left.
     pub trains: u64,
     /// Packets inside of tunnel packets that were looked at.
     pub tunnelled: u64,

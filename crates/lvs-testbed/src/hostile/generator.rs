@@ -131,7 +131,7 @@ impl<'a> Generator<'a> {
         Duration::from_millis(u64::from(self.entropy.u8()) * factor)
     }
 
-    /// One frame of any kind.
+    /// Generates a frame of any kind.
     fn frame(&mut self) -> Shot {
         let (from, mut ip) = match self.entropy.below(64) {
             0..=26 => (Side::Clients, self.request()),

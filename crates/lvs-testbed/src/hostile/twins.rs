@@ -122,7 +122,7 @@ impl<'a> Pair<'a> {
         }
     }
 
-    /// Does the same to both; gives what has left.
+    /// Applies an action to both; returns the frames that left.
     fn act(&mut self, act: Act) -> Vec<(PortId, Frame)> {
         let before = (self.other.forwarded(), self.other.passed());
         let expected = self.plain.act_and_tell(act.clone());

@@ -71,7 +71,7 @@ fn gue() {
     same(&["gue-bare-4in4", "gue-bare-6in6", "gue-6in4"], 5);
 }
 
-/// Of these the programs forward nothing, and change nothing.
+/// The programs neither forward nor change other tunnels.
 #[test]
 fn other_tunnels_are_left_alone() {
     for name in ["ipip-4in6", "gre-4in4", "gue-6in6"] {

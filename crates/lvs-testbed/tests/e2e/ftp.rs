@@ -32,7 +32,7 @@ impl Ftp {
         Self::told(options, dataplane, |_| None)
     }
 
-    /// The same with servers that announce another address than their own.
+    /// Runs the test with servers that announce another address than their own.
     fn told(
         options: SiteOptions,
         dataplane: &[&str],

@@ -18,7 +18,7 @@ use nix::sys::signal::Signal;
 
 /// Bytes a second for each download.
 const RATE: u64 = 60_000;
-/// So many show that none breaks; pauses are measured with more.
+/// Number of downloads of a test; measurements use more.
 const FEW: u64 = 60;
 /// Time without a dataplane.
 const DEAD: Duration = Duration::from_secs(5);
@@ -32,9 +32,9 @@ enum By {
     Kernel,
     /// A process that holds the connection table.
     Holder,
-    /// The same, with a table for each of several packet workers.
+    /// A process that holds a table for each of several packet workers.
     Workers,
-    /// The same, with the device that the host routes packets through.
+    /// A process that holds the connection table and the device that the host routes packets through.
     Device,
 }
 
@@ -52,9 +52,9 @@ impl By {
 /// The end of a dataplane.
 #[derive(Clone, Copy, Debug)]
 enum End<'a> {
-    /// It goes on.
+    /// The dataplane continues.
     None,
-    /// It is killed, and one of the same kind takes its place.
+    /// The dataplane is killed, and another one of the same version replaces it.
     Killed,
     /// It is killed, one from this directory takes its place and is killed, and one of the first
     /// kind takes that one's.
@@ -341,7 +341,7 @@ fn many_with_a_holder() -> Result<()> {
     Ok(())
 }
 
-/// One version goes on with what the other has left, and back.
+/// One version continues with the state of the other version, and back.
 fn with_another_version(by: By) -> Result<()> {
     let other = std::env::var("LVS_OTHER_BIN_DIR").context("LVS_OTHER_BIN_DIR is not set")?;
     let full_nat = (by == By::Kernel).then_some(("f", Forward::FullNat));

@@ -480,7 +480,7 @@ impl Endpoint {
         Ok(pod)
     }
 
-    /// It ends when its last connection has ended.
+    /// Waits until its last connection has ended.
     fn end(&self, bed: &Bed) -> Result<()> {
         let server = format!("{}:80", self.address);
         bed.wait("the last connection of a pod to end", |bed| {
@@ -529,7 +529,7 @@ impl Downloads {
         Ok(Self { clients, hurry })
     }
 
-    /// They have gone on until now, and all of the rest comes.
+    /// Checks that the downloads are not broken, and receives the rest.
     fn finish(mut self) -> Result<()> {
         ensure!(
             self.clients.is_running(),

@@ -78,7 +78,7 @@ fn fetched(site: &Site, port: u16) -> Result<String> {
     Ok(status.trim().to_owned())
 }
 
-/// It ends so, though perhaps not at once on a busy machine.
+/// Waits until curl ends with this status; a busy machine may take longer.
 fn ends_with(site: &Site, port: u16, wanted: &str) -> Result<()> {
     let mut last = String::new();
     wait_until(&format!("curl to end with {wanted}"), SOON, || {

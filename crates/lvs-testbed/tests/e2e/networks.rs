@@ -80,7 +80,7 @@ impl<'a> Download<'a> {
         Ok(download)
     }
 
-    /// It must have survived whatever happened.
+    /// Checks that the download has survived all events.
     fn finish(mut self) -> Result<()> {
         let status = self.program.wait(Duration::from_secs(70))?;
         ensure!(status.success(), "{status}: {}", self.program.log());

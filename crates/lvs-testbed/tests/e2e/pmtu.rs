@@ -33,7 +33,7 @@ fn router(site: &Site) -> Result<&Host> {
     site.router.as_ref().context("a routed site has a router")
 }
 
-/// Which of the router's ways are narrow.
+/// The narrow routes of the router.
 #[derive(Clone, Copy, Debug)]
 enum Narrow {
     /// To the client: answers do not fit.

@@ -53,7 +53,7 @@ fn starts_dataplane(block: &str) -> bool {
     })
 }
 
-/// As a newcomer pastes it: `lvsadm` runs before the dataplane answers.
+/// A newcomer pastes the block at once: `lvsadm` runs before the dataplane answers.
 #[test]
 fn block_that_starts_a_dataplane_works_in_one_paste() -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

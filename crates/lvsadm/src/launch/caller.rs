@@ -99,7 +99,7 @@ impl Caller {
         namespace(&self.directory, NETWORK)
     }
 
-    /// The same, opened.
+    /// The open network namespace.
     pub(super) fn open_network(&self) -> Option<File> {
         self.file(NETWORK, OFlags::RDONLY).ok()
     }

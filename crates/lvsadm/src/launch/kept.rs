@@ -20,7 +20,7 @@ pub(super) struct Kept {
     daemons: Vec<SyncDaemon>,
     timeouts: Option<Timeouts>,
     sysctls: BTreeMap<String, String>,
-    /// There was too much, and nothing is kept.
+    /// Whether there was too much data, and none is kept.
     is_full: bool,
 }
 
@@ -32,7 +32,7 @@ struct Service {
 }
 
 impl Kept {
-    /// Nothing is configured, or too much to be kept.
+    /// Whether there is no configuration, or too much to keep.
     pub(super) fn is_empty(&self) -> bool {
         self.len() == 0 && self.daemons.is_empty() && self.timeouts.is_none()
     }

@@ -238,7 +238,7 @@ fn launch(socket: Option<&OsStr>) -> Result<(), String> {
     Ok(())
 }
 
-/// Why no filter could be installed.
+/// The reason why no filter could be installed.
 fn refusal(error: &io::Error) -> String {
     let fix = match error.raw_os_error().map(Errno::from_raw) {
         Some(Errno::EACCES) => "run it as root (CAP_SYS_ADMIN)",

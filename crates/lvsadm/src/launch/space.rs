@@ -53,7 +53,7 @@ pub(super) struct Space {
 struct Link {
     client: Option<Client>,
     steering: Option<Steering>,
-    /// Another `lvs-run` has the lock that keeps lvsd away.
+    /// Whether another `lvs-run` has the lock that keeps lvsd away.
     is_shared: bool,
     /// Its last failure, which is logged once.
     failure: String,

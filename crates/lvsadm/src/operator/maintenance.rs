@@ -93,7 +93,7 @@ pub(super) fn daemon(run: &Invocation<'_>) -> Result<Option<Daemon>, Trouble> {
     Daemon::connect(run.address()).map_err(Trouble::Dataplane)
 }
 
-/// Has the daemon take a wish.
+/// Sends an operator override to the daemon.
 pub(super) fn ask(daemon: &mut Daemon, spec: AdminSpec) -> Result<AdminDone, Trouble> {
     daemon.admin(&spec).map_err(Trouble::Dataplane)
 }

@@ -79,7 +79,7 @@ fn text(state: &SyncState) -> String {
     text
 }
 
-/// Which services differ from those of other directors.
+/// The services that differ from those of peers.
 fn tables(state: &SyncState) -> String {
     let mut text = String::new();
     for (n, info) in state.tables.iter().enumerate() {
@@ -120,7 +120,7 @@ fn comparison(info: &TablesInfo) -> String {
     }
 }
 
-/// Which virtual addresses are announced by routes.
+/// The virtual addresses that are announced by routes.
 fn announced(info: &Info) -> String {
     if info.announced.is_empty() {
         return String::new();

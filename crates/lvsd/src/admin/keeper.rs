@@ -50,7 +50,7 @@ impl fmt::Debug for Keeper {
 pub struct Kept(Option<oneshot::Receiver<Result<(), String>>>);
 
 impl Kept {
-    /// There is nothing to wait for.
+    /// A keeper without a file, whose writes complete at once.
     pub(super) const fn nowhere() -> Self {
         Self(None)
     }

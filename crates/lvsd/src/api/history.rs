@@ -155,7 +155,7 @@ impl History {
         true
     }
 
-    /// That of a service, or of everything; nothing for one without.
+    /// The history of a service, or of everything; `None` for a service without one.
     pub fn told(&self, service: Option<&str>) -> Option<Told> {
         let series = match service {
             Some(name) => self.services.get(name)?,

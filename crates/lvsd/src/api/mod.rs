@@ -152,7 +152,7 @@ impl Api {
         }
     }
 
-    /// Has the daemon change something; what was seen before that is old.
+    /// Requests a change from the daemon, and discards older snapshots.
     pub(crate) async fn change(&self, change: ChangeRequest, who: String) -> Answer {
         let answer = request_change(&self.requests, change, who).await;
         *self.seen.lock().await = None;

@@ -18,7 +18,7 @@ const BROKEN_MAX: usize = 200;
 /// Lines of drift, refusals and wishes that are shown of each.
 const LINES_MAX: usize = 100;
 
-/// Everything in brief.
+/// A summary of the status.
 #[derive(Clone, Debug, Serialize)]
 #[cfg_attr(test, derive(serde::Deserialize))]
 #[cfg_attr(test, serde(deny_unknown_fields))]
@@ -78,13 +78,13 @@ pub struct Overview {
 pub struct Broken {
     /// The name of its service.
     pub name: String,
-    /// Which service.
+    /// The service.
     pub service: ServiceId,
     /// Address and port.
     pub server: SocketAddr,
     /// `down` or `suspicious`.
     pub health: String,
-    /// Why.
+    /// The reason.
     pub reason: String,
     /// The remedy, while it is suspicious.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -105,9 +105,9 @@ pub struct Broken {
 pub struct Summary {
     /// Its name in the file.
     pub name: String,
-    /// Which one.
+    /// The service.
     pub service: ServiceId,
-    /// That in words: `tcp 192.0.2.10:80`.
+    /// The address in words: `tcp 192.0.2.10:80`.
     pub address: String,
     /// How it is: `ok`, `suspicious` (clients of a server get no answer), `degraded` (servers are down), or `broken` (it
     /// does not serve as it should).
@@ -139,7 +139,7 @@ pub struct Summary {
 #[cfg_attr(test, derive(serde::Deserialize))]
 #[cfg_attr(test, serde(deny_unknown_fields))]
 pub struct Detail {
-    /// That in words: `tcp 192.0.2.10:80`.
+    /// The address in words: `tcp 192.0.2.10:80`.
     pub address: String,
     /// The state as in `lvsd status`.
     pub status: ServiceStatus,
@@ -149,7 +149,7 @@ pub struct Detail {
     pub dataplane: Option<ServiceInfo>,
 }
 
-/// Everything in brief.
+/// A summary of a snapshot.
 pub fn overview(snapshot: &Snapshot) -> Overview {
     let status = &snapshot.status;
     let seen = &snapshot.found.seen;

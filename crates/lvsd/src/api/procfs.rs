@@ -20,7 +20,7 @@ use crate::snapshot::Snapshot;
 
 /// Period of writing.
 const EVERY: Duration = Duration::from_secs(2);
-/// Of its time, connections take one part in so many.
+/// The inverse of the share of time that writing connections may take.
 const SHARE: u32 = 20;
 /// For how long a dataplane may say nothing.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -206,7 +206,7 @@ impl Round {
     }
 }
 
-/// Why connections are not written.
+/// The reason why connections are not written.
 enum Refused {
     Io(io::Error),
     TooMany,

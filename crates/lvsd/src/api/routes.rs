@@ -71,7 +71,7 @@ const ASSETS: [(&str, &str, &[u8]); 6] = [
 
 type Reply = Response<Either<Full<Bytes>, Stream>>;
 
-/// Why something is not done: the code, and what to do.
+/// The HTTP status of a refusal, and the fix.
 #[derive(Debug)]
 struct Refusal(StatusCode, String);
 
@@ -103,9 +103,9 @@ struct Message {
 pub(super) struct Whoami {
     /// Default author of changes.
     who: String,
-    /// It may change things.
+    /// Whether the client may make changes.
     may_change: bool,
-    /// Why not, and what to do.
+    /// The reason for the refusal, and the fix.
     #[serde(skip_serializing_if = "String::is_empty", default)]
     why: String,
 }

@@ -32,9 +32,9 @@ pub(crate) enum Ability {
     Unknown,
     /// The service has its quorum.
     Quorum,
-    /// It has not, and the sorry server serves.
+    /// The service lacks its quorum, and the sorry server serves.
     Sorry,
-    /// It has not.
+    /// The service lacks its quorum.
     None,
 }
 
@@ -56,7 +56,7 @@ pub(crate) fn standing(services: &[Ability]) -> Option<Standing> {
 /// Time at which a maintenance began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Began {
-    /// So many seconds after boot.
+    /// Seconds after boot.
     At(u64),
     /// Before this boot, or at an unknown time.
     Earlier,

@@ -88,11 +88,11 @@ struct Running {
     /// The last state from keepalived, also if an earlier daemon received it.
     state: State,
     written: Option<i16>,
-    /// Why the track file was not written.
+    /// The error of the last write of the track file.
     trouble: Option<String>,
     /// Times at which the track file is checked.
     looks: Interval,
-    /// Another process had changed it at the last look.
+    /// Whether another process had changed it at the last check.
     meddled: bool,
 }
 

@@ -7,7 +7,7 @@ use lvs_core::{Family, Forwarding};
 
 use super::check::virtual_address;
 
-/// Why a server cannot serve a service.
+/// The reason why a server cannot serve a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unfit {
     pub(crate) title: String,

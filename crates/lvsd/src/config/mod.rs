@@ -74,7 +74,7 @@ pub struct Config {
     pub sysctls: Vec<(String, String)>,
     /// Rules that give packets firewall marks, in the dataplane's words.
     pub marks: Vec<String>,
-    /// Whose new connections services take, all of them; `None` leaves the dataplane's.
+    /// The global filter of new connections; `None` keeps the dataplane's filter.
     pub filter: Option<SourceFilter>,
     /// The services, in the order of the file.
     pub services: Vec<Service>,
@@ -157,7 +157,7 @@ impl Daemon {
     pub const MAX_REMOVE: u8 = 50;
     /// The default time limit of the notification program.
     pub const NOTIFY_TIMEOUT: Duration = Duration::from_secs(10);
-    /// So few servers may always go.
+    /// Number of servers that a change may always remove.
     const FEW: usize = 10;
 
     /// Whether a reload may leave `after` of `before` servers.
@@ -234,7 +234,7 @@ pub struct Dataplane {
 pub struct Vrrp {
     /// The interface for VRRP advertisements.
     pub interface: String,
-    /// Which of them belong together.
+    /// The number that directors of one cluster share.
     pub router_id: u8,
     /// Before this director's state is added.
     pub priority: u8,
@@ -420,7 +420,7 @@ impl Dataplane {
     }
 }
 
-/// Whose address a VIP is.
+/// The owner of a VIP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum VipMode {
     /// The dataplane's, unless the host has it when the file is loaded.
@@ -458,9 +458,9 @@ pub struct Service {
     pub config: ServiceConfig,
     /// The ports that its mark stands for, where it has many.
     pub ports: Option<ManyPorts>,
-    /// Whose address the VIP is.
+    /// The owner of the VIP.
     pub vip: VipMode,
-    /// Whose new connections it takes.
+    /// The filter of its new connections.
     pub filter: SourceFilter,
     /// Proxy settings, if lvsd serves it; `None` if a dataplane does.
     pub proxy: Option<proxy::Options>,
@@ -477,7 +477,7 @@ pub struct Service {
     /// Its servers are down until a check has passed, also where they serve when the daemon
     /// starts.
     pub alpha: bool,
-    /// It goes when the daemon ends.
+    /// Whether it is removed when the daemon ends.
     pub omega: bool,
     /// Percentage of its servers of which at least so many are up; below it all are taken to be.
     /// 0 for none.
@@ -666,10 +666,10 @@ impl Config {
     }
 }
 
-/// Why a file gave no configuration.
+/// The reason why a file has no configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read {path}: {source}; {}", cure(source))]
     Read {
         /// The file.
@@ -677,7 +677,7 @@ pub enum LoadError {
         /// The error of the system.
         source: std::io::Error,
     },
-    /// It is not UTF-8, as TOML is.
+    /// The file is not UTF-8, which TOML requires.
     #[error(
         "{path}, line {line}: byte {offset} of the file (0x{byte:02x}) is not UTF-8, as TOML has to be; \
          convert it (`iconv -f ISO-8859-1 -t UTF-8`), or put back the file that was meant if this is not text"
@@ -692,7 +692,7 @@ pub enum LoadError {
         /// Its value.
         byte: u8,
     },
-    /// It is wrong.
+    /// The configuration is invalid.
     #[error("{0}")]
     Refused(Box<Report>),
 }

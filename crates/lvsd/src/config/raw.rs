@@ -39,7 +39,7 @@ pub(super) struct RawConfig {
     pub(super) service: Vec<Spanned<RawService>>,
     /// Keys that services have unless they set their own; merged into each service as a table.
     pub(super) defaults: RawDefaults,
-    /// The same table as text, for services of etcd.
+    /// The `[defaults]` table as text, for services of etcd.
     #[serde(skip)]
     pub(super) defaults_text: String,
     pub(super) mark: Vec<Spanned<RawMark>>,
@@ -510,9 +510,9 @@ pub(super) enum RawPassive {
 /// `quorum = 2`, or `quorum = { up = 3, down = 2 }`.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum RawQuorum {
-    /// Both.
+    /// The same number for `up` and `down`.
     Number(Whole),
-    /// Each.
+    /// A number for each of them.
     Table(RawQuorumTable),
 }
 

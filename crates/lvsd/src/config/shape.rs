@@ -305,7 +305,7 @@ impl<'a> Reader<'a> {
         self.read_in(&mut value)
     }
 
-    /// As [`read`](Self::read); removes the invalid parts from `value`.
+    /// Reads as [`read`](Self::read); removes the invalid parts from `value`.
     fn read_in<T: Deserialize<'a>>(&mut self, value: &mut Spanned<DeValue<'a>>) -> Option<T> {
         // Every round removes something, and there are no more of them than keys that `T` has.
         loop {
@@ -480,7 +480,7 @@ fn take_array<'a>(table: &mut DeTable<'a>, name: &'a str) -> Vec<Spanned<DeValue
     }
 }
 
-/// The same for the entries of a table.
+/// Reads the entries of a table in the same way.
 fn take_table<'a>(
     table: &mut DeTable<'a>,
     name: &'a str,

@@ -71,7 +71,7 @@ const TIMEOUT_MAX: f64 = 600.0;
 /// The most failures that take a server out.
 const FALL_MAX: f64 = 1000.0;
 
-/// Why `warmup` is lost.
+/// The reason why `warmup` is lost.
 pub(super) const WARMUP: &str =
     "first checks are not delayed; a server is not used before its first check";
 
@@ -106,7 +106,7 @@ pub(super) fn depth(check: &Check) -> u8 {
     }
 }
 
-/// No check.
+/// The absence of a check.
 pub(super) fn none() -> Check {
     Check::from([("none", String::new())])
 }

@@ -197,7 +197,7 @@ pub(super) fn quoted(value: &str) -> Option<&str> {
     inner.rfind('"').map(|end| &inner[..end])
 }
 
-/// Why e-mail is lost.
+/// The reason why e-mail is lost.
 const MAIL: &str = "lvsd sends no e-mail: use `notify` in [lvsd]";
 
 fn global(key: &str, value: &str, said: &Said, globals: &mut Settings, lost: &mut Vec<String>) {

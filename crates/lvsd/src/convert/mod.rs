@@ -214,7 +214,7 @@ fn begin(name: &str, local_addresses: &[IpAddr]) -> String {
     toml
 }
 
-/// Why nothing came of a file, of which this was lost.
+/// The reason why a file gave no result, and the lost parts.
 fn nothing(name: &str, lost: &[String]) -> String {
     /// Statements that are listed.
     const TOLD: usize = 3;

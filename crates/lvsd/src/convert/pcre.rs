@@ -10,7 +10,7 @@ use std::str::Chars;
 /// The end of the text, or before the newline at it.
 const END: &str = r"(?:\n?\z)";
 
-/// Why an expression is refused.
+/// The reason why an expression is refused.
 type Why = String;
 
 /// The expression for the crate `regex` that matches the same texts.
@@ -37,7 +37,7 @@ pub(super) fn converted(regex: &str, caseless: bool) -> Result<String, Why> {
 struct Reader<'a> {
     rest: Peekable<Chars<'a>>,
     out: String,
-    /// Something in it means bytes, where the crate means characters.
+    /// Whether a part of it counts bytes, where the crate counts characters.
     by_bytes: bool,
     /// `$` matches at the end of each line.
     lines: bool,
@@ -421,7 +421,7 @@ mod tests {
             .is_match(text)
     }
 
-    /// Each was asked of Perl.
+    /// The expected results are Perl's.
     #[test]
     fn pcre_expression_matches_the_same_texts() {
         let all: [(&str, &[u8], &[u8]); 32] = [

@@ -44,7 +44,7 @@ pub(super) struct Sorry {
     pub(super) said: String,
     pub(super) ip: IpAddr,
     pub(super) port: Option<u16>,
-    /// Of its own.
+    /// Its own keys.
     pub(super) keys: Keys,
 }
 
@@ -352,7 +352,7 @@ impl Server {
 pub(super) struct Needed {
     pub(super) up: usize,
     pub(super) down: usize,
-    /// It does not matter which servers they are.
+    /// Whether the numbers are right for any choice of servers.
     pub(super) exact: bool,
     /// All servers together have as much weight.
     pub(super) within: bool,

@@ -98,7 +98,7 @@ pub(super) async fn stop(link: Box<Links>) -> Result<(), String> {
     Ok(())
 }
 
-/// Does something that blocks, away from the loop.
+/// Runs a blocking function outside the loop.
 pub(super) async fn blocking<T: Send + 'static>(
     mut link: Box<Links>,
     work: impl FnOnce(&mut Links, Instant) -> T + Send + 'static,

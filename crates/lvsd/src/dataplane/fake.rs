@@ -45,7 +45,7 @@ impl FakeDataplane {
         }
     }
 
-    /// Which servers so many clients would get.
+    /// The servers that this number of clients would get.
     pub(crate) fn choices(&self, id: ServiceId, clients: u16) -> Vec<Option<SocketAddr>> {
         let shard = self.0.shard(0).expect("the only one");
         let ServiceId::Tcp { address } = id else {
@@ -151,9 +151,9 @@ struct State {
     refuses: bool,
     /// Takes requests and does not answer.
     hangs: bool,
-    /// One does not get an answer.
+    /// Whether a request waits without an answer.
     hung: bool,
-    /// Does not answer, until it is killed.
+    /// Whether it does not answer until it is killed.
     silent: bool,
     /// Answers that it stops, and continues.
     stays: bool,
@@ -188,7 +188,7 @@ pub(crate) enum Fault {
 }
 
 impl World {
-    /// Has the next requests go wrong.
+    /// Makes the next requests fail.
     pub(crate) fn go_wrong(&self, faults: &[Fault]) {
         self.state().faults = faults.to_vec();
     }

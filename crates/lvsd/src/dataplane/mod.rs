@@ -185,7 +185,7 @@ pub enum Step {
     Interrupted,
     /// There is no dataplane yet. The next step is due after this time.
     Waiting(Duration),
-    /// No dataplane can be had; at start-up only.
+    /// No dataplane is available; at start-up only.
     Fatal(String),
 }
 
@@ -246,13 +246,13 @@ pub struct ObservedServer {
 /// The result of a request to stop the dataplane.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Stopped {
-    /// It was asked, or there is no dataplane.
+    /// The dataplane was asked, or there is none.
     Asked,
     /// The dataplane had ended already; contains its exit status, if available.
     Already(String),
-    /// It did not answer and was killed; the reason.
+    /// The dataplane did not answer and was killed; the reason.
     Killed(String),
-    /// It could not be asked; the reason.
+    /// The dataplane could not be asked; the reason.
     Not(String),
 }
 
@@ -953,7 +953,7 @@ fn log_drained(names: &Names<'_>, changes: &[given::DrainChange]) {
 #[derive(Debug)]
 struct Loss {
     why: String,
-    /// It exists and does not answer.
+    /// Whether it exists and does not answer.
     silent: bool,
 }
 

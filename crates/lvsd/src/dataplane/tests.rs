@@ -12,7 +12,7 @@ use super::*;
 use crate::config::{Files, OnCheckFailure, OnDrift};
 use crate::reconcile::{DesiredServer, DesiredService, Health};
 
-/// Something that happens.
+/// An event of the test.
 #[derive(Clone, Debug)]
 enum Event {
     /// The file, or the health of servers, is another one.

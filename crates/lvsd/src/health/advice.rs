@@ -3,7 +3,7 @@
 /// Connections that a server wants, by its own word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weight {
-    /// So many hundredths of its configured weight.
+    /// A weight in percent of the configured weight.
     Percent(u16),
     /// This weight.
     Exactly(i32),
@@ -19,7 +19,7 @@ pub struct Advice {
 }
 
 impl Advice {
-    /// Nothing.
+    /// No advice.
     pub const NONE: Self = Self {
         weight: None,
         drains: None,

@@ -67,7 +67,7 @@ pub struct Report {
     task: u64,
     /// `None` as long as nothing is known.
     up: Option<bool>,
-    /// Why it is down now, in words; empty while it is not.
+    /// The reason why it is down, in words; empty while it is up.
     reason: String,
     /// The last check has failed, for that reason.
     failed: bool,
@@ -81,7 +81,7 @@ pub struct Report {
 pub struct NotMade {
     /// Time of the first check of a row that could not be made.
     pub since: Instant,
-    /// Why the last one could not be made.
+    /// The reason why the last check could not be made.
     pub reason: String,
 }
 
@@ -99,11 +99,11 @@ pub struct News {
 /// A change of state, for the log.
 #[derive(Clone, Debug)]
 pub struct Change {
-    /// Which server.
+    /// The server.
     pub key: Key,
     /// Its new state.
     pub up: bool,
-    /// Why it is down.
+    /// The reason why it is down.
     pub reason: String,
     /// Duration of the old state; `None` for the first result.
     pub lasted: Option<Duration>,
@@ -116,7 +116,7 @@ pub struct Timing {
     pub lag: Quantiles,
     /// From its begin to its result.
     pub duration: Quantiles,
-    /// The same by kind and result, for whoever scrapes it.
+    /// Counts by kind and result, for metrics.
     tally: Arc<Tally>,
 }
 
@@ -125,7 +125,7 @@ pub struct Timing {
 pub struct Checks<P> {
     prober: Arc<P>,
     tasks: HashMap<Arc<Check>, Task>,
-    /// Which question says how a server is.
+    /// The check that decides about each server.
     questions: HashMap<Key, Arc<Check>>,
     next: u64,
     permits: Arc<Permits>,
@@ -158,7 +158,7 @@ struct Task {
     id: u64,
     keys: Vec<Key>,
     up: Option<bool>,
-    /// Why it is down.
+    /// The reason why it is down.
     reason: String,
     /// The reasons that were logged since it went down, up to [`REASONS_MAX`].
     logged: Vec<String>,
@@ -178,7 +178,7 @@ struct Task {
 pub struct Known {
     /// Whether it is up; `None` if nobody knows yet.
     pub up: Option<bool>,
-    /// Why it is down now.
+    /// The reason why it is down now.
     pub reason: String,
     /// For how long it has been so.
     pub lasted: Duration,
@@ -201,7 +201,7 @@ impl<P: Prober> Checks<P> {
         Self::counted_in(prober, runtime, Arc::default())
     }
 
-    /// The same; what they take is counted in `tally`.
+    /// Checks whose resource use is counted in `tally`.
     pub fn counted_in(
         prober: P,
         runtime: Option<Handle>,
@@ -488,13 +488,13 @@ impl<P: Prober> Checks<P> {
         self.timing.lag.take_longest()
     }
 
-    /// The same, without an end to it.
+    /// The lag, without a new start of its measurement.
     pub fn peek_lag(&self) -> Duration {
         self.timing.lag.longest()
     }
 }
 
-/// One question, asked for ever.
+/// The endless task of one check.
 struct Runner<P> {
     prober: Arc<P>,
     permits: Arc<Permits>,

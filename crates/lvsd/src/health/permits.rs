@@ -27,7 +27,7 @@ const OTHERS_PART: usize = 4;
 pub(super) enum TargetHealth {
     /// Its last probe succeeded.
     Good,
-    /// It did not, or there was none.
+    /// The server did not answer, or there was no answer yet.
     Doubtful,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct Permit<'a> {
 }
 
 impl Permits {
-    /// As many as this process may have descriptors for.
+    /// Permits for as many probes as the process may open descriptors.
     pub(super) fn new() -> Self {
         let limit = getrlimit(Resource::Nofile).current;
         let files = limit.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX));

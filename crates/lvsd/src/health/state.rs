@@ -3,9 +3,9 @@
 /// The health of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// It serves, or nobody checks it.
+    /// The server serves, or has no check.
     Up,
-    /// It is to get no new connections.
+    /// The server gets no new connections.
     Down,
     /// Not checked yet: what the dataplane does with it now goes on.
     Unknown,
@@ -23,7 +23,7 @@ pub struct State {
 }
 
 impl State {
-    /// Nothing known, or `up` as known from before.
+    /// An unknown state, or `up` as remembered.
     pub fn new(rise: u32, fall: u32, up: Option<bool>) -> Self {
         Self {
             rise,

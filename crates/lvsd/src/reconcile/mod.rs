@@ -77,7 +77,7 @@ pub struct Unnamed {
 /// A service as it should be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DesiredService {
-    /// Which one.
+    /// The service.
     pub id: ServiceId,
     /// Its name in the log.
     pub name: String,
@@ -85,7 +85,7 @@ pub struct DesiredService {
     pub line: usize,
     /// Its settings.
     pub config: ServiceConfig,
-    /// Whose new connections it takes.
+    /// The filter of its new connections.
     pub filter: SourceFilter,
     /// The action on a server that is down.
     pub on_check_failure: OnCheckFailure,

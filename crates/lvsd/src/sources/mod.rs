@@ -97,7 +97,7 @@ fn random() -> f64 {
 struct SourceState {
     /// When it last answered, in seconds since 1970; nothing if that was a daemon before this one.
     answered: Option<u64>,
-    /// Why it does not, since it last did.
+    /// The error since the last success.
     trouble: Option<String>,
     answers: u64,
     failures: u64,
@@ -135,7 +135,7 @@ struct Shared {
     state: Mutex<State>,
     /// The daemon is to look.
     news: Notify,
-    /// It is to be kept.
+    /// Notification that the answer is to be stored.
     keep: Notify,
     /// Notified when the daemon has news for other directors.
     tell: Notify,
@@ -532,7 +532,7 @@ impl Sources {
         self.runtime.clone()
     }
 
-    /// There is something new.
+    /// Waits until there is a new answer.
     pub(crate) async fn changed(&self) {
         self.shared.news.notified().await;
     }

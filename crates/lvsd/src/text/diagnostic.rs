@@ -253,7 +253,7 @@ impl Findings {
         self.reported
     }
 
-    /// Nothing was found.
+    /// Whether there are no findings.
     pub(crate) fn is_empty(&self) -> bool {
         self.counts == [0, 0]
     }
@@ -282,7 +282,7 @@ pub struct Report {
     pub path: String,
     /// Its text, with that of the files of `conf.d` behind it.
     pub text: String,
-    /// Which part of the text is which file.
+    /// The files in the text.
     pub files: Files,
     /// The findings, in the order of the text; the first ones, if there are very many.
     pub findings: Vec<Diagnostic>,
@@ -341,7 +341,7 @@ impl Report {
         all
     }
 
-    /// As one text, with colours where `coloured`.
+    /// The report as one text, with colours if `coloured`.
     pub fn render(&self, coloured: bool) -> String {
         self.lines(coloured).join("\n\n")
     }

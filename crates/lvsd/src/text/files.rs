@@ -44,7 +44,7 @@ impl Files {
         }
     }
 
-    /// The same files, whose whole text is `text`.
+    /// The same files with `text` as their whole text.
     pub(crate) fn of(mut self, text: &str) -> Self {
         self.lines = lines(text);
         self

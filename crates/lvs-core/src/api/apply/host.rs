@@ -45,7 +45,7 @@ pub struct Permissive;
 
 impl Host for Permissive {}
 
-/// Something that a change requires of the host's packet interception.
+/// A requirement of a change for the host's packet interception.
 #[derive(Clone, Copy, Debug)]
 pub enum Need<'a> {
     /// A service to be added.

@@ -38,12 +38,12 @@ pub(super) struct Buckets {
     pub(super) first: usize,
     pub(super) second: usize,
     pub(super) tag: u64,
-    /// Of the first bucket.
+    /// The first bucket of the entry.
     pub(super) home: usize,
 }
 
 impl Buckets {
-    /// Of `buckets` in all.
+    /// The buckets of a hash in a table of `buckets`.
     #[inline]
     pub(super) fn of(hash: u64, buckets: u32) -> Self {
         let scaled = |half: u64| ((half * u64::from(buckets)) >> 32) as usize;

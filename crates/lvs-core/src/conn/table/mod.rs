@@ -195,7 +195,7 @@ pub(crate) struct ConnTable {
     parts: Vec<u32>,
     /// Used slots in place: narrow ones, wide ones.
     used: [usize; 2],
-    /// Of each, whether look-ups try an entry's [home](buckets) before the tags.
+    /// For each family, whether look-ups try an entry's [home](buckets) before the tags.
     at_home: [bool; 2],
     due: Vec<u32>,
     /// Entries without a known client port.
@@ -456,7 +456,7 @@ impl ConnTable {
         self.wheel.arm(handle, entry);
     }
 
-    /// Has the timer of an entry fire at this time.
+    /// Sets the time at which the timer of an entry fires.
     pub(crate) fn restart_until(&mut self, handle: u32, at: Instant) {
         let entry = self.slots.entry(handle);
         entry.set_expires(at);
@@ -537,7 +537,7 @@ impl ConnTable {
         }
     }
 
-    /// One more is controlled by this one.
+    /// Counts one more entry that this one controls.
     pub(crate) fn add_controlled(&mut self, handle: u32) {
         let entry = self.slots.entry(handle);
         let controlled = self.controlled.entry(handle);
@@ -548,7 +548,7 @@ impl ConnTable {
         *controlled += 1;
     }
 
-    /// One less is.
+    /// Counts one less.
     pub(crate) fn drop_controlled(&mut self, handle: u32) {
         if self.get(handle).has(flag::CONTROLS)
             && let Some(controlled) = self.controlled.get_mut(handle)
@@ -569,7 +569,7 @@ impl ConnTable {
     }
 }
 
-/// So many seconds later.
+/// The time `seconds` after `now`.
 #[inline]
 fn after(now: Instant, seconds: u32) -> Instant {
     let span = u64::from(seconds) * 1_000_000_000;

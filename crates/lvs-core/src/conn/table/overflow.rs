@@ -18,7 +18,7 @@ use super::slot::{Entry, narrow, protocol_part, wide, wide_identity, wire};
 use crate::Protocol;
 use crate::conn::NO_SLOT;
 
-/// Which packets an entry is found by.
+/// The side whose packets find an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     /// Packets from the client to the virtual address, and replies of connections that are not
@@ -129,7 +129,7 @@ impl Overflow {
         self.free.push(slot);
     }
 
-    /// Hash of a client's address and port and of the other end.
+    /// Hash of the client's address and port and of the address and port of the other end.
     pub(super) fn hash(&self, protocol: Protocol, client: SocketAddr, peer: SocketAddr) -> u64 {
         if let (IpAddr::V4(from), IpAddr::V4(to)) = (client.ip(), peer.ip()) {
             let from = narrow(from.octets(), client.port()) | protocol_part(protocol);
@@ -213,7 +213,7 @@ impl Overflow {
         }
     }
 
-    /// Nothing is in it any more, as far as it knows.
+    /// Whether it is empty, as far as it knows.
     #[cfg(test)]
     pub(super) fn is_clear(&self) -> bool {
         self.ties.is_empty()

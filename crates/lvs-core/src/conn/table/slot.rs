@@ -576,7 +576,7 @@ impl<'a> Entry<'a> {
         self.method() == Forwarding::Nat && self.word0() & kind::TEMPLATE == 0
     }
 
-    /// Everything about it but its timer.
+    /// All fields of an entry except its timer.
     pub(crate) fn draft(self) -> Draft {
         Draft {
             key: Key {

@@ -13,7 +13,7 @@ use crate::{Forwarding, State};
 
 /// The record of the server of entries that were bound again.
 const REBOUND: u32 = 1000;
-/// No limit to the work of a call.
+/// A call without a limit of its work.
 const ALL: usize = usize::MAX;
 
 fn key(n: u16) -> Key {
@@ -30,7 +30,7 @@ fn draft(n: u16, timeout: u32) -> Draft {
     draft
 }
 
-/// Everything that is due up to `now`, in order.
+/// All entries that are due up to `now`, in order.
 fn due(table: &mut ConnTable, now: Instant) -> Vec<u16> {
     let mut ports = Vec::new();
     loop {

@@ -77,7 +77,7 @@ pub(crate) struct Wheel {
     heads: Vec<u32>,
     /// Records in it.
     fills: Vec<u32>,
-    /// One bit a bucket: it has records.
+    /// One bit for each bucket that has records.
     occupied: Vec<u64>,
     /// All chunks; the first is used by none.
     chunks: Vec<u32>,

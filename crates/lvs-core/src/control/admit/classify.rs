@@ -23,7 +23,7 @@ use crate::{
 /// that was chosen.
 const OTHERS: usize = 8;
 
-/// Why a packet opens no connection.
+/// Reasons why a packet opens no connection.
 pub(in crate::control) enum Refused<U> {
     Accept(AcceptReason),
     Drop(DropReason),
@@ -78,7 +78,7 @@ pub(in crate::control) enum By<T> {
 pub(in crate::control) trait State {
     type Opened;
     type Template: Copy;
-    /// Why a preview cannot foresee a step.
+    /// The reason why a preview cannot foresee a step.
     type Unknown;
 
     fn control(&self) -> &Control;
@@ -122,7 +122,7 @@ pub(in crate::control) trait State {
 
     fn restart_template(&mut self, template: Self::Template, now: Instant);
 
-    /// Has the service's scheduler choose.
+    /// Chooses a server by the service's scheduler.
     fn pick(
         &mut self,
         service: u32,

@@ -25,11 +25,11 @@ pub(super) enum From {
 /// Relation of a segment to the tracked connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Relation {
-    /// It belongs to the connection.
+    /// The segment belongs to the connection.
     Known,
     /// The tracking begins with it.
     New,
-    /// It belongs to no connection.
+    /// The segment belongs to no connection.
     Foreign,
 }
 
@@ -174,7 +174,7 @@ struct Stream {
     acknowledged: Option<u32>,
     /// The offers of its SYN.
     offer: Offer,
-    /// It has begun the end of the connection.
+    /// Whether the side has begun to close the connection.
     closes: bool,
     /// The beginning was not seen, so that numbers out of the window count as well.
     liberal: bool,
@@ -208,7 +208,7 @@ struct Last {
     offer: Offer,
     /// An ignored SYN may cause a challenge (RFC 5961).
     challenge: bool,
-    /// Both sides have sent a SYN.
+    /// Whether both sides have sent a SYN.
     both: bool,
 }
 
@@ -614,7 +614,7 @@ impl Track {
 
 /// The effect of a reset.
 enum Reset {
-    /// It is older than what has been acknowledged.
+    /// The segment is older than the acknowledged data.
     Foreign,
     /// The connection ends, whatever the numbers are.
     Ends,

@@ -127,13 +127,13 @@ impl Introduction {
     }
 }
 
-/// Both introductions, and the key.
+/// The introductions of both peers, and the key.
 #[derive(Debug)]
 pub(super) struct Handshake {
     key: Key,
     listener: [u8; INTRODUCTION_LEN],
     teller: [u8; INTRODUCTION_LEN],
-    /// Both peers support digests of services.
+    /// Whether both peers support digests of services.
     services: bool,
 }
 

@@ -62,7 +62,7 @@ impl Own {
 pub(super) enum Said {
     /// The directors have differed for too long.
     Differ(String),
-    /// They do not differ any more, or the peer was started again.
+    /// The tables no longer differ, or the peer was started again.
     Alike(String),
 }
 

@@ -52,7 +52,7 @@ struct Segment {
     payload: Vec<u8>,
 }
 
-/// One control connection, as both of its ends see it.
+/// One control connection, as seen by both of its ends.
 struct Dialogue {
     entropy: Entropy<'static>,
     client: SocketAddr,

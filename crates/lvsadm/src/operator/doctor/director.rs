@@ -114,7 +114,7 @@ impl Director {
             })
     }
 
-    /// That it stands by, in words.
+    /// The reason why it is standby, in words.
     pub(super) fn stands_by(&self) -> Option<&'static str> {
         self.idle()
             .filter(|vrrp| vrrp.state == "backup" && vrrp.ready)

@@ -189,7 +189,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Whose address the VIP is.
+    /// Reads the owner of the VIP.
     fn vip(&mut self, raw: &RawService, id: Option<ServiceId>, many_ports: bool) -> VipMode {
         let words = [
             ("auto", VipMode::Auto),

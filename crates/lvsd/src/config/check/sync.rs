@@ -223,7 +223,7 @@ mod tests {
     use crate::config::Config;
     use crate::config::facts::Facts;
 
-    /// As on the host that has 192.0.2.1.
+    /// Checks a configuration on a host that has 192.0.2.1.
     fn here(keys: &str) -> Result<(), String> {
         let text = format!("[sync.peers]\n{keys}\n");
         let facts = Facts::with_address([192, 0, 2, 1].into());

@@ -11,7 +11,7 @@ struct Fate {
     taken: bool,
     /// Words of it stay.
     kept: bool,
-    /// It is within a block that stays.
+    /// Whether the statement is within a block that stays.
     within: bool,
 }
 

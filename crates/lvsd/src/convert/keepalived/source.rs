@@ -47,7 +47,7 @@ pub(super) struct Physical {
     pub(super) defines: Option<String>,
     /// A line for some hosts.
     pub(super) conditional: bool,
-    /// It goes on with a definition.
+    /// Whether a definition continues on the next line.
     pub(super) continues: bool,
 }
 
@@ -81,7 +81,7 @@ pub(super) enum Token {
 #[derive(Debug, Default)]
 pub(super) struct Source {
     pub(super) lines: Vec<Physical>,
-    /// Each with its line's number in `lines`.
+    /// The tokens, each with its line number in `lines`.
     pub(super) tokens: Vec<(Token, usize)>,
     pub(super) lost: Vec<String>,
 }
@@ -649,7 +649,7 @@ fn groups(text: &str) -> Option<Vec<Vec<String>>> {
     Some(all)
 }
 
-/// As much of a text as fits into messages.
+/// The start of a text, as long as messages permit.
 pub(super) fn shown(text: &str) -> String {
     /// Bytes.
     const MOST: usize = 160;

@@ -9,7 +9,7 @@ pub(super) const BANG: char = '\u{F8F1}';
 pub(super) struct Word {
     /// Without its quotes.
     pub(super) text: String,
-    /// As it is in the file.
+    /// The text in the file.
     pub(super) raw: String,
     pub(super) quoted: bool,
 }

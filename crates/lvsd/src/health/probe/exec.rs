@@ -18,7 +18,7 @@ const OUTPUT_MAX: usize = 1024;
 /// A program.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Exec {
-    /// It and its arguments.
+    /// The command and its arguments.
     command: Vec<String>,
     /// Exit codes from 2 on are weights.
     dynamic: bool,

@@ -16,7 +16,7 @@ use crate::text::{Diagnostic, Keys};
 
 /// Files that are read at a time: each has a thread, and a disk that does not answer keeps it.
 const READS_MAX: usize = 64;
-/// The same of one directory, which is on one disk.
+/// Greatest number of reads in one directory, which is on one disk.
 const DIRECTORY_MAX: usize = 8;
 
 /// A file's first line.
@@ -95,7 +95,7 @@ impl ProbeKind for File {
 #[derive(Debug, Default)]
 struct Reads {
     paths: Mutex<HashSet<PathBuf>>,
-    /// One has come back.
+    /// Notification that a read has ended.
     back: Notify,
 }
 

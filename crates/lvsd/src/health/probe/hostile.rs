@@ -65,7 +65,7 @@ pub(crate) async fn answering(words: &'static [u8]) -> SocketAddr {
     .await
 }
 
-/// The same, but waits to be asked.
+/// A server that answers only after a request.
 pub(crate) async fn replying(words: &'static [u8]) -> SocketAddr {
     serving(move |mut stream| async move {
         let mut request = [0; 4096];

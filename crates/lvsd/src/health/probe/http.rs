@@ -331,7 +331,7 @@ impl Http {
 pub(super) enum Came {
     /// The expected answer.
     Good,
-    /// It is elsewhere.
+    /// The page is at another address.
     Redirect(String),
 }
 

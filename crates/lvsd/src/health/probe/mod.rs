@@ -41,7 +41,7 @@ pub(crate) use tls::Tls;
 use super::{Advice, Pins};
 use crate::text::Keys;
 
-/// Why a probe did not succeed.
+/// The reason why a probe failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProbeError {
     /// The server does not serve: the reason.
@@ -171,7 +171,7 @@ impl Asked<'_> {
         Ok(socket)
     }
 
-    /// The same, for whoever has several calls that may fail.
+    /// A function that makes errors, for callers with several calls that may fail.
     fn failing(&self, target: SocketAddr) -> impl Fn(io::Error) -> ProbeError + Copy {
         move |error| self.failed(&error, target)
     }
@@ -181,7 +181,7 @@ impl Asked<'_> {
         ProbeError::of_socket(error, self.told(&target.to_string()))
     }
 
-    /// Has the next connection from `client` go to the server.
+    /// Pins the next connection from `client` to the server.
     async fn pin(&self, via: Via, client: SocketAddr) -> Result<(), ProbeError> {
         let Some(pins) = self.pins else {
             return Err(ProbeError::Local("there is no way to the dataplane".into()));
@@ -211,7 +211,7 @@ async fn own_address(target: SocketAddr) -> Result<SocketAddr, ProbeError> {
     Ok(SocketAddr::new(found.ip(), 0))
 }
 
-/// No address in particular, of the family of `like`.
+/// The unspecified address of the family of `like`.
 fn any(like: SocketAddr) -> SocketAddr {
     match like {
         SocketAddr::V4(_) => (std::net::Ipv4Addr::UNSPECIFIED, 0).into(),
@@ -236,7 +236,7 @@ impl Port {
         keys.port("port").map(Self)
     }
 
-    /// The same for one server.
+    /// The probe for one server.
     pub(crate) fn bind(self, server: SocketAddr) -> Result<Self, Misfit> {
         match self.address(server).port() {
             0 => Err(Misfit {
@@ -338,7 +338,7 @@ macro_rules! kinds {
                 },)+
             ];
 
-            /// The same for one server.
+            /// The check for one server.
             pub(crate) fn bind(&self, server: SocketAddr) -> Result<Self, Misfit> {
                 match self {
                     $($(#[$attribute])* Self::$kind(probe) => probe.bind(server).map(Self::$kind),)+

@@ -11,7 +11,7 @@ const PERCENT_MAX: u16 = 25_600;
 /// The content of a line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Said {
-    /// Why the server does not serve, where it says so.
+    /// The reason that the server gives for its refusal.
     pub(super) down: Option<String>,
     /// The rest of it.
     pub(super) advice: Advice,

@@ -59,7 +59,7 @@ pub(super) struct Answer {
 pub(super) enum Came {
     /// An answer; without records, if the name has none.
     Answer(Answer),
-    /// It does not fit: it has to be asked for over TCP.
+    /// The answer does not fit: ask again over TCP.
     Cut,
     /// An answer to another query, or from another sender.
     Strange,

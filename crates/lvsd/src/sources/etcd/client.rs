@@ -50,14 +50,14 @@ pub struct Access {
     pub timeout: Duration,
 }
 
-/// Why a request has no answer.
+/// The reason why a request has no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Error {
-    /// No answer, or an invalid one; the reason as text.
+    /// There was no answer, or an invalid one; the reason as text.
     Failed(String),
     /// The answer is longer than is read.
     TooLong,
-    /// It is refused: the number of gRPC, and why.
+    /// The request is refused: gRPC's number, and the reason.
     Refused(u32, String),
 }
 

@@ -124,7 +124,7 @@ pub(crate) struct Director {
     pub(crate) left_out: bool,
 }
 
-/// Everything under the prefix.
+/// All keys under the prefix.
 #[derive(Clone, Debug, Default)]
 pub(in crate::sources) struct Model {
     pub(in crate::sources) etcd: Etcd,

@@ -55,7 +55,7 @@ pub(super) struct View {
     pub(super) left_out: Vec<String>,
     /// The directors that live.
     pub(super) directors: BTreeMap<String, Director>,
-    /// Why this director is not among them.
+    /// The reason why this director is not among them.
     pub(super) untold: Option<String>,
 }
 
@@ -133,7 +133,7 @@ struct Owed {
 }
 
 impl Owed {
-    /// No overdue change: all changes up to `revision` are delivered.
+    /// A state without overdue changes: all changes up to `revision` are delivered.
     fn of(revision: i64) -> Self {
         Self {
             told: revision,
