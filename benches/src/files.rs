@@ -27,7 +27,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Width of a bin of counts over time, in seconds.
 pub(crate) const BIN: f64 = 0.25;
 
-/// Serves `GET /SIZE` with so many bytes.
+/// Serves `GET /SIZE` with SIZE bytes.
 #[derive(Clone, Debug, Args)]
 pub struct Serve {
     /// Where to listen, and the bytes a second of that server, which its connections share

@@ -203,7 +203,7 @@ pub(super) struct Host {
     lines: Receiver<Line>,
     complaint: Arc<Mutex<String>>,
     stop: Arc<AtomicBool>,
-    /// Nanoseconds that its clock is ahead of ours.
+    /// Nanoseconds by which its clock is ahead of this host's clock.
     ahead: i128,
     /// Uncertainty of that difference.
     pub(super) unsure: Duration,
@@ -312,7 +312,7 @@ impl Host {
         told.map_err(|_| self.gone())
     }
 
-    /// The next line of ours; what else comes was printed on the way, by a login script for one.
+    /// The next line of our program; other lines, such as those of a login script, are skipped.
     fn own_line(&mut self, deadline: Instant) -> Result<String> {
         loop {
             let line = self.line(deadline)?;
@@ -339,7 +339,7 @@ impl Host {
         }
     }
 
-    /// The reason why it is gone, as far as it is known.
+    /// The reason why it has ended, if it is known.
     fn gone(&mut self) -> anyhow::Error {
         // Another thread reads its error output.
         let deadline = Instant::now() + Duration::from_secs(1);

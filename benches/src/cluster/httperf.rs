@@ -78,7 +78,7 @@ impl Errors {
     }
 }
 
-/// Times that so many of a hundred connections stayed below.
+/// Percentiles of connection times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Lifetime {
     /// Half of them.

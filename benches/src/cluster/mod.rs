@@ -138,9 +138,9 @@ pub struct Load {
 /// A rate that was offered, and what came of it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Step {
-    /// Requests a second that were asked for, of all hosts.
+    /// Requested rate of all hosts, in requests a second.
     pub offered: f64,
-    /// Whether hosts are missing: then less was offered than asked for.
+    /// Whether hosts are missing: then the offered rate is below the requested rate.
     pub incomplete: bool,
     /// The sum of all hosts that answered.
     #[serde(flatten)]
@@ -172,7 +172,7 @@ pub struct Failed {
     pub why: String,
 }
 
-/// Hosts that stand ready.
+/// The hosts that are ready.
 #[derive(Debug)]
 pub struct Cluster {
     /// With their places among all.

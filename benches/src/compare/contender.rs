@@ -2,12 +2,12 @@
 
 use serde::Serialize;
 
-/// A forwarding method of ours.
+/// A forwarding method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub(crate) enum Method {
     /// Addresses are translated, both ways.
     Nat,
-    /// The frame goes on with another link-layer address.
+    /// The frame is forwarded with another link-layer address.
     Dr,
     /// IPIP.
     Tunnel,
@@ -24,7 +24,7 @@ impl Method {
     }
 }
 
-/// A director, or what stands in its place.
+/// A director, or its replacement in a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub(crate) enum Contender {
     /// This project's dataplane, on packet sockets.

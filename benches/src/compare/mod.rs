@@ -179,7 +179,7 @@ impl Options {
         Ok(())
     }
 
-    /// The rows that are asked for, and what they need.
+    /// The requested rows, and their requirements.
     fn select(&self, groups: Vec<Group>) -> Result<Vec<Group>> {
         let names: Vec<&str> = match (self.names.is_empty(), self.quick && !self.list) {
             (true, _) if self.other.is_some() => vec!["other"],

@@ -31,13 +31,13 @@ pub(super) enum Memory {
     LineTable(u32, u32),
     /// Connections a second.
     Churn,
-    /// Packets a second of so many workers.
+    /// Packets a second with this number of workers.
     Workers(usize),
     /// Nanoseconds of a new connection: scheduler, services, servers.
     NewConnection(&'static str, u32, u32),
-    /// Milliseconds to choose again from so many servers.
+    /// Milliseconds of a new selection among this number of servers.
     Maglev(u32),
-    /// Bytes a connection, of a dataplane with so many.
+    /// Bytes a connection of a dataplane with this number of connections.
     Footprint(u32),
     /// Nanoseconds to have the kernel forward a connection.
     Publish,
@@ -103,7 +103,7 @@ impl Work {
         }
     }
 
-    /// Seconds until it stands ready, about.
+    /// Approximate seconds until it is ready.
     pub(super) fn set_up(self) -> f64 {
         let opening = |connections: u32| f64::from(connections) / 140_000.0;
         match self {

@@ -177,7 +177,7 @@ impl<'a> Runner<'a> {
         self.bed_for(key, bed::FAST_PATH)
     }
 
-    /// A bed whose director has a table for so many connections, where that is taken at once.
+    /// A bed whose director has a table for `connections`, if the table is allocated at the start.
     fn bed_for(&mut self, key: Key, connections: u32) -> Result<&mut Bed> {
         if !self.beds.contains_key(&key) {
             let (who, place, purpose) = key;
@@ -434,7 +434,7 @@ impl<'a> Runner<'a> {
     }
 }
 
-/// A flood that opens so many connections.
+/// A flood that opens `connections`.
 fn many(connections: u32) -> Flood {
     Flood {
         flows: connections,

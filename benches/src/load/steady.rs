@@ -19,7 +19,7 @@ use crate::yardsticks::Yardsticks;
 
 /// The service.
 const PORT: u16 = 7;
-/// New connections a second that are to come through.
+/// New connections a second that must succeed.
 const NEW: u64 = 10_000;
 /// New connections a second that are sent: a director at its limit loses packets of both kinds.
 const SENT: u64 = 14_000;
@@ -28,7 +28,7 @@ const WINDOW: Duration = Duration::from_secs(4);
 /// Time that a generator sends.
 const SECONDS: &str = "7";
 
-/// Measures so many rounds.
+/// Measures in `rounds` rounds.
 pub(super) fn run(rounds: usize) -> Result<()> {
     let yardsticks = Yardsticks::build()?;
     let mut options = SiteOptions::new("steady", Forward::Nat);

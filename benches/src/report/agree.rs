@@ -30,7 +30,7 @@ pub(super) struct Compare {
 struct Beside {
     /// Distances between medians: the greater divided by the smaller, less 1.
     apart: Vec<f64>,
-    /// Differences, in words.
+    /// Differences as text.
     disagree: Vec<String>,
     /// Points that only one of them has.
     alone: usize,

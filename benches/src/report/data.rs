@@ -16,7 +16,7 @@ pub(super) const SCHEMA: u32 = 1;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Document {
     pub(super) schema: u32,
-    /// Whether all that was asked for is in it.
+    /// Whether it has all requested measurements.
     pub(super) complete: bool,
     pub(super) quick: bool,
     pub(super) rounds: usize,

@@ -336,7 +336,7 @@ fn nftables(services: &[Service]) -> Result<String> {
     Ok(text)
 }
 
-/// Whether a proxy takes turns, or goes by connections.
+/// Whether a proxy chooses servers in turn, or by their connections.
 fn takes_turns(service: &Service) -> bool {
     matches!(service.scheduler, "rr" | "wrr")
 }

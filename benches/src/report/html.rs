@@ -499,7 +499,7 @@ fn list(page: &mut String, items: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Notes besides the figures, and the number of rounds with each.
+/// Notes beside the figures, and the number of rounds with each.
 fn notes(page: &mut String, document: &Document, experiment: &str) -> Result<()> {
     let mut said: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     let runs = document.runs.iter();

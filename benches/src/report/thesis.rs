@@ -470,7 +470,7 @@ fn curves(samples: &[Sample], time: f64) -> Vec<Value> {
 mod tests {
     use super::*;
 
-    /// Rounds differ by what is asked for; within one, lc is always better here.
+    /// Rounds differ in their requests; within each round, lc is always better here.
     #[test]
     fn schedulers_are_compared_within_a_round() {
         let run = |peer: &str, round: usize, y: f64| super::super::data::Run {

@@ -257,7 +257,7 @@ fn share(asked: &Asked, seconds: f64) -> f64 {
     bytes / (seconds - WARM) / capacity * 100.0
 }
 
-/// The value that so many of a hundred stay below.
+/// The value below which `percent` of a hundred values are.
 pub(super) fn percentile(values: &[f64], percent: usize) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -100,7 +100,7 @@ pub struct DirectorStatus {
     /// Virtual addresses that are announced by routes; `None` without any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub announce: Option<AnnounceStatus>,
-    /// Warnings, in words.
+    /// Warnings as text.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
@@ -288,7 +288,7 @@ pub struct AdminEntry {
 pub struct AdminDone {
     /// The servers of the file that it applies to.
     pub servers: Vec<(ServiceId, SocketAddr)>,
-    /// Warnings, in words.
+    /// Warnings as text.
     #[serde(default)]
     pub warnings: Vec<String>,
 }
@@ -296,7 +296,7 @@ pub struct AdminDone {
 /// The result of a reload.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reloaded {
-    /// The result in words.
+    /// The result as text.
     pub message: String,
     /// Warnings about the file, as `lvsd check` prints them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -322,9 +322,9 @@ pub struct Status {
     pub services: Vec<ServiceStatus>,
     /// The overrides of operators.
     pub admin: Vec<AdminEntry>,
-    /// The manual changes in the dataplane, in words.
+    /// The manual changes in the dataplane, as text.
     pub drift: Vec<String>,
-    /// The changes that the dataplane has refused, in words.
+    /// The changes that the dataplane has refused, as text.
     pub refused: Vec<String>,
     /// The longest recent delay of a check, in milliseconds.
     pub check_lag_ms: u64,
@@ -340,7 +340,7 @@ pub struct Status {
     /// The sources of servers and services besides the file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<SourceStatus>,
-    /// The answers of sources that are not in force, in words.
+    /// The answers of sources that are not in force, as text.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub left_out: Vec<String>,
     /// The directors in etcd, this one among them.
@@ -431,7 +431,7 @@ pub struct LoadStatus {
     pub time: u64,
     /// The file is in force.
     pub ok: bool,
-    /// The result in words.
+    /// The result as text.
     pub message: String,
 }
 
@@ -605,7 +605,7 @@ pub struct Event {
     /// Its server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<SocketAddr>,
-    /// The details, in words.
+    /// The details as text.
     pub message: String,
 }
 

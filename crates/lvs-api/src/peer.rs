@@ -41,7 +41,7 @@ pub struct Own {
     pub initial: bool,
 }
 
-/// Why a process may not change things. Displayed after what it asked for.
+/// Reasons to refuse changes to a process. The text follows the name of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// It is neither root nor the dataplane's own user.

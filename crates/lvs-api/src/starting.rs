@@ -83,7 +83,7 @@ struct Processes<'a> {
     ticks_per_second: u64,
 }
 
-/// A process, as far as it matters here.
+/// The relevant properties of a process.
 struct Process {
     parent: u32,
     /// In ticks after boot.

@@ -67,8 +67,8 @@ impl Attempts {
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(default))]
 pub struct RecentAttempts {
-    /// Since the server was added to its service; a removed server that comes back goes on with its counters, as in the
-    /// kernel.
+    /// Attempts since the server was added to its service; a removed server that is added again
+    /// continues its counters, as in the kernel.
     pub total: Attempts,
     /// Over the last 10 s, as of the last tick of the estimator.
     pub last_10_seconds: Attempts,

@@ -68,8 +68,8 @@ impl Director {
         }
     }
 
-    /// Decides on a packet. What was due before it happens before it; a clock that goes backwards
-    /// stands still.
+    /// Decides on a packet, after all work that was due before it. A clock that goes backwards
+    /// counts as stopped.
     pub fn handle_packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
         self.handle_packet_ahead(meta, &Ahead::NONE, now)
     }

@@ -39,8 +39,8 @@ pub enum Error {
     PrefixLength,
     /// A timeout above the maximum of the kernel's tick counter, 8,589,934 s (EINVAL).
     TimeoutRange,
-    /// The service's scheduler goes by the servers' answers, which pass through the director only
-    /// with NAT.
+    /// The service's scheduler uses the latency of the servers' answers, which pass through the
+    /// director only with NAT.
     NeedsReplies,
     /// No sysctl of this name (ENOENT).
     UnknownSysctl,

@@ -143,7 +143,7 @@ pub mod offload {
 pub mod replication {
     pub use crate::control::{DigestWalk, Heard, TakenOver};
 }
-/// The memory that a connection table lies in.
+/// The memory of a connection table.
 pub mod memory {
     pub use crate::conn::memory::{Adoption, Layout, LayoutError, Memory, OutOfMemory, Region};
 }

@@ -104,7 +104,7 @@ struct Node {
     prefix: u128,
     /// Number of bits of `prefix` that count.
     skip: u8,
-    /// Places with a node of their own; these lie one behind the other.
+    /// Bits of children with a node of their own; the nodes are contiguous.
     children: u64,
     first_child: u32,
     /// Places that have another value than the one before them.

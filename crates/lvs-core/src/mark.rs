@@ -63,7 +63,7 @@ pub enum MarkAction {
 /// A rule: packets that have everything it names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MarkRule {
-    /// Name of the interface that they come in on.
+    /// Name of the interface on which they arrive.
     pub interface: Option<String>,
     /// Source prefix of the packets.
     pub source: Option<Prefix>,

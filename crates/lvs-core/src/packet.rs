@@ -67,7 +67,7 @@ pub struct Tuple {
     pub dst: SocketAddr,
 }
 
-/// The control bits of a TCP header (RFC 9293 section 3.1), as they stand in its byte 13.
+/// The control bits of a TCP header (RFC 9293 section 3.1), in the layout of its byte 13.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpFlags(pub u8);
 
@@ -167,7 +167,7 @@ impl Segment<'_> {
     }
 }
 
-/// A whole IP datagram, as far as IPVS looks at it. ICMP errors are [`IcmpError`]s instead.
+/// The properties of a whole IP datagram that IPVS uses. ICMP errors are [`IcmpError`]s instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketMeta<'a> {
     /// The hook at which the host would receive it.
@@ -237,7 +237,7 @@ impl Plain {
     }
 }
 
-/// An ICMP error (types 3, 4, 11; ICMPv6 types below 128) about a packet of ours.
+/// An ICMP error (types 3, 4, 11; ICMPv6 types below 128) about a packet of this director.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IcmpError {
     /// The hook at which the host would receive it.

@@ -188,12 +188,12 @@ impl Pool {
         self.scheduler.sysctls_changed(sysctls);
     }
 
-    /// Whether the scheduler goes by the servers' answers.
+    /// Whether the scheduler uses the latency of the servers' answers.
     pub fn needs_replies(&self) -> bool {
         self.scheduler.needs_replies()
     }
 
-    /// Whether the scheduler goes by the last weights of servers without one.
+    /// Whether the scheduler uses the last weights of servers without a weight.
     pub(crate) fn goes_by_last_weight(&self) -> bool {
         self.scheduler.goes_by_last_weight()
     }

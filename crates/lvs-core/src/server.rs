@@ -51,7 +51,7 @@ pub struct Server {
     /// Attempts to connect in a row without a good answer.
     unanswered: AtomicU32,
     attempts: AttemptCounters,
-    /// A scheduler wants to know of changes.
+    /// Whether a scheduler is notified of changes.
     watched: AtomicBool,
     /// Its bit in `marks`.
     mark: u8,
@@ -270,9 +270,9 @@ impl Server {
         }
     }
 
-    /// Share of connections; 0 takes no new ones. While a server of the service starts slowly, this
-    /// is not the configured weight ([`config`](Self::config)) but the share that it stands
-    /// for, ten times as fine.
+    /// Share of connections; with 0 the server gets no new ones. While a server of the service
+    /// starts slowly, this is not the configured weight ([`config`](Self::config)) but the present
+    /// share, in tenths of a weight.
     #[inline]
     pub fn weight(&self) -> i32 {
         self.weight.load(Relaxed)
@@ -296,8 +296,8 @@ impl Server {
         &self.latency
     }
 
-    /// Attempts to open a TCP connection, in a row, that it has refused (RST) or that the client
-    /// has repeated for want of an answer. Counted for servers behind NAT.
+    /// Consecutive attempts to open a TCP connection that the server has refused (RST), or that the
+    /// client has repeated without an answer. Counted for servers behind NAT.
     pub fn unanswered(&self) -> u32 {
         self.unanswered.load(Relaxed)
     }

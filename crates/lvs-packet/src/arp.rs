@@ -20,7 +20,7 @@ pub struct Arp {
     pub sender_mac: Mac,
     /// Address of the sender; unspecified in a probe.
     pub sender: Ipv4Addr,
-    /// Address that is asked for, or of the receiver.
+    /// Requested address, or address of the receiver.
     pub target: Ipv4Addr,
 }
 

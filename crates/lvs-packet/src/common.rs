@@ -58,7 +58,7 @@ impl Common {
         }
     }
 
-    /// For so many workers.
+    /// Sets the number of workers.
     #[must_use]
     pub fn with_workers(mut self, workers: NonZeroUsize) -> Self {
         self.workers = workers;

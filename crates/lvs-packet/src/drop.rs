@@ -6,7 +6,7 @@ reasons! {
     /// Why the packet path discarded a frame. What the director decided to drop is one of them; its
     /// own reason is counted in `lvs_core`.
     FrameDrop {
-        /// The frame or packet is shorter than its headers say.
+        /// The frame or packet is shorter than its headers specify.
         Truncated => "truncated",
         /// The version in the IP header does not match the EtherType.
         IpVersion => "ip_version",
@@ -16,7 +16,7 @@ reasons! {
         IpChecksum => "ip_checksum",
         /// The total length in the IP header is shorter than the header.
         IpLength => "ip_length",
-        /// The unfinished checksum that a device announced lies outside the frame.
+        /// The unfinished checksum that a device announced is outside the frame.
         BadOffload => "bad_offload",
         /// An ICMP message of less than 8 bytes.
         IcmpShort => "icmp_short",
@@ -76,7 +76,7 @@ reasons! {
         ReversePath => "reverse_path",
         /// It belongs to another packet worker, whose queue of what is handed over was full.
         WorkerBusy => "worker_busy",
-        /// An IPv4 option that makes no sense; the sender is told (parameter problem).
+        /// An invalid IPv4 option; the sender receives an ICMP error (parameter problem).
         IpOptions => "ip_options",
         /// Its sender chose the way (IPv4 source routing), which hosts do not allow.
         SourceRoute => "source_route",
@@ -92,7 +92,7 @@ reasons! {
         NoHostPort => "no_host_port",
         /// The host sent something into the dataplane's device that is not for a virtual address.
         HostStray => "host_stray",
-        /// For an address that the dataplane owns, and nobody answers there.
+        /// The destination is an address of the dataplane without an answering service.
         OwnAddress => "own_address",
     }
 }

@@ -166,8 +166,8 @@ impl Frame {
         }
     }
 
-    /// The slot that it was received in, if it is a backend's; where the frame lies in it is
-    /// [`Self::place`].
+    /// The slot of its reception, if it is a backend's; [`Self::place`] is the frame's position in
+    /// it.
     #[inline]
     pub const fn slot(&self) -> Option<&Lent> {
         match &self.buf {
@@ -307,8 +307,7 @@ impl Frame {
         true
     }
 
-    /// Forgets the content: an empty frame with the standard headroom, as far as there is room for
-    /// it.
+    /// Clears the content: an empty frame with the standard headroom, if there is room for it.
     #[inline]
     pub fn clear(&mut self) {
         self.start = HEADROOM.min(self.buf.len());

@@ -46,7 +46,7 @@ const KNOWN_BITS: usize = 1 << 23;
 /// A SYN is remembered for once to twice this: clients send theirs again after one, three and seven
 /// seconds.
 const SEEN_FOR: Duration = Duration::from_secs(4);
-/// Bits for these: of a flood of 200,000 a second, one in 300 is taken for one that comes again.
+/// Bits for these: of a flood of 200,000 a second, one in 300 is mistaken for a repeated one.
 const SEEN_BITS: usize = 1 << 24;
 
 /// A budget of time: a share of each second, and the unused time of earlier seconds.
@@ -91,7 +91,7 @@ struct Kind {
     purse: Purse,
     /// SYNs that each network has had in this epoch.
     taken: Box<[u16; NETWORKS as usize]>,
-    /// Networks that have asked for any in this epoch.
+    /// Networks that have requested a share in this epoch.
     asking: u32,
     /// SYNs that each network may have.
     quota: u16,

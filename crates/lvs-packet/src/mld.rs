@@ -42,7 +42,7 @@ pub struct Query {
     pub group: Option<Ipv6Addr>,
     /// Whether the query is of version 1, whose reports differ.
     pub v1: bool,
-    /// Milliseconds in which it wants to be answered, at a moment that the listener chooses.
+    /// Milliseconds within which the listener answers, at a moment that it chooses.
     pub within_ms: u32,
 }
 
@@ -131,7 +131,7 @@ fn within_ms(code: u16, v1: bool) -> u32 {
 }
 
 /// The frame that reports `change` of `groups`, of which there are at most [`RECORDS_MAX`]. `src`
-/// is a link-local address, or unspecified if there is none yet.
+/// is a link-local address, or unspecified while the host has none.
 pub fn report(mac: Mac, src: Ipv6Addr, groups: &[Ipv6Addr], change: MembershipChange) -> Vec<u8> {
     let kind = match change {
         MembershipChange::Listening => 2,

@@ -32,7 +32,7 @@ pub struct Ndp {
     pub solicitation: bool,
     /// Its sender; unspecified in a probe.
     pub src: Ipv6Addr,
-    /// Address that is asked for, or claimed.
+    /// Requested address, or announced address.
     pub target: Ipv6Addr,
     /// Link-layer address of the sender: its option, else the sender of the frame.
     pub mac: Mac,

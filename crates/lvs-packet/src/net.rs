@@ -36,7 +36,7 @@ pub struct PortInfo {
     pub ethernet: bool,
     /// Whether it accepts unfinished checksums and super-packets.
     pub offload: bool,
-    /// Frames can be given back to the host on it, as if they had just come in.
+    /// Whether frames can be reinjected into the host on it, as if they had just arrived.
     pub gives_back: bool,
 }
 

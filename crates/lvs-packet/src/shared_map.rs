@@ -144,7 +144,7 @@ impl<K: Clone + Eq + Hash, V: Clone> SharedMap<K, V> {
         self.part(place).get_mut(key)
     }
 
-    /// Removes the entries that `keep` does not want.
+    /// Removes the entries for which `keep` is false.
     pub fn retain(&mut self, mut keep: impl FnMut(&K, &V) -> bool) {
         let gone: Vec<K> = self
             .iter()
@@ -263,7 +263,7 @@ impl<T: Clone + Eq + Hash> SharedSet<T> {
         self.0.keys()
     }
 
-    /// Removes the values that `keep` does not want.
+    /// Removes the values for which `keep` is false.
     pub fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) {
         self.0.retain(|value, ()| keep(value));
     }

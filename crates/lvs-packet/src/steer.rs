@@ -89,7 +89,7 @@ pub struct Steering {
     /// All connections of a client belong to one worker: the helper for FTP needs a connection and
     /// its data connections together.
     by_address: bool,
-    /// Addresses that stand for clients towards servers of full NAT.
+    /// Local addresses towards servers of full NAT.
     local: HashSet<IpAddr>,
 }
 
@@ -104,7 +104,7 @@ impl Steering {
         }
     }
 
-    /// With these addresses that stand for clients.
+    /// Sets the local addresses.
     #[must_use]
     pub fn with_local(&self, local: HashSet<IpAddr>) -> Self {
         Self {
@@ -113,7 +113,7 @@ impl Steering {
         }
     }
 
-    /// Whether exactly these addresses stand for clients.
+    /// Whether these are exactly the local addresses.
     pub fn has_local(&self, local: &HashSet<IpAddr>) -> bool {
         self.local == *local
     }
@@ -283,8 +283,8 @@ pub struct Plan {
     pub words: usize,
 }
 
-/// Ranges of sorted addresses, [`RANGES_MAX`] at most. `close`: where there are more, the smallest
-/// gaps are taken for virtual addresses too.
+/// Ranges of sorted addresses, [`RANGES_MAX`] at most. `close`: if there are more, the smallest
+/// gaps also count as virtual addresses.
 fn ranges(virt: &[u32], local: &[u32], close: bool) -> Vec<Range> {
     let mut all: Vec<(u32, Kind)> = virt.iter().map(|&addr| (addr, Kind::Virtual)).collect();
     let others = local

@@ -298,7 +298,7 @@ impl TunnelPaths {
     }
 }
 
-/// The MTU that "fragmentation needed" reports, as far as it is believed.
+/// The MTU that "fragmentation needed" reports, within accepted limits.
 fn reported(message: &[u8]) -> usize {
     usize::from(be16(message, icmp::field::MTU)).max(MTU_MIN)
 }

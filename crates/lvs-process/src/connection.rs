@@ -235,8 +235,8 @@ impl Session<'_> {
     }
 }
 
-/// The call of this method with these parameters. The method stands first, so that they are read as
-/// what they are, and never kept as anything else.
+/// Parses the call of this method with these parameters. The method precedes the parameters, so
+/// that they are read directly into their types, and never kept in another form.
 fn parse(method: &str, params: &str) -> Result<Call, Failure> {
     let failed = |error: serde_json::Error| malformed(format!("{method}: {error}"));
     let name = serde_json::to_string(method).map_err(failed)?;

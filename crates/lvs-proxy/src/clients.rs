@@ -70,7 +70,7 @@ struct Client {
     gate: Gate,
 }
 
-/// A client's place, given back when it is dropped.
+/// A client's slot, released on drop.
 #[derive(Debug)]
 pub(super) struct Seat {
     clients: Arc<Clients>,

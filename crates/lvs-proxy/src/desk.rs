@@ -160,7 +160,7 @@ impl Desk {
         self.streams.load(Ordering::Relaxed) + self.clients.held()
     }
 
-    /// Serves so many at a time from now on; those that are there stay.
+    /// Sets the greatest number of clients; present clients stay.
     pub(super) fn set_most(&self, most: usize) {
         self.most.store(most, Ordering::Relaxed);
     }
@@ -185,7 +185,7 @@ impl Desk {
         options.get(service).copied().unwrap_or_default()
     }
 
-    /// Room for one more connection; `None` if there is none.
+    /// Takes a slot for one more connection; `None` if all are taken.
     pub(super) fn place(self: &Arc<Self>) -> Option<Place> {
         let most = self.most.load(Ordering::Relaxed);
         let streams = self.streams.fetch_add(1, Ordering::Relaxed);
@@ -197,7 +197,7 @@ impl Desk {
         Some(place)
     }
 
-    /// Room for one more client that sends datagrams to `service`; `None` if there is none.
+    /// Takes a slot for one more client that sends datagrams to `service`; `None` if all are taken.
     pub(super) fn seat(&self, service: ServiceId, client: SocketAddr) -> Option<Seat> {
         let most = self.most.load(Ordering::Relaxed);
         let crowded = self.used() >= most;
@@ -266,7 +266,7 @@ impl Desk {
     }
 }
 
-/// Room for a TCP connection, given back when it is dropped.
+/// A slot of a TCP connection, released on drop.
 pub(super) struct Place(Arc<Desk>);
 
 impl Drop for Place {

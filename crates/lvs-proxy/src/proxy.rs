@@ -75,13 +75,13 @@ impl Proxy {
         })))
     }
 
-    /// Leaves descriptors for the listeners of so many services, and for `checks`.
+    /// Reserves descriptors for the listeners of `services`, and for `checks`.
     pub fn leave_room(&self, services: usize, checks: usize) {
         let others = RESERVE + checks + services * self.0.workers.len();
         self.0.desk.set_most(most(files(), others));
     }
 
-    /// Serves so many at a time.
+    /// Sets the greatest number of clients at a time.
     #[cfg(test)]
     pub(super) fn serve_at_most(&self, most: usize) {
         self.0.desk.set_most(most);
@@ -234,7 +234,7 @@ fn files() -> usize {
     limit.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX))
 }
 
-/// Number of connections that fit into so many descriptors, of which other purposes need some.
+/// Number of connections that fit into `files` descriptors, of which other purposes need some.
 fn most(files: usize, others: usize) -> usize {
     // Two of a connection, in addition to those of pipes.
     let pipes = PIPE_DESCRIPTORS.min(files / 4);

@@ -20,8 +20,8 @@ use super::pipe::pump;
 const HEADER_LIMIT: Duration = Duration::from_secs(3);
 /// Servers that are tried for one connection.
 const TRIES: usize = 3;
-/// How often the director is asked for a server that has not refused yet, for each of them: clients
-/// that come at the same time take turns, and a scheduler may name the same one again.
+/// Number of times that the balancer is asked for each server that has not refused yet:
+/// simultaneous clients get servers in turn, and a scheduler may name the same server again.
 const DRAWS: usize = 8;
 
 /// Takes connections until `gate` is closed.
@@ -135,7 +135,7 @@ async fn said(client: &mut TcpStream) -> io::Result<(Option<SocketAddr>, Vec<u8>
     }
 }
 
-/// A connection to a server that takes it: if one does not, another is asked for.
+/// Connects to a server; if it refuses, the balancer is asked for another one.
 async fn connect(
     desk: &Arc<Desk>,
     service: ServiceId,

@@ -1,5 +1,5 @@
-//! BPF programs of anybody's at an interface (bpf(2)). Apart from the rest of `sys`, because
-//! `lvsadm`, which has no dataplane in it, asks too.
+//! BPF programs of any owner at an interface (bpf(2)). A module of its own, because `lvsadm`, which
+//! contains no dataplane, uses it too.
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -37,7 +37,7 @@ struct GetInfo {
     info: u64,
 }
 
-/// The beginning of `bpf_prog_info`. What is 0 in it is not asked for.
+/// The beginning of `bpf_prog_info`. Fields with 0 are not requested.
 #[derive(Default)]
 #[repr(C)]
 struct ProgramInfo {

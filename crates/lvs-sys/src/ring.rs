@@ -27,7 +27,7 @@ pub struct PacketRing {
     next: usize,
     /// Number of complete rounds through the slots.
     rounds: u64,
-    /// Frames that were there one after another when they were asked for.
+    /// Consecutive frames that were available on request.
     streak: usize,
     /// Offset of the last frame's link header in its slot.
     mac: usize,
@@ -36,7 +36,7 @@ pub struct PacketRing {
 /// Bytes of a line of the cache.
 const LINE: usize = 64;
 
-/// How many slots ahead the processor is asked for what will be read, as long as frames wait.
+/// Number of slots by which prefetching is ahead of reading while frames wait.
 const AHEAD: usize = 12;
 
 /// A frame in a ring, or the sign of one in the socket's queue.

@@ -26,7 +26,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Room for so many words that begin at a large page.
+    /// Memory of `words` words that begins at a large page.
     fn new(words: usize) -> io::Result<Self> {
         let len = words
             .checked_mul(size_of::<AtomicU64>())
@@ -192,7 +192,7 @@ mod tests {
         }
     }
 
-    /// Most of a table of 50,000 connections lies in pages of which some are used at once.
+    /// Most of a table of 50,000 connections is in pages of which some are used at once.
     #[test]
     fn table_pages_become_large_when_used() {
         use core::sync::atomic::Ordering::Relaxed;

@@ -21,7 +21,7 @@ use crate::netns::Host;
 
 /// The end of the pair that the packets are written to; the host receives them on [`RECEIVER`].
 const SENDER: &str = "ipip0-in";
-/// The end of the pair that stands in for the kernel's `tunl0`.
+/// The end of the pair that replaces the kernel's `tunl0`.
 pub const RECEIVER: &str = "ipip0";
 
 /// The commands that make the veth pair on a real server.

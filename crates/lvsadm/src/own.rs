@@ -35,7 +35,7 @@ pub(crate) enum Place {
     Restore,
 }
 
-/// The options of `lvsadm` itself, besides those that ipvsadm's commands take ([`OWN_OPTIONS`]).
+/// The options of `lvsadm` itself, in addition to those of ipvsadm's commands ([`OWN_OPTIONS`]).
 pub(crate) const OPTIONS: [OwnOption; 3] = [
     OwnOption {
         name: "--socket",

@@ -325,7 +325,7 @@ fn restore_input(text: &[u8]) -> Vec<u8> {
     rules
 }
 
-/// Names that are read from their files when the first one is asked for.
+/// Names that are read from their files on the first look-up.
 pub(crate) struct LazyNames<'a> {
     load: &'a dyn Fn() -> Names,
     names: OnceCell<Names>,

@@ -119,8 +119,8 @@ pub fn check_words(spec: &AdminSpec) -> Result<(), String> {
 }
 
 impl Admin {
-    /// The overrides in the file at `path`. An invalid file is renamed, and the log says so. A file
-    /// that cannot be read stays until the next write.
+    /// The overrides in the file at `path`. An invalid file is renamed, with a log line. An
+    /// unreadable file stays until the next write.
     pub fn recall(path: Option<PathBuf>) -> Self {
         Self::read(path, true, Now::read())
     }
@@ -287,8 +287,8 @@ impl Admin {
             .collect()
     }
 
-    /// Has all wishes written as they are now, as a whole or not at all, beside the loop of the
-    /// runtime that this is called in. A later call is written later, or in its place.
+    /// Starts to write all overrides as they are now, as a whole or not at all, on a thread of the
+    /// calling runtime. A later call is written later, or replaces it.
     pub fn keep(&self) -> Kept {
         match &self.keeper {
             Some(keeper) => keeper.keep(self.entries.values().cloned().collect()),

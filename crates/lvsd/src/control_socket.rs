@@ -23,7 +23,7 @@ use crate::config::{Dataplane, Facts};
 struct Rights {
     /// Members may change things.
     group: Option<u32>,
-    /// Members may read; every user may if there is none.
+    /// The group that may read; every user may if it is absent.
     readers: Option<u32>,
 }
 
@@ -99,7 +99,7 @@ async fn serve(listener: tokio::net::UnixListener, rights: Rights, api: Arc<Api>
     }
 }
 
-/// The user at the other end, and a place for the connection; or why there is none.
+/// The user at the other end, and a slot for the connection; or the reason of a refusal.
 fn admit(
     stream: &UnixStream,
     rights: &Rights,

@@ -30,7 +30,7 @@ pub(crate) fn lacks(who: Contender) -> Option<String> {
     }
 }
 
-/// Version of the kernel's IPVS, or the reason why there is none.
+/// Version of the kernel's IPVS, or the reason why it is missing.
 pub(crate) fn ipvs() -> Result<String, String> {
     static FOUND: OnceLock<Result<String, String>> = OnceLock::new();
     let version = || {

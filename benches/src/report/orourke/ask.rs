@@ -20,7 +20,7 @@ pub(super) const CAPACITY: u32 = 500;
 /// Seconds after which a request has failed.
 const TIMEOUT: u32 = 1;
 
-/// Clients and servers that stand ready.
+/// Clients and servers that are ready.
 #[derive(Debug)]
 pub(super) struct Asked<'a> {
     pub(super) bed: &'a mut Bed,
@@ -117,7 +117,7 @@ pub(super) fn has_fewer(who: Contender) -> bool {
     who.takes_rules() || matches!(who, Contender::Direct | Contender::Route)
 }
 
-/// Leaves a director of ours so many of its servers.
+/// Removes all but `count` servers from a director.
 pub(super) fn take_away(bed: &Bed, count: usize) -> Result<()> {
     change(bed, count, |server| {
         format!("-d -t {VIP}:80 -r {server}:80")

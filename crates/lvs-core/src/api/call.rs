@@ -126,7 +126,7 @@ calls! {
             /// Its firewall mark; without it, the dataplane's rules for marks decide.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             mark: Option<u32>,
-            /// The interface that it comes in on, which those rules may ask for.
+            /// The interface on which it arrives, for rules that name one.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             interface: Option<String>,
         },

@@ -652,7 +652,7 @@ pub struct InterfaceInfo {
 pub struct Waiting {
     /// Stable code of the condition: `interface_missing`.
     pub code: String,
-    /// Condition in words.
+    /// Condition as text.
     pub what: String,
     /// The command or setting that ends it.
     pub fix: String,
@@ -772,7 +772,7 @@ pub struct Sysctl {
 /// A filter by source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FilterSpec {
-    /// The service; absent: the director's, which is asked for each of its services.
+    /// The service; if absent, the director's state is applied to each of its services.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<ServiceId>,
     /// The prefixes; none at all: it is off.
@@ -805,8 +805,8 @@ pub struct MarkText {
 /// A counted reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReasonCount {
-    /// `drop` or `host` (left or given back to the host); of the kernel fast path `kernel`
-    /// (forwarded there) or `up` (handed to the dataplane).
+    /// `drop` or `host` (passed or reinjected to the host); with the kernel fast path `kernel`
+    /// (forwarded there) or `up` (passed to the dataplane).
     pub action: String,
     /// Name of the reason.
     pub reason: String,

@@ -45,9 +45,9 @@ impl Control {
         self.adopt_with(shard, adoption, now, budget, |_, _, _| None)
     }
 
-    /// As [`adopt`](Self::adopt); connections by full NAT go on as well, if `local` knows the
-    /// address and the port that stood for the client: it is asked with the number of the slot, the
-    /// protocol and the server.
+    /// Adopts as [`adopt`](Self::adopt). Connections by full NAT continue as well, if `local`
+    /// returns the local address and port. Its arguments are the number of the slot, the protocol
+    /// and the server.
     pub fn adopt_with(
         &self,
         shard: &mut Shard,
@@ -160,7 +160,7 @@ mod tests {
     use crate::offload::{LocalChange, LocalEnd};
     use crate::*;
 
-    /// A director with two servers, and so many connections in each of so many shards.
+    /// A director with two servers, and the same number of connections in each of its shards.
     fn control(server: &str, shards: usize, max_connections: usize) -> Control {
         let mut control = Control::new(Options {
             max_connections,

@@ -52,15 +52,15 @@ pub struct Explanation {
     /// Why it would open no connection: the name of a [`DropReason`] or an [`AcceptReason`]. Empty
     /// if it would open one, or if that cannot be foreseen.
     pub reason: String,
-    /// Whether its connection is offloaded to the kernel, if it belongs to one or would open one.
-    /// The dataplane sets it; the core does not know it.
+    /// Whether its connection is offloaded, if it belongs to one or would open one. The dataplane
+    /// sets it, not the core.
     pub fast_path: Option<bool>,
     /// The reason why they are not; empty if they are.
     pub fast_path_why: String,
 }
 
 impl Explanation {
-    /// It belongs to a connection, or would open one, as far as a preview can show.
+    /// Whether it belongs to a connection, or would open one, within the limits of a preview.
     pub const fn has_connection(&self) -> bool {
         self.connection.is_some() || self.server.is_some()
     }
@@ -291,7 +291,7 @@ struct Forecast {
 
 /// Reasons why a preview is impossible.
 enum Unknown {
-    /// The persistence engine goes by the packet's payload.
+    /// The persistence engine uses the packet's payload.
     Payload,
     /// The scheduler has no preview.
     Scheduler,

@@ -217,7 +217,7 @@ pub struct Control {
     marks: Arc<[MarkRule]>,
     /// Virtual addresses that the embedding program answers ARP for.
     own_vips: Vec<IpAddr>,
-    /// Synchronisation daemons as they were asked for, in the order in which they were started.
+    /// Configured synchronisation daemons, in the order of their start.
     daemons: Vec<SyncDaemon>,
 }
 

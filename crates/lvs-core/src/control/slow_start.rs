@@ -57,8 +57,7 @@ impl SlowStart {
         self.factor
     }
 
-    /// Takes those that are there as long established: they have begun before a slow start was
-    /// asked for.
+    /// Marks present servers as established: they began before a slow start was configured.
     pub(crate) fn take_as_established(&mut self, servers: &[Arc<Server>]) {
         let taking = servers.iter().filter(|server| server.config().weight > 0);
         self.since = taking

@@ -87,7 +87,7 @@ impl Refusal {
     }
 }
 
-/// A [`Refusal`] of ipvsadm's own checks; `{}` in `text` stands for `word`.
+/// A [`Refusal`] of ipvsadm's own checks; the text replaces `{}` by `word`.
 fn fail_with(text: &str, word: &[u8]) -> Refusal {
     let mut bytes = Vec::new();
     match text.split_once("{}") {

@@ -300,9 +300,9 @@ impl Flags {
 pub enum Argument {
     /// None.
     No,
-    /// Always; the word is its name in texts for people.
+    /// A value is required; the word is its name in messages.
     Required(&'static str),
-    /// The next word, unless there is none or it begins with `-`.
+    /// The next word is the value, unless there is no next word or it begins with `-`.
     Optional(&'static str),
 }
 

@@ -18,7 +18,7 @@ const MAX: usize = BUCKETS * 16;
 const HARD_MAX: usize = MAX * 3 / 2;
 /// Time between two looks (`CHECK_EXPIRE_INTERVAL`).
 pub(super) const CHECK_PERIOD: Duration = Duration::from_secs(60);
-/// Every so many checks the whole cache is searched for expired entries
+/// Number of partial checks after which the whole cache is searched for expired entries
 /// (`COUNT_FOR_FULL_EXPIRATION`).
 const FULL_CHECK: u32 = 30;
 /// Entries that are idle for this long are removed when there are too many (`ENTRY_TIMEOUT`).

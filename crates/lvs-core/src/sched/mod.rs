@@ -46,7 +46,7 @@ pub use self::wlc::WeightedLeastConnections;
 pub use self::wrr::WeightedRoundRobin;
 use crate::{Instant, Protocol, Server, ServiceFlags, Sysctls};
 
-/// Input of a scheduler besides the servers.
+/// Input of a scheduler in addition to the servers.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
     /// The client's address and port.
@@ -127,14 +127,14 @@ pub trait Scheduler: fmt::Debug + Send {
         let _ = now;
     }
 
-    /// Whether it goes by [`Server::latency`], which has to be measured and needs the servers'
-    /// answers: their services then take servers behind NAT only.
+    /// Whether it uses [`Server::latency`], which is measured from the servers' answers: its
+    /// services then accept only servers behind NAT.
     fn needs_replies(&self) -> bool {
         false
     }
 
-    /// Whether it goes by [`Server::last_weight`], so that directors that are to choose alike need
-    /// the same of a server without a weight, too.
+    /// Whether it uses [`Server::last_weight`]. Directors that must choose alike then also need the
+    /// same last weight of a server without a weight.
     fn goes_by_last_weight(&self) -> bool {
         false
     }
@@ -252,7 +252,7 @@ pub enum AtZero {
     RefusesWithoutFallback,
 }
 
-/// The built-in schedulers, in the order in which they are listed to people.
+/// The built-in schedulers, in the order of listings.
 pub const BUILT_IN: &[About] = &[
     rr::ABOUT,
     wrr::ABOUT,

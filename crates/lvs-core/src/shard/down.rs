@@ -188,7 +188,7 @@ impl Shard {
         core::mem::take(&mut self.down.resets)
     }
 
-    /// Whether the server of entry `index` went down and the entry does not know yet.
+    /// Whether the server of entry `index` went down after the entry's last check.
     pub(crate) fn is_orphan(&self, index: u32) -> bool {
         !self.table.get(index).has(flag::GONE)
             && self.link(index).is_some_and(|link| link.server.has_gone())
@@ -219,7 +219,7 @@ impl Shard {
         }
     }
 
-    /// Resets both ends of a TCP connection, as far as their expected numbers are known.
+    /// Resets both ends of a TCP connection whose expected numbers are known.
     fn reset_both(&mut self, index: u32, now: Instant) {
         let slot = self.table.get(index);
         if matches!(slot.state(), State::TCP_TIME_WAIT | State::TCP_CLOSE) {

@@ -76,11 +76,11 @@ struct Free {
     /// Start of the ports that have never been used: `fresh` ports from number `from` on.
     from: u16,
     fresh: u16,
-    /// Of these, those that connections of an earlier director's have or had: they are given back
-    /// as if they had been taken here.
+    /// Ports of these that connections of an earlier director have or had; their release is as of
+    /// ports that were taken here.
     apart: BTreeSet<u16>,
-    /// Ports that were given back, and when their last packets came; the one that has been quiet
-    /// longest comes first.
+    /// Released ports with the times of their last packets; the port with the longest silence comes
+    /// first.
     released: BinaryHeap<Reverse<(Instant, u16)>>,
     /// Time from which all of them have been quiet for long enough.
     quiet_at: Instant,

@@ -357,8 +357,9 @@ impl Shard {
         });
     }
 
-    /// Takes over connections that memory had, as [`ConnTable::adopt`]. One by full NAT is kept only
-    /// if `local` knows its local end, which is then one of `pool`'s, if it has the address.
+    /// Adopts connections in memory, as [`ConnTable::adopt`]. A connection by full NAT stays only
+    /// if `local` returns its local end, which then is one of `pool`'s, if the pool has the
+    /// address.
     pub(crate) fn adopt(
         &mut self,
         adoption: &mut Adoption,

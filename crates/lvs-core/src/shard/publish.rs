@@ -65,7 +65,7 @@ pub enum Unpublished {
     Template,
     /// Its server has not answered yet.
     Unanswered,
-    /// The programs do not know its forwarding method.
+    /// The kernel fast path does not support its forwarding method.
     Method,
     /// The connection has lost its server.
     NoServer,

@@ -7,7 +7,7 @@ use core::sync::atomic::AtomicU32;
 use crate::conn::{Timeouts, flag};
 use crate::{Forwarding, Protocol, Sysctls};
 
-/// State that control and shards share besides the servers' records.
+/// State that control and shards share in addition to the servers' records.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     /// Raised when a shard's copies of the settings or of the list of servers are out of date.

@@ -29,7 +29,7 @@ impl Shard {
         self.sync.next_message()
     }
 
-    /// Sends a connection and its controlling entries, as far as needed (`ip_vs_sync_conn`).
+    /// Sends a connection and its controlling entries, if they are due (`ip_vs_sync_conn`).
     pub(crate) fn sync_connection(&mut self, index: u32, packets: u32, now: Instant) {
         let Some(master) = self.settings.master else {
             return;

@@ -224,8 +224,8 @@ fn address(addr: SocketAddr) -> [u64; 3] {
     ]
 }
 
-/// A server's part in [`ServiceDigest::choice`]; `place` is its place among the servers if the
-/// scheduler goes by it, else 0.
+/// The digest of a server within [`ServiceDigest::choice`]; `place` is its position among the
+/// servers if the scheduler uses it, else 0.
 pub(crate) fn server(addr: SocketAddr, config: &ServerConfig, last_weight: i32, place: u64) -> u64 {
     let [a, b, c] = address(addr);
     let pair = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);

@@ -1,4 +1,4 @@
-//! Changes of a segment besides its addresses and ports: sequence numbers and text.
+//! Changes of a segment in addition to its addresses and ports: sequence numbers and text.
 
 use core::ops::Range;
 

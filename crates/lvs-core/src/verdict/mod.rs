@@ -32,7 +32,7 @@ impl ConnId {
 pub struct ServerId(pub(crate) u32);
 
 impl ServerId {
-    /// The record's index, for tables next to it (next hops, say).
+    /// The record's index, for tables with the same index (such as next hops).
     pub const fn index(self) -> usize {
         self.0 as usize
     }
@@ -144,8 +144,8 @@ reasons! {
     DropReason {
         /// The packet belongs to a connection whose real server was removed.
         ServerRemoved => "server_removed",
-        /// The packet belongs to a connection whose real server went down, and the service's
-        /// `on_server_down` says what becomes of it.
+        /// Packet of a connection whose real server went down; the service's `on_server_down`
+        /// decides its fate.
         ServerDown => "server_down",
         /// No real server of the service can take a connection.
         NoServer => "no_server",
@@ -170,14 +170,15 @@ reasons! {
         DropPacket => "drop_packet",
         /// The persistence engine found nothing to go by.
         PersistenceEngine => "persistence_engine",
-        /// From a real server, of no connection; the server is told (`nat_icmp_send`).
+        /// Packet from a real server without a connection; the server receives an ICMP error
+        /// (`nat_icmp_send`).
         StrayReply => "stray_reply",
         /// The connection came by synchronisation, and its tunnel leads to no configured server.
         Unbound => "unbound",
         /// Full NAT has no local port left towards the server: each local address more brings
         /// 64,512, or it came by synchronisation.
         NoLocalPort => "no_local_port",
-        /// A rule for marks says so.
+        /// Packet that a rule for marks passes to the host.
         MarkRule => "mark_rule",
         /// Control connection of FTP with a wrong TCP checksum.
         HelperChecksum => "helper_checksum",
@@ -208,7 +209,7 @@ reasons! {
         NoConnection => "no_connection",
         /// A backup daemon runs and `backup_only` is set.
         BackupOnly => "backup_only",
-        /// A reply of a real server on this host to a client of ours.
+        /// Reply of a real server on this host to a client of this host.
         LocalReply => "local_reply",
         /// It comes out of a tunnel of the host's, and `ignore_tunneled` is set.
         Tunneled => "tunneled",

@@ -35,7 +35,7 @@ impl Shift {
         sent.wrapping_add_signed(self.offset(sent))
     }
 
-    /// A number that the receiver acknowledges, as the sender knows it.
+    /// An acknowledged number in the sender's numbering.
     pub const fn acknowledgement(self, seen: u32) -> u32 {
         let sent = seen.wrapping_sub(self.before.cast_unsigned());
         seen.wrapping_sub(self.offset(sent).cast_unsigned())

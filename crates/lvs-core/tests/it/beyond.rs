@@ -115,7 +115,7 @@ fn only(director: &Director, now: Instant) -> Connection {
     only
 }
 
-/// A segment with its numbers and so many bytes of payload.
+/// A segment with its numbers and `len` bytes of payload.
 fn send(
     director: &mut Director,
     meta: &PacketMeta<'_>,
@@ -1074,7 +1074,7 @@ fn data_connections_of_ftp_are_reset_as_well() {
     );
 }
 
-/// A scheduler that wants to be called ten times a second.
+/// A scheduler whose timer runs ten times a second.
 #[derive(Debug)]
 struct Ticking;
 

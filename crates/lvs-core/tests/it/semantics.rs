@@ -781,8 +781,8 @@ fn sync_messages_of_connection_use_one_port() {
     assert!(count.iter().all(|&count| count > 1200 / 8), "{count:?}");
 }
 
-/// A message tells its connections in 8 bits: the kernel's goes on beyond, so that 256 of them get
-/// lost.
+/// A message has 8 bits for its number of connections: the kernel's message continues beyond, so
+/// that 256 connections are lost.
 #[test]
 fn sync_message_ends_at_its_entry_count() {
     let counts = |master: sync::Master| {

@@ -28,7 +28,7 @@ pub const PEERS_ALARM: Duration = Duration::from_secs(30);
 pub struct PeersConfig {
     /// The address that peers connect to; `None` for port 8848 of all addresses.
     pub listen: Option<SocketAddr>,
-    /// The addresses of the peers; port 0 stands for 8848.
+    /// The addresses of the peers; port 0 means 8848.
     pub peers: Vec<SocketAddr>,
     /// The file with the key that all peers share.
     pub key_file: PathBuf,

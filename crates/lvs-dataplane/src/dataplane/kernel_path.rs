@@ -199,7 +199,7 @@ pub(super) fn against(
     Some(Against { why, remedy })
 }
 
-/// The number of connections in wide slots, of so many connections: all of them in a table of usual
+/// The number of connections in wide slots, out of `connections`: all of them in a table of usual
 /// size.
 pub(super) fn wide(connections: usize) -> usize {
     const ALL_OF: usize = 1 << 20;

@@ -109,7 +109,7 @@ impl Interception {
         matches!(self, Self::Routed { .. })
     }
 
-    /// The program that reinjects frames on the interface that they came in by. Without it, frames are
+    /// The program that reinjects frames on the interface of their arrival. Without it, frames are
     /// reinjected through the device that leads to the host.
     pub(super) const fn turn_back(&self) -> Option<&TurnBack> {
         match self {

@@ -76,9 +76,9 @@ pub(crate) struct Keeper {
     pub(super) next: Next,
     /// The source of the interfaces that can send frames of XDP.
     pub(super) xdp: Option<XdpFeatures>,
-    /// Virtual addresses that were asked for.
+    /// Configured virtual addresses.
     pub(super) own_vips: HashSet<IpAddr>,
-    /// The local addresses of full NAT that were asked for, and those that connections still use.
+    /// The configured local addresses of full NAT, and those that connections still use.
     pub(super) pool: LocalPool,
     pub(super) pool_in_use: Vec<IpAddr>,
     /// Since when something has changed that only [`update_all`](Self::update_all) takes in fully.
@@ -113,7 +113,7 @@ pub(super) struct Next {
     pub(super) config: u64,
     /// New ports, one for each worker; the workers receive them with the snapshot.
     pub(super) attach: Vec<(PortId, Vec<Port>)>,
-    /// Other addresses are virtual ones than before, or stand for clients.
+    /// Whether other addresses are virtual or local addresses than before.
     pub(super) plan_differs: bool,
     pub(super) detach: Vec<PortId>,
     pub(super) neighbours: Vec<NeighbourNews>,
@@ -245,7 +245,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// The division of packets among several workers, as far as the kernel divides them.
+    /// The division of packets among several workers that the kernel can make.
     pub(super) fn plan(&self) -> Option<Plan> {
         let steering = self.setup.steering.as_ref()?;
         Some(steering.plan(self.tables.vips.iter().copied()))
@@ -561,8 +561,8 @@ impl Keeper {
         control.set_networks(networks);
     }
 
-    /// Packets that would have opened a connection were dropped for want of room in a table of
-    /// `capacity`.
+    /// Reports that packets that would have opened a connection were dropped because the table of
+    /// `capacity` was full.
     pub(crate) fn table_was_full(&mut self, packets: u64, capacity: usize) {
         self.full.1 += packets;
         let (now, (again, refused)) = (self.dataplane.now(), self.full);

@@ -218,7 +218,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Looks whether frames are still given back where they came in.
+    /// Checks whether frames are still reinjected on the interface of their arrival.
     pub(super) fn check_way_back(&mut self) {
         let changed = |(port, known): (PortId, &KnownPort)| {
             let there = self.interception.gives_back(known.ifindex);
@@ -317,7 +317,7 @@ impl Keeper {
         Ok(opened)
     }
 
-    /// Reads anew by which interfaces frames without socket buffers can leave.
+    /// Reads again which interfaces can send frames without socket buffers.
     pub(super) fn follow_takers(&mut self) {
         let (Some(fast_path), Some(xdp)) = (&self.setup.fast_path, &mut self.xdp) else {
             return;
@@ -397,8 +397,8 @@ impl Keeper {
         );
     }
 
-    /// An interface has got another name; everything else goes on. Its port gets the name with the
-    /// other properties.
+    /// Renames an interface; the rest of its state stays. Its port gets the name with the other
+    /// properties.
     fn rename(&mut self, old: &str, name: &str) {
         info!("{old} is called {name} now");
         // Add the new interface first, so that the host never receives a handled frame.

@@ -65,12 +65,12 @@ pub enum HostError {
     /// A socket for requests to the kernel's tables.
     #[error("cannot open a socket for rules and routes: {0}")]
     Requests(#[source] std::io::Error),
-    /// An interface that was asked for is not Ethernet.
+    /// A configured interface is not Ethernet.
     #[error(
         "{0} is not an Ethernet interface: leave it out, packets of such interfaces reach the host only"
     )]
     NotEthernet(String),
-    /// An interface that was asked for by `--xdp` is not one of the dataplane's.
+    /// An interface of `--xdp` is not one of the dataplane's.
     #[error("--xdp {0}: that is none of the interfaces that the dataplane uses")]
     NoXdpInterface(String),
     /// The kernel does not report which interfaces can send frames that XDP forwards.

@@ -58,7 +58,7 @@ pub(crate) struct KnownPort {
     pub(crate) name: Arc<str>,
     pub(crate) info: PortInfo,
     pub(crate) running: bool,
-    /// Packets that come in there were inside of packets that IPVS does not balance.
+    /// Whether packets that arrive there were inside packets that IPVS does not balance.
     pub(crate) decapsulates: bool,
 }
 

@@ -268,7 +268,7 @@ impl AfPacket {
 struct Inlet {
     socket: PacketSocket,
     ring: Option<PacketRing>,
-    /// Frames for which there was no room, as far as the kernel was asked.
+    /// Frames without room, by the kernel's counters.
     lost: u64,
 }
 
@@ -324,7 +324,7 @@ impl Firsts {
         self.end - self.next
     }
 
-    /// Moves waiting frames to `frames` as far as there is room. Returns how many.
+    /// Moves waiting frames to `frames`, up to its room. Returns their number.
     fn hand_over(&mut self, frames: &mut [Frame]) -> usize {
         let waiting = &mut self.room[self.next..self.end];
         let count = waiting.len().min(frames.len());
@@ -355,14 +355,14 @@ impl<'a> Rest<'a> {
         }
     }
 
-    /// Puts a buffer here for a vacant frame; `false` if there is none.
+    /// Exchanges a buffer for a vacant frame; `false` if none is vacant.
     fn swap_for_vacant(&mut self, frame: &mut Frame) -> bool {
         Self::swap(self.frames, &mut self.vacant, frame, |frame| {
             frame.capacity() == 0
         })
     }
 
-    /// Puts a vacant frame here for a buffer; `false` if there is none.
+    /// Exchanges a vacant frame for a buffer; `false` if no buffer is available.
     fn swap_for_full(&mut self, frame: &mut Frame) -> bool {
         Self::swap(self.frames, &mut self.full, frame, |frame| {
             frame.capacity() >= MAX_FRAME

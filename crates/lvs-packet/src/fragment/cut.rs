@@ -4,8 +4,7 @@ use crate::drop::FrameDrop;
 use crate::frame::{Frame, Offload};
 use crate::wire::{be16, ipv4, ipv6, put16, put32};
 
-/// The fragments that a datagram is cut into, in order. They are not made before they are asked
-/// for.
+/// The fragments of a datagram, in order. Each is made on request.
 #[derive(Clone, Debug)]
 pub struct Cutter<'a> {
     headers: &'a [u8],

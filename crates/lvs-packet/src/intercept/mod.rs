@@ -396,8 +396,8 @@ mod tests {
 
     use super::*;
 
-    /// The kernel goes on with the connections of an FTP service that has lost its persistence, on
-    /// any port.
+    /// The kernel continues the connections of an FTP service that has lost its persistence, on any
+    /// port.
     #[test]
     fn connections_outlive_the_persistence_of_their_ftp_service() {
         let now = Instant::ZERO;

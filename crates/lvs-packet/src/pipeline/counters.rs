@@ -78,7 +78,7 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Frames that came in.
+    /// Received frames.
     received: u64,
     /// Datagrams put together from fragments.
     reassembled: u64,

@@ -35,7 +35,7 @@ pub(super) struct Job<'a> {
     pub(super) to_host: bool,
     /// Destination of the packet inside, if it is an ICMP error to be related.
     pub(super) inner: Option<(Protocol, SocketAddr)>,
-    /// The interface that it came in by, if it was one.
+    /// The interface of its arrival, if any.
     pub(super) arrival: Option<Arrival>,
     /// Its fragmentation, if it arrived in fragments.
     pub(super) history: Option<&'a History>,

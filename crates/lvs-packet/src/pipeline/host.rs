@@ -19,7 +19,7 @@ use crate::wire::{Mac, ipv6, tcp, udp};
 enum Back {
     /// The TUN device.
     Device(PortId),
-    /// The interface that it came in by, and whose link-layer address that is.
+    /// The interface of its arrival, and the owner's link-layer address.
     Interface(Arrival, Mac),
 }
 

@@ -52,7 +52,7 @@ pub enum ReversePath {
     Off,
     /// Through any interface.
     Loose,
-    /// Through the interface that it came in by.
+    /// Through the interface of its arrival.
     Strict,
 }
 
@@ -95,14 +95,14 @@ impl FromStr for Echo {
 /// The limit of the maximum segment size in SYNs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClampMss {
-    /// The MTU of the paths in both directions, as far as they are known.
+    /// The known MTU of the paths in both directions.
     Auto,
-    /// To so many bytes.
+    /// A fixed number of bytes.
     To(u16),
 }
 
 impl ClampMss {
-    /// No smaller segments are asked for: every IPv4 host takes these (RFC 9293 section 3.7.1).
+    /// The least segment size that is set: every IPv4 host accepts it (RFC 9293 section 3.7.1).
     pub const LEAST: u16 = 536;
 }
 

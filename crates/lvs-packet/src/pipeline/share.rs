@@ -24,7 +24,7 @@ pub struct Share {
 }
 
 impl Pipeline {
-    /// The worker that a frame belongs to which has come in, if it is not this one.
+    /// The worker of a received frame, if it is another one.
     pub fn home_of<N: Net>(
         &self,
         info: &PortInfo,

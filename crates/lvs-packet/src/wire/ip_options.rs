@@ -158,7 +158,7 @@ fn security_label(option: &[u8]) -> Option<usize> {
 }
 
 impl WantedOptions {
-    /// Whether nothing is asked for.
+    /// Whether no option requires work.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()

@@ -259,8 +259,8 @@ pub fn unknown_at(ip: &[u8]) -> usize {
     named_at
 }
 
-/// Whether the packet, or the first fragment of one, reaches into the protocol behind its extension
-/// headers as far as a first fragment must (RFC 8200 section 4.5, `ipv6frag_thdr_truncated`).
+/// Whether the packet, or its first fragment, has as much of the protocol behind its extension
+/// headers as a first fragment must (RFC 8200 section 4.5, `ipv6frag_thdr_truncated`).
 pub fn has_upper_header(ip: &[u8]) -> bool {
     const TCP: u8 = 6;
     const UDP: u8 = 17;

@@ -194,8 +194,8 @@ fn in_portions(lab: &mut Lab, frames: &mut [Frame]) -> (usize, usize, usize) {
     (most, all, bytes)
 }
 
-/// Sends so many datagrams in 1,024 pieces of 8 bytes each, all but their last pieces, which are
-/// given back.
+/// Sends `datagrams` in 1,024 pieces of 8 bytes each, without their last pieces, which are
+/// returned.
 fn all_but_the_last(lab: &mut Lab, datagrams: u16) -> Vec<Frame> {
     let datagram = |id| {
         let data = vec![0; 8 * 1024 - 8];
@@ -216,8 +216,8 @@ fn all_but_the_last(lab: &mut Lab, datagrams: u16) -> Vec<Frame> {
     (1..=datagrams).map(datagram).collect()
 }
 
-/// The reassembler takes 15 such datagrams; what comes out of them never lies there all at once,
-/// nor in frames of 64 KiB.
+/// The reassembler accepts 15 such datagrams; their packets are never all in memory at once, nor in
+/// frames of 64 KiB.
 #[test]
 fn tiny_fragments_leave_in_portions_and_in_frames_of_their_size() {
     for method in [Forwarding::Nat, Forwarding::Route] {

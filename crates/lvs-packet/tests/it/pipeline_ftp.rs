@@ -218,7 +218,7 @@ impl Talk {
         (!sent.is_empty()).then(|| Segment::read(only(sent, CLIENTS)))
     }
 
-    /// The client sends; the server gets the same bytes and knows all numbers.
+    /// The client sends; the server gets the same bytes, and all numbers are valid for it.
     fn client_says(&mut self, flags: u8, payload: &[u8]) {
         let segment = self.request(flags, payload);
         let got = self.send_request(&segment).expect("it passes");
@@ -235,7 +235,7 @@ impl Talk {
         self.server_expects = self.client_next;
     }
 
-    /// The server sends; gives what the client gets, which knows all numbers.
+    /// The server sends; returns the bytes that the client gets with valid numbers.
     fn server_says(&mut self, flags: u8, payload: &[u8]) -> String {
         let segment = self.answer(flags, payload);
         let got = self.send_answer(&segment).expect("it passes");
@@ -351,7 +351,7 @@ fn reply_lost_behind_director_is_rewritten_again() {
     }
 }
 
-/// The kernel asks for a foreign address on the real server's link, where nobody has it.
+/// The kernel resolves a foreign address on the real server's link, where no host has it.
 #[test]
 fn data_connection_elsewhere_follows_routes_of_host() {
     let mut talk = Talk::four(Card::Finished);
@@ -547,7 +547,7 @@ proptest! {
         }
     }
 
-    /// Options that are cut short, odd or lie about their length.
+    /// Options that are cut short, odd or wrong about their length.
     #[test]
     fn any_options(options in proptest::collection::vec(prop_oneof![Just(5u8), Just(1), Just(10), Just(0), any::<u8>()], 0..40)) {
         let mut talk = Talk::four(Card::Finished);

@@ -1,6 +1,5 @@
-//! The duties of a host besides IPVS: options, impossible sources, neighbours that do not answer,
-//! echo, segment sizes, tags. Frames in, frames out; numbers and addresses are recorded from the
-//! kernel.
+//! The duties of a host beside IPVS: options, impossible sources, silent neighbours, echo, segment
+//! sizes, tags. The tests compare frames; numbers and addresses are recorded from the kernel.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;

@@ -58,7 +58,7 @@ impl Ring {
     }
 }
 
-/// A sent frame: its port, its bytes, whether it is still in the slot that it came in.
+/// A sent frame: its port, its bytes, whether it is still in the slot of its reception.
 type Sent = Vec<(PortId, Vec<u8>, bool)>;
 
 fn pass(lab: &mut Lab, mut batch: Vec<Frame>, out: &mut Output) -> Sent {

@@ -79,7 +79,7 @@ fn ip(src: SocketAddr, dst: SocketAddr, protocol: u8, payload: &[u8]) -> Vec<u8>
     packet
 }
 
-/// A packet with these chunks, each with as many bytes of value as said, padded to four.
+/// A packet with these chunks, each with its number of bytes of value, padded to four.
 fn sctp(src: &str, dst: &str, chunks: &[(u8, u16)]) -> Vec<u8> {
     let (src, dst): (SocketAddr, SocketAddr) = (src.parse().unwrap(), dst.parse().unwrap());
     let mut packet = vec![0; 12];

@@ -159,7 +159,7 @@ fn udp(src: Ipv4Addr, ttl: u8, len: usize) -> Vec<u8> {
     ip
 }
 
-/// The MTU that an ICMP error "fragmentation needed" in a frame tells.
+/// The MTU in a frame with an ICMP error "fragmentation needed".
 fn told(frame: &[u8]) -> Option<u16> {
     (frame[14 + 9] == 1 && frame[34..36] == [3, 4]).then(|| be16(frame, 40))
 }

@@ -136,7 +136,7 @@ fn panicked(info: &std::panic::PanicHookInfo<'_>) {
     log.queue.flush(FLUSH_LIMIT);
 }
 
-/// The queue as `tracing` wants it.
+/// The queue as a writer of `tracing`.
 struct Lines(Arc<Queue>);
 
 /// One event.
@@ -247,7 +247,7 @@ mod tests {
         assert!((least..most).contains(&whole.len()), "{}", whole.len());
     }
 
-    /// Refuses the first so many writes.
+    /// Refuses the given number of first writes.
     struct Full(usize, io::PipeWriter);
 
     impl Write for Full {

@@ -238,8 +238,8 @@ impl Lab {
         }
     }
 
-    /// Everything runs, and the router uses all directors; servers send so many bytes a second for
-    /// each download.
+    /// Starts the programs, and lets the router use all directors; servers send `rate` bytes a
+    /// second for each download.
     fn new(scenario: Scenario, cluster: &ClusterOptions, rate: u64) -> Result<Self> {
         let forward = cluster.method()?;
         ensure!(
@@ -437,7 +437,7 @@ impl Lab {
         })
     }
 
-    /// Connections that are established with a server, or any (`""`), as a director knows them.
+    /// Established connections with a server, or with any (`""`), in a director's table.
     fn known(&self, director: &Director, server: &str) -> Option<u64> {
         let said = self.site.lvsadm_on(&director.host, "-L -c -n").ok()?;
         // The connections of the scenario before this one have been closed.
@@ -447,7 +447,7 @@ impl Lab {
         u64::try_from(open.count()).ok()
     }
 
-    /// Waits until what the directors know of connections with a server is what it should be.
+    /// Waits until the directors' tables have the expected connections with a server.
     fn wait_known(
         &self,
         what: &str,
@@ -464,7 +464,7 @@ impl Lab {
         Ok(known)
     }
 
-    /// Waits until every director knows all connections.
+    /// Waits until every director has all connections.
     fn wait_told(&self, downloads: u64) -> Result<()> {
         let all = |known: &[Option<u64>]| known.iter().all(|known| *known == Some(downloads));
         self.wait_known("all directors to know all connections", "", all)

@@ -219,7 +219,7 @@ pub fn main(options: &ClusterOptions) -> Result<()> {
     Ok(())
 }
 
-/// Downloads, while people look on.
+/// Downloads, and shows the progress.
 fn shown(client: &Host, load: &LoadOptions) -> Result<LoadReport> {
     let load = LoadOptions {
         progress_ms: 100,
@@ -377,7 +377,7 @@ fn wait_said(site: &Site, director: &Host, peer: &str, words: &str) -> Result<St
     Ok(format!("{}: {said}", director.name()))
 }
 
-/// A line of `lvsadm sync` with these words, and what stands below it.
+/// A line of `lvsadm sync` with these words, and the lines below it.
 fn peers_said(sync: &str, words: &str) -> String {
     let lines = sync.lines().skip_while(|line| !line.contains(words));
     let mut kept: Vec<&str> = Vec::new();
@@ -390,8 +390,7 @@ fn peers_said(sync: &str, words: &str) -> String {
     kept.join("; ")
 }
 
-/// Drops packets of the synchronisation of a director, on their way in: all of them, or so many of a
-/// hundred.
+/// Drops incoming synchronisation packets of a director: all of them, or a percentage.
 fn lose_sync(director: &Host, of_a_hundred: Option<u32>) -> Result<()> {
     let some = of_a_hundred.map(|some| format!("numgen random mod 100 '<' {some}"));
     let some = some.unwrap_or_default();

@@ -473,7 +473,7 @@ impl Lab {
         .with_context(|| self.logs())
     }
 
-    /// The connections that a director knows from the other one.
+    /// The connections that a director has received from the other one.
     fn lent(&self, index: usize) -> Option<u64> {
         let said = self
             .site
@@ -597,7 +597,7 @@ impl Lab {
         Ok(vec![there, self.outage(|lab| lab.maintenance(1, "on"), 0)?])
     }
 
-    /// The dataplane of the active director stands still for three seconds.
+    /// Stops the dataplane of the active director for three seconds.
     fn stop_for_3_s(&mut self, index: usize) -> Result<()> {
         self.tell(&format!("director {}: SIGSTOP of the dataplane", index + 1));
         let dataplane = super::dataplane_of(&self.directors[index].host)?;

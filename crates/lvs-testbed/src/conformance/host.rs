@@ -1,5 +1,4 @@
-//! The director's own IP stack, as far as the recordings show it: local delivery, plain forwarding,
-//! errors.
+//! The director's own IP stack in the recordings: local delivery, plain forwarding, errors.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -48,8 +47,8 @@ pub(super) struct Host {
 /// Longest error of a host (RFC 1812 section 4.3.2.3).
 const ERROR_MAX: usize = 576;
 
-/// The way that the ICMP message in `ip` is about, and how much it carries, as far as a host
-/// believes that.
+/// The path that the ICMP message in `ip` concerns, and its MTU, within the limits that a host
+/// accepts.
 fn reported(ip: &[u8], packet: &Packet) -> Option<(Ipv4Addr, usize)> {
     const LEAST: usize = 552;
     let message = ip.get(packet.l4..packet.len)?;

@@ -19,7 +19,7 @@ pub enum Through {
 /// Observations during the replay of a case.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
-    /// Whether anybody wants a trace.
+    /// Whether a trace is required.
     pub(super) traced: bool,
     /// After each frame and each wait: what has left, and what is listed.
     pub(super) trace: Vec<Vec<String>>,

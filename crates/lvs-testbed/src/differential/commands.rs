@@ -6,7 +6,7 @@ use crate::hostile::Entropy;
 
 /// Commands in one session.
 const SESSION: u64 = 100;
-/// Once in so many command lines, an option that does not belong there.
+/// Inverse of the share of command lines with an option that does not belong there.
 const STRAY: usize = 12;
 
 /// The hosts file of every session.

@@ -86,7 +86,7 @@ impl Summary {
     }
 }
 
-/// The network as the packet path sees it: what is not on the servers' link lies behind a gateway.
+/// The network of the packet path: addresses outside the servers' link are behind a gateway.
 fn table(scene: &Scene, entropy: &mut Entropy<'_>) -> Table {
     let six = scene.vips[0].is_ipv6() || scene.servers[0].is_ipv6();
     let small = if six { 1500 } else { 576 };
@@ -184,7 +184,7 @@ pub struct Bed {
     last: Option<(PortId, Frame)>,
     /// The programs of the kernel fast path, which see each frame first.
     programs: Option<Programs>,
-    /// Packets that were decided on in passing; `None` if all take the long way.
+    /// Packets on the userspace fast path; `None` if all take the slow path.
     passed: Option<u64>,
     /// Sent frames, if they are to be compared.
     left: Option<Vec<(PortId, Frame)>>,
@@ -281,7 +281,7 @@ impl Bed {
         bed
     }
 
-    /// Frames that have come in.
+    /// Number of received frames.
     pub const fn received(&self) -> u64 {
         self.pipeline.counters.received
     }
@@ -317,7 +317,7 @@ impl Bed {
         programs.map_or_else(Forwarded::default, |programs| programs.forwarded)
     }
 
-    /// Packets that were decided on in passing.
+    /// Number of packets on the userspace fast path.
     pub fn passed(&self) -> u64 {
         self.passed.unwrap_or(0)
     }
@@ -780,7 +780,7 @@ impl Bed {
     }
 }
 
-/// A director, asked in passing first, or never.
+/// A director with the userspace fast path, or without it.
 struct Either<'a> {
     director: &'a mut Director,
     passed: Option<u64>,

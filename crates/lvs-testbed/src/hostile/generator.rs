@@ -24,9 +24,9 @@ pub enum Side {
 /// The next step.
 #[derive(Clone, Debug)]
 pub enum Act {
-    /// Frames come in, one after the other.
+    /// Frames arrive, one after the other.
     Send(Vec<Shot>),
-    /// The fragments of one honest datagram come in, in any order.
+    /// The fragments of one honest datagram arrive, in any order.
     Train {
         /// The fragments.
         shots: Vec<Shot>,
@@ -37,7 +37,7 @@ pub enum Act {
     Loop,
     /// Time passes.
     Wait(Duration),
-    /// The neighbours that were asked for answer, or do not.
+    /// Requested neighbours answer, or do not.
     Neighbours(bool),
     /// A server gets this weight.
     Weight(usize, i32),
@@ -346,7 +346,7 @@ impl<'a> Generator<'a> {
             .collect()
     }
 
-    /// SCTP chunks, some of whose lengths lie.
+    /// SCTP chunks, some with a wrong length.
     fn chunks(&mut self) -> Vec<u8> {
         let mut chunks = Vec::new();
         for _ in 0..=self.entropy.below(3) {
@@ -688,8 +688,8 @@ impl<'a> Generator<'a> {
         });
     }
 
-    /// A 64 KiB segment or a bundle of datagrams, as virtual links carry them; seldom one that
-    /// lies.
+    /// A 64 KiB segment or a bundle of datagrams, as virtual links carry them; seldom with wrong
+    /// fields.
     fn aggregate(&mut self) -> Shot {
         let back = self.entropy.one_in(2);
         let client = self.client();

@@ -139,7 +139,7 @@ const fn offer(
     }
 }
 
-/// Addresses and services. Servers are on a link of their own, everything else lies behind a
+/// Addresses and services. Servers are on a link of their own; all other addresses are behind a
 /// gateway on the clients' link.
 #[derive(Clone, Debug)]
 pub struct Scene {

@@ -147,8 +147,7 @@ impl Drop for Proc {
     }
 }
 
-/// A machine with other work may need so many times what a test allows. The limits of tests detect hangs; they measure
-/// nothing.
+/// Factor for the limits of tests on a busy machine. The limits detect hangs; they measure nothing.
 const BUSY: u32 = 4;
 
 /// Polls until the condition holds.

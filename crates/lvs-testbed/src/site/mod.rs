@@ -96,7 +96,7 @@ pub enum Vip {
 /// Options of a [`Site`].
 #[derive(Clone, Debug)]
 pub struct SiteOptions {
-    /// For names that people see.
+    /// Name in messages.
     pub label: String,
     /// Networks between the hosts.
     pub topology: Topology,
@@ -114,12 +114,12 @@ pub struct SiteOptions {
     pub ip_forward: bool,
     /// Settings of the servers' nginx.
     pub nginx: NginxOptions,
-    /// In nginx's place, a [server that sends evenly](crate::paced), so many bytes a second for each
-    /// download.
+    /// Replaces nginx by a [server that sends evenly](crate::paced), with this number of bytes a
+    /// second for each download.
     pub paced: Option<u64>,
     /// That server runs in real time, so that no other program keeps it from sending.
     pub real_time: bool,
-    /// A second director stands by, on the same networks as the first.
+    /// Whether there is a standby director on the same networks.
     pub standby: bool,
     /// Number of further directors on the networks of the first one. All of them are on an
     /// additional network for synchronisation, with their `eth1`.

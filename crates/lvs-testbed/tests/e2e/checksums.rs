@@ -13,10 +13,10 @@ use lvs_testbed::hostile::oracle::{self, Health, Parts};
 use lvs_testbed::hostile::{Entropy, packet};
 use lvs_testbed::suite::size;
 
-/// `make test` does one in so many of the rewrites that `make test-all` does.
+/// `make test` makes this part of the rewrites of `make test-all`.
 const QUICK_SHARE: u64 = 50;
 
-/// The number of rewrites, of so many in `make test-all`.
+/// The number of rewrites, out of `full` in `make test-all`.
 fn amount(full: u64) -> u64 {
     size(full / QUICK_SHARE, full)
 }

@@ -70,7 +70,7 @@ fn wait_usable(site: &Site, servers: &[usize], lvsd: &Proc) -> Result<()> {
     })
 }
 
-/// Starts the member on server `n` of so many.
+/// Starts the member on server `n` of `of`.
 fn member(site: &Site, n: usize, of: usize, more: &[&str]) -> Result<Proc> {
     let scheme = match more.is_empty() {
         true => "http",
@@ -131,7 +131,7 @@ fn put(site: &Site, n: usize, key: &str, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// The file of the director `name`, which knows so many members.
+/// The file of the director `name`, with `members` members.
 fn file(site: &Site, name: &str, members: usize, dataplane: &str, more: &str) -> Result<()> {
     let all = (0..members).map(|n| format!("\"http://{}:2379\"", site.real_address(n)));
     let all = all.collect::<Vec<_>>().join(", ");

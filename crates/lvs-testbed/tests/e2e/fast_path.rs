@@ -273,8 +273,8 @@ fn priority_tags_are_taken_off() -> Result<()> {
     Ok(())
 }
 
-/// Another program in front of ours may end the chain: the dataplane goes on without it, and
-/// nothing breaks.
+/// Another program in front of ours may end the chain: the dataplane continues without it, and no
+/// connection breaks.
 #[test]
 fn another_program_in_front_is_noticed() -> Result<()> {
     let site = site("ink-front", Forward::Nat, 1)?;
@@ -433,8 +433,8 @@ fn ipv6() -> Result<()> {
     Ok(())
 }
 
-/// Downloads that a killed dataplane must not break: so many at once, each at 60 kB/s, and
-/// compared with what is served.
+/// Parallel downloads that a killed dataplane must not break, each at 60 kB/s; their content is
+/// compared.
 const DOWNLOADS: usize = 200;
 
 fn killed(label: &str, forward: Forward) -> Result<()> {

@@ -165,8 +165,8 @@ fn interfaces_that_take_no_frames_get_packets() -> Result<()> {
     download.finish()
 }
 
-/// A dataplane that is killed leaves the program, and connections go on; its successor takes it
-/// over, or takes it away if it wants none.
+/// A killed dataplane leaves the program, and connections continue. Its successor takes the program
+/// over, or removes it if it is not configured.
 #[test]
 fn xdp_program_survives_dataplane() -> Result<()> {
     let mut site = site("xdp-kill", Forward::Nat)?;

@@ -16,7 +16,7 @@ use lvs_testbed::{Forward, Site, SiteOptions, Vip, content, servers};
 /// Long enough for aggregates of segments in both directions.
 const SIZE: u64 = 3 << 20;
 
-/// A site with an FTP server on every real server, and a file to be had from all of them.
+/// A site with an FTP server on every real server, and a file that all of them serve.
 struct Ftp {
     site: Site,
     _servers: Vec<Proc>,

@@ -1,5 +1,5 @@
-//! Full NAT: the director's local addresses stand for clients, so that the servers' gateway may be
-//! anything.
+//! Full NAT: the director's local addresses replace those of clients, so that servers may use any
+//! gateway.
 
 use crate::common;
 

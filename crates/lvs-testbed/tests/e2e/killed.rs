@@ -166,7 +166,7 @@ fn start(site: &mut Site, by: By, directory: Option<&str>) -> Result<()> {
     site.start_dataplane_by(&launcher, words)
 }
 
-/// Kills the dataplane; after a while another one goes on.
+/// Kills the dataplane; after a while another one replaces it.
 fn replace(site: &mut Site, by: By, directory: Option<&str>) -> Result<()> {
     let mut dataplane = site.dataplane.take().context("it runs")?;
     dataplane.signal(Signal::SIGKILL)?;

@@ -265,8 +265,8 @@ fn changed_link_layer_address_of_server_is_used() -> Result<()> {
     Ok(())
 }
 
-/// A server that is gone: its clients receive an ICMP error, as from a router, and do not wait for
-/// ever.
+/// The clients of an unreachable server receive an ICMP error, as from a router, and do not wait
+/// without end.
 #[test]
 fn clients_of_unreachable_server_receive_icmp_error() -> Result<()> {
     for forward in [Forward::Nat, Forward::Dr, Forward::Tun] {
@@ -292,7 +292,7 @@ fn clients_of_unreachable_server_receive_icmp_error() -> Result<()> {
     Ok(())
 }
 
-/// A director that stands by knows its gateway before the first packet for a client: it may have to
+/// A standby director resolves its gateway before the first packet for a client: it may have to
 /// take over at any time.
 #[test]
 fn gateway_is_resolved_in_advance() -> Result<()> {

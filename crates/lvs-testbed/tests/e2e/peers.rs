@@ -37,7 +37,7 @@ fn key(site: &Site, name: &str, key: &str) -> Result<String> {
     Ok(path.display().to_string())
 }
 
-/// A dataplane that talks to one at `peer`, and knows nothing of one that was killed.
+/// A dataplane with the peer at `peer`, and without state of a killed one.
 fn dataplane(site: &Site, director: &Host, peer: &str, key: &str) -> Result<Proc> {
     let extra = ["--sync-peer", peer, "--sync-key", key];
     site.start_dataplane_on(director, &[], &[&extra[..], &ALONE].concat())
@@ -495,7 +495,7 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
     Ok(())
 }
 
-/// Datagrams to the service from a port of the client: so many of such a length.
+/// Sends a number of datagrams of a length to the service, from a port of the client.
 const SEND: &str = r#"
 use IO::Socket::INET;
 my ($vip, $from, $count, $length) = @ARGV;

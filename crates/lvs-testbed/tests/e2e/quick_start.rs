@@ -1,5 +1,6 @@
-//! The quick start of docs/operating.md, as it stands there: each block in its host's namespace, in
-//! order. And each block of README.md and docs/*.md that begins with a dataplane in the background.
+//! Runs the quick start of docs/operating.md as printed: each block in its host's namespace, in
+//! order. Also runs each block of README.md and docs/*.md that begins with a dataplane in the
+//! background.
 
 use std::fmt::Write as _;
 use std::fs;

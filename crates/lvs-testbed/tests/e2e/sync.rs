@@ -49,7 +49,7 @@ fn reason(site: &Site, director: &Host, name: &str) -> Result<u64> {
 
 /// Bytes of a download per second.
 const RATE: u64 = 60_000;
-/// The backup may need so long until it knows all connections.
+/// Longest time until the backup has all connections.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Clients with one download after the other, each over one connection, and so always amid a download.

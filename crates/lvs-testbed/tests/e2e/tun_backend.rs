@@ -204,8 +204,8 @@ fn links_without_offloads_and_with_a_small_mtu() -> Result<()> {
     Ok(())
 }
 
-/// Datagrams that come in fragments have no ports for a policy rule to look at, and a narrow link
-/// behind the director is the director's to complain about.
+/// Fragmented datagrams have no ports for a policy rule. For a narrow link behind the director, the
+/// director sends the ICMP error.
 #[test]
 fn fragments_and_a_narrow_link() -> Result<()> {
     let site = site("hop-fragments", Forward::Nat, 1)?;
@@ -330,8 +330,8 @@ fn rules_and_routes_go_with_services_and_with_the_dataplane() -> Result<()> {
     is_not(&site)
 }
 
-/// The kernel forgets proxy neighbours of an interface that goes down, and some programs delete
-/// rules that they do not know.
+/// The kernel removes proxy neighbours of an interface that goes down, and some programs delete
+/// unknown rules.
 #[test]
 fn tun_backend_restores_removed_rules_and_routes() -> Result<()> {
     let site = site("hop-flap", Forward::Nat, 1)?;

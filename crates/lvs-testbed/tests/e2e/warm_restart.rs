@@ -1,5 +1,5 @@
-//! A dataplane that is killed: what its successor in the same network namespace takes over, what one
-//! in another namespace does not, and what is dropped while there is none.
+//! A killed dataplane: the state that its successor in the same network namespace takes over, the
+//! state that one in another namespace does not, and the packets dropped while there is none.
 
 use crate::common;
 

@@ -118,7 +118,7 @@ impl Node {
     }
 }
 
-/// The links that the kernel knows, by their numbers.
+/// The kernel's links, by their numbers.
 #[derive(Debug, Default)]
 struct Links {
     all: Vec<(Overlay, String)>,

@@ -37,7 +37,7 @@ pub(super) struct Space {
     pub(super) address: Address,
     pub(super) id: NamespaceId,
     pub(super) namespace: File,
-    /// Its number, as sockets tell it.
+    /// Its number, from a socket.
     pub(super) cookie: u64,
     /// The user namespaces whose capabilities count in it.
     pub(super) owners: Vec<NamespaceId>,

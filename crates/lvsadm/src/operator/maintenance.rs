@@ -1,4 +1,4 @@
-//! `lvsadm maintenance` and `lvsadm undrain`: what people want of a server, kept by `lvsd`.
+//! `lvsadm maintenance` and `lvsadm undrain`: operator overrides of a server, kept by `lvsd`.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -131,7 +131,7 @@ pub(super) fn spec(target: Target, state: AdminState, words: &Words) -> Result<A
     })
 }
 
-/// The person at the keyboard, as far as that is known.
+/// The local user, if known.
 fn who() -> Option<String> {
     let name = std::env::var("SUDO_USER")
         .or_else(|_| std::env::var("USER"))

@@ -43,7 +43,7 @@ struct Point {
     out_bytes: f32,
 }
 
-/// A history as it is told: columns of one length.
+/// A history in the API: columns of one length.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[cfg_attr(test, derive(serde::Deserialize))]
 pub struct Told {

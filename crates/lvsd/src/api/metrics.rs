@@ -108,7 +108,7 @@ struct View {
     counts: tally::Counts,
 }
 
-/// A service, as the daemon and the dataplane know it.
+/// The state of a service in the daemon and the dataplane.
 struct Service<'a> {
     status: &'a ServiceStatus,
     dataplane: Option<&'a ServiceInfo>,
@@ -125,7 +125,7 @@ impl<'a> Service<'a> {
         ]
     }
 
-    /// Not 0 while the dataplane has not said: that would be a reset to who reads counters.
+    /// `None` until the dataplane has reported: readers of counters would see a 0 as a reset.
     fn live(&self) -> Option<Counts> {
         self.dataplane.map(|info| info.stats.live)
     }

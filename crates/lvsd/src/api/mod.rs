@@ -114,7 +114,7 @@ impl Api {
         self.settings.borrow().clone()
     }
 
-    /// A place for a connection, or for a stream. That there is none is counted.
+    /// Takes a slot for a connection, or for a stream. A refusal is counted.
     pub(crate) fn place(&self, holder: Holder) -> Option<ConnectionSlot> {
         let place = self.places.take(holder);
         if place.is_none() {
@@ -201,7 +201,7 @@ impl Api {
         self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads the token anew.
+    /// Reads the token again.
     fn read_token(&self) {
         let path = self.config().token_file;
         let token = path.as_deref().map(Token::read).transpose();
@@ -229,7 +229,7 @@ impl Served {
     }
 }
 
-/// Does on a thread of its own what the settings say: listens, writes files, remembers.
+/// Applies the settings on a thread of its own: listens, writes files, records the history.
 pub fn start(api: &Arc<Api>, events: &Events, dataplane: &Address) -> Served {
     let (stop, stopped) = oneshot::channel();
     let events = events.listen();

@@ -15,7 +15,7 @@ use crate::verdict::{self, ServiceState};
 
 /// Servers that are listed as broken.
 const BROKEN_MAX: usize = 200;
-/// Lines of drift, refusals and wishes that are shown of each.
+/// Greatest number of lines for each of drift, refusals and overrides.
 const LINES_MAX: usize = 100;
 
 /// A summary of the status.
@@ -47,9 +47,9 @@ pub struct Overview {
     pub rates: Counts,
     /// Milliseconds that checks have waited for their turn at most, lately.
     pub check_lag_ms: u64,
-    /// The first manual changes, in words.
+    /// The first manual changes, as text.
     pub drift: Vec<String>,
-    /// The first changes that the dataplane has refused, in words.
+    /// The first changes that the dataplane has refused, as text.
     pub refused: Vec<String>,
     /// The first overrides of operators.
     pub admin: Vec<AdminEntry>,
@@ -107,12 +107,12 @@ pub struct Summary {
     pub name: String,
     /// The service.
     pub service: ServiceId,
-    /// The address in words: `tcp 192.0.2.10:80`.
+    /// The address as text: `tcp 192.0.2.10:80`.
     pub address: String,
     /// How it is: `ok`, `suspicious` (clients of a server get no answer), `degraded` (servers are down), or `broken` (it
     /// does not serve as it should).
     pub state: String,
-    /// The faults, in words.
+    /// The faults, as text.
     #[serde(skip_serializing_if = "String::is_empty")]
     #[cfg_attr(test, serde(default))]
     pub trouble: String,
@@ -124,7 +124,7 @@ pub struct Summary {
     pub down: usize,
     /// Servers whose clients get no answer.
     pub suspicious: usize,
-    /// Servers that people keep from new connections.
+    /// Servers that an operator keeps from new connections.
     pub out_of_service: usize,
     /// Active connections.
     pub active: u64,
@@ -139,7 +139,7 @@ pub struct Summary {
 #[cfg_attr(test, derive(serde::Deserialize))]
 #[cfg_attr(test, serde(deny_unknown_fields))]
 pub struct Detail {
-    /// The address in words: `tcp 192.0.2.10:80`.
+    /// The address as text: `tcp 192.0.2.10:80`.
     pub address: String,
     /// The state as in `lvsd status`.
     pub status: ServiceStatus,

@@ -22,7 +22,7 @@ use crate::snapshot::Snapshot;
 const EVERY: Duration = Duration::from_secs(2);
 /// The inverse of the share of time that writing connections may take.
 const SHARE: u32 = 20;
-/// For how long a dataplane may say nothing.
+/// Longest silence of a dataplane.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// For how long it may list connections.
 const LISTING: Duration = Duration::from_secs(10);
@@ -110,8 +110,8 @@ struct Round {
 }
 
 impl Round {
-    /// Writes the files again, or removes them while no dataplane answers.
-    /// Writes the files, and returns the errors in words.
+    /// Writes the files again, or removes them while no dataplane answers. Returns the errors as
+    /// text.
     fn write(self) -> Vec<String> {
         if !self.snapshot.status.dataplane.connected {
             remove(&self.tree.0);
@@ -216,7 +216,7 @@ enum Refused {
 struct Tree(PathBuf);
 
 impl Tree {
-    /// The files of what the daemon knows.
+    /// Writes the files of the daemon's state.
     fn known(&self, snapshot: &Snapshot) -> io::Result<()> {
         let seen = &snapshot.found.seen;
         let mut texts: [String; FILES.len()] = Default::default();

@@ -33,7 +33,7 @@ pub(super) struct Register {
     lease: u64,
 }
 
-/// Registers a server until a signal says that it is over, as `[cluster]` in the file says.
+/// Registers a server until a signal arrives, as `[cluster]` in the file requires.
 pub(super) fn run(file: &Path, register: &Register) -> Result<(), String> {
     let (config, _) = Config::load(file).map_err(|error| error.to_string())?;
     let cluster = config.cluster.ok_or_else(|| {

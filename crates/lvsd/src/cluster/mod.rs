@@ -55,7 +55,7 @@ pub struct ClusterPaths {
     pub dataplane: Address,
     /// Path of the file that records maintenance of the director.
     pub maintenance: PathBuf,
-    /// Beats as long as the daemon's loop goes on.
+    /// Heartbeat of the daemon's loop.
     pub turns: Pulse,
 }
 
@@ -162,7 +162,7 @@ impl Cluster {
         }
     }
 
-    /// The changes of addresses that are announced by routes, in words.
+    /// The changes of addresses that are announced by routes, as text.
     fn take_announced(&mut self) -> Vec<String> {
         let Some(announcer) = &mut self.announcer else {
             return Vec::new();
@@ -224,7 +224,7 @@ impl Cluster {
         }
     }
 
-    /// Takes the news as events, in words.
+    /// Takes the news as events, as text.
     pub(crate) fn take(&mut self) -> Vec<(&'static str, String)> {
         let vrrp = self.take_vrrp().map(|words| ("vrrp", words));
         let announced = self.take_announced().into_iter();

@@ -17,7 +17,7 @@ pub(crate) struct Taken<P> {
     owners: HashMap<IpAddr, (VipMode, P)>,
     /// By protocol and address, within which they may overlap.
     many: HashMap<(Protocol, IpAddr), Vec<(ManyPorts, P)>>,
-    /// By the mark that stands for them.
+    /// Services with many ports, by their mark.
     marks: HashMap<u32, (ManyPorts, P)>,
 }
 
@@ -44,7 +44,7 @@ impl<P> Default for Taken<P> {
 }
 
 impl<P: Clone> Taken<P> {
-    /// Takes a service, whose address stands at `address` and whose `vip` at `vip`.
+    /// Adds a service, whose address is at `address` and whose `vip` at `vip`.
     pub(crate) fn take(&mut self, service: &Service, address: P, vip: P) {
         self.ids.insert(service.id, address.clone());
         if let Some(many) = &service.ports {

@@ -1,4 +1,4 @@
-//! Whether a server can serve a service, as far as its address decides that.
+//! Checks whether the address of a server permits it in a service.
 
 use std::net::{IpAddr, SocketAddr};
 

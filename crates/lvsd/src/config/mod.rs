@@ -87,7 +87,7 @@ pub struct Config {
 pub struct Discovery {
     /// The source of the servers.
     pub source: Source,
-    /// The line where that stands.
+    /// Its line.
     pub line: usize,
     /// The port of servers that come without one.
     pub port: u16,
@@ -115,7 +115,7 @@ pub struct Daemon {
     pub notify: Vec<String>,
     /// The user and the group that it runs as.
     pub notify_user: Option<(u32, u32)>,
-    /// Time after which that program is ended; `None` for [`Self::NOTIFY_TIMEOUT`].
+    /// Time after which that program is killed; `None` for [`Self::NOTIFY_TIMEOUT`].
     pub notify_timeout: Option<Duration>,
 }
 
@@ -124,14 +124,13 @@ pub struct Daemon {
 pub struct Api {
     /// Addresses on which HTTP is served.
     pub listen: Vec<SocketAddr>,
-    /// Names under which it is asked, besides those of this host.
+    /// Permitted values of `Host`, besides the names of this host.
     pub allowed_hosts: Vec<String>,
     /// Path of the file with the token that allows changes over TCP.
     pub token_file: Option<PathBuf>,
     /// The directory of a tree like `/proc`.
     pub procfs: Option<PathBuf>,
-    /// It lists connections while there are at most so many; `None` for
-    /// [`Self::PROCFS_CONNECTIONS`].
+    /// Greatest number of connections that it lists; `None` for [`Self::PROCFS_CONNECTIONS`].
     pub procfs_connections: Option<usize>,
     /// With the dashboard.
     pub dashboard: bool,
@@ -189,7 +188,7 @@ pub struct Dataplane {
     pub profile: Option<String>,
     /// The dataplane owns every VIP.
     pub own_vips: bool,
-    /// Addresses that stand for clients with full NAT, and hairpin; `None` leaves the dataplane's.
+    /// Local addresses of full NAT, and hairpin; `None` keeps the dataplane's.
     pub local: Option<LocalPool>,
     /// Application helpers.
     pub helpers: Vec<String>,
@@ -448,7 +447,7 @@ pub enum OnCheckFailure {
 /// `[[service]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
-    /// The line where it stands, from 1.
+    /// Its line, from 1.
     pub line: usize,
     /// Name in logs.
     pub name: String,
@@ -456,7 +455,7 @@ pub struct Service {
     pub id: ServiceId,
     /// Its settings in the dataplane.
     pub config: ServiceConfig,
-    /// The ports that its mark stands for, where it has many.
+    /// The ports of its mark, if it has many.
     pub ports: Option<ManyPorts>,
     /// The owner of the VIP.
     pub vip: VipMode,
@@ -479,8 +478,7 @@ pub struct Service {
     pub alpha: bool,
     /// Whether it is removed when the daemon ends.
     pub omega: bool,
-    /// Percentage of its servers of which at least so many are up; below it all are taken to be.
-    /// 0 for none.
+    /// Least percentage of its servers that are up; below it, all count as up. 0 for no minimum.
     pub min_share: u8,
     /// The server that replaces the others below the quorum.
     pub sorry: Option<Server>,
@@ -499,9 +497,9 @@ pub struct Service {
 /// `down`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quorum {
-    /// From so many on.
+    /// Number of servers from which on the service has its quorum.
     pub up: u32,
-    /// Below so many no longer; at most `up`.
+    /// Number of servers below which it loses its quorum; at most `up`.
     pub down: u32,
 }
 
@@ -514,7 +512,7 @@ impl Default for Quorum {
 /// The action on the VIP of a service below its quorum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BelowQuorum {
-    /// The dataplane goes on owning it.
+    /// The dataplane continues to own it.
     #[default]
     Keep,
     /// The dataplane gives it up, so that another director can have it.
@@ -532,7 +530,7 @@ impl Service {
         }
     }
 
-    /// Counts its lines behind so many others.
+    /// Adds `by` to its line numbers.
     pub(crate) fn move_lines(&mut self, by: usize) {
         self.line += by;
         if let Some(discovery) = &mut self.discovery {
@@ -552,7 +550,7 @@ impl Service {
 /// `[[service.server]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Server {
-    /// The line where it stands, from 1.
+    /// Its line, from 1.
     pub line: usize,
     /// Address and port.
     pub address: SocketAddr,

@@ -23,8 +23,8 @@ pub(super) const NOWHERE: Range<usize> = usize::MAX..usize::MAX;
 /// Services of a file. Each takes some kilobytes, however few bytes it has in the file.
 pub(crate) const SERVICES_MAX: usize = 100_000;
 
-/// Reads `text`, as far as possible, and reports the errors in it. `defaults` is the text of a table
-/// for all services; one in `text` replaces it.
+/// Reads all valid parts of `text`, and reports its errors. `defaults` is the text of a table for
+/// all services; such a table in `text` replaces it.
 pub(super) fn shape(text: &str, defaults: &str) -> (Option<RawConfig>, Findings) {
     let tree = match syntax::parse(text) {
         Ok(tree) => tree,

@@ -5,7 +5,7 @@ use std::path::{Component, Path, PathBuf};
 
 use super::LENGTH_MAX;
 
-/// Patterns that braces may stand for, and files that a pattern may name.
+/// Greatest number of patterns from braces, and of files of a pattern.
 const MATCHES_MAX: usize = 1024;
 
 /// The text of a file.
@@ -103,7 +103,7 @@ fn first_braces(text: &str) -> Option<(&str, Vec<&str>, &str)> {
     None
 }
 
-/// The paths that a pattern without braces stands for.
+/// The paths that match a pattern without braces.
 pub(super) fn glob(directory: &Path, pattern: &str) -> Result<Vec<PathBuf>, String> {
     let mut paths = vec![directory.to_owned()];
     for component in Path::new(pattern).components() {

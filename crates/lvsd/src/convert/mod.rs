@@ -79,11 +79,11 @@ pub fn kind(name: &str, text: &str) -> Option<SourceFormat> {
 pub const LENGTH_MAX: u64 = 16 << 20;
 /// Files that may be included, and how deep.
 const INCLUDES_MAX: usize = 256;
-/// Addresses that ranges and groups may stand for.
+/// Greatest number of addresses in ranges and groups.
 const ADDRESSES_MAX: usize = 65_536;
 
-/// The files that an `include` of a file in this directory stands for, each with its name and text;
-/// or why there are none.
+/// The files of an `include` of a file in this directory, each with its name and text; or the
+/// reason why they are missing.
 pub type Include<'a> = &'a dyn Fn(&Path, &str) -> Result<Vec<(String, String)>, String>;
 
 /// Settings of reading a file.

@@ -182,7 +182,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// The byte that an escape stands for.
+    /// The byte of an escape sequence.
     fn code(&mut self, c: char) -> Result<u8, Why> {
         Ok(match c {
             'n' => b'\n',
@@ -393,7 +393,7 @@ impl Reader<'_> {
 /// Signs of the crate that have a meaning in a class, beside those that have one everywhere.
 const IN_CLASS: &str = "#&-~";
 
-/// Adds a byte that stands for itself; `more` signs have a meaning there.
+/// Adds a literal byte; `more` signs have a meaning there.
 fn push_byte(out: &mut String, byte: u8, more: &str) {
     match byte {
         b'\n' => out.push_str("\\n"),

@@ -333,7 +333,7 @@ impl Server {
         }
     }
 
-    /// Takes its port, which its own check goes on to ask.
+    /// Takes its port, which its own check keeps.
     pub(super) fn take_port(&mut self) {
         let Some(at) = self.endpoint() else {
             return;

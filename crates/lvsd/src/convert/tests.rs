@@ -429,7 +429,7 @@ fn twins_are_joined_and_loops_left_out() {
     );
 }
 
-/// `keepalived -t` of keepalived 2.2.7 says the same of each.
+/// `keepalived -t` of keepalived 2.2.7 agrees on each.
 #[test]
 fn keepalived_defaults_are_converted() {
     let servers = |config: &Config| -> Vec<String> {
@@ -733,7 +733,7 @@ fn file_kinds_are_distinguished() {
 }
 
 proptest! {
-    /// Nothing panics, and what comes out is TOML that `lvsd` reads as far as words go.
+    /// The converter never panics, and its result is TOML that `lvsd` parses.
     #[test]
     fn anything_goes(
         words in proptest::collection::vec(

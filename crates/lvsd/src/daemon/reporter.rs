@@ -97,8 +97,8 @@ impl Reporter {
         self.notify.send("STOPPING=1");
     }
 
-    /// Sends the state to the service manager as far as it has changed: `now` in one line, and
-    /// whether the daemon is ready. `reads`: a reload is in progress.
+    /// Sends the state to the service manager if it has changed: `now` in one line, and whether the
+    /// daemon is ready. `reads`: a reload is in progress.
     pub(super) fn state(&mut self, now: String, settled: bool, reads: bool) {
         let ready = settled || self.started.elapsed() >= READY_LIMIT;
         if ready && !self.ready {

@@ -25,14 +25,14 @@ pub(super) struct Suspicion {
 }
 
 impl Suspicion {
-    /// The cause in words.
+    /// The cause as text.
     pub(super) fn cause(&self) -> String {
         let Attempts { opened, unanswered } = self.attempts;
         let opened = opened.max(unanswered);
         format!("{unanswered} of {opened} connections of clients got no answer in the last minute")
     }
 
-    /// The remedy in words.
+    /// The fix as text.
     pub(super) fn fix(&self, server: SocketAddr) -> String {
         guidance::for_unanswered(server, self.forwarding)
     }

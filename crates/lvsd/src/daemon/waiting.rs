@@ -61,8 +61,8 @@ impl Signals {
     }
 }
 
-/// Stops the dataplane and waits until it is gone. One of ours that was asked and does not end is
-/// killed.
+/// Stops the dataplane and waits until it has ended. A dataplane that this lvsd started and that
+/// does not end is killed.
 pub(super) async fn stop(link: Box<Links>) -> Result<(), String> {
     let dataplane = link.dataplane();
     match link.contact().0 {

@@ -23,7 +23,7 @@ pub(super) struct CarryOut<'a> {
     names: &'a Names<'a>,
     /// Services that the dataplane does not take: their servers wait for them.
     broken: HashSet<ServiceId>,
-    /// The refusals of the dataplane, in words.
+    /// The refusals of the dataplane, as text.
     pub(super) refusals: Vec<String>,
     /// The weights that it was given.
     pub(super) weights: Weights,

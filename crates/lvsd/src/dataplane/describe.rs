@@ -1,4 +1,4 @@
-//! Changes in words, with the names and places of the file.
+//! Changes as text, with the names and places of the file.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -45,7 +45,7 @@ impl<'a> Names<'a> {
         self.service(id, "")
     }
 
-    /// A change in words.
+    /// A change as text.
     pub(super) fn describe(&self, change: &Call, tense: Tense) -> String {
         let verb = |wish: &'static str, done: &'static str| match tense {
             Tense::Wish => wish,

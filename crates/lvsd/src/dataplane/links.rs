@@ -139,7 +139,7 @@ impl Links {
         link.step(&goal, changed, now)
     }
 
-    /// The manual changes since the last call, in words.
+    /// The manual changes since the last call, as text.
     pub fn take_manual_changes(&mut self) -> Vec<String> {
         self.dataplane.take_manual_changes()
     }
@@ -149,7 +149,7 @@ impl Links {
         self.dataplane.contact()
     }
 
-    /// The dataplane in words.
+    /// The dataplane as text.
     pub fn dataplane(&self) -> String {
         self.dataplane.dataplane()
     }

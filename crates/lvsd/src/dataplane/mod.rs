@@ -66,7 +66,7 @@ const FOREIGN_GRACE: Duration = Duration::from_secs(3);
 /// The lifetime after which a dataplane is started again without a pause.
 const STABLE: Duration = Duration::from_secs(60);
 
-/// The default of `hang_limit`: a dataplane that does not answer for so long is ended and replaced.
+/// The default of `hang_limit`: a dataplane that is silent for this time is killed and replaced.
 const HANG_LIMIT: Duration = Duration::from_secs(10);
 /// The limit of time for the answer to a request to stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
@@ -83,7 +83,7 @@ pub enum ConnectError {
     /// A process listens and does not answer.
     #[error("{why}")]
     Silent {
-        /// The reason in words.
+        /// The reason as text.
         why: String,
         /// Its process id, if known.
         pid: Option<u32>,
@@ -104,7 +104,7 @@ pub trait Host: Send + 'static {
     /// In words, with a remedy.
     fn start(&mut self, options: &Dataplane) -> Result<(), String>;
 
-    /// The end, in words, of the dataplane that [`start`](Self::start) started, if it has ended.
+    /// The end, as text, of the dataplane that [`start`](Self::start) started, if it has ended.
     fn ended(&mut self) -> Option<String>;
 
     /// Kills a dataplane that was started and never answered.
@@ -192,13 +192,13 @@ pub enum Step {
 /// The state of a dataplane, and its differences from the goal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// The refusals of the dataplane, in words.
+    /// The refusals of the dataplane, as text.
     pub refused: Vec<String>,
     /// Services whose addresses are occupied by services that lvsd does not own.
     pub conflicts: HashSet<ServiceId>,
     /// Servers with weight 0 by a manual change.
     pub drained: HashSet<(ServiceId, SocketAddr)>,
-    /// Manual changes that are left as they are, in words.
+    /// Manual changes that stay, as text.
     pub drift: Vec<String>,
     /// The number of lvsd's services that neither file nor sources name; they stay until etcd and
     /// Kubernetes have answered.
@@ -410,7 +410,7 @@ impl Link {
         }
     }
 
-    /// The manual changes since the last call, in words.
+    /// The manual changes since the last call, as text.
     pub fn take_manual_changes(&mut self) -> Vec<String> {
         std::mem::take(&mut self.memory.deeds)
     }
@@ -420,8 +420,9 @@ impl Link {
         (self.pid, self.control.is_some())
     }
 
-    /// Handles a dataplane that listens, perhaps as process `pid`, and does not answer. If an lvsd has
-    /// started it, it is ended so that another can start. Otherwise only an operator may end it.
+    /// Handles a dataplane that listens, perhaps as process `pid`, and does not answer. If an lvsd
+    /// has started it, it is killed so that another can start. Otherwise only an operator may stop
+    /// it.
     fn hangs(&mut self, why: String, pid: Option<u32>, now: Instant) -> Step {
         let ours = pid.filter(|pid| self.host.started_by_us(*pid));
         if let Some(pid) = ours {
@@ -891,7 +892,7 @@ impl Link {
         }
     }
 
-    /// The end, in words, of a dataplane that no longer answers, if it has ended.
+    /// The end, as text, of a dataplane that no longer answers, if it has ended.
     fn gone(&mut self) -> Option<String> {
         if let Some(how) = self.host.ended() {
             return Some(how);

@@ -151,7 +151,7 @@ impl Daemon {
         panic!("it does not settle: {:?}", self.step(true));
     }
 
-    /// Services of ours with their servers, and VIPs.
+    /// lvsd's services with their servers, and VIPs.
     fn held(&self) -> (BTreeMap<String, Shown>, BTreeSet<IpAddr>) {
         let held = self.world.dataplane().0;
         let told = |service: &ServiceInfo| {

@@ -35,9 +35,9 @@ pub struct Expanded {
     pub services: Vec<Service>,
     /// Rules that give services of many ports their marks, in the dataplane's words.
     pub port_marks: Vec<String>,
-    /// The files and keys that services stand in.
+    /// The files and keys of services.
     pub files: Files,
-    /// The answers of DNS and etcd that cannot be used, in words.
+    /// The unusable answers of DNS and etcd, as text.
     pub left_out: Vec<String>,
     /// The keys of etcd that are among the services: their names, and their texts.
     pub in_force: Vec<(String, String)>,

@@ -22,7 +22,7 @@ fn read(text: &str) -> Config {
     config
 }
 
-/// The services of `text` with what DNS says of a name.
+/// The services of `text` with the DNS records of a name.
 fn with(text: &str, name: &str, records: &[Record]) -> Expanded {
     let gathered = Gathered {
         dns: [(name.to_owned(), records.to_vec())].into(),

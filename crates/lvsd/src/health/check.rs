@@ -33,7 +33,7 @@ pub struct Check {
 /// The effect of clients without an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Passive {
-    /// After so many failed attempts to connect in a row, the server is asked at once.
+    /// This number of consecutive failed connection attempts starts a check at once.
     Asks(u32),
     /// A suspicious server is taken out.
     TakesOut,

@@ -63,11 +63,11 @@ const DATAPLANE_LIMIT: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug)]
 pub struct Report {
     check: Arc<Check>,
-    /// Which task says so; one that was replaced in the meantime is not listened to.
+    /// The reporting task; reports of a replaced task are ignored.
     task: u64,
     /// `None` as long as nothing is known.
     up: Option<bool>,
-    /// The reason why it is down, in words; empty while it is up.
+    /// The reason why it is down, as text; empty while it is up.
     reason: String,
     /// The last check has failed, for that reason.
     failed: bool,
@@ -92,7 +92,7 @@ pub struct News {
     pub changes: Vec<Change>,
     /// Servers that are still down, for a reason that was not logged since they went down.
     pub reasons: Vec<(Key, String)>,
-    /// The server wants another weight than before.
+    /// Whether the server requests a new weight.
     pub advice: bool,
 }
 
@@ -139,7 +139,7 @@ pub struct Checks<P> {
 /// A demand upon a task because of clients without an answer.
 #[derive(Debug)]
 enum Prompt {
-    /// Asks at once: so many attempts to connect have failed.
+    /// Starts a check at once: this number of connection attempts has failed.
     Ask(u32),
     /// Takes the server out, for this reason.
     TakeOut(String),
@@ -176,7 +176,7 @@ struct Task {
 /// The state of a checked server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known {
-    /// Whether it is up; `None` if nobody knows yet.
+    /// Whether it is up; `None` until known.
     pub up: Option<bool>,
     /// The reason why it is down now.
     pub reason: String,
@@ -225,8 +225,8 @@ impl<P: Prober> Checks<P> {
         (checks, receiver)
     }
 
-    /// Makes these checks, each for a server of a service, and no others. A check that has not changed goes on
-    /// undisturbed; one that asks the same in another rhythm keeps what it knows.
+    /// Sets the checks, each for a server of a service. An unchanged check continues; a check with
+    /// the same probe and another timing keeps its state.
     #[expect(
         clippy::mutable_key_type,
         reason = "what a check was made of does not change"
@@ -364,9 +364,9 @@ impl<P: Prober> Checks<P> {
         news
     }
 
-    /// Takes what the dataplane does: one failed check does not condemn a server that it gives
-    /// connections to and of which nothing else is known, and none goes by way of a virtual
-    /// address that it does not answer for.
+    /// Sets the state of the dataplane. One failed check does not take out a server that gets
+    /// connections and has no other result. No check uses a virtual address that the dataplane does
+    /// not answer for.
     pub fn take_serving(&self, serving: Serving) {
         self.serving.send_replace(Some(Arc::new(serving)));
     }
@@ -590,7 +590,7 @@ impl<P: Prober> Runner<P> {
         }
     }
 
-    /// Takes the server out because clients got no answer; false if nobody wants to know any more.
+    /// Takes the server out because clients got no answer; false if the receiver is gone.
     fn take_out(&mut self, cause: String) -> bool {
         self.out_until = Some(Instant::now() + OUT);
         self.state.condemn().is_none() || self.report(format!("{cause} (passive)"), true)
@@ -601,7 +601,7 @@ impl<P: Prober> Runner<P> {
         self.out_until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Asks because clients got no answer; false if nobody wants to know any more.
+    /// Checks because clients got no answer; false if the receiver is gone.
     async fn prompted(&mut self, attempts: u32, due: Instant) -> bool {
         self.timing.tally.prompted();
         let result = self.probe(due).await;
@@ -646,7 +646,7 @@ impl<P: Prober> Runner<P> {
         result
     }
 
-    /// Takes a result; false if nobody wants to know any more.
+    /// Reports a result; false if the receiver is gone.
     async fn take(&mut self, result: Result<Advice, ProbeError>) -> bool {
         let server = self.check.server;
         if result.is_err() && !self.has_way() {
@@ -707,7 +707,7 @@ impl<P: Prober> Runner<P> {
         self.sender.send(report).is_ok()
     }
 
-    /// Whether the dataplane gives the server connections, as far as is known or can be asked in time.
+    /// Whether the dataplane gives the server connections, if the answer is known in time.
     async fn serves(&mut self) -> bool {
         let asked = self.serving.wait_for(Option::is_some);
         match tokio::time::timeout(DATAPLANE_LIMIT, asked).await {
@@ -718,7 +718,8 @@ impl<P: Prober> Runner<P> {
         }
     }
 
-    /// Whether the dataplane answers for the address by whose way the check goes, if it goes by any.
+    /// Whether the dataplane answers for the virtual address of a through-VIP check; true for other
+    /// checks.
     fn has_way(&self) -> bool {
         let serving = self.serving.borrow();
         let vips = serving.as_ref().and_then(|serving| serving.vips.as_ref());
@@ -751,7 +752,7 @@ const NOT_MADE_MIN: u32 = 3;
 /// another one each time.
 const REASONS_MAX: usize = 8;
 
-/// Bytes of a reason: servers and programs have a say in some.
+/// Greatest bytes of a reason: servers and programs can influence some.
 const REASON_MAX: usize = 256;
 
 /// A reason without what is beyond [`REASON_MAX`].

@@ -18,7 +18,7 @@ const PER_TARGET: usize = 64;
 /// Descriptors of probes in all, whatever this process may have.
 const MOST: usize = 16_384;
 const LEAST: usize = 64;
-/// Descriptors for everything else; and of all that there may be, one in so many.
+/// Descriptors for all other purposes; and the inverse of their share of all descriptors.
 const RESERVED: usize = 128;
 const OTHERS_PART: usize = 4;
 
@@ -71,7 +71,7 @@ impl Permits {
         }
     }
 
-    /// Waits for the right to probe `target`, with so many descriptors.
+    /// Waits for the right to probe `target`, with this number of descriptors.
     pub(super) async fn get(
         &self,
         target: IpAddr,
@@ -103,7 +103,7 @@ impl Permits {
     }
 }
 
-/// Descriptors that probes may have, of so many.
+/// Descriptors that probes may have, out of `files`.
 fn of_files(files: usize) -> usize {
     let most = files.saturating_sub(RESERVED + files / OTHERS_PART);
     most.clamp(LEAST, MOST)

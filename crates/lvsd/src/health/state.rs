@@ -7,7 +7,7 @@ pub enum Health {
     Up,
     /// The server gets no new connections.
     Down,
-    /// Not checked yet: what the dataplane does with it now goes on.
+    /// Not checked yet: the dataplane's present state stays.
     Unknown,
 }
 

@@ -3,7 +3,7 @@ use std::sync::Mutex;
 use super::*;
 use crate::config::{Config, checks_of};
 
-/// Always up, unless told otherwise; remembers when it was asked.
+/// A probe that succeeds unless set otherwise, and records its calls.
 #[derive(Clone, Default)]
 struct Well {
     down: Arc<Mutex<bool>>,
@@ -159,7 +159,7 @@ async fn first_failed_check_of_serving_server_is_repeated() {
     }
 }
 
-/// Clients alone condemn nobody: whoever wants to can have any number of attempts fail.
+/// Clients alone take no server out: any client can let any number of attempts fail.
 #[tokio::test(start_paused = true)]
 async fn unanswered_clients_trigger_a_check_at_once() {
     let well = Well::default();
@@ -257,7 +257,7 @@ async fn checks_say_how_many_descriptors_they_need() {
     assert_eq!(checks.descriptors(), 1 + 4);
 }
 
-/// Answers what it is told to, and remembers nothing.
+/// A probe with a fixed answer.
 #[derive(Clone)]
 struct Told(Arc<Mutex<Result<Advice, ProbeError>>>);
 

@@ -8,7 +8,7 @@ const STEPS: usize = 8;
 /// 1 µs to an hour.
 const BUCKETS: usize = 32 * STEPS;
 
-/// Times, of which any share can be asked for.
+/// Samples of times, for quantiles.
 #[derive(Debug)]
 pub struct Quantiles {
     buckets: Box<[AtomicU64]>,

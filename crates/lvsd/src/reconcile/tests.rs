@@ -1,4 +1,4 @@
-//! Random dataplanes and wishes, and what no list of changes may do; then case by case.
+//! Random dataplanes and configurations, and properties of each list of changes; then case by case.
 
 use lvs_core::Forwarding;
 use lvs_core::api::{ServerSpec, ServiceSpec};

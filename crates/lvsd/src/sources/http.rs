@@ -75,7 +75,7 @@ impl fmt::Display for Endpoint {
 /// The reason why a request has no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Error {
-    /// Nobody answers, or nothing that can be understood; in words.
+    /// No answer, or an invalid one; as text.
     Failed(String),
     /// The answer is longer than is read.
     TooLong,
@@ -222,7 +222,7 @@ pub(super) async fn collect(body: Incoming) -> Result<Vec<u8>, Error> {
     Ok(all)
 }
 
-/// An error in words.
+/// An error as text.
 pub(super) fn failed(error: &impl fmt::Display) -> Error {
     Error::Failed(error.to_string())
 }

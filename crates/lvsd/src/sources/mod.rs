@@ -78,7 +78,7 @@ impl Gathered {
     }
 }
 
-/// A pause after so many failures in a row: longer each time, and not the same for all.
+/// A pause after `failures` failures in a row: longer each time, with a random part.
 pub(crate) fn retry(failures: u32, least: Duration) -> Duration {
     let doubled = least.saturating_mul(1 << failures.saturating_sub(1).min(5));
     let whole = doubled.min(RETRY_MAX.max(least));
@@ -104,7 +104,7 @@ struct SourceState {
 }
 
 impl SourceState {
-    /// Records an answer, or the reason why there is none; `known`: an earlier answer applies.
+    /// Records an answer, or the reason of its absence; `known`: an earlier answer applies.
     fn take<T>(&mut self, what: &str, known: bool, result: &Result<T, String>) {
         match result {
             Ok(_) => {
@@ -514,7 +514,7 @@ impl Sources {
         }
     }
 
-    /// The thread, which is started if there is none.
+    /// The thread, started on the first call.
     fn runtime(&mut self) -> Option<Handle> {
         if self.runtime.is_none() {
             let started = start();

@@ -109,7 +109,7 @@ impl Diagnostic {
         self
     }
 
-    /// The same in a text that has so many bytes before this one's.
+    /// The same at an offset of `by` bytes.
     fn shifted(mut self, by: usize) -> Self {
         let shift = |span: &mut Range<usize>| *span = span.start + by..span.end + by;
         shift(&mut self.primary.0);
@@ -241,7 +241,7 @@ impl Findings {
         self.counts[1] += more[1];
     }
 
-    /// The same in a text that has so many bytes before this one's.
+    /// The same at an offset of `by` bytes.
     pub(crate) fn shifted(mut self, by: usize) -> Self {
         let kept = self.kept.into_iter();
         self.kept = kept.map(|finding| finding.shifted(by)).collect();
@@ -258,7 +258,7 @@ impl Findings {
         self.counts == [0, 0]
     }
 
-    /// There are so many errors that the rest of the file need not be read.
+    /// Whether there are so many errors that the rest of the file need not be read.
     pub(crate) const fn is_full(&self) -> bool {
         self.counts[Severity::Error as usize] >= COUNTED_MAX
     }

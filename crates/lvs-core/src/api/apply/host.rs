@@ -27,7 +27,7 @@ pub trait Host {
         false
     }
 
-    /// The MTU of a network interface in bytes; `None` if there is none of this name.
+    /// The MTU of a network interface in bytes; `None` if no interface has this name.
     fn mtu(&self, interface: &str) -> Option<u32> {
         let _ = interface;
         Some(1500)

@@ -16,7 +16,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use super::memory::{Layout, Region};
 
-/// In the word of a bucket: an entry for which it is the first bucket lies in the overflow.
+/// Bit in the word of a bucket: an entry for which it is the first bucket is in the overflow.
 pub(super) const OVERFLOWED: u64 = 0x80;
 /// Seven bits of each byte.
 const TAGS: u64 = 0x7f7f_7f7f_7f7f_7f7f;
@@ -55,14 +55,13 @@ impl Buckets {
         }
     }
 
-    /// The slot where the entry lies if that was free when it came, and its bucket not about to be
-    /// full.
+    /// The slot of the entry if it was free at the insertion, and its bucket was not nearly full.
     #[inline]
     pub(super) const fn home(&self) -> usize {
         self.first * Layout::WAYS + self.home
     }
 
-    /// Whether an entry may lie in this bucket.
+    /// Whether an entry may be in this bucket.
     pub(super) const fn contains(&self, bucket: usize) -> bool {
         self.first == bucket || self.second == bucket
     }

@@ -1,4 +1,4 @@
-//! Entries that the same packets find: which of them is the newest, and where they lie.
+//! Entries that match the same packets: their order of age, and their slots.
 
 use alloc::vec::Vec;
 
@@ -73,8 +73,8 @@ impl ConnTable {
         }
     }
 
-    /// The newest entry of those that the overflow's index knows, which the packets of a side find
-    /// as one like this.
+    /// The newest of the entries in the overflow's index that packets of a side match like this
+    /// one.
     fn newest_like(&self, draft: &Draft, side: Side) -> Option<u32> {
         if side == Side::Out && !draft.has_out_side() {
             return None;

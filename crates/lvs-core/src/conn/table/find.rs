@@ -538,8 +538,8 @@ impl Ahead {
     }
 }
 
-/// An invalid identity: each valid one lies in [`IDENTITY`]. 0 is valid, the template of a mark has
-/// it.
+/// An invalid identity: each valid one is within [`IDENTITY`]. 0 is valid: the template of a mark
+/// has it.
 const NOBODY: u64 = u64::MAX;
 const _: () = assert!(IDENTITY != NOBODY);
 

@@ -151,7 +151,7 @@ impl Slots {
         }
     }
 
-    /// The buckets where an entry with these addresses lies, if its region has any.
+    /// The buckets of an entry with these addresses, if its region has any.
     fn buckets_of(&self, narrow: bool, client: SocketAddr, protocol: Protocol) -> Option<Buckets> {
         let buckets = self.buckets(narrow);
         (buckets > 0).then(|| Buckets::of(self.hash(narrow, client, protocol), buckets))
@@ -488,8 +488,7 @@ impl ConnTable {
         self.wheel.next_tick(&self.slots, tick_of(now), budget)
     }
 
-    /// Entries of the tick that [`due_tick`](Self::due_tick) has found, out of the wheel, as far as
-    /// they are due.
+    /// Due entries of the tick that [`due_tick`](Self::due_tick) has found, removed from the wheel.
     pub(crate) fn take_due(&mut self, now: Instant, budget: &mut usize) -> Vec<u32> {
         let mut due = core::mem::take(&mut self.due);
         due.clear();

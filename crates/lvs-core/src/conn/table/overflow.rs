@@ -69,7 +69,7 @@ impl Tie {
     };
 }
 
-/// Index, ties and free slots of the overflow. The entries themselves lie in the table's memory.
+/// Index, ties and free slots of the overflow. The entries themselves are in the table's memory.
 #[derive(Debug)]
 pub(super) struct Overflow {
     index: Index,

@@ -253,7 +253,7 @@ impl Draft {
     }
 }
 
-/// An entry where it lies.
+/// An entry in its slot.
 #[derive(Clone, Copy)]
 pub(crate) struct Entry<'a> {
     /// The words that look-ups compare.

@@ -465,7 +465,7 @@ fn timer_burst_is_spread_before_its_deadline() {
     assert_eq!(due(&mut table, deadline).len(), 50_000);
 }
 
-/// A table that knows its entries and nothing else.
+/// A simple model of a table, which has only its entries.
 #[derive(Default)]
 struct Naive {
     /// The newest last.
@@ -611,7 +611,7 @@ fn ops() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Words that outlive the table which lies in them.
+/// Memory that outlives the table in it.
 fn lent(layout: &Layout) -> [&'static [core::sync::atomic::AtomicU64]; 5] {
     let sizes = [
         layout.narrow_words(),

@@ -38,9 +38,8 @@ impl ConnTable {
         })
     }
 
-    /// The next entry in use from slot `at` on, which moves behind it; `None` if there is none
-    /// before the budget of slots to look at is spent, or the end
-    /// ([`slots_len`](Self::slots_len)) is reached.
+    /// The next entry in use from slot `at` on; `at` advances past it. `None` at the end
+    /// ([`slots_len`](Self::slots_len)), or if the budget of slots is spent before the next entry.
     pub(crate) fn walk(&self, at: &mut usize, budget: &mut usize) -> Option<u32> {
         while *at < self.slots_len() && *budget > 0 {
             *budget -= 1;

@@ -101,7 +101,7 @@ pub(in crate::control) trait State {
         now: Instant,
     ) -> Result<(), DropReason>;
 
-    /// The part of a datagram that the persistence engine goes by.
+    /// The part of a datagram that the persistence engine uses.
     fn engine_data<'a>(&mut self, ask: &Ask<'a>) -> Result<Option<&'a [u8]>, Self::Unknown>;
 
     /// A template that leads to a server which may be used.

@@ -319,8 +319,8 @@ impl<'a> Ask<'a> {
         }
     }
 
-    /// The part of the datagram that the persistence engine goes by. Embedded or not UDP, there is
-    /// none.
+    /// The part of the datagram that the persistence engine uses; `None` for embedded packets and
+    /// for other protocols than UDP.
     fn engine_data(&self) -> Option<&'a [u8]> {
         let message = self.payload.filter(|_| self.protocol == Protocol::UDP);
         message.and_then(persistence_sip::call_id)

@@ -88,7 +88,7 @@ enum Step {
     To(State),
     /// The segment passes and is not followed.
     Ignore,
-    /// Connection tracking does not know such a segment.
+    /// Connection tracking rejects the segment.
     Invalid,
 }
 

@@ -327,8 +327,8 @@ impl Peers {
         }
     }
 
-    /// Asks a worker as [`on_worker`](Self::on_worker), and waits for the answer; `None` if there
-    /// is none.
+    /// Asks a worker as [`on_worker`](Self::on_worker), and waits for the answer; `None` without an
+    /// answer.
     fn ask_worker<T: Send + 'static>(
         &self,
         job: impl FnOnce(&mut Decider, lvs_core::Instant) -> T + Send + 'static,

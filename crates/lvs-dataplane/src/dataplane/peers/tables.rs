@@ -85,7 +85,7 @@ struct Difference {
 }
 
 impl Comparison {
-    /// Begins a session; `told`: the peer sends digests. Returns the log line, if there is one.
+    /// Begins a session; `told`: the peer sends digests. Returns the log line, if any.
     pub(super) fn begin(&mut self, identity: [u8; 16], told: bool) -> Option<Said> {
         let mut said = None;
         // A peer that was started again has no services at first.

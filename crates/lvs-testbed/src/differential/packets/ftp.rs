@@ -143,7 +143,7 @@ impl Dialogue {
         self.steps.push(step(&note, segment.from, &ip));
     }
 
-    /// The segment that the stream goes on with.
+    /// The next segment of the stream.
     fn right(&mut self, from: Side, flags: u8, payload: &[u8]) -> Segment {
         let [client, server] = self.next;
         let seen = server.wrapping_add(self.growth);

@@ -109,7 +109,7 @@ impl Traffic {
         vec![step(note, side, &ip)]
     }
 
-    /// An error about what is not translated is not counted here if it comes in fragments.
+    /// Whether it is an untranslated error in fragments, which is not counted here.
     fn is_uncounted(&self, note: &str) -> bool {
         note.starts_with("error of a server") && !self.scene.is_nat()
     }

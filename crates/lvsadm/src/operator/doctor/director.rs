@@ -11,7 +11,7 @@ use super::services::address_of;
 use crate::operator::maintenance::daemon;
 use crate::program::Invocation;
 
-/// The director as `lvsd` knows it; nothing is known where none runs, or it does not answer.
+/// The director in the status of `lvsd`; empty if none runs, or it does not answer.
 #[derive(Debug, Default)]
 pub(super) struct Director(Status);
 
@@ -22,7 +22,7 @@ impl Director {
         Self(status.unwrap_or_default())
     }
 
-    /// The file of `lvsd`, in words.
+    /// The file of `lvsd`, as text.
     pub(super) fn file(&self) -> &str {
         match self.0.config.as_str() {
             "" => "the file of lvsd",
@@ -114,7 +114,7 @@ impl Director {
             })
     }
 
-    /// The reason why it is standby, in words.
+    /// The reason why it is standby, as text.
     pub(super) fn stands_by(&self) -> Option<&'static str> {
         self.idle()
             .filter(|vrrp| vrrp.state == "backup" && vrrp.ready)

@@ -112,7 +112,7 @@ impl<'a> Chain<'a> {
         }
     }
 
-    /// Whether it stands at this device.
+    /// Whether it is attached to this device.
     fn is_at(&self, device: &Device) -> bool {
         self.at.is_some_and(|(_, devices)| {
             let mut devices = devices.split(|c: char| c.is_whitespace() || "\",{}=".contains(c));
@@ -132,8 +132,8 @@ impl<'a> Chain<'a> {
     }
 }
 
-/// Firewall rules that name a service, or drop by source alone: those that do not see packets of
-/// services, and those that stand where the dataplane's packets leave.
+/// Firewall rules that name a service, or drop by source alone: rules that do not see packets of
+/// services, and rules where the dataplane's packets leave.
 fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: &mut Findings) {
     let mut chain = Chain::default();
     let mut by_source = Vec::new();
@@ -362,8 +362,8 @@ fn express_data_path(device: &Device, findings: &mut Findings) {
     }
 }
 
-/// BPF programs by their names, which `tc` does not show, at a place of an interface. What they do
-/// with packets only they know.
+/// BPF programs at a place of an interface that `tc` does not show, by their names. The effect of
+/// the programs is unknown.
 fn programs(device: &Device, place: Place, names: &[String], findings: &mut Findings) {
     let others = names.iter().filter(|name| !name.starts_with(OWN_PROGRAM));
     let others: Vec<&String> = others.collect();

@@ -10,7 +10,7 @@ use super::{Out, Values};
 use crate::clock::unix_time;
 use crate::cluster::vrrp_states;
 
-/// Whether it is in maintenance, and how it stands with keepalived.
+/// Whether it is in maintenance, and its state with keepalived.
 pub(super) fn alone_or_not(out: &mut Out<'_>, director: &DirectorStatus) -> fmt::Result {
     out.gauge(
         "lvs_maintenance",

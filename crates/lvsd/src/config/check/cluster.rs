@@ -66,7 +66,7 @@ impl Checker<'_> {
         })
     }
 
-    /// The name of this director: what the file says, or that of the host.
+    /// The name of this director: the name in the file, or the host's name.
     pub(super) fn director(
         &mut self,
         written: Option<&Spanned<String>>,
@@ -242,7 +242,7 @@ impl Checker<'_> {
         }
     }
 
-    /// A certificate and its key stand together, or not at all.
+    /// Checks that a certificate and its key are both present, or neither.
     pub(super) fn certificate_with_key(&mut self, (_, cert, key): Certificates<'_>) {
         for (one, other, missing) in [(cert, key, "key"), (key, cert, "cert")] {
             if let (Some(one), None) = (one, other) {

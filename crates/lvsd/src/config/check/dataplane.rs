@@ -324,7 +324,7 @@ impl Checker<'_> {
         }
     }
 
-    /// The addresses that stand for clients with full NAT.
+    /// The local addresses of full NAT.
     fn local_pool(&mut self, raw: &RawDataplane) -> Option<LocalPool> {
         let mut addresses = Vec::new();
         if let Some(list) = &raw.local_addresses {
@@ -435,7 +435,7 @@ impl Checker<'_> {
     }
 }
 
-/// The words of one key of a rule, and where its value stands.
+/// The words of one key of a rule, and the position of its value.
 type RuleWords = (Range<usize>, Vec<String>);
 
 /// A rule in the dataplane's words, which are the keys of the table with dashes in front.
@@ -469,8 +469,8 @@ fn mark_words(rule: &RawMark) -> Vec<RuleWords> {
     words
 }
 
-/// A rule that the dataplane would refuse for `reason`, shown at the value that is to blame, where one
-/// is by itself.
+/// Reports a rule that the dataplane would refuse for `reason`, at the value that alone causes it,
+/// if there is one.
 fn wrong_rule(words: &[RuleWords], reason: &str, whole: Range<usize>) -> Diagnostic {
     let alone = |key: &[String]| -> Vec<String> {
         let mut rule = key.to_vec();

@@ -86,7 +86,7 @@ impl Checker<'_> {
         method
     }
 
-    /// A scheduler that goes by the servers' answers needs them to pass through the director.
+    /// Checks that answers pass through the director if the scheduler uses their latency.
     pub(super) fn sees_answers(
         &mut self,
         service: &RawService,

@@ -1,4 +1,4 @@
-//! How findings are said: their places, their order, their number.
+//! Reports of findings: their places, their order, their number.
 
 use super::*;
 

@@ -13,7 +13,7 @@ fn checked(keys: &str, top: &str) -> String {
     )
 }
 
-/// The defaults are the same for every service, and a combination that harms clients is told.
+/// Every service has the same defaults, and a combination that harms clients gets a warning.
 #[test]
 fn defaults_of_failures_are_fixed_and_bad_combinations_warn() {
     let persistence = "persistence = { timeout = \"6m\" }";

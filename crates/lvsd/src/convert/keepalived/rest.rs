@@ -131,7 +131,7 @@ fn copy(source: &Source, fates: &[Fate], range: std::ops::Range<usize>, text: &m
     }
 }
 
-/// Writes a statement anew.
+/// Writes a statement again.
 fn anew(item: &Item, depth: usize, text: &mut String) {
     if is_taken(item, depth) {
         return;

@@ -135,7 +135,7 @@ pub(super) fn escaped(text: &str) -> Vec<String> {
     words
 }
 
-/// The character that the text behind a backslash stands for, and what follows it.
+/// The character of an escape sequence after a backslash, and the rest of the text.
 fn escape(text: &str) -> (Option<char>, &str) {
     let number = |digits: &str, radix: u32, most: usize| {
         let end = digits

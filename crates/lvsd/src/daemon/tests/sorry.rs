@@ -212,7 +212,7 @@ async fn sorry_server_with_persistent_clients_is_removed_when_the_quorum_returns
     daemon.stop().await;
 }
 
-/// Servers that say which weight they want.
+/// Servers that report their own weight.
 #[derive(Clone, Default)]
 struct Agents(Dead, Arc<Mutex<HashMap<SocketAddr, u16>>>);
 

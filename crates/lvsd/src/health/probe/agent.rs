@@ -1,4 +1,4 @@
-//! `type = "agent"`: a program beside the server says how it is, in the words of HAProxy's agents.
+//! `type = "agent"`: a program on the server reports its state, in the words of HAProxy's agents.
 
 use std::net::SocketAddr;
 

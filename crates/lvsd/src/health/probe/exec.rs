@@ -1,4 +1,4 @@
-//! `type = "exec"`: a program's exit code says how the server is, as keepalived's `MISC_CHECK`.
+//! `type = "exec"`: a program's exit code is the result, as with keepalived's `MISC_CHECK`.
 
 use std::io;
 use std::net::SocketAddr;
@@ -121,8 +121,8 @@ impl ProbeKind for Exec {
     }
 }
 
-/// Waits until a program has ended: its status, and the beginning of its output. A child of it that
-/// goes on and holds the output is not waited for.
+/// Waits until a program has ended: its status, and the beginning of its output. It does not wait
+/// for children that still have the output open.
 async fn finished(
     child: &mut Child,
     output: Option<ChildStdout>,

@@ -1,4 +1,4 @@
-//! `type = "file"`: a file says how the server is, in the words of HAProxy's agents.
+//! `type = "file"`: a file contains the state of the server, in the words of HAProxy's agents.
 
 use std::collections::HashSet;
 use std::io::{self, Read};
@@ -141,8 +141,8 @@ impl Reads {
         }
     }
 
-    /// The right to read a file, if nobody reads it, and neither too many of its directory nor too
-    /// many at all are read.
+    /// The right to read a file, if it is not being read, and the limits of its directory and of
+    /// all files permit it.
     fn begin(&'static self, path: &Path) -> Option<Reading> {
         let mut all = self.all();
         let beside = all.iter().filter(|other| other.parent() == path.parent());

@@ -1,4 +1,4 @@
-//! Servers for tests: what they say is right, wrong, endless, late, or cut off.
+//! Servers for tests: their answers are right, wrong, endless, late, or cut off.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -77,7 +77,7 @@ pub(crate) async fn replying(words: &'static [u8]) -> SocketAddr {
     .await
 }
 
-/// Waits to be asked, says the first, and then the second for ever.
+/// Waits for a request, sends the first text, and then the second without end.
 pub(crate) async fn endless_reply(first: &'static [u8], then: &'static [u8]) -> SocketAddr {
     serving(move |mut stream| async move {
         let _ = stream.read(&mut [0; 4096]).await;
@@ -100,7 +100,7 @@ pub(crate) async fn dripping(words: &'static [u8]) -> SocketAddr {
     .await
 }
 
-/// Says the first, and then the second for ever, as fast as it is read.
+/// Sends the first text, and then the second without end, as fast as the client reads.
 pub(crate) async fn endless(first: &'static [u8], then: &'static [u8]) -> SocketAddr {
     serving(move |mut stream| async move {
         let _ = stream.write_all(first).await;

@@ -28,7 +28,7 @@ const HEADERS_MAX: usize = 128;
 const URLS_MAX: usize = 16;
 const REDIRECTS_MAX: i64 = 10;
 
-/// Keys of a page, which may stand for all pages or for each.
+/// Keys of a page, valid for all pages or for each.
 const PAGE: &[&str] = &["path", "method", "status", "body", "regex", "redirects"];
 
 /// Pages of a server.
@@ -177,7 +177,7 @@ impl Page {
         ranges.any(|(first, last)| (*first..=*last).contains(&status))
     }
 
-    /// Looks at the body, as far as it has come; `None` while more is needed.
+    /// Judges the body received so far; `None` while more is needed.
     fn judge(&self, body: &[u8], seen: usize, whole: bool) -> Option<Result<(), String>> {
         if let Some(text) = &self.body {
             let text = text.as_bytes();
@@ -274,7 +274,7 @@ impl Http {
         self.port.address(server)
     }
 
-    /// The name of the server, where the file says it.
+    /// The name of the server, if the file has it.
     pub(super) fn host(&self) -> Option<&str> {
         self.host.as_deref()
     }

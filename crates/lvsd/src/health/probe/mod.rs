@@ -46,7 +46,7 @@ use crate::text::Keys;
 pub enum ProbeError {
     /// The server does not serve: the reason.
     Server(String),
-    /// This host could not make the check, which says nothing about the server: the reason.
+    /// This host could not make the check, which is no result for the server: the reason.
     Local(String),
 }
 
@@ -123,7 +123,7 @@ impl Asked<'_> {
         }
     }
 
-    /// A target in words.
+    /// A target as text.
     pub(super) fn told(&self, target: &str) -> String {
         match self.via {
             Some(via) => format!("{} by way of {}", self.server, via.virt),
@@ -273,7 +273,7 @@ pub(crate) trait ProbeKind: Clone + Sized {
     const NAME: &'static str;
     /// Its own keys, beside those that every check has.
     const KEYS: &'static [&'static str];
-    /// Good ones in a row that bring a server back, where the file does not say.
+    /// Default number of consecutive successes that bring a server back.
     const RISE: u32 = 2;
     /// Failed ones in a row that take it out.
     const FALL: u32 = 3;
@@ -282,7 +282,7 @@ pub(crate) trait ProbeKind: Clone + Sized {
     /// Descriptors that a probe has open at a time.
     const DESCRIPTORS: u32 = 1;
 
-    /// Reads its own keys. `None` if something is wrong with them, which `keys` has then been told.
+    /// Reads its own keys. `None` if some are wrong; `keys` has the errors.
     fn parse(keys: &mut Keys<'_>) -> Option<Self>;
 
     /// Its port, if it has one.
@@ -410,8 +410,8 @@ mod tests {
 
     const DOCUMENTATION: &str = include_str!("../../../../../docs/configuration.md");
 
-    /// The kinds and keys that `text` does not have: a heading for each kind, and each key in what
-    /// stands under it.
+    /// The kinds and keys that `text` lacks: each kind needs a heading, and each key must be under
+    /// it.
     fn undocumented(text: &str) -> Vec<String> {
         let mut missing = Vec::new();
         for kind in Probe::KINDS {

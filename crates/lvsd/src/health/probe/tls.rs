@@ -29,7 +29,7 @@ pub(crate) struct Tls {
     /// The settings from which it was made: equal settings give equal behaviour.
     made_of: Arc<MadeOf>,
     config: Arc<ClientConfig>,
-    /// For another attempt, at a server of TLS 1.2 that wants its certificate's curve to be named.
+    /// For another attempt, at a server of TLS 1.2 that requires the curve of its certificate.
     curves: Option<Arc<ClientConfig>>,
 }
 
@@ -38,11 +38,11 @@ struct MadeOf {
     ca: Option<Vec<u8>>,
     cert: Option<Vec<u8>>,
     key: Option<Secret>,
-    /// The name that it has to have, and is asked for.
+    /// The name that the certificate must have, and that the client sends.
     sni: Option<String>,
 }
 
-/// A private key, which nobody is shown.
+/// A private key, which is never displayed.
 #[derive(PartialEq, Eq, Hash)]
 struct Secret(Vec<u8>);
 
@@ -72,7 +72,7 @@ impl Hash for Tls {
     }
 }
 
-/// The cryptography of this build; or why there is none.
+/// The cryptography of this build; or the reason why it is missing.
 pub(super) fn provider() -> Result<Arc<CryptoProvider>, String> {
     #[cfg(feature = "ring")]
     return Ok(Arc::new(rustls::crypto::ring::default_provider()));

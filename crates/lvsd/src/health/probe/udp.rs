@@ -100,8 +100,8 @@ fn fits(answer: &[u8], wanted: &[Option<u8>]) -> bool {
             .all(|(byte, wanted)| wanted.is_none_or(|wanted| wanted == *byte))
 }
 
-/// Bytes: the text of one key, or the hexadecimal digits of the other, of which a pair `XX` stands
-/// for any byte.
+/// Bytes: the text of one key, or the hexadecimal digits of the other, in which a pair `XX` matches
+/// any byte.
 fn bytes(
     keys: &mut Keys<'_>,
     text: &str,

@@ -17,8 +17,8 @@ pub(super) struct Said {
     pub(super) advice: Advice,
 }
 
-/// Reads a line: words that spaces or commas part, in any case of letters; `#` begins a
-/// description. A word that is not known, or none at all, is an error, in words.
+/// Parses a line: words separated by spaces or commas, in any case of letters; `#` begins a
+/// description. An unknown word, or none at all, is an error.
 pub(super) fn parse(line: &[u8]) -> Result<Said, String> {
     let text = String::from_utf8_lossy(line);
     let (words, description) = match text.split_once('#') {

@@ -125,7 +125,7 @@ pub(super) fn read(bytes: &[u8], id: u16, name: &str, kind: RecordKind) -> Came 
     }
 }
 
-/// The records of `name`, or of the name that it stands for.
+/// The records of `name`, or of its canonical name.
 fn answer(packet: &Packet<'_>, name: &str, kind: RecordKind) -> Answer {
     let mut answer = Answer {
         records: Vec::new(),

@@ -23,7 +23,7 @@ const ROUNDS: usize = 2;
 const STRANGE_MAX: usize = 64;
 /// Hosts that a name of services leads to.
 const TARGETS_MAX: usize = 256;
-/// Servers that a name stands for.
+/// Greatest number of servers of a name.
 pub(crate) const RECORDS_MAX: usize = 1024;
 
 /// Looks a name up: returns its servers in a stable order, and their TTL in seconds.

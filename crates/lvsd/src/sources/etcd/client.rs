@@ -221,8 +221,8 @@ impl Client {
         })
     }
 
-    /// Keys in their order, from `range.key` on, as many as fit into an answer: fewer are asked
-    /// for where they are long.
+    /// Keys in their order, from `range.key` on, as many as fit into an answer: the client requests
+    /// fewer if they are long.
     pub(super) async fn range(&mut self, mut range: Range) -> Result<Ranged, Error> {
         loop {
             match self.call::<Ranged>("/v3/kv/range", &range).await {

@@ -246,7 +246,7 @@ impl Model {
         Ok(concerns)
     }
 
-    /// The key without the prefix, if it is one of ours.
+    /// The key without the prefix, if it has the prefix.
     fn rest(&self, kv: &KeyValue) -> Option<String> {
         let key = std::str::from_utf8(&kv.key.0).ok()?;
         let rest = key.strip_prefix(&self.etcd.prefix)?;

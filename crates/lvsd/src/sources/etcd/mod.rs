@@ -35,7 +35,7 @@ use self::message::{Bytes, Number, Range, Ranged, end_of};
 use super::{Shared, retry};
 use crate::sources::Cluster;
 
-/// Keys that are asked for at once.
+/// Number of keys in a request.
 const PAGE: i64 = 500;
 /// Between two looks whether the member still has a majority behind it.
 const PROBE: Duration = Duration::from_secs(5);
@@ -48,7 +48,7 @@ const WELL: Duration = Duration::from_secs(10);
 /// The time between two attempts of a request that is not permitted.
 const FORBIDDEN: Duration = Duration::from_secs(60);
 
-/// The state of etcd besides services and servers.
+/// The state of etcd in addition to services and servers.
 #[derive(Clone, Debug, Default)]
 pub(super) struct View {
     /// Messages about invalid keys and empty pools.
