@@ -17,7 +17,7 @@ use crate::notify::Notify;
 /// A turn of the event loop may hold a request to the dataplane, of a long list of changes.
 pub(crate) const TURN_LIMIT: Duration = Duration::from_secs(120);
 
-/// Something that shows that it goes on.
+/// A heartbeat of a loop or thread.
 #[derive(Clone, Debug)]
 pub struct Pulse {
     start: Instant,
@@ -35,7 +35,7 @@ impl Default for Pulse {
 }
 
 impl Pulse {
-    /// It goes on.
+    /// Records that the loop continues.
     pub fn beat(&self) {
         let now = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last.store(now, Relaxed);

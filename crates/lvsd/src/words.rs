@@ -1,4 +1,4 @@
-//! Words for people.
+//! Texts of messages.
 
 /// A number of things: `1 error`, `2 errors`, `0 addresses`.
 pub(crate) fn counted(n: usize, thing: &str) -> String {
