@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn medians() {
+    fn median_of_any_order_is_the_middle() {
         assert_eq!(Spread::of([]), None);
         let three = Spread::of([3.0, 1.0, 2.0]).expect("three values");
         assert_eq!(

@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn places() {
+    fn host_places_are_parsed() {
         assert_eq!(place("local").expect("a place"), Place::Local);
         assert_eq!(
             place("netns:c-1").expect("a place"),
@@ -463,12 +463,12 @@ mod tests {
     }
 
     #[test]
-    fn words_are_quoted() {
+    fn shell_word_with_special_characters_is_quoted() {
         assert_eq!(quote("/a?b=$(c)&d='e'"), r"'/a?b=$(c)&d='\''e'\'''");
     }
 
     #[test]
-    fn lines_are_bounded() {
+    fn long_line_of_host_is_an_error() {
         let (sender, lines) = sync_channel(4);
         let long = "x".repeat(2 * MOST_LINE) + "\nend";
         thread::spawn(move || read_lines(long.as_bytes(), &sender));

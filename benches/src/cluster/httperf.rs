@@ -260,7 +260,7 @@ mod tests {
     const PRINTED: &str = include_str!("httperf.txt");
 
     #[test]
-    fn figures() {
+    fn httperf_figures_are_parsed() {
         let figures = Figures::parse(PRINTED, 2.0, 1.0).expect("figures");
         assert_eq!(figures.connections, 500);
         assert_eq!(figures.replies, 490);

@@ -498,7 +498,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates() {
+    fn rates_of_a_range_are_listed() {
         let rates = |text: &str| text.parse::<Rates>().map(|rates| rates.0);
         assert_eq!(rates("100..300/100").expect("rates"), [100, 200, 300]);
         assert_eq!(rates("100..250/100").expect("rates"), [100, 200]);
@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn percentages() {
+    fn percentages_are_computed() {
         assert_eq!(percent("5").ok(), Some(5.0));
         for wrong in ["0", "101", "NaN", "", "-1"] {
             assert!(percent(wrong).is_err(), "{wrong}");

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_in_common_is_an_error() {
+    fn reports_without_common_points_are_an_error() {
         let first = report(&[[10.0, 20.0]]);
         assert!(
             run(

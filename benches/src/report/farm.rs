@@ -415,7 +415,7 @@ mod tests {
         -> 10.72.0.11:8001                       6      170      280     7250  617000\n";
 
     #[test]
-    fn rates_as_printed() {
+    fn rates_of_clients_are_parsed() {
         let rates = printed_rates(LISTING);
         assert_eq!(rates, [(8001, [12.0, 340.0, 560.0, 14_500.0, 1_234_000.0])]);
         assert_eq!(printed_number("7M"), Some(7e6));

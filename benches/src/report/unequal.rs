@@ -270,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles() {
+    fn percentile_is_the_value_of_its_rank() {
         let values: Vec<f64> = (1..=100).rev().map(f64::from).collect();
         assert_eq!(percentile(&values, 95), Some(95.0));
         assert_eq!(percentile(&[3.0], 95), Some(3.0));

@@ -233,7 +233,7 @@ fn failed_host_is_named() {
 
 #[test]
 #[ignore = "needs httperf"]
-fn namespaces_ask_together() {
+fn hosts_in_namespaces_send_requests_together() {
     let mut testbed = Testbed::new("cluster").expect("a testbed");
     let [a, b, server] = testbed.hosts(["a", "b", "server"]).expect("hosts");
     let ports = [(&a, "eth0"), (&b, "eth0"), (&server, "eth0")];

@@ -112,7 +112,7 @@ mod tests {
     const PEER: Mac = Mac([2, 0, 0, 0, 0, 2]);
 
     #[test]
-    fn request_and_reply() {
+    fn arp_request_and_reply_are_parsed() {
         let asked = frame(
             Mac::BROADCAST,
             PEER,

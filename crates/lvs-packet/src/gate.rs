@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn flood_of_many_networks_gets_only_unused_share() {
+    fn flood_of_many_networks_uses_only_the_unused_share() {
         let mut flood = Flood::new(client);
         flood.run(Duration::from_secs(2));
         let mut passed = 0;

@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_do_not_get_more_together() {
+    fn icmp_limit_is_shared_by_workers() {
         let limit = RateLimit::new(Limits::default());
         let now = Instant::from_secs(100);
         let send = |worker: u32| {

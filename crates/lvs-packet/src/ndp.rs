@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn solicitation_and_advertisement() {
+    fn ndp_solicitation_and_advertisement_are_parsed() {
         let vip = addr("2001:db8::12:3456");
         let asked = Ndp {
             solicitation: true,
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_from_beyond_the_link_are_ignored() {
+    fn ndp_message_from_another_link_is_ignored() {
         let mut frame = unsolicited(MAC, addr("2001:db8::1"));
         frame[ETHERNET_LEN + 7] = 254;
         assert_eq!(parse(&frame), None);

@@ -593,7 +593,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_of_a_hundred_may_have_stalled_for_longer() {
+    fn stall_percentile_ignores_one_of_a_hundred() {
         let one = |stall: u64, count: u64| LoadReport {
             ok: count,
             stalls: [(stall, count)].into(),

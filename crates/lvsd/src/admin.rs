@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_wishes_hold_than_may() {
+    fn overrides_are_bounded() {
         let mut admin = Admin::default();
         let wish = |n: usize| {
             let port = u16::try_from(n % 60_000).unwrap();
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn wishes_end_and_nonsense_is_refused() {
+    fn overrides_expire_and_invalid_ones_are_refused() {
         let mut admin = Admin::default();
         let mut short = spec(None, None, AdminState::Drain);
         short.until = Some(100);
@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn clock_step_does_not_end_a_wish() {
+    fn clock_step_does_not_end_an_override() {
         let mut admin = Admin::default();
         let start = Now {
             unix: 1_000_000,
@@ -525,7 +525,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn clock_step_while_lvsd_is_down_does_not_end_a_wish() {
+    async fn clock_step_while_lvsd_is_down_does_not_end_an_override() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.admin.json");
         let start = Now {

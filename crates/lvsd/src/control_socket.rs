@@ -177,7 +177,7 @@ mod tests {
 
     /// A client that sends an invalid request gets an error.
     #[tokio::test]
-    async fn nonsense_is_answered() {
+    async fn invalid_request_is_answered() {
         let directory = tempfile::tempdir().expect("a directory");
         let dataplane = Address::new(directory.path().join("e.sock"));
         opened(&dataplane, &Dataplane::default(), &Events::default());

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn kept_pulse_beats() {
+    async fn pulse_with_running_loop_is_fresh() {
         let pulse = Pulse::default();
         pulse.last.store(u64::MAX, Relaxed);
         let kept = tokio::spawn(pulse.clone().keep(Duration::from_millis(10)));

@@ -15,7 +15,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_and_many() {
+    fn plural_follows_the_number() {
         assert_eq!(counted(0, "server"), "0 servers");
         assert_eq!(counted(1, "server"), "1 server");
         assert_eq!(counted(2, "local address"), "2 local addresses");

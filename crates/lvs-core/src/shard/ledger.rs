@@ -465,7 +465,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn established_connections_are_replicated_half_open_ones_not() {
+    fn half_open_connections_are_not_replicated() {
         let (mut one, mut two) = sides();
         for port in 1..=100 {
             let _ = one.packet(port, 0x02, at(1));

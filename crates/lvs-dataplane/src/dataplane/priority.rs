@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn half_of_a_processor_is_the_most_that_is_had_in_real_time() {
+    fn worker_above_half_of_a_processor_is_demoted() {
         let (part, all) = (Duration::from_millis, Duration::from_millis(20));
         assert!(goes_on(true, part(9), all) && !goes_on(true, part(10), all));
         // Not again at once.

@@ -612,7 +612,7 @@ mod tests {
     }
 
     #[test]
-    fn claim_is_a_conflict_only_if_the_address_is_not_given_up() {
+    fn announcement_of_other_host_is_a_conflict_unless_address_is_released() {
         let at = |ms| Instant::ZERO + Duration::from_millis(ms);
         let addr = IpAddr::from([192, 0, 2, 10]);
         let mac = Mac([2, 0, 0, 0, 0, 9]);

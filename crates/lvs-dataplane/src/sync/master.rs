@@ -134,7 +134,7 @@ mod tests {
     use lvs_sys::EventFd;
 
     #[test]
-    fn one_that_is_to_stop_waits_a_second_for_everything_that_is_left() {
+    fn stopping_master_waits_a_second_for_its_queue() {
         let stop = Stop {
             asked: AtomicBool::new(false),
             wake: EventFd::new().expect("a descriptor"),

@@ -545,7 +545,7 @@ mod tests {
     /// A dataplane that starts while the state keeper of its predecessor ends gets a new state
     /// keeper.
     #[test]
-    fn state_keeper_that_hangs_up_is_asked_again() -> io::Result<()> {
+    fn closed_connection_to_state_keeper_is_opened_again() -> io::Result<()> {
         let name = format!("lvs-state:test-hangs-up-{}", std::process::id());
         let ending = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name.as_bytes())?)?;
         let holding = name.clone();
@@ -588,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    fn so_many_shields_are_held_and_no_more() -> io::Result<()> {
+    fn state_keeper_stores_bounded_number_of_shields() -> io::Result<()> {
         let mut held = Held::default();
         let mut shields = Vec::new();
         for _ in 0..SHIELDS + 3 {

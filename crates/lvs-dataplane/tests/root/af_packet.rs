@@ -238,7 +238,7 @@ fn number_of(frame: &Frame) -> Option<(u32, bool)> {
 }
 
 #[test]
-fn frames_in_slots_and_longer_ones_come_in_order_and_none_is_lost() {
+fn frames_of_all_lengths_arrive_in_order_without_loss() {
     const ALL: u32 = 30_000;
     let (left, middle, _right) = hosts();
     left.ip("link set wl mtu 9000");

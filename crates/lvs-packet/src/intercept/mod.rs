@@ -399,7 +399,7 @@ mod tests {
     /// The kernel continues the connections of an FTP service that has lost its persistence, on any
     /// port.
     #[test]
-    fn connections_outlive_the_persistence_of_their_ftp_service() {
+    fn ftp_connections_continue_after_service_loses_persistence() {
         let now = Instant::ZERO;
         let virt = SocketAddr::from(([10, 0, 237, 228], FTP));
         let server = SocketAddr::from(([10, 1, 42, 209], FTP));

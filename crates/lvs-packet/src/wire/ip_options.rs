@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn no_bytes_lead_outside() {
+    fn ip_options_parser_stays_within_any_bytes() {
         // Every option of every length and pointer, also where the header ends early.
         for kind in [7, 68, 131, 148, 30] {
             for len in 0..=44 {

@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn extension_headers_are_walked_to_the_end() {
+    fn extension_headers_are_parsed_to_the_end() {
         let mut chain = vec![DESTINATION, 0, 1, 4, 0, 0, 0, 0];
         chain.extend([FRAGMENT, 1, 1, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         chain.extend([6, 0, 0, 1, 0, 0, 0, 9]);
@@ -375,7 +375,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_lead_outside(bytes in proptest::collection::vec(any::<u8>(), 0..200), next in prop::sample::select(vec![0u8, 43, 44, 51, 60, 6])) {
+        fn ipv6_parser_stays_within_any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200), next in prop::sample::select(vec![0u8, 43, 44, 51, 60, 6])) {
             let ip = header(next, &bytes);
             if let Some(chain) = walk(&ip) {
                 prop_assert!(chain.l4 <= ip.len() && chain.named_at < ip.len());

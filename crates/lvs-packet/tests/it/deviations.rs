@@ -438,7 +438,7 @@ fn long(port: u16) -> Vec<u8> {
 /// was, so that nobody can teach what was never asked. (By IP in IP the kernel does not learn it
 /// either.)
 #[test]
-fn of_a_way_that_no_packet_took_nothing_is_learned() {
+fn path_mtu_of_unused_path_is_not_learned() {
     let gue = Tunnel::Gue {
         port: GUE,
         checksum: TunnelChecksum::None,

@@ -64,7 +64,7 @@ fn ethernet(ip: &[u8]) -> Vec<u8> {
 
 /// To an echo service, from the service, or from the director: the answer would come back here.
 #[test]
-fn packets_from_own_addresses_do_not_go_round() {
+fn packets_from_own_addresses_do_not_loop() {
     for own in [false, true] {
         let mut lab = echo(Forwarding::Nat);
         if own {
@@ -142,7 +142,7 @@ fn ipv6_with_the_directors_own_source_reaches_neither_servers_nor_the_host() {
 /// In a flood, SYNs have a share of the time; nothing else is touched, and the host keeps what is
 /// its own.
 #[test]
-fn in_a_flood_syns_beyond_their_share_are_dropped_and_nothing_else() {
+fn flood_drops_only_syns_above_their_share() {
     let mut lab = echo(Forwarding::Nat);
     let from = |n: u16| SocketAddr::from(([198, 18, 0, 7], n));
     let syn = |n: u16, to: &str| ethernet(&packet(from(n), addr(to), Protocol::TCP, &[]));

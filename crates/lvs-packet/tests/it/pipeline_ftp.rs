@@ -514,7 +514,7 @@ proptest! {
     /// For any lines and any cuts: no panic, and sent segments have right checksums. The client's
     /// stream arrives unchanged, the server's without gaps.
     #[test]
-    fn any_talk(lines in proptest::collection::vec((any::<bool>(), text()), 1..20), first: [u32; 2], card in 0usize..3) {
+    fn ftp_with_any_sequence_of_segments_stays_consistent(lines in proptest::collection::vec((any::<bool>(), text()), 1..20), first: [u32; 2], card in 0usize..3) {
         let mut talk = Talk::new([CLIENT, "198.51.100.200:21", SERVER], first, CARDS[card]);
         for (client, line) in lines {
             if client {
@@ -528,7 +528,7 @@ proptest! {
 
     /// Segments with arbitrary numbers and flags, on a connection whose stream is shifted.
     #[test]
-    fn any_segment(segments in proptest::collection::vec((any::<bool>(), any::<u8>(), any::<[u32; 2]>(), text()), 1..20), card in 0usize..3) {
+    fn ftp_segment_of_any_content_does_not_panic(segments in proptest::collection::vec((any::<bool>(), any::<u8>(), any::<[u32; 2]>(), text()), 1..20), card in 0usize..3) {
         let mut talk = Talk::four(CARDS[card]);
         talk.client_says(PSH | ACK, b"PASV\r\n");
         talk.server_says(PSH | ACK, b"227 (1,1,1,1,1,1)\r\n");
@@ -549,7 +549,7 @@ proptest! {
 
     /// Options that are cut short, odd or wrong about their length.
     #[test]
-    fn any_options(options in proptest::collection::vec(prop_oneof![Just(5u8), Just(1), Just(10), Just(0), any::<u8>()], 0..40)) {
+    fn ftp_segment_with_any_options_does_not_panic(options in proptest::collection::vec(prop_oneof![Just(5u8), Just(1), Just(10), Just(0), any::<u8>()], 0..40)) {
         let mut talk = Talk::four(Card::Finished);
         talk.client_says(PSH | ACK, b"PASV\r\n");
         talk.server_says(PSH | ACK, b"227 (1,1,1,1,1,1)\r\n");

@@ -196,7 +196,7 @@ fn path_mtu_learned_by_one_worker_applies_to_all() {
 }
 
 #[test]
-fn workers_do_not_send_more_errors_together() {
+fn icmp_errors_of_workers_share_one_limit() {
     let limits = Settings::default();
     let mut site = Site::new(Forwarding::Nat, limits);
     let answered = |site: &mut Site, client: Ipv4Addr, n: usize| {
@@ -223,7 +223,7 @@ fn workers_do_not_send_more_errors_together() {
 }
 
 #[test]
-fn fragments_meet_whichever_worker_gets_them() {
+fn fragments_at_different_workers_are_reassembled() {
     let mut site = Site::new(Forwarding::Nat, Settings::UNLIMITED);
     let mut ip = udp(CLIENT, 64, 3000);
     put16(&mut ip, ipv4::field::FLAGS, 0);
@@ -243,7 +243,7 @@ fn fragments_meet_whichever_worker_gets_them() {
 }
 
 #[test]
-fn no_identification_comes_twice() {
+fn identifications_of_workers_are_unique() {
     let mut site = Site::new(Forwarding::Tunnel, Settings::UNLIMITED);
     let mut request = udp(CLIENT, 64, 10);
     put16(&mut request, ipv4::field::FLAGS, 0);

@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_for_ipvsadm() {
+    fn ipvsadm_lines_are_quoted() {
         let service = json!({"proto": "udp", "addr": "10.0.9.1", "port": 53, "scheduler": "rr", "flags": ["ops"]});
         assert_eq!(
             service_line(&service).unwrap(),

@@ -109,7 +109,7 @@ fn own_addresses_new_mac_is_announced() -> Result<()> {
 }
 
 #[test]
-fn own_addresses_link_that_comes_up_is_announced() -> Result<()> {
+fn own_addresses_are_announced_after_link_is_up() -> Result<()> {
     let site = site("annup")?;
     let places = places(&site);
     let script =

@@ -71,7 +71,7 @@ fn servers_are_clients_of_their_own_service() -> Result<()> {
 /// Without being asked to, the director translates as the kernel does, and such a client's answer
 /// takes the short way.
 #[test]
-fn hairpin_is_off_at_first() -> Result<()> {
+fn hairpin_is_off_by_default() -> Result<()> {
     let mut options = SiteOptions::new("no-hairpin", Forward::Nat);
     options.topology = Topology::OneArm;
     options.servers = 2;

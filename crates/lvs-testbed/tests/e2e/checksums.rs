@@ -162,7 +162,7 @@ fn translated_packets_of_ipv6() {
 }
 
 #[test]
-fn translated_icmp_errors() {
+fn checksums_of_translated_icmp_errors_are_right() {
     let mut entropy = Entropy::seeded(3);
     let entropy = &mut entropy;
     let mut done = 0;
@@ -200,7 +200,7 @@ fn translated_icmp_errors() {
 }
 
 #[test]
-fn outer_headers() {
+fn checksums_of_outer_headers_are_right() {
     let checksums = [
         TunnelChecksum::None,
         TunnelChecksum::Full,

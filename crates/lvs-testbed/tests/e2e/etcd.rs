@@ -301,7 +301,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
 /// The dataplane's services stay until etcd answers.
 #[test]
 #[ignore = "needs etcd"]
-fn director_without_answer_of_etcd_removes_nothing() -> Result<()> {
+fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
     let site = site("etcdunheard")?;
     let mut member = member(&site, 0, 1, &[])?;
     wait_healthy(&site, 0)?;

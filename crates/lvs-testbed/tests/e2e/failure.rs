@@ -201,7 +201,7 @@ fn dataplane_that_cannot_run_reports_reason() -> Result<()> {
 }
 
 #[test]
-fn rules_that_make_no_sense_change_nothing() -> Result<()> {
+fn invalid_rules_change_nothing() -> Result<()> {
     let mut options = SiteOptions::new("rules", Forward::Nat);
     options.servers = 1;
     let site = common::site(options)?;

@@ -514,25 +514,25 @@ fn killed(label: &str, forward: Forward) -> Result<()> {
 }
 
 #[test]
-fn connections_outlive_a_killed_dataplane_nat() -> Result<()> {
+fn connections_survive_killed_dataplane_nat() -> Result<()> {
     killed("ink-killn", Forward::Nat)
 }
 
 #[test]
 #[ignore = "long"]
-fn connections_outlive_a_killed_dataplane_full_nat() -> Result<()> {
+fn connections_survive_killed_dataplane_full_nat() -> Result<()> {
     killed("ink-killf", Forward::FullNat)
 }
 
 #[test]
 #[ignore = "long"]
-fn connections_outlive_a_killed_dataplane_dr() -> Result<()> {
+fn connections_survive_killed_dataplane_dr() -> Result<()> {
     killed("ink-killd", Forward::Dr)
 }
 
 #[test]
 #[ignore = "long"]
-fn connections_outlive_a_killed_dataplane_tunnel() -> Result<()> {
+fn connections_survive_killed_dataplane_tunnel() -> Result<()> {
     killed("ink-killt", Forward::Tun)
 }
 

@@ -117,7 +117,7 @@ fn dataplane_without_fast_path_removes_inherited_programs() -> Result<()> {
 
 /// The inherited state may be the cause of the crashes.
 #[test]
-fn dataplanes_that_die_in_turn_do_not_take_over_for_ever() -> Result<()> {
+fn dataplanes_that_die_in_turn_are_not_taken_over_without_end() -> Result<()> {
     require_permission()?;
     let mut site = Site::new(SiteOptions::new("inkd-tries", Forward::Nat))?;
     start(&mut site, &[])?;

@@ -88,7 +88,7 @@ fn firewall(site: &Site, rule: &str) -> Result<()> {
 /// Packets that the dataplane reinjects into the host meet the host's rules unchanged: fragments
 /// large and small, and whole datagrams, on a port of a VIP of the host.
 #[test]
-fn fragments_to_the_hosts_own_port_meet_its_rules() -> Result<()> {
+fn fragments_to_port_of_host_are_filtered_by_its_rules() -> Result<()> {
     let mut site = site("fragments")?;
     site.start_dataplane(&[])?;
     site.add_service(80, "rr")?;

@@ -342,7 +342,7 @@ fn nat_through_a_tun_device() -> Result<()> {
 }
 
 #[test]
-fn nat_of_ipv6() -> Result<()> {
+fn ftp_transfers_work_nat_ipv6() -> Result<()> {
     let ftp = Ftp::new(options("ftp-six", Forward::Nat), &["--helper", "ftp"])?;
     let vip = IpAddr::V6(ftp.site.vip6);
     ftp.serve(SocketAddr::new(vip, 21), "-s rr")?;

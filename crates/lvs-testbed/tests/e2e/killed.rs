@@ -316,7 +316,7 @@ const ALL: [(&str, Forward); 3] = [("n", Forward::Nat), ("d", Forward::Dr), ("t"
 
 #[test]
 #[ignore = "by hand: takes two minutes and measures pauses"]
-fn many_in_the_kernel() -> Result<()> {
+fn connections_survive_kills_in_the_kernel() -> Result<()> {
     for (label, forward) in ALL.into_iter().chain([("f", Forward::FullNat)]) {
         compared(&format!("inkm{label}"), (forward, By::Kernel))?;
     }
@@ -325,7 +325,7 @@ fn many_in_the_kernel() -> Result<()> {
 
 #[test]
 #[ignore = "by hand: takes two minutes and measures pauses"]
-fn many_of_several_workers_and_through_a_device() -> Result<()> {
+fn connections_survive_kills_of_several_workers_and_through_a_device() -> Result<()> {
     for (label, forward) in ALL {
         compared(&format!("holdw{label}"), (forward, By::Workers))?;
     }
@@ -334,7 +334,7 @@ fn many_of_several_workers_and_through_a_device() -> Result<()> {
 
 #[test]
 #[ignore = "by hand: takes two minutes and measures pauses"]
-fn many_with_a_holder() -> Result<()> {
+fn connections_survive_kills_with_a_state_keeper() -> Result<()> {
     for (label, forward) in ALL {
         compared(&format!("holdm{label}"), (forward, By::Holder))?;
     }
@@ -354,12 +354,12 @@ fn with_another_version(by: By) -> Result<()> {
 
 #[test]
 #[ignore = "by hand: needs the programs of another version in LVS_OTHER_BIN_DIR"]
-fn many_with_another_version_in_the_kernel() -> Result<()> {
+fn connections_survive_another_version_in_the_kernel() -> Result<()> {
     with_another_version(By::Kernel)
 }
 
 #[test]
 #[ignore = "by hand: needs the programs of another version in LVS_OTHER_BIN_DIR"]
-fn many_with_another_version_and_a_holder() -> Result<()> {
+fn connections_survive_another_version_with_a_state_keeper() -> Result<()> {
     with_another_version(By::Holder)
 }

@@ -230,7 +230,7 @@ fn direct_routing() -> Result<()> {
 
 /// Without path MTU discovery, the host before the narrow hop fragments too long packets.
 #[test]
-fn switched_off() -> Result<()> {
+fn pmtu_discovery_switched_off_fragments() -> Result<()> {
     let mut site = site("pmtu-off", Forward::Tun)?;
     narrow(&mut site, Narrow::Servers)?;
     site.start_dataplane(&["--sysctl", "pmtu_disc=0"])?;

@@ -478,7 +478,7 @@ fn packets_lose_one_hop() -> Result<()> {
 }
 
 #[test]
-fn without_packet_sockets_the_backend_is_chosen_by_itself() -> Result<()> {
+fn tun_backend_is_chosen_without_packet_sockets() -> Result<()> {
     let mut site = prepared("hop-auto", Forward::Nat, 1, Vip::Dataplane)?;
     site.start_dataplane_by(&NET_ADMIN_ONLY, &[])?;
     let dataplane = site.dataplane.as_ref().context("started above")?;
@@ -522,7 +522,7 @@ fn tun_backend_disabled_forwarding_is_reported() -> Result<()> {
 /// The daemon checks its file against the backend, starts the dataplane, checks servers past it,
 /// and owns the address.
 #[test]
-fn under_the_daemon() -> Result<()> {
+fn tun_backend_works_under_lvsd() -> Result<()> {
     let site = prepared("hop-lvsd", Forward::Nat, 2, Vip::Dataplane)?;
     let before = common::host_state(&site)?;
     let file = site.testbed.dir().join("lvsd.toml");

@@ -30,7 +30,7 @@ fn ways() -> Result<Vec<&'static [&'static str]>> {
 
 /// The kernel gives the number of a namespace that is gone to the next one.
 #[test]
-fn dataplane_in_a_namespace_that_is_gone_has_no_successor() -> Result<()> {
+fn dataplane_of_removed_namespace_has_no_successor() -> Result<()> {
     super::fast_path::require_permission()?;
     let mut site = Site::new(SiteOptions::new("wr-ns", Forward::Nat))?;
     site.start_dataplane(&KERNEL)?;
@@ -167,7 +167,7 @@ fn services_by_mark_and_sctp_are_held_without_a_dataplane() -> Result<()> {
 
 /// State of a namespace that is gone is another tenant's.
 #[test]
-fn files_of_namespaces_that_are_gone_are_swept_at_a_start() -> Result<()> {
+fn files_of_removed_namespaces_are_deleted_at_a_start() -> Result<()> {
     // Others cannot see all processes.
     super::fast_path::require_permission()?;
     let mut site = Site::new(SiteOptions::new("wr-sweep", Forward::Nat))?;

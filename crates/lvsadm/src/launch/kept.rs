@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn too_much_is_not_kept() {
+    fn configuration_above_limit_is_not_kept() {
         let mut kept = Kept::default();
         assert!(kept.keep(&Call::ServiceAdd(add(1, "rr"))));
         let all = u32::try_from(CHANGES_MAX).expect("a small number");

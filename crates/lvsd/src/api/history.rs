@@ -173,7 +173,7 @@ mod tests {
     use crate::api::overview::tests::snapshot;
 
     #[test]
-    fn of_more_services_than_may_have_a_history_the_first_have_one() {
+    fn history_above_limit_keeps_the_first_services() {
         let mut snapshot = snapshot("web");
         let one = snapshot.status.services[0].clone();
         snapshot.status.services = (0..SERVICES_MAX + 10)

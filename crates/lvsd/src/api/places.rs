@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn one_source_does_not_take_all_places() {
+    fn one_source_cannot_use_all_slots() {
         let places = ConnectionLimits::default();
         let source = |n: u8| Holder::Tcp(IpAddr::from([192, 0, 2, n]));
         let mut held = take_all(&places, source(1));

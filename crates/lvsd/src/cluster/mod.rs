@@ -529,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn without_vrrp_addresses_are_the_dataplanes() {
+    fn addresses_without_vrrp_are_the_dataplanes() {
         assert!(Cluster::recall(None).may_own());
     }
 

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_cannot_be_read_are_not_taken_for_none() {
+    fn unreadable_parts_are_an_error() {
         let directory = tempfile::tempdir().unwrap();
         let (main, parts) = (
             directory.path().join("lvsd.toml"),

@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn file_that_is_too_long_is_refused_and_not_cut() {
+    fn too_long_file_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("long.conf");
         let file = std::fs::File::create(&path).unwrap();

@@ -522,7 +522,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn pcre_expression_of_any_text_does_not_panic(text in "\\PC{0,40}", caseless: bool) {
+        fn pcre_parser_accepts_any_text(text in "\\PC{0,40}", caseless: bool) {
             let _ = converted(&text, caseless);
         }
     }

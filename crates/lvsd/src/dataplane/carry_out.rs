@@ -319,7 +319,7 @@ mod tests {
     /// The number of requests is in proportion to the number of changes, even if the dataplane
     /// refuses many of them.
     #[test]
-    fn many_refusals_do_not_multiply() {
+    fn many_refusals_need_bounded_requests() {
         let mut changes = Vec::new();
         for n in 0..200 {
             changes.push(service(n, if n % 2 == 0 { "rr" } else { "no-such" }));

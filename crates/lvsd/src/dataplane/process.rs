@@ -293,7 +293,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_lock_a_socket() {
+    fn socket_has_one_lock() {
         let name = Address::new(format!("@lvsd-test-{}", std::process::id()));
         let first = lock(&name).unwrap();
         let second = lock(&name).unwrap_err();

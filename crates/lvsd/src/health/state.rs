@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn rise_and_fall() {
+    fn state_changes_after_rise_and_fall() {
         let mut state = State::new(2, 3, None);
         assert_eq!(flips(&mut state, "+++--+---+-++-", false), "U.......D...U.");
         assert_eq!(flips(&mut State::new(2, 3, None), "-++", false), "D.U");

@@ -41,7 +41,7 @@ fn checked(path: &Path) -> (Converted, Config) {
 }
 
 #[test]
-fn published_files() {
+fn published_files_are_converted() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convert");
     let all = files(&directory);
     assert_eq!(all.len(), 20);

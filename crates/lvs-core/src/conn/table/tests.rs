@@ -232,7 +232,7 @@ fn nat(client: u16, virt: SocketAddr, server: SocketAddr) -> Draft {
 /// One client's port to every port of an address, and to one port of as many addresses with one
 /// server: the hash of the client alone leads all of them to the same buckets.
 #[test]
-fn many_destinations_of_one_client_port_build_no_chain() {
+fn many_destinations_of_one_client_port_make_no_long_chain() {
     let mut table = ConnTable::new(1 << 17, 1);
     let server: SocketAddr = "10.1.0.1:80".parse().unwrap();
     let virt = |n: u16| {

@@ -675,7 +675,7 @@ mod tests {
     }
 
     #[test]
-    fn track_forged_segments_do_not_carry_a_stream_around_the_circle() {
+    fn track_forged_segments_do_not_wrap_sequence_numbers() {
         const WINDOW_MAX: u32 = 1 << 30;
         let mut track = None;
         assert!(bare(&mut track, From::Client, ACK, 1001, 5001));

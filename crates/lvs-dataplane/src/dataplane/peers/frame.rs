@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_read_as_they_were_sealed_and_in_their_order() {
+    fn sealed_frames_are_opened_unchanged_and_in_order() {
         let handshake = handshake(b"one", 1);
         let (mut sealed, mut ends) = (Vec::new(), Vec::new());
         let mut told = handshake.told();
@@ -466,7 +466,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn nothing_received_panics(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
+        fn frame_parser_accepts_any_bytes(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
             let mut from = &bytes[..];
             proptest::prop_assert!(handshake(b"one", 1).told().read(&mut from).is_err());
         }

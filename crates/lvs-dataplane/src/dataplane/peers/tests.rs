@@ -149,7 +149,7 @@ impl Listens {
 }
 
 #[test]
-fn listener_that_does_not_read_gets_one_full_sync() {
+fn receiver_that_does_not_read_gets_one_full_sync() {
     let mut it = listens();
     assert_eq!(it.read_whole(), 0);
     assert_eq!(it.peers.report().told_anew, 0);
@@ -242,7 +242,7 @@ fn too_long() -> Vec<u8> {
 }
 
 #[test]
-fn invalid_frame_of_teller_closes_session_and_is_counted() {
+fn invalid_frame_of_sender_closes_session_and_is_counted() {
     type Make<'a> = &'a dyn Fn(&mut Sequence) -> Vec<u8>;
     let keys = |told: &mut Sequence| sealed(told, Kind::Keys, &[0; 16]);
     // Digests without a service, of one, and of a part of one.
@@ -401,7 +401,7 @@ fn digests_of_most_services_are_sent_to_peers_with_that_feature() {
 /// A peer is in sync after a comparison without a difference, and the time that it was not in sync
 /// is exact.
 #[test]
-fn how_a_peer_stands() {
+fn peer_state_follows_its_connections() {
     let peers = peers(([192, 0, 2, 2], 8848).into());
     let peer = &peers.peers[0];
     let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds));

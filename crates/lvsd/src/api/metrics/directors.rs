@@ -282,7 +282,7 @@ mod tests {
     use crate::api::overview::tests::snapshot;
 
     #[test]
-    fn keepalived_and_maintenance() {
+    fn metrics_report_keepalived_and_maintenance() {
         let text = |snapshot| open_metrics(Arc::new(snapshot), tally::Counts::default());
         let mut snapshot = snapshot("web");
         let alone = text(snapshot.clone());

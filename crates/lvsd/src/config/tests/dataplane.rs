@@ -126,7 +126,7 @@ fn unsupported_dataplane_key_is_refused_with_its_position() {
 }
 
 #[test]
-fn synchronisation_is_asked_for_with_an_interface() {
+fn synchronisation_requires_an_interface() {
     use lvs_core::api::SyncRole;
     assert_eq!(load("").sync, None, "it stays as it is");
     let daemons = load("[sync.ipvs]\ninterface = \"eth2\"\nsyncid = 5\n").sync;
@@ -283,7 +283,7 @@ fn sysctls_have_the_ranges_of_the_dataplane() {
 }
 
 #[test]
-fn every_scheduler_and_sysctl_of_the_dataplane_can_be_asked_for() {
+fn every_scheduler_and_sysctl_of_the_dataplane_is_accepted() {
     const DOCUMENTATION: &str = include_str!("../../../../../docs/configuration.md");
     for name in lvs_core::Registry::new().names() {
         let text = tunnelled(&format!("forward = \"nat\"\nscheduler = \"{name}\""), "");

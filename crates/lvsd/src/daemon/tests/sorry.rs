@@ -150,7 +150,7 @@ async fn sorry_server_waits_for_the_first_checks_of_all() {
 
 /// A server whose first check takes too long counts as one that is missing.
 #[tokio::test(start_paused = true)]
-async fn sorry_server_does_not_wait_for_ever() {
+async fn sorry_server_wait_is_bounded() {
     let slow = Slow::default();
     slow.hold(OTHER);
     let daemon = slow.start(&file(""));

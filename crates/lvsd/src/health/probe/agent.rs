@@ -73,7 +73,7 @@ mod tests {
     use crate::health::probe::hostile::{answering, probe, serving};
 
     #[tokio::test]
-    async fn its_words_count() {
+    async fn agent_words_are_parsed() {
         let check = "{ type = \"agent\", port = 1, send = \"how?\\n\" }";
         let server = answering(b"up 50%\n").await;
         let half = Advice::weight(Weight::Percent(50));

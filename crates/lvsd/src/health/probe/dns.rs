@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn questions_and_answers() {
+    fn dns_probe_parses_answers() {
         let asked = question(7, "www.example.org.", 1).expect("a name");
         assert_eq!(&asked[12..], b"\x03www\x07example\x03org\0\0\x01\0\x01");
         assert_eq!(question(7, ".", 6).expect("a name").len(), 12 + 5);

@@ -257,7 +257,7 @@ mod tests {
 
     /// A child that writes without end neither fills the memory nor keeps the check.
     #[tokio::test]
-    async fn exec_child_that_writes_for_ever_is_not_waited_for() {
+    async fn exec_child_that_writes_endlessly_is_not_waited_for() {
         let server: SocketAddr = "127.0.0.1:81".parse().unwrap();
         let user = format!(", user = \"{}\"", rustix::process::getuid().as_raw());
         let check = shell("yes & exit 0", &user);

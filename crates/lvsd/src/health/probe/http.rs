@@ -523,7 +523,7 @@ mod tests {
     const OK: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\nall is well";
 
     #[test]
-    fn statuses() {
+    fn http_statuses_are_parsed() {
         assert_eq!(status("200"), Some(vec![(200, 200)]));
         assert_eq!(status("200-299, 301"), Some(vec![(200, 299), (301, 301)]));
         for wrong in ["", "ok", "99", "600", "299-200", "200-", "200,,201"] {

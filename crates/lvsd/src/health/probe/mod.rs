@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_unique() {
+    fn probe_type_names_are_unique() {
         for (n, kind) in Probe::KINDS.iter().enumerate() {
             let again = Probe::KINDS[n + 1..].iter().any(|k| k.name == kind.name);
             assert!(!again, "{}", kind.name);

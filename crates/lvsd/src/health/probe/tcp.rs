@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn open_and_closed() {
+    async fn tcp_probe_fails_at_closed_port() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let open = listener.local_addr().unwrap();
         let server = SocketAddr::new(open.ip(), 1);

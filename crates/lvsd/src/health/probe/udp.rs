@@ -161,7 +161,7 @@ mod tests {
     use crate::health::probe::hostile::probe;
 
     #[test]
-    fn bytes_in_hexadecimal() {
+    fn udp_bytes_in_hexadecimal_are_parsed() {
         assert_eq!(from_hex("01 fF", false), Ok(vec![Some(1), Some(255)]));
         assert_eq!(from_hex("0aXX", true), Ok(vec![Some(10), None]));
         for wrong in ["0", "xx", "+1", "1g", "é"] {

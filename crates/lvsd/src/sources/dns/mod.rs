@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names() {
+    fn dns_names_are_normalised() {
         for (text, name) in [
             ("_http._tcp.Example.org.", "_http._tcp.example.org"),
             ("a", "a"),

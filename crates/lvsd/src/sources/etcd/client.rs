@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn members() {
+    fn etcd_members_are_parsed() {
         for (text, shown) in [
             ("https://10.0.0.5:2379", "https://10.0.0.5:2379"),
             ("http://[2001:db8::5]:1/", "http://[2001:db8::5]:1"),

@@ -559,7 +559,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn anything_may_come(key in "/lvs/(services|servers|directors|x)/[a-z/]{0,12}", value: Vec<u8>) {
+        fn etcd_keys_of_any_content_do_not_panic(key in "/lvs/(services|servers|directors|x)/[a-z/]{0,12}", value: Vec<u8>) {
             let mut model = Model::new("/lvs/");
             let mut one = kv(&key, "", 2);
             one.value = Bytes(value);

@@ -318,7 +318,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn base64() {
+    fn base64_of_any_bytes_round_trips() {
         for (bytes, text) in [
             ("", ""),
             ("f", "Zg=="),
