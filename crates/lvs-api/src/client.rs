@@ -52,7 +52,7 @@ pub enum Error {
     /// only root and this user are trusted.
     #[error(
         "{address} is served by a process of user {uid}, which is neither this user nor root with \
-         CAP_NET_ADMIN: it may not be a dataplane. If it is yours, have it listen on a path (--socket /run/...) and name that"
+         CAP_NET_ADMIN: it may not be a dataplane. If it is yours, let it listen on a path (--socket /run/...) and give that path"
     )]
     Impostor {
         /// The address of the dataplane.

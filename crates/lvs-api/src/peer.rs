@@ -63,7 +63,7 @@ pub enum Refusal {
     UserNamespace,
     /// Root, with unknown capabilities.
     #[error(
-        "the dataplane does not see this process in /proc and cannot tell whether it has CAP_NET_ADMIN: run it in the dataplane's \
+        "the dataplane does not see this process in /proc and cannot check whether it has CAP_NET_ADMIN: run it in the dataplane's \
          PID namespace, or give its user the group of the dataplane's --group"
     )]
     Unseen,

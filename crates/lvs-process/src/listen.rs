@@ -270,7 +270,9 @@ fn open_to_all(path: &Path) -> io::Result<(u64, u64)> {
     let file = File::from(openat(CWD, path, flags, Mode::empty())?);
     let meta = file.metadata()?;
     if !meta.file_type().is_socket() {
-        return Err(io::Error::other("somebody has put another file there"));
+        return Err(io::Error::other(
+            "another process has put another file there",
+        ));
     }
     let by_descriptor = format!("/proc/self/fd/{}", file.as_raw_fd());
     fs::set_permissions(by_descriptor, Permissions::from_mode(0o666))?;

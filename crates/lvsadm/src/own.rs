@@ -74,7 +74,7 @@ pub(crate) const EXIT_STATUS: [(&str, &str); 5] = [
         "a listing or an additional command was refused; of doctor: there are findings; of drain: the deadline has passed",
     ),
     ("2", "wrong command line, or no dataplane to connect to"),
-    ("141", "the reader of the output has gone"),
+    ("141", "the reader of the output has ended"),
     ("255", "the dataplane refused a change, as with ipvsadm"),
 ];
 

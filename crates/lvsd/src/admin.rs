@@ -167,7 +167,7 @@ impl Admin {
                 let lost = all - entries.len();
                 if lost > 0 {
                     tracing::error!(
-                        "{}: {lost} of {all} wishes cannot be taken{strange}; servers that they keep out of service get connections again; `lvsd status` shows those that hold",
+                        "{}: {lost} of {all} overrides are invalid{strange}; servers that they keep out of service get connections again; `lvsd status` shows the valid ones",
                         path.display()
                     );
                 }
@@ -263,7 +263,7 @@ impl Admin {
             return Ok(());
         }
         if self.entries.len() >= ENTRIES_MAX && !self.entries.contains_key(&spec.target) {
-            return Err(format!("there are {ENTRIES_MAX} such wishes already"));
+            return Err(format!("there are {ENTRIES_MAX} overrides already"));
         }
         let spec = AdminSpec {
             force: false,

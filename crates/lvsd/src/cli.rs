@@ -464,7 +464,7 @@ fn load(arguments: &Arguments) -> Result<(Config, Report, LoadStatus), ExitCode>
     log::say(
         Level::ERROR,
         format_args!(
-            "lvsd: {why}, so lvsd goes on with the last good configuration; mend {} and run `lvsd reload`",
+            "lvsd: {why}, so lvsd continues with the last good configuration; correct {} and run `lvsd reload`",
             arguments.config().display()
         ),
     );

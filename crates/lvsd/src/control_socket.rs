@@ -106,7 +106,7 @@ fn admit(
     api: &Api,
 ) -> Result<(Peer, ConnectionSlot), (StatusCode, &'static str)> {
     let user = stream.peer_cred().map_err(|_| {
-        let why = "the kernel does not say which user asks: connect again";
+        let why = "the kernel does not report the user of the connection: connect again";
         (StatusCode::FORBIDDEN, why)
     })?;
     let pid = user.pid().and_then(|pid| u32::try_from(pid).ok());

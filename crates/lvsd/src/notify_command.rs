@@ -60,7 +60,7 @@ pub async fn serve(
         let event = match event {
             Ok(event) => event,
             Err(broadcast::error::RecvError::Lagged(lost)) => {
-                tracing::warn!("the notify command is too slow: {lost} events were not told");
+                tracing::warn!("the notify command is too slow: {lost} events were lost");
                 continue;
             }
             Err(broadcast::error::RecvError::Closed) => return,
@@ -70,7 +70,7 @@ pub async fn serve(
             continue;
         }
         if let Err(why) = run(&notice, &event).await {
-            tracing::warn!("the notify command was not told of {}: {why}", event.event);
+            tracing::warn!("the notify command did not receive {}: {why}", event.event);
         }
     }
 }

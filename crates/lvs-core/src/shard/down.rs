@@ -274,7 +274,7 @@ impl Shard {
         }
     }
 
-    /// Treatment of the next packet from the client of connection `index`, if its server is gone;
+    /// Treatment of the next packet from the client of connection `index`, if its server was removed;
     /// `None` if the server is present.
     pub(crate) fn lost(&self, index: u32) -> Option<&'static str> {
         let gone = self.table.get(index).has(flag::GONE);
@@ -292,10 +292,10 @@ impl Shard {
             OnServerDown::Reset => {
                 "refused (port unreachable): the server of its connection went down"
             }
-            OnServerDown::Reschedule => "scheduled anew: the server of its connection went down",
+            OnServerDown::Reschedule => "scheduled again: the server of its connection went down",
             OnServerDown::Drop => "dropped: the server of its connection went down",
             OnServerDown::Kernel if self.settings.sysctls.expire_nodest_conn => {
-                "scheduled anew if it may open a connection: the server of its own was removed"
+                "scheduled again if it may open a connection: its server was removed"
             }
             OnServerDown::Kernel => "dropped: the server of its connection was removed",
         })

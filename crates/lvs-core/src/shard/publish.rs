@@ -103,7 +103,7 @@ impl fmt::Display for Unpublished {
             Self::Template => "it is a persistence template",
             Self::Unanswered => "its server has not answered yet",
             Self::Method => "its method is none of NAT, full NAT, direct routing and tunnels",
-            Self::NoServer => "its server is gone",
+            Self::NoServer => "its server was removed",
             Self::NoLocalPort => "it has no local port",
             Self::Exception => {
                 "it is with the table's exceptions: others have the same addresses and ports, or its part of the table is full"

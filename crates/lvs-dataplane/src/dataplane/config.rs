@@ -115,7 +115,7 @@ impl Config {
         }
         if workers.get() > 1 && self.peers.is_some() {
             let text = format!(
-                "--workers {workers}: several packet workers do not tell their connections to other directors: leave out --workers, or --sync-peer (--start-daemon does not mind)"
+                "--workers {workers}: several packet workers cannot replicate connections to peers: leave out --workers, or --sync-peer (--start-daemon works with both)"
             );
             return Err(StartError::Peers(text));
         }

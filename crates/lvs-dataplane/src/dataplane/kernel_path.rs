@@ -85,7 +85,7 @@ impl Wanted {
         let fast_path = FastPath::open_or_find(layout, xdp, room)?;
         if self.wanted == UseKernel::Try && self.warm_restart.is_some() && !fast_path.outlives() {
             return Err(FastPathError::Setting {
-                why: "connections would not outlive the dataplane (--warm-restart): nothing can be left in /sys/fs/bpf, as the log says",
+                why: "connections would end with the dataplane (--warm-restart): nothing can be pinned in /sys/fs/bpf, see the log",
                 remedy: "mend that, or --fast-path auto",
             });
         }
@@ -128,7 +128,7 @@ pub(super) enum WithDataplane {
     Marks,
     #[error("its server is beyond the 4,096th")]
     Number,
-    #[error("the kernel has no memory for what stands for clients, or not yet")]
+    #[error("the kernel has no memory for local addresses, or not yet")]
     Locals,
     #[error(transparent)]
     Way(#[from] NoWay),

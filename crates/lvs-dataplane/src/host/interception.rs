@@ -249,7 +249,7 @@ fn open_way_back() -> Option<TurnBack> {
     let turn = mark().and_then(TurnBack::load);
     turn.map_err(|error| {
         warn!(
-            "fragments and errors that are given back to the host come in by {}, not by the interface that they came from ({error}): rules of the host that name an interface should name that one too. It takes Linux 6.6 with CONFIG_NET_XGRESS, and CAP_BPF outside of containers with users of their own",
+            "fragments and errors that are reinjected into the host arrive on {}, not on their interface ({error}): rules of the host that name an interface should name that one too. Reinjection on the same interface requires Linux 6.6 with CONFIG_NET_XGRESS, and CAP_BPF outside of containers with users of their own",
             HostDevice::NAME
         );
     })

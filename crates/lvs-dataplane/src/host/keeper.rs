@@ -270,7 +270,7 @@ impl Keeper {
         for (port, group) in &self.groups {
             if let Err(error) = group.divide(&plan) {
                 warn!(
-                    "packets of {} are divided among packet workers as before, who hand over what is others': {error}",
+                    "packets of {} are divided among packet workers as before; workers pass on packets of other workers: {error}",
                     self.tables.name(*port)
                 );
             }

@@ -211,7 +211,7 @@ fn opened(memory: BorrowedFd<'_>) -> io::Result<File> {
 fn locked(shared: BorrowedFd<'_>) -> io::Result<File> {
     let memory = opened(shared)?;
     flock(&memory, FlockOperation::NonBlockingLockExclusive)
-        .map_err(|_| refused("another dataplane has the holder of this name"))?;
+        .map_err(|_| refused("another dataplane has the state keeper of this name"))?;
     Ok(memory)
 }
 
@@ -245,12 +245,12 @@ fn start(name: &[u8]) -> io::Result<Child> {
     let started = Instant::now();
     while connect(name).is_err() {
         if let Some(status) = child.try_wait()? {
-            return Err(refused(format!("the holder has ended: {status}")));
+            return Err(refused(format!("the state keeper has ended: {status}")));
         }
         if started.elapsed() > START {
             let _ = child.kill();
             let _ = child.wait();
-            return Err(refused("the holder does not answer"));
+            return Err(refused("the state keeper does not answer"));
         }
         thread::sleep(Duration::from_millis(5));
     }
@@ -260,7 +260,9 @@ fn start(name: &[u8]) -> io::Result<Child> {
 fn connect(name: &[u8]) -> io::Result<UnixStream> {
     let stream = Address::Abstract(name.to_vec()).connect()?;
     if peer_cred(&stream)?.uid != own_uid() {
-        return Err(refused("the holder of this name belongs to another user"));
+        return Err(refused(
+            "the state keeper of this name belongs to another user",
+        ));
     }
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;

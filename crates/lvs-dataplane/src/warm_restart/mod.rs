@@ -41,7 +41,7 @@ const RECORDS: usize = 1 << 20;
 const TEXT: usize = 1 << 29;
 /// The message if the memory has connections, but no complete services and servers.
 pub(crate) const INCOMPLETE: &str =
-    "its services and servers could not be kept for a warm restart, as its log says";
+    "its services and servers could not be stored for a warm restart, see its log";
 /// "LVSOUTLV".
 const MAGIC: u64 = u64::from_le_bytes(*b"LVSOUTLV");
 /// The version of the memory's format, without the connection table. It changes with the meaning of

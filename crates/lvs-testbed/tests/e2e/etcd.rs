@@ -364,7 +364,11 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
                 && !told.contains("changed by hand"),
             "{lost}: {told}"
         );
-        for words in ["deleted", "what it said last holds", "below its quorum"] {
+        for words in [
+            "deleted",
+            "its last answer stays in force",
+            "below its quorum",
+        ] {
             ensure!(!log.contains(words), "{lost}: {words}: {log}");
         }
         let plan = || ask(&site, &site.director, "d1", "plan").unwrap_or_default();
@@ -770,9 +774,9 @@ fn compacted_history_is_read_again() -> Result<()> {
     })?;
     // etcd before 3.4.31 and 3.5.13 sometimes loses its notice, with all pending events.
     let told = format!("its history up to revision {revision} was compacted");
-    let (log, lost) = (lvsd.log(), "what its keys have now was not told");
+    let (log, lost) = (lvsd.log(), "the present values of its keys were not sent");
     let read_again =
-        (log.contains(&told) || log.contains(lost)) && log.contains("all keys are read anew");
+        (log.contains(&told) || log.contains(lost)) && log.contains("all keys are read again");
     // On a busy machine, a request of lvsd takes longer than its second, and a new connection reads all keys.
     let connected_again = log.matches("answers again").count() > 1;
     ensure!(read_again || connected_again, "{log}");

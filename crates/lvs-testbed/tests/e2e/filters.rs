@@ -152,7 +152,7 @@ fn without_bpf_fragments_come_in_by_the_dataplanes_device() -> Result<()> {
     let launcher = ["setpriv", "--bounding-set=-bpf,-sys_admin", "--"];
     site.start_dataplane_by(&launcher, &[])?;
     site.add_service(80, "rr")?;
-    common::says(&site, "come in by lvs-host0")?;
+    common::says(&site, "arrive on lvs-host0")?;
     let vip: IpAddr = site.vip.into();
     firewall(&site, "")?;
     comes(&site, vip, 3000)?;

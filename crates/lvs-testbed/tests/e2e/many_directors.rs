@@ -245,7 +245,7 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
         said.contains("other directors are to be preferred"),
         "{said}"
     );
-    ensure!(said.contains("is lvsd gone?"), "{said}");
+    ensure!(said.contains("does lvsd run?"), "{said}");
     wait_until("the end of it", Duration::from_secs(20), || {
         !has_route(&site, "proto 7")
     })?;

@@ -71,7 +71,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         let Some(info) = target.look()? else {
             writeln!(
                 run.output,
-                "{server} of {} was deleted by somebody else",
+                "{server} of {} was deleted by another program",
                 target.name
             )?;
             return Ok(0);
@@ -81,7 +81,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         // lvsd takes a moment to have the dataplane do what it was asked.
         if info.config.weight != 0 && (target.settled || progress.started.elapsed() >= GRACE) {
             return Err(Trouble::Dataplane(format!(
-                "somebody else has set the weight of {server} to {}",
+                "another program has set the weight of {server} to {}",
                 info.config.weight
             )));
         }

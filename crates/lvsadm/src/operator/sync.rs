@@ -64,7 +64,7 @@ fn text(state: &SyncState) -> String {
         ("not understood", state.malformed),
         ("connections that make no sense", state.nonsense),
         ("connections without room", state.no_room),
-        ("told again what was missing", state.repairs),
+        ("replicated again what was missing", state.repairs),
         ("told everything anew", state.told_anew),
         (
             "services that are too many to be compared",
@@ -139,7 +139,7 @@ fn announced(info: &Info) -> String {
     }
     if let Some(ago) = info.announced_ago.filter(|ago| *ago > 3) {
         text.push_str(&format!(
-            "nobody has said for {ago} s which are to be announced: is lvsd gone?\n"
+            "the list of addresses to announce was not renewed for {ago} s: does lvsd run?\n"
         ));
     }
     text
@@ -199,7 +199,7 @@ mod tests {
             "192.0.2.10                              announced\n",
             "2001:db8::10                            leaving: other",
             "192.0.2.11                              withdrawn\n    the host has one already\n",
-            "nobody has said for 12 s",
+            "was not renewed for 12 s",
         ] {
             assert!(said.contains(part), "{part}: {said}");
         }

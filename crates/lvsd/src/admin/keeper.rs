@@ -183,7 +183,7 @@ pub(super) fn put_aside(path: &Path) -> io::Result<PathBuf> {
         }
     }
     Err(io::Error::other(format!(
-        "there are {ASIDE_MAX} such files; remove those that nobody needs"
+        "there are {ASIDE_MAX} such files; remove the unneeded ones"
     )))
 }
 

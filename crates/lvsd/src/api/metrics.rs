@@ -351,7 +351,7 @@ impl View {
         }
         out.gauges(
             "lvs_admin_entries",
-            "Wishes of people about servers that hold",
+            "Active operator overrides of servers",
             |out| {
                 for state in [AdminState::Drain, AdminState::Maintenance] {
                     let of = status.admin.iter().filter(|e| e.spec.state == state);
@@ -546,7 +546,7 @@ impl View {
             (
                 "host",
                 "lvs_left_to_host",
-                "Packets left or given back to the host, by the reason",
+                "Packets passed to or reinjected into the host, by the reason",
             ),
             (
                 "kernel",
@@ -575,7 +575,7 @@ impl View {
     fn totals(out: &mut Out<'_>, total: &Counts) -> fmt::Result {
         out.counter(
             "lvs_connections",
-            "Connections of all services, also of those that are gone",
+            "Connections of all services, including removed ones",
             total.conns,
         )?;
         out.counters("lvs_packets", "Packets of all services", |out| {
@@ -605,7 +605,7 @@ impl View {
             .collect();
         out.gauges(
             "lvs_server_up",
-            "Whether the checks of a server succeed; absent if nobody has checked it",
+            "Whether the checks of a server succeed; absent before the first check",
             |out| {
                 for (service, server) in &all {
                     let up = match server.status.health.as_str() {
@@ -668,7 +668,7 @@ impl View {
         )?;
         out.gauges(
             "lvs_server_out_of_service",
-            "Whether people keep a server from new connections",
+            "Whether an operator keeps a server from new connections",
             |out| {
                 for (service, server) in &all {
                     let out_of = server.status.admin != AdminState::Ready;
@@ -785,7 +785,7 @@ fn services_out(out: &mut Out<'_>, services: &[Service<'_>]) -> fmt::Result {
     )?;
     out.gauges(
         "lvs_service_servers",
-        "Servers of a service in the file, by what their checks say",
+        "Servers of a service in the file, by the result of their checks",
         |out| {
             for service in services {
                 for health in ["up", "suspicious", "down", "unknown", "unchecked"] {

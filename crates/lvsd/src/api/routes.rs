@@ -282,7 +282,7 @@ async fn show(api: &Arc<Api>, head: &Parts, peer: &Peer) -> Result<Reply, Refusa
             let snapshot = snapshot().await?;
             if !snapshot.status.dataplane.connected && !snapshot.status.dataplane.idle {
                 return Err(Refusal::unavailable(
-                    "no dataplane answers; the log of lvsd says why".to_owned(),
+                    "no dataplane answers; see the log of lvsd for the reason".to_owned(),
                 ));
             }
             json(&serde_json::json!({ "dataplane": snapshot.status.dataplane.connected }))
@@ -398,7 +398,7 @@ async fn authorize(api: &Api, head: &Parts, peer: &Peer) -> Result<String, Refus
             )),
             (Err(_), _) => Err(Refusal::new(
                 StatusCode::FORBIDDEN,
-                "the token of lvsd cannot be used; its log says why and what to do",
+                "the token of lvsd cannot be used; see its log for the reason and the fix",
             )),
         }
     };

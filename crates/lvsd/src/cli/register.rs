@@ -57,7 +57,7 @@ pub(super) fn run(file: &Path, register: &Register) -> Result<(), String> {
     for (option, name) in [("--pool", &register.pool), ("--id", id)] {
         if !Cluster::is_name(name) {
             return Err(format!(
-                "{option} takes 1 to 128 characters without blanks and slashes"
+                "{option} takes 1 to 128 characters without whitespace and slashes"
             ));
         }
     }

@@ -241,7 +241,7 @@ impl Cluster {
             running.keep();
             match now {
                 State::Master => "keepalived: this director is active",
-                State::Backup => "keepalived: this director stands by",
+                State::Backup => "keepalived: this director is standby",
                 State::Fault => "keepalived: this director cannot be active",
                 State::Stopped | State::Unknown => {
                     "keepalived has stopped: this director is not active"
@@ -374,7 +374,7 @@ impl Cluster {
         let mut warnings = Vec::new();
         if self.maintenance.is_some() && vrrp.is_none() && announce.is_none() {
             warnings.push(
-                "nothing follows the maintenance: the file has neither [vrrp] nor services with vip = \"announce\", whoever moves the addresses has to ask `lvsd maintenance status`"
+                "nothing follows the maintenance: the file has neither [vrrp] nor services with vip = \"announce\", the program that moves the addresses must query `lvsd maintenance status`"
                     .to_owned(),
             );
         }
@@ -420,7 +420,7 @@ impl Running {
         make_directory_of(&path);
         if let Err(error) = replace(&path, self.state.word().as_bytes(), 0o600) {
             tracing::warn!(
-                "cannot keep what keepalived said in {}: {error}; an lvsd that is started again gives the addresses up until keepalived says more",
+                "cannot store keepalived's report in {}: {error}; a restarted lvsd releases the addresses until keepalived reports again",
                 path.display()
             );
         }
@@ -437,7 +437,7 @@ impl Running {
         }
         if meddled && !self.meddled {
             tracing::warn!(
-                "somebody has removed or changed the track file {}; {value} is written again",
+                "another process has removed or changed the track file {}; {value} is written again",
                 path.display()
             );
         }
@@ -450,7 +450,7 @@ impl Running {
         make_directory_of(path);
         let error = replace(path, format!("{value}\n").as_bytes(), 0o644).err()?;
         Some(format!(
-            "cannot write the track file {}: {error}; keepalived goes on with the last number",
+            "cannot write the track file {}: {error}; keepalived continues with the last number",
             path.display()
         ))
     }

@@ -171,7 +171,7 @@ mod tests {
         for (part, words) in [
             ("[[service]]\nadress = 1\n", "b.toml:2:1"),
             ("[[service]\n", "not valid TOML"),
-            ("x = 1\n", "`x` stands in no table"),
+            ("x = 1\n", "`x` is in no table"),
             (
                 "[sysctl]\nsync_version = 0\n",
                 "[sysctl] belongs into the main file",

@@ -71,7 +71,7 @@ pub(super) fn part(text: &str) -> Findings {
                 Diagnostic::error(key.span(), format!("[{name}] belongs into the main file"))
                     .help("a file of conf.d has [[service]] and [[mark]] only")
             }
-            _ => Diagnostic::error(key.span(), format!("`{name}` stands in no table"))
+            _ => Diagnostic::error(key.span(), format!("`{name}` is in no table"))
                 .help("a file of conf.d has [[service]] and [[mark]] only"),
         };
         reader.findings.push(finding);
@@ -102,7 +102,8 @@ pub(super) fn remote(text: &str) -> Result<(), String> {
     }
     match table.values().any(|value| runs_programs(value.get_ref())) {
         true => Err(
-            "checks with type = \"exec\" run programs here: they stand in files only".to_owned(),
+            "checks with type = \"exec\" run programs here: they are permitted in files only"
+                .to_owned(),
         ),
         false => Ok(()),
     }

@@ -206,7 +206,7 @@ pub(super) fn keepalived(item: &Item, context: &Context<'_>, lost: &mut Vec<Stri
                     "warmup" => WARMUP,
                     "alpha" => "set `start_down` of the service",
                     "log_all_failures" => "`lvsd status` has the last reason",
-                    _ => "there is no counterpart",
+                    _ => "lvsd has no equivalent",
                 },
             ));
         }
@@ -388,7 +388,7 @@ fn pages(item: &Item, around: &[&Item], check: &mut Check, lost: &mut Vec<String
                 }
                 "regex" => match changes_meaning(url) {
                     Some(word) => lost.push(
-                        item.lost_of(name, &format!("it would be another check without `{word}`")),
+                        item.lost_of(name, &format!("without `{word}` the check would differ")),
                     ),
                     None => {
                         let regex = item.escaped().into_iter().next().unwrap_or_default();
@@ -406,7 +406,7 @@ fn pages(item: &Item, around: &[&Item], check: &mut Check, lost: &mut Vec<String
                 "virtualhost" => own = Some(item.word(1).to_owned()),
                 "digest" => lost.push(item.lost_of(name, "pages are not compared by their digest")),
                 "" => {}
-                _ => lost.push(item.lost_of(name, "there is no counterpart")),
+                _ => lost.push(item.lost_of(name, "lvsd has no equivalent")),
             }
         }
         if url.find("path").is_none() {
@@ -543,7 +543,7 @@ fn mail(item: &Item, check: &mut Check, lost: &mut Vec<String>) {
             .iter()
             .filter(|item| item.name() != "connect_port")
         {
-            lost.push(item.lost_of(name, "there is no counterpart"));
+            lost.push(item.lost_of(name, "lvsd has no equivalent"));
         }
     }
 }

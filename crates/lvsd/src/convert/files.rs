@@ -62,7 +62,7 @@ fn braces(pattern: &str) -> Result<Vec<String>, String> {
     while let Some(next) = open.pop() {
         if done.len() + open.len() >= MATCHES_MAX {
             return Err(format!(
-                "its braces stand for more than {MATCHES_MAX} names"
+                "its braces expand to more than {MATCHES_MAX} names"
             ));
         }
         match first_braces(&next) {

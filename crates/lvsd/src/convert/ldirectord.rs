@@ -374,7 +374,7 @@ impl Building {
                 return;
             }
             "login" | "passwd" | "database" | "secret" => "no check of lvsd's logs in to a server",
-            "load" | "ignorecase" => "there is no counterpart",
+            "load" | "ignorecase" => "lvsd has no equivalent",
             "fallbackcommand" => "see `notify` in [lvsd], for all events of all services",
             "emailalert" | "emailalertfreq" | "emailalertstatus" | "smtp" => MAIL,
             "comment" => "it is for e-mail, which lvsd does not send",

@@ -330,7 +330,7 @@ impl Reader<'_> {
     /// The next member of a class. The bytes of a character beyond ASCII are added at once, as each
     /// of them is a member.
     fn members(&mut self, class: &mut String) -> Result<Option<Member>, Why> {
-        let c = self.rest.next().ok_or("a class does not end")?;
+        let c = self.rest.next().ok_or("a character class is not closed")?;
         Ok(Some(match c {
             '[' if matches!(self.rest.peek(), Some(':' | '.' | '=')) => {
                 let mut ahead = self.rest.clone();
@@ -351,7 +351,7 @@ impl Reader<'_> {
                 Member::Set(format!("[:{name}:]"))
             }
             '\\' => {
-                let c = self.rest.next().ok_or("a class does not end")?;
+                let c = self.rest.next().ok_or("a character class is not closed")?;
                 match c {
                     'd' | 'D' | 'w' | 'W' | 's' | 'S' => {
                         self.by_bytes = true;

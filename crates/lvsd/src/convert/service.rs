@@ -471,7 +471,7 @@ pub(super) fn scheduler(word: &str) -> Result<&'static str, String> {
     let about = BUILT_IN.iter().find(|about| about.name == word);
     about
         .map(|about| about.name)
-        .ok_or_else(|| format!("scheduler {word}: there is none of this name; wlc is used"))
+        .ok_or_else(|| format!("scheduler {word}: unknown scheduler; wlc is used"))
 }
 
 /// A port by number, or by one of the names that such files have.

@@ -242,7 +242,7 @@ impl<P: Prober> Daemon<P> {
         }
         let (before, after) = (in_force.servers(), expanded.servers());
         let message = format!(
-            "what sources say has changed: {} (there were {before})",
+            "the answers of sources have changed: {} (there were {before})",
             counted(after, "server")
         );
         tracing::info!(event = "sources", "{message}");
@@ -420,7 +420,7 @@ pub fn too_much_away(
             format!(
                 "{left} of {servers} servers left, which is less than `max_removed_percent` allows"
             ),
-            "if that is meant, use `lvsd reload --force`",
+            "if this is intended, use `lvsd reload --force`",
         )
     })
 }

@@ -80,7 +80,7 @@ impl Reporter {
         // A task that has ended does not receive it.
         let _ = end.send(());
         if tokio::time::timeout(limit, ended).await.is_err() {
-            tracing::warn!("the notify command was not told of everything within {limit:?}");
+            tracing::warn!("the notify command has not received all events within {limit:?}");
         }
     }
 

@@ -52,11 +52,11 @@ impl Signals {
             }
         }
         tracing::info!(
-            "told to stop; waiting up to {STOP_LIMIT:?} for {dataplane}, which is at a request"
+            "stopping; waiting up to {STOP_LIMIT:?} for {dataplane}, which handles a request"
         );
         tokio::time::sleep(STOP_LIMIT).await;
         Err(format!(
-            "told to stop, and {dataplane} does not answer; it still runs: {UNSTICK}"
+            "stopping, but {dataplane} does not answer; it still runs: {UNSTICK}"
         ))
     }
 }

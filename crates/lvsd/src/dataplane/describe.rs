@@ -137,7 +137,7 @@ impl<'a> Names<'a> {
                 self.service(service, "")
             ),
             Call::ServerArrange { service, .. } => format!(
-                "{} the servers of {} in the order of the file, which its scheduler goes by",
+                "{} the servers of {} in the order of the file, which its scheduler uses",
                 verb("put", "put"),
                 self.service(service, "")
             ),
@@ -204,7 +204,7 @@ pub(super) fn without_dataplane(how: Option<&str>, seen: &DataplaneView) -> &'st
     let mut vips = vips.peekable();
     let all_own = vips.peek().is_some() && vips.all(|vip| seen.info.own_vips.contains(&vip));
     match all_own {
-        true => "nobody answers for the VIPs until there is another",
+        true => "no dataplane answers for the VIPs until another one starts",
         false => {
             "the host's own stack sees packets for VIPs that are on the host or routed to it, until there is another"
         }

@@ -265,7 +265,7 @@ pub fn end_politely(pid: u32, signal: Signal, limit: Duration) -> Result<(), Str
     match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit)) {
         Ok(1) => Ok(()),
         _ => Err(format!(
-            "lvsd (pid {pid}) has not ended yet; its log says what it waits for"
+            "lvsd (pid {pid}) has not ended yet; see in its log what it waits for"
         )),
     }
 }

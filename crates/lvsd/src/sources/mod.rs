@@ -118,7 +118,7 @@ impl SourceState {
                 self.failures += 1;
                 if self.trouble.as_ref() != Some(why) {
                     let holds = match known {
-                        true => "what it said last holds",
+                        true => "its last answer stays in force",
                         false => "it is not known yet: what the dataplane has stays",
                     };
                     tracing::warn!(event = "source_lost", "{what}: {why}; {holds}");

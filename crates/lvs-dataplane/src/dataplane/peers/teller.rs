@@ -86,12 +86,14 @@ pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, hand
         return;
     }
     match ended {
-        Some(error @ FrameError::Io(_)) => info!("{} listens no more: {error}", peer.address),
+        Some(error @ FrameError::Io(_)) => {
+            info!("{} has closed the connection: {error}", peer.address)
+        }
         Some(error) => {
             peers.count_ended(&error);
-            warn!("{} is told nothing more: {error}", peer.address);
+            warn!("replication to {} has ended: {error}", peer.address);
         }
-        None => info!("{} listens no more", peer.address),
+        None => info!("{} has closed the connection", peer.address),
     }
 }
 

@@ -330,7 +330,7 @@ impl<'a> Opening<'a> {
             Ok(back) => Some(back),
             Err(error) => {
                 tracing::warn!(
-                    "what is given back to the host cannot come in by {name} ({error}), but by {}: rules of the host that name an \
+                    "packets cannot be reinjected into the host on {name} ({error}), but on {}: rules of the host that name an \
                      interface should name that one too",
                     HostDevice::NAME
                 );

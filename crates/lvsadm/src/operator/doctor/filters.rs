@@ -214,7 +214,7 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
         };
         findings.add(
             format!(
-                "a rule of table {}, chain {}, drops by source, and packets of services pass it all the same: \
+                "a rule of table {}, chain {}, drops by source, but packets of services bypass it: \
                  {line}{others}",
                 chain.table, chain.name
             ),

@@ -40,7 +40,7 @@ impl Checker<'_> {
                 table.hold_without_lvsd.as_ref(),
                 "`hold_without_lvsd`",
                 HOLD,
-                "give \"15s\" to \"7d\": how long a dataplane that lvsd says nothing to goes on announcing",
+                "give \"15s\" to \"7d\": the time that a dataplane without messages from lvsd continues to announce",
             ) {
                 settings.hold = hold;
             }
@@ -75,7 +75,7 @@ impl Checker<'_> {
             self.report(
                 Diagnostic::warning(
                     vip.span(),
-                    "the directors share no connections: some break whenever routers share packets out anew",
+                    "the directors share no connections: some break whenever routers redistribute packets",
                 )
                 .help("add [sync.peers] with addresses and key_file"),
             );

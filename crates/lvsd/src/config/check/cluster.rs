@@ -76,7 +76,7 @@ impl Checker<'_> {
             if !Cluster::is_name(name.get_ref()) {
                 let title = format!("{:?} is not the name of a director", name.get_ref());
                 self.report(Diagnostic::error(name.span(), title).help(
-                    "write 1 to 128 characters without blanks and slashes, another name on each director",
+                    "write 1 to 128 characters without whitespace and slashes, another name on each director",
                 ));
             }
             return name.get_ref().clone();
@@ -182,11 +182,8 @@ impl Checker<'_> {
         let login = self.login(raw);
         if let (Some(user), Some(_)) = (&raw.user, endpoints.iter().find(|one| !one.secure)) {
             self.report(
-                Diagnostic::warning(
-                    user.span(),
-                    "the password goes over the network in the clear",
-                )
-                .help("let the members talk TLS: https://"),
+                Diagnostic::warning(user.span(), "the password crosses the network unencrypted")
+                    .help("let the members talk TLS: https://"),
             );
         }
         Some(Access {
@@ -305,7 +302,7 @@ impl Checker<'_> {
         if !Cluster::is_name(name) {
             self.report(
                 Diagnostic::error(pool.span(), format!("{name:?} is not the name of a pool"))
-                    .help("write what stands behind servers/ in the keys, without blanks and slashes: { etcd = \"web\" }"),
+                    .help("write the part of the keys after servers/, without whitespace and slashes: { etcd = \"web\" }"),
             );
             return None;
         }

@@ -190,7 +190,7 @@ impl Checker<'_> {
             ),
             Passive::Asks(_) if !tcp => (
                 "`passive` with a number is for TCP services",
-                "remove it: that nobody answers a datagram says nothing",
+                "remove it: a missing answer to a datagram proves nothing",
             ),
             Passive::Asks(_) => (
                 "`passive` with a number needs servers that are reached by NAT",

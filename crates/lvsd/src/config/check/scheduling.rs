@@ -73,7 +73,7 @@ impl Checker<'_> {
                 self.report(
                     Diagnostic::error(
                         flag.span(),
-                        format!("the scheduler {scheduler} does not know this flag"),
+                        format!("the scheduler {scheduler} has no such flag"),
                     )
                     .help(format!(
                         "remove it, or set scheduler = \"{}\" (flag `{}`)",

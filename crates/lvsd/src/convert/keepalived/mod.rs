@@ -161,7 +161,7 @@ fn vrrp_addresses(item: &Item) -> Vec<IpAddr> {
 
 /// The message about a statement that keepalived does not read.
 const BEHIND: &str =
-    "keepalived passes over what stands behind another statement in its line; here it is read";
+    "keepalived ignores text after another statement in the same line; here it is read";
 
 /// Words that begin a statement behind another one in the same line of a virtual server.
 const KEYWORDS: [&str; 38] = [

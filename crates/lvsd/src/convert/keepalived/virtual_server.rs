@@ -489,7 +489,7 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
             "nb_get_retry" | "nat_mask" => {
                 service.lose(item.lost("keepalived passes over it here, too"));
             }
-            _ => service.lose(item.lost("there is no counterpart")),
+            _ => service.lose(item.lost("lvsd has no equivalent")),
         }
     }
     full_nat(outer, outside, service);
@@ -676,7 +676,7 @@ fn real_server(
             "nb_get_retry" => server
                 .lost
                 .push(item.lost("keepalived passes over it here, too")),
-            _ => server.lost.push(item.lost("there is no counterpart")),
+            _ => server.lost.push(item.lost("lvsd has no equivalent")),
         }
     }
     let number = |key| {

@@ -56,7 +56,11 @@ impl ProbeKind for Agent {
             |why: String| ProbeError::Server(format!("{}: {why}", self.target(asked.server)));
         let line = match answer {
             Line::Whole(line) | Line::End(line) => line,
-            Line::TooLong => return Err(wrong("it says more than 1 KiB on one line".to_owned())),
+            Line::TooLong => {
+                return Err(wrong(
+                    "its answer has more than 1 KiB on one line".to_owned(),
+                ));
+            }
         };
         let said = words::parse(&line).map_err(wrong)?;
         match said.down {

@@ -292,7 +292,7 @@ pub(crate) type Wrong = (&'static str, String, String);
 /// With `curves` for TLS 1.2 alone, naming curves of certificates that no key is exchanged with.
 fn config(of: &MadeOf, curves: bool) -> Result<ClientConfig, Wrong> {
     let provider =
-        provider().map_err(|why| ("type", "`https` is not to be had here".to_owned(), why))?;
+        provider().map_err(|why| ("type", "`https` is not available here".to_owned(), why))?;
     let provider = match of.ca {
         None if curves => naming_curves(&lenient(&provider)),
         None => lenient(&provider),

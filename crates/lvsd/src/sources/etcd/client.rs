@@ -265,7 +265,7 @@ impl Client {
         match (kept.result, kept.error) {
             (_, Some(wrong)) => Err(Error::refused(wrong)),
             (Some(kept), None) => Ok(kept.ttl.0 > 0),
-            (None, None) => Err(Error::Failed("says nothing about a lease".to_owned())),
+            (None, None) => Err(Error::Failed("has no lease in its answer".to_owned())),
         }
     }
 

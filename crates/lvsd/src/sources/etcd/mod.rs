@@ -151,7 +151,7 @@ impl Owed {
         let behind: HashMap<_, _> = found.filter(|&(key, at)| lacks(key, at)).collect();
         let still = |(key, at): (&u64, &i64)| behind.contains_key(key) && lacks(*key, *at);
         if self.behind.iter().any(still) {
-            return Some("what its keys have now was not told");
+            return Some("the present values of its keys were not sent");
         }
         let latest = page.kvs.iter().map(|kv| kv.mod_revision.0).max();
         self.latest = latest.unwrap_or(self.latest).max(self.latest);
@@ -162,7 +162,7 @@ impl Owed {
         // A deletion may not have been delivered yet.
         let differs = usize::try_from(page.count.0) != Ok(known.len());
         self.differ = if differs { self.differ + 1 } else { 0 };
-        (self.differ >= DIFFER_MAX).then_some("it has another number of keys than it told of")
+        (self.differ >= DIFFER_MAX).then_some("it has another number of keys than it reported")
     }
 }
 
@@ -239,7 +239,7 @@ impl Session<'_> {
             && model.etcd.services.len() < before.services.len()
         {
             return Err(Error::Failed(format!(
-                "is another cluster than before, or an older copy of it, and lacks {} of {} services: it is not believed until they are written again",
+                "is another cluster than before, or an older copy of it, and lacks {} of {} services: its services are ignored until they are written again",
                 before.services.len() - model.etcd.services.len(),
                 before.services.len()
             )));
@@ -323,7 +323,7 @@ impl Session<'_> {
     fn read_anew(&self, why: &str) {
         tracing::warn!(
             event = "read_anew",
-            "etcd, {}: {why}; known up to revision {}, all keys are read anew",
+            "etcd, {}: {why}; complete up to revision {}, all keys are read again",
             self.settings.prefix,
             self.seen
         );
@@ -379,7 +379,7 @@ impl Session<'_> {
     fn lose_lease(&mut self) {
         tracing::warn!(
             event = "lease_lost",
-            "etcd took this director for gone; it registers itself again"
+            "etcd has removed this director; it registers itself again"
         );
         self.lease = None;
         self.written = None;
@@ -513,7 +513,7 @@ mod tests {
         // A later change was delivered, and this one was not.
         let told = [("b", 19), ("d", 2)];
         let why = look(19, &[("b", 19), ("c", 18)], &told).0;
-        assert_eq!(why, Some("what its keys have now was not told"));
+        assert_eq!(why, Some("the present values of its keys were not sent"));
     }
 
     #[test]
