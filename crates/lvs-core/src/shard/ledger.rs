@@ -438,8 +438,8 @@ pub(super) mod tests {
             }
         }
 
-        pub(in crate::shard) fn missing(&self, teller: &Self) -> u64 {
-            self.shard.compare_lent(PEER, &teller.shard.told()).missing
+        pub(in crate::shard) fn missing(&self, sender: &Self) -> u64 {
+            self.shard.compare_lent(PEER, &sender.shard.told()).missing
         }
     }
 

@@ -13,7 +13,7 @@ use lvs_core::{Profile, Registry, WhenFull};
 use super::hook::PacketHook;
 use crate::fast_path::FastPathError;
 use crate::host::{Backend, HostError, is_interface_name};
-use crate::warm_restart::Holder;
+use crate::warm_restart::StateKeeper;
 use lvs_api::Address;
 use lvs_packet::pipeline::Settings;
 use lvs_process::server::BindError;
@@ -51,7 +51,7 @@ pub struct Config {
     /// [16](crate::fast_path::RIPE).
     pub fast_path_after: Option<NonZeroU32>,
     /// The state keeper: it keeps connections for a warm restart if there is no kernel fast path.
-    pub warm_restart: Option<Holder>,
+    pub warm_restart: Option<StateKeeper>,
     /// Packet workers, [`WORKERS_MAX`] at most; `None` for one.
     pub workers: Option<NonZeroUsize>,
     /// Whether each packet worker runs on a processor of its own; `None` for several workers only.

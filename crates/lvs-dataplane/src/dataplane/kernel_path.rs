@@ -13,7 +13,7 @@ use tracing::{info, warn};
 use super::config::{StartError, UseKernel};
 use crate::fast_path::{FastPath, FastPathError, Room};
 use crate::host::Backend;
-use crate::warm_restart::Holder;
+use crate::warm_restart::StateKeeper;
 use lvs_packet::pipeline::{ReversePath, Settings};
 use lvs_packet::ways::NoWay;
 
@@ -24,7 +24,7 @@ pub(super) struct Wanted {
     /// The number of connections in wide slots.
     pub(super) wide: usize,
     /// The state keeper, for a dataplane without the kernel fast path.
-    pub(super) warm_restart: Option<Holder>,
+    pub(super) warm_restart: Option<StateKeeper>,
 }
 
 /// The kernel fast path, and the memory of its connection table.
@@ -95,7 +95,7 @@ impl Wanted {
 
     /// A further obstacle, if the configuration does not name the kernel fast path.
     fn held_elsewhere(&self) -> Option<Against> {
-        let held = self.warm_restart.as_ref().is_some_and(Holder::is_used);
+        let held = self.warm_restart.as_ref().is_some_and(StateKeeper::is_used);
         (held && self.wanted == UseKernel::Try).then_some(Against {
             why: "connections of the dataplane before this one are held without it (--warm-restart)",
             remedy: "stop the dataplane and start it again, or --fast-path auto, which ends them",

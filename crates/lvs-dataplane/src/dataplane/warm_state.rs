@@ -182,17 +182,17 @@ impl WarmState for WarmRestart {
         Outliving {
             wanted: true,
             goes_on: self.is_successor(),
-            device: self.holder().device(),
+            device: self.state_keeper().device(),
         }
     }
 
     fn keep_shield(&self, keeper: &Keeper) {
-        let holder = self.holder();
+        let state_keeper = self.state_keeper();
         let held = match (keeper.shield(), keeper.routed_device()) {
-            (Some(shield), _) => holder
+            (Some(shield), _) => state_keeper
                 .hold_shield(shield)
-                .and_then(|()| holder.keep_last_shield()),
-            (None, Some(device)) => holder.hold_device(device),
+                .and_then(|()| state_keeper.keep_last_shield()),
+            (None, Some(device)) => state_keeper.hold_device(device),
             (None, None) => Ok(()),
         };
         if let Err(error) = held {

@@ -136,13 +136,13 @@ fn introduce(peers: &Peers, stream: &mut TcpStream) -> Result<([u8; 16], Handsha
     let handshake = Handshake::new(&peers.key, ours, theirs);
     let mut proof = [0; PROOF_LEN];
     read(stream, &mut proof)?;
-    if !handshake.is_teller(&proof) {
+    if !handshake.is_sender(&proof) {
         return Err(refused(
             "it has another key: compare `sha256sum` of the key files",
         ));
     }
     stream
-        .write_all(&handshake.listener_proof())
+        .write_all(&handshake.receiver_proof())
         .map_err(away)?;
     Ok((theirs.identity, handshake))
 }

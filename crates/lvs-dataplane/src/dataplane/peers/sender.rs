@@ -297,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listener_that_reads_too_slowly_is_disconnected() -> io::Result<()> {
+    fn receiver_that_reads_too_slowly_is_disconnected() -> io::Result<()> {
         let listener = TcpListener::bind(("127.0.0.1", 0))?;
         let stream = TcpStream::connect(listener.local_addr()?)?;
         let (mut slow, _) = listener.accept()?;
