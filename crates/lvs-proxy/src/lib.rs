@@ -3,18 +3,18 @@
 //!
 //! ```text
 //!             ┌ listener ─ accept ─┐                         ┌▶ tcp: two pumps (pipe) ──▶ server
-//! lvs-proxy-N ┤                    ├─ Desk: who gets it? ────┤
+//! lvs-proxy-N ┤                    ├─ Balancer: who gets it? ────┤
 //!             └ socket ── datagram ┘  (lvs_core::Director)   └▶ udp: a socket a client ─▶ server
 //! ```
 //!
-//! `desk` is a director of `lvs-core` that receives events of connections in place of packets, so
+//! `balancer` is a director of `lvs-core` that receives events of connections in place of packets, so
 //! that schedulers, persistence, thresholds, limits, filters, drains and counters are those of the
 //! dataplane. [`Proxy`] is configured by the calls of a dataplane. Each worker is a thread with an
 //! event loop and listeners of its own.
 #![forbid(unsafe_code)]
 
+mod balancer;
 mod clients;
-mod desk;
 pub mod header;
 mod pipe;
 mod proxy;
@@ -26,7 +26,7 @@ mod workers;
 
 use std::time::Duration;
 
-pub use desk::Counts;
+pub use balancer::Counts;
 pub use proxy::Proxy;
 
 /// Proxy settings of a service: `proxy = { ... }`.

@@ -13,7 +13,7 @@ use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-use super::desk::{Entry, Way};
+use super::balancer::{Entry, Way};
 
 /// Bytes that are copied at a time. For a slow receiver, the process stores at most this many
 /// bytes, or the content of a pipe.

@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use super::Options;
-use super::desk::{Desk, Entry, Gate, Place, Way};
+use super::balancer::{Balancer, Entry, Gate, Place, Way};
 use super::header::{self, Read};
 use super::pipe::pump;
 
@@ -26,7 +26,7 @@ const DRAWS: usize = 8;
 
 /// Takes connections until `gate` is closed.
 pub(super) async fn serve(
-    desk: Arc<Desk>,
+    balancer: Arc<Balancer>,
     service: ServiceId,
     virt: SocketAddr,
     listener: TcpListener,
@@ -42,12 +42,12 @@ pub(super) async fn serve(
         };
         match accepted {
             Ok((client, peer)) => {
-                let Some(place) = desk.place() else {
+                let Some(place) = balancer.place() else {
                     reset(&client);
                     continue;
                 };
-                let desk = Arc::clone(&desk);
-                tokio::spawn(relay(desk, service, virt, client, peer, place));
+                let balancer = Arc::clone(&balancer);
+                tokio::spawn(relay(balancer, service, virt, client, peer, place));
             }
             // The client has gone while it waited.
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
@@ -68,7 +68,7 @@ fn reset(stream: &TcpStream) {
 }
 
 async fn relay(
-    desk: Arc<Desk>,
+    balancer: Arc<Balancer>,
     service: ServiceId,
     virt: SocketAddr,
     mut client: TcpStream,
@@ -76,7 +76,7 @@ async fn relay(
     _place: Place,
 ) {
     let _ = client.set_nodelay(true);
-    let options = desk.options(&service);
+    let options = balancer.options(&service);
     let (mut source, mut early) = (peer, Vec::new());
     if options.accept {
         match tokio::time::timeout(HEADER_LIMIT, said(&mut client)).await {
@@ -93,7 +93,8 @@ async fn relay(
             }
         }
     }
-    let Some((mut server, entry)) = connect(&desk, service, virt, source, &options).await else {
+    let Some((mut server, entry)) = connect(&balancer, service, virt, source, &options).await
+    else {
         reset(&client);
         return;
     };
@@ -137,7 +138,7 @@ async fn said(client: &mut TcpStream) -> io::Result<(Option<SocketAddr>, Vec<u8>
 
 /// Connects to a server; if it refuses, the balancer is asked for another one.
 async fn connect(
-    desk: &Arc<Desk>,
+    balancer: &Arc<Balancer>,
     service: ServiceId,
     virt: SocketAddr,
     client: SocketAddr,
@@ -146,14 +147,14 @@ async fn connect(
     let begun = tokio::time::Instant::now();
     let mut refused = Vec::new();
     for _ in 0..TRIES {
-        let mut entry = desk.open(service, Protocol::TCP, client, virt, 0)?;
+        let mut entry = balancer.open(service, Protocol::TCP, client, virt, 0)?;
         for _ in 1..DRAWS {
             if !refused.contains(&entry.server) {
                 break;
             }
             // Until it is dropped, the client has its server.
             drop(entry);
-            entry = desk.open(service, Protocol::TCP, client, virt, 0)?;
+            entry = balancer.open(service, Protocol::TCP, client, virt, 0)?;
         }
         let left = options.connect_timeout.checked_sub(begun.elapsed())?;
         let connected = tokio::time::timeout(left, connected(entry.server));

@@ -31,7 +31,7 @@ enum By {
     /// The kernel fast path.
     Kernel,
     /// A process that holds the connection table.
-    Holder,
+    StateKeeper,
     /// A process that holds a table for each of several packet workers.
     Workers,
     /// A process that holds the connection table and the device that the host routes packets through.
@@ -42,7 +42,7 @@ impl By {
     const fn arguments(self) -> &'static [&'static str] {
         match self {
             Self::Kernel => &["--fast-path", "on"],
-            Self::Holder => &["--fast-path", "off", "--warm-restart", "on"],
+            Self::StateKeeper => &["--fast-path", "off", "--warm-restart", "on"],
             Self::Workers => &["--warm-restart", "on", "--workers", "3"],
             Self::Device => &["--warm-restart", "on", "--backend", "tun"],
         }
@@ -100,7 +100,7 @@ fn downloads(
     let all = || {
         let all = match by {
             By::Kernel => requests(&site).is_ok_and(|requests| requests > 20 * number),
-            By::Holder | By::Workers | By::Device => {
+            By::StateKeeper | By::Workers | By::Device => {
                 established(&site).is_ok_and(|connections| connections == number)
             }
         };
@@ -207,7 +207,7 @@ fn killed_dataplane_keeps_downloads_fast_path() -> Result<()> {
 #[ignore = "long"]
 fn killed_dataplane_keeps_downloads_with_state_keeper() -> Result<()> {
     for (label, forward) in [("holdn", Forward::Nat), ("holdd", Forward::Dr)] {
-        downloads(label, (forward, By::Holder), FEW, End::Killed)?;
+        downloads(label, (forward, By::StateKeeper), FEW, End::Killed)?;
     }
     Ok(())
 }
@@ -238,7 +238,7 @@ fn killed_dataplane_keeps_downloads_in_other_tables() -> Result<()> {
     options.servers = 2;
     options.paced = Some(RATE);
     let mut site = Site::new(options)?;
-    start(&mut site, By::Holder, None)?;
+    start(&mut site, By::StateKeeper, None)?;
     site.add_service(80, "rr")?;
     let number = FEW;
     let mut load = LoadOptions::new(format!("{}:80", site.vip).parse()?);
@@ -274,12 +274,12 @@ fn killed_dataplane_keeps_downloads_in_other_tables() -> Result<()> {
 fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     let mut site = Site::new(SiteOptions::new("holde", Forward::Nat))?;
     let director = site.director.clone();
-    let holders = || director.sh("ss -xlH | grep -c lvs-state || true");
-    let gone = || holders().is_ok_and(|holders| holders.trim() == "0");
-    let by = By::Holder;
+    let keepers = || director.sh("ss -xlH | grep -c lvs-state || true");
+    let gone = || keepers().is_ok_and(|keepers| keepers.trim() == "0");
+    let by = By::StateKeeper;
     start(&mut site, by, None)?;
     site.add_service(80, "rr")?;
-    ensure!(holders()?.trim() == "1", "{}", holders()?);
+    ensure!(keepers()?.trim() == "1", "{}", keepers()?);
     let program = lvs_testbed::programs::find("lvs-dataplane")?;
     let program = program.display().to_string();
     let refused = director.sh(&format!("{program} --warm-restart on 2>&1 || true"))?;
@@ -290,7 +290,7 @@ fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
         dataplane.wait(Duration::from_secs(10)).map(drop)
     };
     kill(&mut site, Signal::SIGKILL)?;
-    ensure!(holders()?.trim() == "1", "{}", holders()?);
+    ensure!(keepers()?.trim() == "1", "{}", keepers()?);
     // The host does not see what nobody handles.
     let rules = director.sh("nft list tables")?;
     ensure!(rules.contains("lvs-"), "{rules}");
@@ -336,7 +336,7 @@ fn connections_survive_kills_of_several_workers_and_through_a_device() -> Result
 #[ignore = "by hand: takes two minutes and measures pauses"]
 fn connections_survive_kills_with_a_state_keeper() -> Result<()> {
     for (label, forward) in ALL {
-        compared(&format!("holdm{label}"), (forward, By::Holder))?;
+        compared(&format!("holdm{label}"), (forward, By::StateKeeper))?;
     }
     Ok(())
 }
@@ -361,5 +361,5 @@ fn connections_survive_another_version_in_the_kernel() -> Result<()> {
 #[test]
 #[ignore = "by hand: needs the programs of another version in LVS_OTHER_BIN_DIR"]
 fn connections_survive_another_version_with_a_state_keeper() -> Result<()> {
-    with_another_version(By::Holder)
+    with_another_version(By::StateKeeper)
 }

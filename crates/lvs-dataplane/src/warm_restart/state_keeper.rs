@@ -70,7 +70,7 @@ const DONE: u8 = b'+';
 
 /// The dataplane's connection to its state keeper.
 #[derive(Debug)]
-pub struct Holder {
+pub struct StateKeeper {
     name: Vec<u8>,
     /// The shared memory. Its file lock excludes other dataplanes.
     memory: File,
@@ -82,7 +82,7 @@ fn refused(what: impl Into<String>) -> io::Error {
     io::Error::other(what.into())
 }
 
-impl Holder {
+impl StateKeeper {
     /// Connects to the state keeper for the dataplane of this name, and starts one if there is
     /// none. To be called while the process may still start programs.
     ///
@@ -295,7 +295,7 @@ fn call_once(name: &[u8], what: u8, with: Option<BorrowedFd<'_>>) -> io::Result<
     send(&stream, what, with)?;
     let (answer, descriptor) = receive(&stream)?;
     if answer != DONE {
-        return Err(refused("the holder refuses"));
+        return Err(refused("the state keeper refuses"));
     }
     Ok(descriptor)
 }
@@ -454,7 +454,7 @@ mod tests {
     use super::*;
 
     /// A state keeper on a thread of this process.
-    fn holder(of: &str) -> (String, thread::JoinHandle<io::Result<()>>) {
+    fn state_keeper(of: &str) -> (String, thread::JoinHandle<io::Result<()>>) {
         let name = format!("test-{of}-{}", std::process::id());
         let full = format!("lvs-state:{name}");
         let abstract_name = full.clone().into_bytes();
@@ -467,19 +467,19 @@ mod tests {
 
     #[test]
     fn leftovers_of_dataplane_are_locked_by_one_successor() -> io::Result<()> {
-        let (name, running) = holder("found");
+        let (name, running) = state_keeper("found");
         let layout = Layout::new(1000, 7);
-        let first = WarmRestart::open(layout, 1, Holder::of(&name)?)?;
+        let first = WarmRestart::open(layout, 1, StateKeeper::of(&name)?)?;
         assert!(!first.is_successor());
         assert!(first.area().save(b"services"));
-        let refused = Holder::of(&name).map(drop).expect_err("it is in use");
+        let refused = StateKeeper::of(&name).map(drop).expect_err("it is in use");
         assert!(
             refused.to_string().contains("another dataplane"),
             "{refused}"
         );
         drop(first);
         // A table with another seed has the same layout: the seed in the memory is used.
-        let second = WarmRestart::open(Layout::new(1000, 8), 1, Holder::of(&name)?)?;
+        let second = WarmRestart::open(Layout::new(1000, 8), 1, StateKeeper::of(&name)?)?;
         assert!(second.is_successor() && second.memories_left()?.is_none());
         assert_eq!(second.area().saved().as_deref(), Some(&b"services"[..]));
         drop(second);
@@ -487,32 +487,32 @@ mod tests {
         for (size, tables, were) in [(2000, 1, 1), (1000, 3, 1), (1000, 3, 3), (1000, 1, 3)] {
             let layout = Layout::new(size, 7);
             for done in [false, true] {
-                let next = WarmRestart::open(layout, tables, Holder::of(&name)?)?;
+                let next = WarmRestart::open(layout, tables, StateKeeper::of(&name)?)?;
                 assert!(next.is_successor());
                 assert_eq!(next.memories()?.len(), tables);
                 let left = next.memories_left()?.map(|left| left.len());
                 assert_eq!(left, Some(were), "{size} {tables}");
                 assert_eq!(next.area().saved().as_deref(), Some(&b"services"[..]));
-                Holder::of(&name).map(drop).expect_err("it is in use");
+                StateKeeper::of(&name).map(drop).expect_err("it is in use");
                 if done {
                     next.has_taken_over()?;
                     assert!(next.memories_left()?.is_none());
-                    Holder::of(&name).map(drop).expect_err("it is in use");
+                    StateKeeper::of(&name).map(drop).expect_err("it is in use");
                 }
             }
         }
-        let last = WarmRestart::open(Layout::new(1000, 7), 1, Holder::of(&name)?)?;
+        let last = WarmRestart::open(Layout::new(1000, 7), 1, StateKeeper::of(&name)?)?;
         assert!(last.is_successor() && last.memories_left()?.is_none());
         last.end();
         running.join().expect("it ends")?;
-        assert!(!Holder::clean_up(&name)?);
+        assert!(!StateKeeper::clean_up(&name)?);
         Ok(())
     }
 
     /// A dataplane does not use memory that it cannot read.
     #[test]
     fn successor_with_unreadable_memory_starts_without_state() -> io::Result<()> {
-        let (name, running) = holder("else");
+        let (name, running) = state_keeper("else");
         let layout = Layout::new(1000, 7);
         for (word, value) in [
             (head::VERSION, 99),
@@ -520,27 +520,27 @@ mod tests {
             (head::TABLES, 2),
             (head::TABLES, u64::MAX),
         ] {
-            let before = WarmRestart::open(layout, 1, Holder::of(&name)?)?;
+            let before = WarmRestart::open(layout, 1, StateKeeper::of(&name)?)?;
             before.set(word, value);
             drop(before);
-            let after = WarmRestart::open(layout, 1, Holder::of(&name)?)?;
+            let after = WarmRestart::open(layout, 1, StateKeeper::of(&name)?)?;
             assert!(!after.is_successor(), "{word}");
         }
-        assert!(Holder::clean_up(&name)?);
+        assert!(StateKeeper::clean_up(&name)?);
         running.join().expect("it ends")
     }
 
     #[test]
     fn successor_after_deadline_starts_without_state() -> io::Result<()> {
-        let (name, running) = holder("late");
+        let (name, running) = state_keeper("late");
         let layout = Layout::new(1000, 7);
-        let first = WarmRestart::open(layout, 1, Holder::of(&name)?)?;
+        let first = WarmRestart::open(layout, 1, StateKeeper::of(&name)?)?;
         first.set(head::ALIVE, 0);
         drop(first);
-        let second = WarmRestart::open(layout, 1, Holder::of(&name)?)?;
+        let second = WarmRestart::open(layout, 1, StateKeeper::of(&name)?)?;
         assert!(!second.is_successor());
         drop(second);
-        assert!(Holder::clean_up(&name)?);
+        assert!(StateKeeper::clean_up(&name)?);
         running.join().expect("it ends")
     }
 
@@ -583,9 +583,11 @@ mod tests {
         let deaf = UnixListener::bind_addr(&address)?;
         rustix::net::listen(&deaf, 0)?;
         let _waits = UnixStream::connect_addr(&address)?;
-        let refused = Holder::of(&name).map(drop).expect_err("nobody answers");
+        let refused = StateKeeper::of(&name)
+            .map(drop)
+            .expect_err("nobody answers");
         assert_eq!(refused.kind(), io::ErrorKind::WouldBlock, "{refused}");
-        assert!(Holder::clean_up(&name).is_err());
+        assert!(StateKeeper::clean_up(&name).is_err());
         Ok(())
     }
 

@@ -19,7 +19,7 @@ use lvs_core::{
 use tokio::sync::Notify;
 
 use super::Options;
-use super::clients::{Clients, Seat, Seated};
+use super::clients::{Admission, Clients, Slot};
 
 /// The longest timeout that ipvsadm permits.
 const NEVER: u32 = 31 * 86_400;
@@ -75,7 +75,7 @@ impl Inner {
 }
 
 /// The director, and what relays share.
-pub(super) struct Desk {
+pub(super) struct Balancer {
     inner: Mutex<Inner>,
     zero: std::time::Instant,
     options: RwLock<HashMap<ServiceId, Options>>,
@@ -113,7 +113,7 @@ const KEPT_PART: usize = 16;
 /// At most one of this many places is for datagrams, whose sources can be forged.
 const DATAGRAM_PART: usize = 2;
 
-impl Desk {
+impl Balancer {
     pub(super) fn new(most: usize, seed: u64) -> Self {
         let mut director = Director::new(lvs_core::Options {
             // A connection that is just over and one that is just begun may both be there.
@@ -198,17 +198,17 @@ impl Desk {
     }
 
     /// Takes a slot for one more client that sends datagrams to `service`; `None` if all are taken.
-    pub(super) fn seat(&self, service: ServiceId, client: SocketAddr) -> Option<Seat> {
+    pub(super) fn slot(&self, service: ServiceId, client: SocketAddr) -> Option<Slot> {
         let most = self.most.load(Ordering::Relaxed);
         let crowded = self.used() >= most;
         let room = (most / DATAGRAM_PART, crowded);
-        match self.clients.seat(service, client, room, self.clock()) {
-            Seated::Free(seat) => Some(seat),
-            Seated::Instead(seat) => {
+        match self.clients.slot(service, client, room, self.clock()) {
+            Admission::Free(slot) => Some(slot),
+            Admission::Instead(slot) => {
                 self.evicted.fetch_add(1, Ordering::Relaxed);
-                Some(seat)
+                Some(slot)
             }
-            Seated::Full => {
+            Admission::Full => {
                 self.full.fetch_add(1, Ordering::Relaxed);
                 None
             }
@@ -255,7 +255,7 @@ impl Desk {
         let gate = Arc::clone(inner.gates.entry(key).or_default());
         drop(inner);
         Some(Entry {
-            desk: Arc::clone(self),
+            balancer: Arc::clone(self),
             tuple,
             server: forward.target,
             gate,
@@ -267,7 +267,7 @@ impl Desk {
 }
 
 /// A slot of a TCP connection, released on drop.
-pub(super) struct Place(Arc<Desk>);
+pub(super) struct Place(Arc<Balancer>);
 
 impl Drop for Place {
     fn drop(&mut self) {
@@ -286,13 +286,13 @@ pub(super) enum Way {
 
 /// A connection in the director; it ends there when this is dropped.
 pub(super) struct Entry {
-    desk: Arc<Desk>,
+    balancer: Arc<Balancer>,
     tuple: Tuple,
     pub(super) server: SocketAddr,
     pub(super) gate: Arc<Gate>,
     /// Moved bytes that were not reported yet, in each direction.
     pending: [AtomicU64; 2],
-    /// Time of the last movement, and of the last report; on the desk's clock.
+    /// Time of the last movement, and of the last report; on the balancer's clock.
     moved: AtomicU64,
     told: AtomicU64,
 }
@@ -300,8 +300,8 @@ pub(super) struct Entry {
 impl Entry {
     /// The server has answered: the connection is active.
     pub(super) fn established(&self) {
-        let now = self.desk.now();
-        let mut inner = self.desk.lock();
+        let now = self.balancer.now();
+        let mut inner = self.balancer.lock();
         let tcp = |flags| Transport::Tcp(TcpFlags(flags));
         self.tell(
             &mut inner,
@@ -315,19 +315,19 @@ impl Entry {
 
     /// Counts moved bytes.
     pub(super) fn moved(&self, way: Way, bytes: usize) {
-        let clock = self.desk.clock();
+        let clock = self.balancer.clock();
         self.moved.store(clock, Ordering::Relaxed);
         let bytes = bytes as u64;
         let pending = self.pending[way as usize].fetch_add(bytes, Ordering::Relaxed) + bytes;
         let told = self.told.load(Ordering::Relaxed);
         if pending >= TELL_BYTES || clock.saturating_sub(told) >= TELL_AFTER {
             self.told.store(clock, Ordering::Relaxed);
-            self.tell_moved(&mut self.desk.lock());
+            self.tell_moved(&mut self.balancer.lock());
         }
     }
 
     fn tell_moved(&self, inner: &mut Inner) {
-        let now = self.desk.now();
+        let now = self.balancer.now();
         let transport = match self.tuple.protocol {
             Protocol::UDP => Transport::Udp(&[]),
             _ => Transport::Tcp(TcpFlags(TcpFlags::ACK)),
@@ -372,7 +372,7 @@ impl Entry {
     pub(super) async fn idle(&self, limit: impl Fn() -> Duration) {
         loop {
             let limit = u64::try_from(limit().as_millis()).unwrap_or(u64::MAX);
-            let still = self.desk.clock() - self.moved.load(Ordering::Relaxed);
+            let still = self.balancer.clock() - self.moved.load(Ordering::Relaxed);
             if still >= limit {
                 return;
             }
@@ -383,9 +383,9 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        let mut inner = self.desk.lock();
+        let mut inner = self.balancer.lock();
         self.tell_moved(&mut inner);
-        let now = self.desk.now();
+        let now = self.balancer.now();
         inner.director.end(&self.tuple, now);
     }
 }
