@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_that_no_host_makes_are_refused() {
+    fn impossible_segments_are_refused() {
         let tiny = Err(FrameDrop::TinySegments);
         for (kind, size, options, len, expected) in [
             (SegmentKind::Tcp4, 1, 0, 60_000, tiny),

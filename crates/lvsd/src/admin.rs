@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn wish_of_an_earlier_boot_ends_by_the_wall_clock() {
+    fn override_of_an_earlier_boot_ends_by_the_wall_clock() {
         let wish = |now: Now| {
             let before = Now {
                 unix: 1_000_000,
@@ -567,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn wish_kept_by_an_older_version_ends_by_the_wall_clock() {
+    fn override_stored_by_an_older_version_ends_by_the_wall_clock() {
         let now = Now {
             unix: 1_000_000,
             boot: 50,

@@ -406,7 +406,7 @@ fn transport_right(ip: &[u8]) -> bool {
 }
 
 #[test]
-fn aggregates_pass_whole_and_are_cut_for_tunnels() {
+fn super_packets_pass_whole_and_are_cut_for_tunnels() {
     let data: Vec<u8> = (0..60_000u32).map(|i| i.to_le_bytes()[0]).collect();
     let mut ip = tcp((CLIENT, 4000), (VIP, 80), &data);
     let offload = aggregate(&mut ip, 1440);

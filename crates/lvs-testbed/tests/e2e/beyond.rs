@@ -232,7 +232,7 @@ fn services_of_many_ports() -> Result<()> {
 /// Full NAT out of a file, with a dataplane that lvsd starts itself; then other local addresses by
 /// a reload.
 #[test]
-fn full_nat_out_of_a_file() -> Result<()> {
+fn full_nat_is_configured_from_a_file() -> Result<()> {
     let mut options = SiteOptions::new("fullnat-file", Forward::FullNat);
     options.servers = 2;
     let site = Site::new(options)?;

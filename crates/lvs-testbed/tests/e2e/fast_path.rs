@@ -74,7 +74,7 @@ macro_rules! method {
 
             #[test]
             #[ignore = "long"]
-            fn bulk_both_ways_iperf_and_dns() -> Result<()> {
+            fn fast_path_forwards_bulk_iperf_and_dns() -> Result<()> {
                 let label = format!("ink-{}-bulk", stringify!($name));
                 let site = site(&label, Forward::$forward, 2)?;
                 site.add_service(80, "rr")?;
@@ -87,7 +87,7 @@ macro_rules! method {
             }
 
             #[test]
-            fn servers_come_and_go() -> Result<()> {
+            fn fast_path_follows_added_and_removed_servers() -> Result<()> {
                 let label = format!("ink-{}-admin", stringify!($name));
                 common::administration(&site(&label, Forward::$forward, 3)?)
             }
@@ -402,7 +402,7 @@ fn stopped_dataplane_removes_its_programs() -> Result<()> {
 }
 
 #[test]
-fn ipv6() -> Result<()> {
+fn fast_path_forwards_every_byte_ipv6() -> Result<()> {
     for (forward, flag) in [
         (Forward::Nat, "-m"),
         (Forward::FullNat, "--fullnat"),

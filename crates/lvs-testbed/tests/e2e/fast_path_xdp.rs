@@ -102,19 +102,19 @@ fn forwards(label: &str, forward: Forward) -> Result<()> {
 }
 
 #[test]
-fn nat() -> Result<()> {
+fn xdp_forwards_every_byte_nat() -> Result<()> {
     forwards("xdp-nat", Forward::Nat)
 }
 
 #[test]
 #[ignore = "long"]
-fn full_nat() -> Result<()> {
+fn xdp_forwards_every_byte_full_nat() -> Result<()> {
     forwards("xdp-fnat", Forward::FullNat)
 }
 
 #[test]
 #[ignore = "long"]
-fn direct_routing() -> Result<()> {
+fn xdp_forwards_every_byte_direct_routing() -> Result<()> {
     forwards("xdp-dr", Forward::Dr)
 }
 

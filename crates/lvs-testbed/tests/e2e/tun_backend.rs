@@ -47,7 +47,7 @@ fn steered(site: &Site) -> Result<String> {
 }
 
 #[test]
-fn nat() -> Result<()> {
+fn tun_backend_forwards_every_byte_nat() -> Result<()> {
     let site = site("hop-nat", Forward::Nat, 4)?;
     common::requests_and_listings(&site)
 }
@@ -61,7 +61,7 @@ fn nat_bulk_and_datagrams() -> Result<()> {
 }
 
 #[test]
-fn tunnels() -> Result<()> {
+fn tun_backend_forwards_every_byte_tunnels() -> Result<()> {
     let site = site("hop-tun", Forward::Tun, 4)?;
     common::requests_and_listings(&site)
 }
@@ -76,14 +76,14 @@ fn tunnels_bulk_and_datagrams() -> Result<()> {
 }
 
 #[test]
-fn servers_come_and_go() -> Result<()> {
+fn tun_backend_follows_added_and_removed_servers() -> Result<()> {
     common::administration(&site("hop-admin", Forward::Nat, 3)?)
 }
 
 /// Full NAT answers to addresses that the host routes to the dataplane like virtual ones; a client
 /// on the director itself is served like all others.
 #[test]
-fn full_nat() -> Result<()> {
+fn tun_backend_forwards_every_byte_full_nat() -> Result<()> {
     let site = site("hop-fullnat", Forward::FullNat, 2)?;
     site.add_service(80, "rr")?;
     let mut load = site.load();
@@ -167,7 +167,7 @@ fn traffic6(site: &Site, options: &[&str], servers6: bool) -> Result<()> {
 }
 
 #[test]
-fn ipv6() -> Result<()> {
+fn tun_backend_forwards_every_byte_ipv6() -> Result<()> {
     let nat = site("hop-nat6", Forward::Nat, 2)?;
     traffic6(&nat, &["-m"], true)?;
     let tunnels = site("hop-tun6", Forward::Tun, 2)?;

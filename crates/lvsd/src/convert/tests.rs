@@ -403,7 +403,7 @@ fn lvs_conf_file_is_converted() {
 }
 
 #[test]
-fn twins_are_joined_and_loops_left_out() {
+fn services_with_one_address_are_joined_and_loops_left_out() {
     let text = "virtual_server 192.0.2.1 80 { protocol TCP\n real_server 192.0.2.1 80 { weight 1 }\nreal_server 10.0.0.1 80 { weight 1 }\n}\n";
     let (done, config) = converted(SourceFormat::Keepalived, &text.repeat(2));
     assert_eq!(
