@@ -118,7 +118,7 @@ pub(super) fn serve_connection(
             let failure = malformed(if len as u64 == max {
                 format!("the request is longer than {max} bytes")
             } else {
-                "the request does not end with a line feed".into()
+                "the request lacks its final line feed".into()
             });
             write_error(&mut writer, 0, &failure)?;
             return writer.flush();

@@ -123,7 +123,7 @@ async fn run(notice: &Notice, event: &Event) -> Result<(), String> {
         Err(_) => {
             end_group(child.id());
             Err(format!(
-                "{program} took longer than {:?} and was ended",
+                "{program} took longer than {:?} and was killed",
                 notice.limit
             ))
         }

@@ -217,8 +217,8 @@ impl Decider {
             ..Explanation::default()
         };
         let mut told = match action {
-            Some(MarkAction::Drop) => refused(format!("dropped: {why} says so")),
-            Some(MarkAction::Host) => refused(format!("left to this host: {why} says so")),
+            Some(MarkAction::Drop) => refused(format!("dropped by {why}")),
+            Some(MarkAction::Host) => refused(format!("passed to this host by {why}")),
             Some(MarkAction::Mark(mark)) => self.ask(*tuple, mark),
             None => self.ask(*tuple, 0),
         };

@@ -374,7 +374,7 @@ impl Cluster {
         let mut warnings = Vec::new();
         if self.maintenance.is_some() && vrrp.is_none() && announce.is_none() {
             warnings.push(
-                "nothing follows the maintenance: the file has neither [vrrp] nor services with vip = \"announce\", the program that moves the addresses must query `lvsd maintenance status`"
+                "nothing follows the maintenance: the file has neither [vrrp] nor services with vip = \"announce\": the program that moves the addresses must query `lvsd maintenance status`"
                     .to_owned(),
             );
         }

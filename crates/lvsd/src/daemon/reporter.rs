@@ -227,7 +227,7 @@ impl Reporter {
             ),
             (true, false) => tell(
                 "panic_off",
-                format!("{servers}: those that are down get no connections again"),
+                format!("{servers}: down servers get no connections again"),
             ),
             _ => {}
         }

@@ -140,9 +140,9 @@ impl Comparison {
                 )))
             }
             (None, true) => Some(Said::Alike(match self.differ.len() {
-                0 => "chooses as this director does again".to_owned(),
+                0 => "chooses the same servers as this director again".to_owned(),
                 n => format!(
-                    "chooses as this director does again, but for {n} services that have just changed"
+                    "chooses the same servers as this director again, but for {n} services that have just changed"
                 ),
             })),
             _ => None,

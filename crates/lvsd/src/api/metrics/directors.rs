@@ -170,7 +170,7 @@ fn tables(out: &mut Out<'_>, all: &[TablesInfo]) -> fmt::Result {
     )?;
     out.gauges(
         "lvs_peer_tables_differ",
-        "Services that another director has otherwise than this one, or that one of them has not",
+        "Services that differ between a peer and this director, or that one of them lacks",
         |out| each(out, |one| one.differ),
     )?;
     out.gauges(

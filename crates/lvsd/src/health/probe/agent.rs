@@ -29,7 +29,7 @@ impl ProbeKind for Agent {
         if port == Port::default() {
             keys.report(
                 Diagnostic::error(keys.table(), "`port` of the agent is missing")
-                    .help("add the port at which it answers: port = 9707"),
+                    .help("add the port of the agent: port = 9707"),
             );
             return None;
         }
