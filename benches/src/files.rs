@@ -22,7 +22,7 @@ const SOURCES: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
 const CHUNK: u64 = 16 << 10;
 /// Greatest delay of a chunk that does not count as lost capacity.
 const LATE: Duration = Duration::from_millis(20);
-/// After a request that failed.
+/// Pause after a failed request.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Width of a bin of counts over time, in seconds.
 pub(crate) const BIN: f64 = 0.25;
@@ -329,7 +329,7 @@ impl Client {
         }
     }
 
-    /// Not after the end: what comes then does not count.
+    /// Counts a piece of data, unless it arrived after the end.
     fn count(&self, add: impl FnOnce(&mut Asked, usize)) {
         #[expect(
             clippy::cast_possible_truncation,

@@ -22,7 +22,7 @@ const MOST_LINE: usize = 4096;
 const MOST_COMPLAINT: usize = 2048;
 /// Prefix of this program's own lines.
 const MARK: &str = "lvs-bench: ";
-/// Between two looks whether to go on waiting.
+/// Pause between two checks of the waiting condition.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Runs on each host: waits for the given time, by its own clock, and then runs httperf.
@@ -51,7 +51,7 @@ done
 /// The place of a host, as the command line names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// This one.
+    /// The machine of this process.
     Local,
     /// A network namespace, as `ip netns` names it.
     Namespace(String),
@@ -263,7 +263,7 @@ impl Host {
         Ok(())
     }
 
-    /// Has it run httperf at a time of our clock, for `limit` at most.
+    /// Starts httperf on the host at `start` of our clock, for `limit` at most.
     pub(super) fn run(&mut self, start: i128, limit: Duration, words: &[String]) -> Result<()> {
         let words: Vec<_> = words.iter().map(|word| quote(word)).collect();
         let (start, limit) = (start + self.ahead, limit.as_secs_f64().ceil());

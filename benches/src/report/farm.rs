@@ -171,7 +171,7 @@ impl Farm {
         Ok(())
     }
 
-    /// Lets clients begin; they end by themselves.
+    /// Starts the clients; they end on their own.
     pub(super) fn ask(&self, bed: &Bed, services: &[Service], clients: &Clients) -> Result<Proc> {
         let own = std::env::current_exe()?.display().to_string();
         let mut words: Vec<String> = ["-c", "0", &own, "endpoint", "ask"]

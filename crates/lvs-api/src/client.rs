@@ -240,7 +240,7 @@ impl Client {
         Ok(client)
     }
 
-    /// From now on the dataplane counts as stopped after this time without an answer.
+    /// Sets the time without an answer after which the dataplane counts as stopped.
     pub fn set_patience(&self, patience: Duration) {
         let stream = self.stream.get_ref();
         let _ = stream.set_read_timeout(Some(patience));

@@ -18,24 +18,24 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// For a dataplane that starts.
+    /// Limits of a starting dataplane.
     pub const START: Self = Self {
         running: Duration::from_millis(300),
         unseen: Duration::from_secs(2),
     };
-    /// For a caller that only looks whether there is one.
+    /// Limits of a caller that only looks for a running dataplane.
     pub const LOOK: Self = Self {
         running: PAUSE,
         unseen: Duration::from_millis(100),
     };
-    /// For a sweep: a file that is locked stays.
+    /// Limits of a sweep: a locked file stays.
     pub const NONE: Self = Self {
         running: Duration::ZERO,
         unseen: Duration::ZERO,
     };
 }
 
-/// Between two looks.
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// The state of a process.

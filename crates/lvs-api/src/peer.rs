@@ -70,7 +70,7 @@ pub enum Refusal {
 }
 
 impl Own {
-    /// Looks at this process.
+    /// Reads the identity of this process.
     pub fn look() -> Self {
         Self {
             uid: rustix::process::geteuid().as_raw(),

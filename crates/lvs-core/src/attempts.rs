@@ -139,7 +139,7 @@ impl Windows {
         }
     }
 
-    /// Takes the counters, two seconds after the tick before.
+    /// Records the counters, two seconds after the previous tick.
     pub(crate) fn tick(&mut self, total: Attempts) {
         let tick = self.ticks;
         self.by_tick[tick % TICKS] = total - self.last;

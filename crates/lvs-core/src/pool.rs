@@ -210,7 +210,7 @@ impl Pool {
         }
     }
 
-    /// Puts a record in front of the list.
+    /// Inserts a record at the front of the list.
     pub(crate) fn add(&mut self, server: Arc<Server>) {
         self.limited += usize::from(server.config().upper != 0);
         self.addresses.insert(server.addr(), server.clone());

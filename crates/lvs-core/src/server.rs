@@ -244,7 +244,7 @@ impl Server {
         !self.is_available() && self.on_down() != OnServerDown::Kernel
     }
 
-    /// Takes the record out of its service; its connections keep it.
+    /// Removes the record from its service; its connections keep it.
     pub(crate) fn retire(&self) {
         self.clear(AVAILABLE);
     }
@@ -307,7 +307,7 @@ impl Server {
         &self.attempts
     }
 
-    /// Takes note of an answer to an attempt, or that there was none.
+    /// Records an answer to an attempt, or its absence.
     pub(crate) fn note_answer(&self, good: bool) {
         if good {
             self.unanswered.store(0, Relaxed);

@@ -181,7 +181,7 @@ impl Frame {
         self.start..self.end
     }
 
-    /// Takes the frame out, and leaves one without room.
+    /// Moves the frame out, and leaves an empty one.
     #[inline]
     #[must_use]
     pub fn take(&mut self) -> Self {

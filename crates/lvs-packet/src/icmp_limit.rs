@@ -72,7 +72,7 @@ impl Bucket {
         }
     }
 
-    /// Takes one out, if there is one.
+    /// Takes a token, if there is one.
     pub fn take(&self, now: Instant) -> bool {
         if self.cost == 0 {
             return true;

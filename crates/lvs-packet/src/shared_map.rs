@@ -232,7 +232,7 @@ impl<T: Clone + Eq + Hash> SharedSet<T> {
         !self.contains(&value) && self.0.insert(value, ()).is_none()
     }
 
-    /// Takes a value out; whether it was there.
+    /// Removes a value; returns whether it was there.
     pub fn remove(&mut self, value: &T) -> bool {
         self.0.remove(value).is_some()
     }

@@ -121,7 +121,7 @@ impl Listener {
         }
     }
 
-    /// At the usual path, or where that is not possible by the abstract name.
+    /// Binds the usual path, or the abstract name if the path is not possible.
     fn bind_usual(path: &Path) -> Result<Self, BindError> {
         let address = Address::Usual(path.to_owned());
         let name = Address::by_name();

@@ -274,7 +274,7 @@ impl Handle {
         &self.address
     }
 
-    /// By which a dataplane that starts learns that this process ends.
+    /// Signals to a starting dataplane that this process ends.
     pub fn leaving(&self) -> Leaving {
         Leaving(self.lock.as_ref().map_or_else(Weak::new, Arc::downgrade))
     }

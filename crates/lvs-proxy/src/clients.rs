@@ -98,7 +98,7 @@ impl Queue {
         self.sources.get(&source).copied().unwrap_or(0)
     }
 
-    /// Takes one out; false if it is not there.
+    /// Removes a client; false if it is not there.
     fn remove(&mut self, client: &Client) -> bool {
         let number = client.number.swap(0, Ordering::AcqRel);
         if self.new.remove(&number).is_none() && self.talking.remove(&number).is_none() {

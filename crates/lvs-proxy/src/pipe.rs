@@ -55,7 +55,7 @@ impl Pipe {
         None
     }
 
-    /// Gives an empty one back.
+    /// Returns an empty pipe.
     fn keep(self) {
         KEPT.with_borrow_mut(|kept| {
             if kept.len() < PIPES_KEPT {

@@ -24,7 +24,7 @@ const TRIES: usize = 3;
 /// simultaneous clients get servers in turn, and a scheduler may name the same server again.
 const DRAWS: usize = 8;
 
-/// Takes connections until `gate` is closed.
+/// Accepts connections until `gate` is closed.
 pub(super) async fn serve(
     balancer: Arc<Balancer>,
     service: ServiceId,
@@ -62,7 +62,7 @@ pub(super) async fn serve(
     }
 }
 
-/// Has the kernel end a connection with a reset when its socket is closed.
+/// Makes the kernel reset a connection when its socket is closed.
 fn reset(stream: &TcpStream) {
     let _ = socket2::SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }

@@ -28,7 +28,7 @@ struct Session {
     slot: Slot,
 }
 
-/// Takes datagrams until `gate` is closed.
+/// Receives datagrams until `gate` is closed.
 pub(super) async fn serve(
     balancer: Arc<Balancer>,
     service: ServiceId,

@@ -42,7 +42,7 @@ fn fanout(id: u16, flags: u16) -> i32 {
     (u32::from(id) | kind << 16).cast_signed()
 }
 
-/// Hands a program of the classic packet filter to a socket.
+/// Attaches a program of the classic packet filter to a socket.
 fn set_program(
     fd: RawFd,
     level: libc::c_int,
@@ -57,7 +57,7 @@ fn set_program(
     set_option(fd, level, option, &program)
 }
 
-/// Has a socket receive nothing of what this host itself sends to multicast groups.
+/// Excludes packets that this host itself sends to multicast groups from a socket.
 pub(super) fn only_from_others(fd: RawFd) -> io::Result<()> {
     let program = [
         op(LOAD, 0, 0, ancillary(PACKET_TYPE)),

@@ -23,7 +23,7 @@ const ENTRIES_MAX: usize = 65_536;
 
 /// The longest wait for the disk at the end of the daemon.
 const SETTLE: Duration = Duration::from_secs(5);
-/// Between two looks whether it is done.
+/// Pause between two checks for completion.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// The overrides of operators.

@@ -25,7 +25,7 @@ pub struct Now {
 }
 
 impl Now {
-    /// This moment.
+    /// Reads both clocks.
     pub fn read() -> Self {
         Self {
             unix: unix_time(),

@@ -15,7 +15,7 @@ pub fn path(address: &Address) -> Option<PathBuf> {
     address.state_file(".lvsd.toml")
 }
 
-/// Keeps the text of a file that was good.
+/// Stores the text of a valid file.
 pub fn keep(path: &Path, text: &str) {
     if let Err(error) = replace(path, text.as_bytes(), 0o600) {
         tracing::debug!(

@@ -74,7 +74,7 @@ pub enum CheckOutcome {
     Good,
     /// Checks that failed.
     Failed,
-    /// This host could not ask.
+    /// The host could not make the check.
     NotMade,
 }
 

@@ -69,7 +69,7 @@ impl<'a> Plan<'a> {
         self.noted
     }
 
-    /// To be changed.
+    /// Marks the state as changed, and returns it.
     pub(super) const fn noted(&mut self) -> &mut Noted {
         &mut self.noted
     }

@@ -380,7 +380,7 @@ pub struct TablesInfo {
     /// Number of services that differ.
     #[serde(default)]
     pub differ: u64,
-    /// For how many seconds one of them has differed.
+    /// Seconds for which one of them has differed.
     #[serde(default)]
     pub seconds: u64,
 }
@@ -420,9 +420,9 @@ impl TablesState {
 pub struct TableDifference {
     /// The service.
     pub service: ServiceId,
-    /// For how many seconds it has differed.
+    /// Seconds for which it has differed.
     pub seconds: u64,
-    /// This director has it.
+    /// Whether this director has it.
     pub here: bool,
     /// The other director has it.
     pub there: bool,
@@ -529,7 +529,7 @@ pub struct PeerInfo {
     /// Connections borrowed from it.
     #[serde(default)]
     pub lent: u64,
-    /// At least this many of its connections are missing here.
+    /// Least number of its connections that are missing here.
     #[serde(default)]
     pub missing: u64,
     /// Milliseconds since it was last compared.

@@ -75,7 +75,7 @@ impl Templates {
         None
     }
 
-    /// Keeps a template and starts its timer; `None` if the table is full.
+    /// Inserts a template and starts its timer; `None` if the table is full.
     pub(crate) fn insert(
         &mut self,
         template: Template,
@@ -104,14 +104,14 @@ impl Templates {
         Some((index, template))
     }
 
-    /// Lets the timer run for the template's timeout from `now`.
+    /// Starts the timer with the template's timeout from `now`.
     pub(crate) fn restart(&mut self, index: u32, now: Instant) {
         let timeout = self.get(index).timeout.load(Relaxed);
         self.table.get(index).set_timeout(timeout);
         self.table.restart(index, now);
     }
 
-    /// Lets the timer run until `at`, or longer.
+    /// Extends the timer until `at` at least.
     pub(crate) fn restart_until(&mut self, index: u32, at: Instant) {
         let timeout = self.get(index).timeout.load(Relaxed);
         let slot = self.table.get(index);

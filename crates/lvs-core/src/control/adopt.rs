@@ -94,7 +94,7 @@ impl Control {
         no_room
     }
 
-    /// Gives a connection that was found its server; `false` if it is not kept.
+    /// Assigns a server to an adopted connection; `false` if the connection is not kept.
     fn keeps(&self, entry: Entry<'_>) -> bool {
         if !is_kept(entry.flags()) {
             return false;

@@ -13,7 +13,7 @@ pub(super) struct Agenda {
 }
 
 impl Agenda {
-    /// Looks at service `number` at this moment next, or never.
+    /// Sets the next visit of service `number`, or none.
     pub(super) fn set(&mut self, number: u32, at: Option<Instant>) {
         let before = match at {
             Some(at) => self.of.insert(number, at),

@@ -51,7 +51,7 @@ impl Service {
 }
 
 impl DigestWalk {
-    /// At the first server of a service.
+    /// Starts at the first server of a service.
     fn begin(number: u32, service: &Service) -> Self {
         Self {
             service: number,

@@ -38,7 +38,7 @@ struct Round {
 }
 
 impl Estimator {
-    /// Begins with the first moment of the clock.
+    /// Starts with the first time of the clock.
     pub(super) fn start(&mut self, now: Instant) {
         self.next = Some(now + PERIOD);
     }

@@ -432,7 +432,7 @@ impl State for Preview<'_> {
 }
 
 impl Preview<'_> {
-    /// Puts a connection into the table, unless it is one of a single packet.
+    /// Inserts a connection into the table, unless it is for a single packet.
     fn enter(&self, packets: Packets, now: Instant) -> Result<(), DropReason> {
         let evicts = self.control.settings.evicts;
         let fits = packets == Packets::One || self.shard.has_room(evicts, now);

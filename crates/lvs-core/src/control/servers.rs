@@ -152,7 +152,7 @@ impl Control {
         self.records.len()
     }
 
-    /// Puts a server that has left its service into the trash (`__ip_vs_del_dest`).
+    /// Moves a server that has left its service into the trash (`__ip_vs_del_dest`).
     pub(super) fn trash(&mut self, id: ServerId, now: Instant) {
         let gone = self.records.trash(id);
         if gone.is_some_and(|entry| entry.server.has_gone()) {

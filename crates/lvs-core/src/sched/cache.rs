@@ -64,7 +64,7 @@ impl<T> Cache<T> {
         self.len -= usize::from(removed.is_some());
     }
 
-    /// Keeps a new entry, unless there are too many.
+    /// Inserts a new entry, unless there are too many.
     pub(super) fn insert(&mut self, addr: IpAddr, value: T, now: Instant) {
         if self.len >= HARD_MAX {
             return;

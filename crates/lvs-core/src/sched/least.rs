@@ -12,7 +12,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use super::{Request, Scheduler};
 use crate::Server;
 
-/// With fewer servers, all are looked at.
+/// Number of servers from which on not all are compared.
 const MANY: usize = 64;
 /// A place without a server.
 const NONE: u32 = u32::MAX;

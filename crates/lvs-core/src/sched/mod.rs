@@ -308,7 +308,7 @@ impl Registry {
         self.factories.insert(name, Arc::new(factory));
     }
 
-    /// Takes a scheduler away: services can no longer ask for it.
+    /// Unregisters a scheduler: services can no longer use it.
     pub fn remove(&mut self, name: &str) {
         self.factories.remove(name);
     }

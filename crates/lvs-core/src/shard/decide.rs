@@ -451,7 +451,7 @@ impl Shard {
         }
     }
 
-    /// Lets the template of a connection survive the end of its connections by force.
+    /// Protects the template of a connection from eviction when its connections end.
     fn assure(&mut self, index: u32) {
         if let Some(Some(template)) = self.templates.get(index) {
             template.assured.store(true, Ordering::Relaxed);

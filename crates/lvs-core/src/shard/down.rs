@@ -142,7 +142,7 @@ fn raise(number: &mut Option<u32>, to: u32) {
 }
 
 impl Shard {
-    /// Takes note of the sequence numbers of a segment of connection `index`.
+    /// Records the sequence numbers of a segment of connection `index`.
     fn track(&mut self, index: u32, meta: &PacketMeta<'_>, from_client: bool) {
         if meta.tuple.protocol == Protocol::TCP
             && let Some(mut said) = Numbers::read(meta.segment.bytes)
@@ -260,7 +260,7 @@ impl Shard {
         self.table.restart(index, now);
     }
 
-    /// Puts a TCP connection into CLOSE.
+    /// Sets the state of a TCP connection to CLOSE.
     fn close(&mut self, index: u32) {
         let timeout = self.settings.timeouts.of(Protocol::TCP, State::TCP_CLOSE);
         let slot = self.table.get(index);
@@ -358,7 +358,8 @@ impl Shard {
         }
     }
 
-    /// Before a packet from the server of connection `index`, which is watched.
+    /// Handles a packet from the server of connection `index`, which is watched, before the
+    /// decision.
     pub(crate) fn watch_reply(
         &mut self,
         index: u32,

@@ -54,7 +54,7 @@ impl Shard {
         self.ledger.as_ref().map_or(0, |ledger| ledger.said_len())
     }
 
-    /// Takes the outgoing updates, and whether some of them were lost.
+    /// Returns the outgoing updates, and whether some of them were lost.
     pub fn take_changes(&mut self) -> (Vec<u8>, bool) {
         self.ledger
             .as_mut()
@@ -153,7 +153,7 @@ impl Shard {
         next
     }
 
-    /// After a packet of connection `index`, which was in state `before`.
+    /// Updates the ledger after a packet of connection `index`, which was in state `before`.
     pub(super) fn enter(&mut self, index: u32, before: State, now: Instant) {
         let slot = self.table.get(index);
         if slot.has(flag::TOLD) {

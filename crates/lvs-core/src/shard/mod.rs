@@ -397,7 +397,7 @@ impl Shard {
         more
     }
 
-    /// Takes in a connection of another table, as [`ConnTable::move_in`].
+    /// Inserts a connection of another table, as [`ConnTable::move_in`].
     pub(crate) fn move_in(&mut self, draft: &Draft, expires: Instant, now: Instant) -> Option<u32> {
         self.table.move_in(draft, expires, now)
     }
@@ -450,7 +450,7 @@ impl Shard {
         self.hand.last
     }
 
-    /// Begins to watch for [`made_room`](Self::made_room).
+    /// Clears [`made_room`](Self::made_room).
     pub(crate) const fn forget_room(&mut self) {
         self.hand.last = None;
     }
@@ -465,7 +465,7 @@ impl Shard {
         self.generation == generation && self.links.seen().is_some()
     }
 
-    /// Takes a copy of the settings of this generation.
+    /// Copies the settings of this generation.
     pub(crate) fn take_settings(&mut self, settings: &Settings, generation: u32) {
         if settings.master != self.settings.master {
             // With another master, messages are of another kind.

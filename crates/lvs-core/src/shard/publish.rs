@@ -381,7 +381,7 @@ impl Shard {
         entry.is_live()
     }
 
-    /// From now on the packets of a connection come to userspace.
+    /// Evicts a connection from the kernel fast path: its packets come to userspace.
     pub fn withdraw(&mut self, conn: ConnId) {
         if self.table.is_used(conn.0) {
             self.table.get(conn.0).withdraw();

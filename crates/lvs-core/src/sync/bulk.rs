@@ -58,7 +58,7 @@ pub enum Kind {
 pub struct Item {
     /// Whether it lives.
     pub kind: Kind,
-    /// Until its timer fires.
+    /// Time until its timer fires.
     pub left: Duration,
     /// The connection.
     pub entry: Entry,
@@ -431,7 +431,7 @@ impl Ledger {
         self.out.len()
     }
 
-    /// Takes the outgoing updates, and whether some were lost.
+    /// Returns the outgoing updates, and whether some were lost.
     pub(crate) fn take(&mut self) -> (Vec<u8>, bool) {
         // There will be about as much the next time.
         let next = Vec::with_capacity(self.out.len().min(OUT_FIRST));

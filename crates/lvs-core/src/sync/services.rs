@@ -109,7 +109,7 @@ pub struct ServiceDigests(BTreeMap<ServiceKeyOrd, ServiceDigest>);
 pub struct Differs {
     /// The service.
     pub service: ServiceKey,
-    /// This director has it.
+    /// Whether this director has it.
     pub here: bool,
     /// The other director has it.
     pub there: bool,
@@ -172,7 +172,7 @@ impl ServiceDigests {
         Ok(Self(all))
     }
 
-    /// In which services another director differs from this one.
+    /// The services in which another director differs from this one.
     pub fn compare<'a>(&'a self, theirs: &'a Self) -> impl Iterator<Item = Differs> + 'a {
         let ours = self.0.iter().filter_map(|(key, digest)| {
             let other = theirs.0.get(key);

@@ -47,7 +47,7 @@ impl Replacement {
         &self.text[..usize::from(self.len)]
     }
 
-    /// By how many bytes the payload grows.
+    /// Number of bytes by which the payload grows.
     pub fn growth(&self) -> i32 {
         i32::from(self.len) + i32::from(self.start) - i32::from(self.end)
     }

@@ -158,7 +158,7 @@ reasons! {
         /// Its source has opened as many connections of the service in a second as the limit for
         /// one source allows.
         SourceRate => "source_rate",
-        /// From a source that the service's filter, or the director's, denies.
+        /// The service's filter, or the director's, denies the source.
         Filtered => "filtered",
         /// The program around the director has handed in the shard of another director.
         ForeignShard => "foreign_shard",
@@ -199,9 +199,9 @@ reasons! {
         NotNew => "not_new",
         /// A protocol that is not balanced.
         Protocol => "protocol",
-        /// From source port 20, which is never scheduled.
+        /// The source port is 20, which is never scheduled.
         SourcePort20 => "source_port_20",
-        /// For a port that the FTP service only captures when it is persistent.
+        /// The port is FTP data, which the service captures only if it is persistent.
         FtpData => "ftp_data",
         /// An ICMP error about no connection.
         UnrelatedIcmp => "unrelated_icmp",

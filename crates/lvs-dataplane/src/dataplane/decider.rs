@@ -124,7 +124,7 @@ impl Decider {
             .take_over(&mut self.shard, entries, now)
     }
 
-    /// Takes over the connections of a peer.
+    /// Applies replicated connections of a peer.
     pub(super) fn hear(&mut self, peer: usize, keeps_ties: bool, items: Vec<Item>) -> Heard {
         let now = self.context.now();
         // The table lines of all connections are prefetched first, without the lock.

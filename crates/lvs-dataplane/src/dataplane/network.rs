@@ -142,7 +142,7 @@ impl TakenView {
         place
     }
 
-    /// Finds out about an address.
+    /// Looks an address up.
     fn find(&self, addr: IpAddr, place: &Place) {
         let tables = &self.view.tables;
         let region = self.region(addr);

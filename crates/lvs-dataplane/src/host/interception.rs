@@ -184,7 +184,7 @@ impl Interception {
         }
     }
 
-    /// Keeps the host from handled frames of another interface.
+    /// Hides handled frames of another interface from the host.
     pub(super) fn add_interface(&mut self, name: &str) -> Result<(), ShieldError> {
         match self {
             Self::Copies { shield, .. } => shield.add_interface(name),

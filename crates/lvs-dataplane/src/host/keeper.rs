@@ -40,13 +40,13 @@ use lvs_packet::steer::Plan;
 use lvs_packet::wire::Mac;
 use lvs_sys::Poller;
 
-/// Between two rounds of housekeeping.
+/// Pause between two rounds of housekeeping.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
 /// Time without a change after which the keeper checks everything.
 const QUIET: Duration = Duration::from_secs(1);
 /// Period of the complete checks while removed servers may still have connections.
 const REMOVED_PERIOD: Duration = Duration::from_secs(10);
-/// Between two lines in the log about the same trouble.
+/// Pause between two log lines about the same fault.
 const COMPLAINT_PERIOD: Duration = Duration::from_secs(60);
 /// Requests of one packet worker that are served in one round; it is as many as can wait.
 pub(crate) const REQUESTS_MAX: usize = 1024;
@@ -68,7 +68,7 @@ pub(crate) struct Keeper {
     /// Virtual addresses that are announced by routes.
     pub(super) announced: Announced,
     pub(super) neighbours: Neighbours,
-    /// From each packet worker.
+    /// Requests of each packet worker.
     requests: Vec<mpsc::Receiver<Request>>,
     pub(super) intercept: Arc<Intercept>,
     /// Ended connections of the host; hidden until no worker's snapshot contains them.
@@ -538,7 +538,7 @@ impl Keeper {
         control.next_wakeup()
     }
 
-    /// Passes this host's addresses to the control half.
+    /// Reports this host's addresses to the control half.
     pub(super) fn tell_addresses(&self) {
         let state = &self.tables.state;
         let local = state.links().flat_map(|link| state.addresses(link.index));

@@ -99,7 +99,7 @@ pub(crate) trait DataplaneSide: Send + Sync {
     /// Whether the dataplane is to end, and the packet workers have.
     fn has_ended(&self) -> bool;
 
-    /// Gives a view to the packet workers.
+    /// Publishes a view for the packet workers.
     fn publish(&self, view: Arc<View>);
 
     /// The generation that all packet workers have taken.
@@ -111,7 +111,7 @@ pub(crate) trait DataplaneSide: Send + Sync {
     /// Gives the packet workers a port, or a way to send on it: each its own.
     fn attach(&self, port: PortId, ports: Vec<Port>);
 
-    /// Takes a port from them.
+    /// Detaches a port from the workers.
     fn detach(&self, port: PortId);
 
     /// Reports news about these neighbours to the packet workers.

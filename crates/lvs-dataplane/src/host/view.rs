@@ -138,19 +138,19 @@ impl Tables {
         this
     }
 
-    /// To be called when the host's addresses have changed.
+    /// Updates the view after a change of the host's addresses.
     pub(crate) fn follow_addresses(&mut self) {
         let links = self.state.links();
         let addresses = links.flat_map(|link| self.state.addresses(link.index));
         self.own_addresses = addresses.map(|address| address.ip).collect();
     }
 
-    /// To be called when the kernel's addresses or routes have changed.
+    /// Updates the view after a change of the kernel's addresses or routes.
     pub(crate) fn follow_routes(&mut self) {
         self.regions = Arc::new(Regions::of(&self.state));
     }
 
-    /// To be called when something is in [`vips`](Self::vips) that was not there.
+    /// Updates the view after an addition to [`vips`](Self::vips).
     pub(crate) fn follow_vips(&mut self) {
         self.virtual_addresses = self.vips.iter().copied().collect();
     }
@@ -161,7 +161,7 @@ impl Tables {
         self.virtual_addresses.add(addr);
     }
 
-    /// To be called when [`own`](Self::own) has changed.
+    /// Updates the view after a change of [`own`](Self::own).
     pub(crate) fn follow_own(&mut self) {
         self.answered = self.own.iter().copied().collect();
     }

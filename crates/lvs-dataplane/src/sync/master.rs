@@ -13,7 +13,7 @@ use super::sockets::Sockets;
 use super::{Director, Stop, add_stop};
 use lvs_sys::{Poller, wait_writable};
 
-/// Between two looks at the interface, and at messages of no packet worker's.
+/// Period of checks of the interface, and of messages that no packet worker sends.
 const PERIOD: Duration = Duration::from_secs(1);
 /// How long one message may wait for room in the socket before it is looked whether the master is
 /// to stop.

@@ -110,7 +110,7 @@ impl Area<'_> {
         }
     }
 
-    /// Keeps a text; `false` if it is too long, and a successor finds none.
+    /// Stores a text; `false` if it is too long, and a successor finds none.
     pub(crate) fn save(&self, text: &[u8]) -> bool {
         let (first, halves) = (self.text[0].load(Relaxed), &self.text[1..]);
         let half = halves.len() / 2;

@@ -50,7 +50,7 @@ impl Endpoints {
         new
     }
 
-    /// Takes an endpoint out; whether it was there.
+    /// Removes an endpoint; returns whether it was there.
     pub fn remove(&mut self, endpoint: &Endpoint) -> bool {
         let there = self.all.remove(endpoint);
         if there {

@@ -38,7 +38,7 @@ impl Back {
 }
 
 impl Pipeline {
-    /// Not for the director.
+    /// Reinjects a packet that is not for the director.
     pub(super) fn accept<N: Net>(
         &mut self,
         frame: &mut Frame,
@@ -105,7 +105,7 @@ impl Pipeline {
         }
     }
 
-    /// Gives a packet to the host through its TUN device.
+    /// Reinjects a packet into the host through its TUN device.
     pub(super) fn give_back<N: Net>(
         &mut self,
         frame: &mut Frame,

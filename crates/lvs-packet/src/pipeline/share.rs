@@ -113,7 +113,7 @@ impl Pipeline {
         true
     }
 
-    /// Goes on with a datagram that another worker has put together.
+    /// Continues with a datagram that another worker has reassembled.
     pub fn process_whole<N: Net, D: Decide>(
         &mut self,
         mut whole: Whole,

@@ -69,7 +69,7 @@ pub fn insert(frame: &mut Frame, ethertype: u16, bits: u16) -> bool {
     true
 }
 
-/// Takes the outermost tag, which is there, out of the frame.
+/// Removes the outermost tag, which the caller has checked, from the frame.
 pub fn remove(frame: &mut Frame) {
     frame.bytes_mut().copy_within(..ADDRESSES_LEN, TAG_LEN);
     if frame.pull_front(TAG_LEN)

@@ -204,7 +204,7 @@ fn packets_from_impossible_sources_are_dropped() {
     assert_eq!(counters.dropped_for(FrameDrop::Martian), 9);
 }
 
-/// Lets a neighbour fail, and gives what is sent then.
+/// Makes a neighbour fail, and returns the packets sent then.
 fn fail(lab: &mut Lab, port: PortId, addr: IpAddr) -> Vec<(PortId, Vec<u8>)> {
     let mut out = Output::new();
     let env = Env {

@@ -164,7 +164,7 @@ impl<'a> MakeWriter<'a> for Lines {
 }
 
 impl Write for Line<'_> {
-    /// Takes a whole event, which `tracing` writes in one go.
+    /// Queues a whole event, which `tracing` writes in one call.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.queue.push(self.level, &String::from_utf8_lossy(bytes));
         Ok(bytes.len())

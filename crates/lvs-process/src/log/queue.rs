@@ -36,7 +36,7 @@ enum Message {
     Flush(SyncSender<()>),
 }
 
-/// Takes lines without ever waiting; what does not fit is counted.
+/// A queue of lines that never blocks; it counts the lines that do not fit.
 #[derive(Debug)]
 pub(super) struct Queue {
     sender: SyncSender<Message>,

@@ -495,7 +495,7 @@ impl MapPlace {
         self.element(BPF_MAP_UPDATE_ELEM, number(&map.fd))
     }
 
-    /// Lets them find none.
+    /// Empties the map's entry for programs.
     pub fn clear(&self) {
         // There was none: that is as well.
         let _ = self.element(BPF_MAP_DELETE_ELEM, 0);

@@ -295,7 +295,7 @@ pub struct Outcome {
 pub struct Compared {
     /// Alone.
     pub before: Delays,
-    /// With as many users of the host that only compute.
+    /// Delays beside the same number of local users that only compute.
     pub busy_users: Delays,
     /// During the attack.
     pub beside: Delays,

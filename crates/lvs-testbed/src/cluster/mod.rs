@@ -418,7 +418,7 @@ fn end_loss(director: &Host) -> Result<()> {
     director.sh("nft delete table inet loss").map(drop)
 }
 
-/// Keeps etcd from a director.
+/// Cuts a director off from etcd.
 fn lose_etcd(director: &Host) -> Result<()> {
     director
         .sh("nft add table inet etcd\n\

@@ -296,7 +296,7 @@ impl Lab {
         super::put(&director.host, KEEPALIVED, &made)
     }
 
-    /// With direct routing always; with NAT the file is the example's otherwise.
+    /// Whether IPv6 is in use: always with direct routing; with NAT the example's file has none.
     fn has_ipv6(&self) -> bool {
         let forward = self.site.options.forward;
         self.kind == Balancer::Lvs && (forward == Forward::Dr || self.ipv6)

@@ -378,7 +378,7 @@ impl Bed {
         self.net.vips = self.intercept.vips();
     }
 
-    /// Lets time pass, from one event to the next.
+    /// Advances the clock, from one event to the next.
     pub(super) fn wait(&mut self, duration: Duration) {
         let end = self.now + duration;
         loop {
@@ -533,7 +533,7 @@ impl Bed {
         }
     }
 
-    /// Keeps the answers to the host's own clients from it, as the keeper does.
+    /// Hides the answers to the host's own clients from it, as the keeper does.
     fn intercept_local_clients(&mut self) {
         for request in std::mem::take(&mut self.output.requests) {
             if let Request::InterceptLocalClient(client) = request {

@@ -565,7 +565,7 @@ impl Pair {
         pair
     }
 
-    /// In the end no connection is left, for any sequence of operations.
+    /// Checks that no connection is left at the end, for any sequence of operations.
     pub fn finish(mut self) {
         self.apply(&Op::Wait(10_000));
         assert!(self.director.shard.is_empty());

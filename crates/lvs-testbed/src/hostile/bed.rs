@@ -647,7 +647,7 @@ impl Bed {
         came(ip, &offload)
     }
 
-    /// Looks at everything that has left because of one packet.
+    /// Checks all packets that left because of one packet.
     fn judge(&mut self, came: &Came, sent: Vec<(PortId, Frame)>, shot: &Shot) {
         self.summary.came_right += u64::from(came.health == Health::Right);
         if let Err(error) = self.check_all(came, sent) {
@@ -719,7 +719,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Looks at one packet that leaves.
+    /// Checks one packet that leaves.
     fn check(
         &mut self,
         came: &Came,

@@ -169,7 +169,7 @@ impl<'a> Generator<'a> {
             .pick(&[Side::Clients, Side::Servers, Side::Host])
     }
 
-    /// Puts the link header on. Offsets in `offload` count from the IP header.
+    /// Adds the link header. Offsets in `offload` count from the IP header.
     fn shot(&mut self, from: Side, ip: &[u8], mut offload: Offload) -> Shot {
         let bytes = match from {
             Side::Host => ip.to_vec(),

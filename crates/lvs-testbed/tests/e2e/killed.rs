@@ -22,7 +22,7 @@ const RATE: u64 = 60_000;
 const FEW: u64 = 60;
 /// Time without a dataplane.
 const DEAD: Duration = Duration::from_secs(5);
-/// Between two dataplanes that are killed.
+/// Pause between two killed dataplanes.
 const ALIVE: Duration = Duration::from_secs(5);
 
 /// The state keeper of connections when a dataplane is killed.

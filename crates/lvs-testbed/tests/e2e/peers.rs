@@ -430,12 +430,12 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
     shows("both have the same services and servers")?;
     for dataplane in [&one, &two] {
         wait("the log to say so", || {
-            dataplane.log().contains("director does again")
+            dataplane.log().contains("as this director again")
         })
         .with_context(|| dataplane.log())?;
         let log = dataplane.log();
         ensure!(log.matches("has not chosen").count() == 1, "{log}");
-        ensure!(log.matches("director does again").count() == 1, "{log}");
+        ensure!(log.matches("as this director again").count() == 1, "{log}");
     }
 
     // A server that has no weight, and had another one before, has other slots of mh.

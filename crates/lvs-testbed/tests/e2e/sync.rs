@@ -25,7 +25,7 @@ fn directors(forward: Forward, rate: u64) -> Result<(Site, Proc)> {
     Ok((site, standby))
 }
 
-/// Gives the second director the services of the first.
+/// Copies the services of the first director to the second.
 fn copy_services(site: &Site) -> Result<()> {
     let rules = site.lvsadm("-S -n")?;
     let program = programs::find("lvsadm")?;

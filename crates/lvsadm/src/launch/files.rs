@@ -151,7 +151,7 @@ struct Content {
 }
 
 impl Content {
-    /// Takes room for the text, unless open files have too many bytes.
+    /// Reserves room for the text, unless open files have too many bytes.
     fn fit(&mut self) -> Result<(), Errno> {
         while self.taken < self.text.len() {
             self.taken += BYTES_STEP;

@@ -41,7 +41,7 @@ impl Kept {
         self.services.len() + self.servers + self.sysctls.len()
     }
 
-    /// Keeps a change that was made. `false`: from now on there is too much.
+    /// Records a change that was made. `false` if there is too much from now on.
     pub(super) fn keep(&mut self, call: &Call) -> bool {
         if matches!(call, Call::ServiceFlush {}) {
             self.services.clear();

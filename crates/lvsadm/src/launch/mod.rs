@@ -172,7 +172,7 @@ fn execute(command: &[OsString]) -> u8 {
     }
 }
 
-/// Puts this process under the filter, and starts its supervisor.
+/// Installs the filter for this process, and starts its supervisor.
 fn launch(socket: Option<&OsStr>) -> Result<(), String> {
     // The supervisor leaves the directory of the program.
     let address = socket.map(|text| match Address::new(text) {

@@ -168,7 +168,7 @@ impl Space {
         }
     }
 
-    /// Takes the lock that keeps lvsd away from another `lvs-run` that has ended.
+    /// Tries to take the lock that keeps lvsd away from another `lvs-run`, which has ended.
     pub(super) fn retry_lock(&self) {
         if let Ok(mut link) = self.link.try_lock()
             && link.is_shared

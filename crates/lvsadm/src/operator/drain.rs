@@ -214,7 +214,7 @@ impl Target {
         )
     }
 
-    /// Gives it its weight again.
+    /// Restores its weight.
     fn undo(
         &mut self,
         run: &mut Invocation<'_>,

@@ -9,7 +9,7 @@ use super::{Outcome, Trouble, Words, connect, duration};
 use crate::program::Invocation;
 use crate::session::json;
 
-/// Between two looks.
+/// Pause between two checks.
 const PERIOD: Duration = Duration::from_millis(100);
 /// Milliseconds after which a peer counts as silent; it compares every two seconds.
 const UNHEARD: u64 = 4_000;

@@ -111,7 +111,7 @@ impl Series {
 }
 
 impl History {
-    /// Takes a point, unless nothing is known of the dataplane yet.
+    /// Records a sample, unless the dataplane has not reported yet.
     pub fn take(&mut self, snapshot: &Snapshot, now: u64) -> bool {
         if snapshot.dataplane().is_none() && snapshot.services().next().is_none() {
             return false;

@@ -51,7 +51,7 @@ pub(crate) use peer::{FULL, Peer};
 use places::ConnectionLimits;
 pub(crate) use places::{ConnectionSlot, Holder};
 
-/// For how long what was seen is good enough.
+/// Time for which a snapshot is fresh.
 const FRESH: Duration = Duration::from_millis(500);
 /// Longest time that the daemon's loop may take to return its status.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -337,7 +337,7 @@ async fn listen(address: SocketAddr, api: Arc<Api>) {
     }
 }
 
-/// Keeps the last events.
+/// Records the last events.
 async fn remember(api: Arc<Api>, mut events: broadcast::Receiver<Arc<Event>>) {
     loop {
         match events.recv().await {
@@ -354,7 +354,7 @@ async fn remember(api: Arc<Api>, mut events: broadcast::Receiver<Arc<Event>>) {
     }
 }
 
-/// Keeps an hour of health and traffic.
+/// Records an hour of health and traffic.
 async fn sample(api: Arc<Api>) {
     let mut next = Instant::now();
     loop {

@@ -29,7 +29,7 @@ pub struct Overview {
     pub version: String,
     /// Its file.
     pub config: String,
-    /// For how many seconds it has run.
+    /// Seconds for which it has run.
     pub uptime: u64,
     /// The last reading of the file.
     pub loaded: LoadStatus,
@@ -90,7 +90,7 @@ pub struct Broken {
     #[serde(skip_serializing_if = "String::is_empty")]
     #[cfg_attr(test, serde(default))]
     pub fix: String,
-    /// For how many seconds.
+    /// Seconds for which it has been so.
     pub since: Option<u64>,
     /// Its administrative state.
     pub admin: AdminState,

@@ -24,7 +24,7 @@ const EVERY: Duration = Duration::from_secs(2);
 const SHARE: u32 = 20;
 /// Longest silence of a dataplane.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// For how long it may list connections.
+/// Longest time of listing connections.
 const LISTING: Duration = Duration::from_secs(10);
 
 /// The files with the daemon's own state, written in each round.
@@ -233,7 +233,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Puts a file in the place of the old one as a whole.
+    /// Replaces a file as a whole.
     fn put(&self, name: &str, text: &str) -> io::Result<()> {
         let file = self.0.join(name);
         let (Some(directory), Some(base)) = (file.parent(), file.file_name()) else {
@@ -275,7 +275,7 @@ impl Tree {
     }
 }
 
-/// Takes the files away, and directories that are empty then; nothing else.
+/// Removes the files, and directories that are empty then; nothing else.
 fn remove(path: &Path) {
     let tree = Tree(path.to_owned());
     tree.without(&FILES);

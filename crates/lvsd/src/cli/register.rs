@@ -115,7 +115,7 @@ async fn keep(cluster: &Cluster, key: &str, value: &str, lease: Duration) -> Res
     }
 }
 
-/// Keeps a key at a member until that fails; why it does.
+/// Renews a key at a member until that fails; returns the reason.
 async fn stay(
     client: &mut Client,
     held: &mut Option<i64>,

@@ -20,7 +20,7 @@ use crate::clock::Now;
 use crate::config::Announce;
 use crate::watchdog::{Pulse, TURN_LIMIT};
 
-/// Between two questions whether the dataplane is ready.
+/// Pause between two queries whether the dataplane is ready.
 const PERIOD: Duration = Duration::from_millis(100);
 /// The interval at which an unchanged announcement is sent again.
 const AGAIN: Duration = Duration::from_secs(1);

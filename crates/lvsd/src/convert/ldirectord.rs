@@ -43,7 +43,7 @@ struct Settings {
 }
 
 impl Settings {
-    /// Takes a line; false if it is none of these.
+    /// Reads a line; false if it has another key.
     fn take(&mut self, key: &str, value: &str, said: &Said, lost: &mut Vec<String>) -> bool {
         let number = digits(value).parse::<f64>().ok();
         let number = number.filter(|n| *n > 0.0 && n.is_finite());

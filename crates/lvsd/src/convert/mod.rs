@@ -249,7 +249,7 @@ fn join_twins(services: &mut Vec<Service>) {
     *services = joined;
 }
 
-/// Leaves each address and mark to the first service that has it.
+/// Removes each address and mark from all services but the first one that has it.
 fn without_twins(services: &mut Vec<Service>, lost: &mut Vec<String>) {
     let mut seen: HashMap<(String, String), String> = HashMap::new();
     services.retain_mut(|service| {
@@ -284,7 +284,7 @@ fn without_twins(services: &mut Vec<Service>, lost: &mut Vec<String>) {
     });
 }
 
-/// Leaves each name to the first service that has it.
+/// Makes names unique: the first service keeps its name.
 fn unique_names(services: &mut [Service]) {
     let mut seen = HashSet::new();
     for service in services {
@@ -300,7 +300,7 @@ fn unique_names(services: &mut [Service]) {
     }
 }
 
-/// Takes out servers that are virtual servers: their packets would go round.
+/// Removes servers that are virtual servers: their packets would loop.
 fn without_loops(services: &mut [Service]) {
     let mut all: HashMap<IpAddr, HashSet<u16>> = HashMap::new();
     for at in services.iter().flat_map(Service::endpoints) {

@@ -122,7 +122,7 @@ impl Service {
         }
     }
 
-    /// Leaves of servers with one address the first.
+    /// Keeps the first of several servers with one address.
     pub(super) fn without_twins(&mut self) {
         let ports: HashSet<u16> = self.endpoints().map(|at| at.port()).collect();
         let only = ports.iter().next().copied().filter(|_| ports.len() == 1);
@@ -142,7 +142,7 @@ impl Service {
         self.addresses.iter().filter_map(|text| text.parse().ok())
     }
 
-    /// Takes the servers of another service for the same addresses.
+    /// Adds the servers of another service for the same addresses.
     pub(super) fn join(&mut self, other: Self) {
         self.lost.push(format!(
             "{}: there is a virtual server for these addresses ({}): the servers are added to that one, as with \
@@ -393,7 +393,7 @@ pub(super) fn asks_a_port(check: &BTreeMap<&'static str, String>) -> bool {
     kind.is_some_and(|kind| kind != "\"ping\"" && kind != "\"exec\"")
 }
 
-/// Stands for the port of the server in the command of a check.
+/// Placeholder for the port of the server in the command of a check.
 const PORT: &str = "\"{port}\"";
 
 /// Whether the check runs a program and passes the port of the server to it.
@@ -403,7 +403,7 @@ fn names_port(check: &Keys) -> bool {
         .is_some_and(|command| command.contains(PORT))
 }
 
-/// Tells the program of a check this port, whatever the server's.
+/// Sets this port in the command of a check, whatever the server's.
 pub(super) fn fix_port(check: &mut Keys, port: u16) {
     if let Some(command) = check.get_mut("command") {
         *command = command.replace(PORT, &quote(&port.to_string()));

@@ -73,7 +73,7 @@ impl Reporter {
         });
     }
 
-    /// Lets the notify command process the events so far, within its timeout.
+    /// Waits until the notify command has processed the events so far, within its timeout.
     pub(super) async fn finish_commands(self) {
         let limit = self.notice.borrow().limit;
         let (end, ended) = self.commands;

@@ -51,7 +51,7 @@ impl Base {
         }
     }
 
-    /// Takes note of a change that we have made.
+    /// Records a change that we have made.
     pub(super) fn note(&mut self, change: &Call) {
         match change {
             Call::ServiceAdd(spec) | Call::ServiceEdit(spec) => {

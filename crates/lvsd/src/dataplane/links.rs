@@ -85,7 +85,7 @@ impl Links {
         self.dataplane.news()
     }
 
-    /// Takes one step towards `goal`, as [`Link::step`].
+    /// Makes one step towards `goal`, as [`Link::step`].
     pub fn step(&mut self, goal: &Goal, changed: bool, now: Instant) -> Step {
         let mut proxied = None;
         if goal.proxied.is_some() || self.proxy.is_some() {

@@ -351,7 +351,7 @@ impl Link {
         Arc::clone(&self.news)
     }
 
-    /// Lets the flag of another link interrupt it.
+    /// Shares the flag that interrupts it with another link.
     fn share_news(&mut self, news: Arc<AtomicBool>) {
         self.news = news;
     }
@@ -371,7 +371,7 @@ impl Link {
         self.control.is_some()
     }
 
-    /// Takes one step towards `goal`. `changed`: the goal differs from the last one.
+    /// Makes one step towards `goal`. `changed`: the goal differs from the last one.
     pub fn step(&mut self, goal: &Goal, changed: bool, now: Instant) -> Step {
         if let Some(pid) = self.pid
             && !self.host.alive(pid)

@@ -157,7 +157,7 @@ impl Expanded {
         made
     }
 
-    /// Takes the servers that DNS and etcd name.
+    /// Adds the servers that DNS and etcd name.
     fn take_servers(&mut self, gathered: &Gathered, etcd: Option<&Etcd>, present: &Present) {
         for service in &mut self.services {
             let Some(discovery) = service.discovery.clone() else {

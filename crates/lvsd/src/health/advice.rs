@@ -33,7 +33,7 @@ impl Advice {
         }
     }
 
-    /// Takes what is new; true if that changes anything.
+    /// Merges new advice; true if that changes anything.
     pub fn take(&mut self, new: Self) -> bool {
         let before = *self;
         self.weight = new.weight.or(self.weight);

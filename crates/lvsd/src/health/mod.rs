@@ -112,9 +112,9 @@ pub struct Change {
 /// Durations and delays of checks since the start.
 #[derive(Debug, Default)]
 pub struct Timing {
-    /// From when a check was due until it began.
+    /// Delay from the due time of a check to its start.
     pub lag: Quantiles,
-    /// From its begin to its result.
+    /// Time from its start to its result.
     pub duration: Quantiles,
     /// Counts by kind and result, for metrics.
     tally: Arc<Tally>,
@@ -180,7 +180,7 @@ pub struct Known {
     pub up: Option<bool>,
     /// The reason why it is down now.
     pub reason: String,
-    /// For how long it has been so.
+    /// Time for which it has been so.
     pub lasted: Duration,
     /// Set while this host cannot make its check.
     pub not_made: Option<NotMade>,
@@ -473,7 +473,7 @@ impl<P: Prober> Checks<P> {
         self.tasks.len()
     }
 
-    /// Nobody is asked anything.
+    /// Whether there are no checks.
     pub fn is_empty(&self) -> bool {
         self.tasks.is_empty()
     }
@@ -502,7 +502,7 @@ struct Runner<P> {
     serving: watch::Receiver<Option<Arc<Serving>>>,
     sender: mpsc::UnboundedSender<Report>,
     prompts: mpsc::Receiver<Prompt>,
-    /// Until then, good checks do not count: clients got no answer.
+    /// Time until which good checks do not count: clients got no answer.
     out_until: Option<Instant>,
     record: Arc<Mutex<Record>>,
     task: u64,
@@ -681,7 +681,7 @@ impl<P: Prober> Runner<P> {
         !(news || unmade.long().is_some()) || self.report(reason, !good)
     }
 
-    /// Takes that the check could not be made; false if the daemon is ending.
+    /// Records that the check could not be made; false if the receiver is gone.
     fn take_unmade(&mut self, reason: String) -> bool {
         let before = self.unmade.long();
         if self.unmade.count == 0 {

@@ -299,7 +299,7 @@ impl Shared {
         self.lock().refused_by_daemon.clone()
     }
 
-    /// Their liveness is unknown.
+    /// Marks the liveness of the directors as unknown.
     fn forget_directors(&self) {
         self.lock().view.directors.clear();
     }
@@ -427,7 +427,7 @@ impl Sources {
         }
     }
 
-    /// Follows an etcd, and notes the texts of its services that are right.
+    /// Watches an etcd, and records the valid texts of its services.
     fn set_etcd(&mut self, cluster: Option<&Cluster>, in_force: &[(String, String)]) {
         let stays = match (&self.etcd, cluster) {
             (Some((now, _)), Some(cluster)) => now == cluster,
@@ -466,7 +466,7 @@ impl Sources {
         }
     }
 
-    /// Follows a Kubernetes, and notes what the daemon has made of its services.
+    /// Watches a Kubernetes, and records the daemon's use of its services.
     fn set_kubernetes(&mut self, settings: Option<&kubernetes::Settings>, made: &Made) {
         let stays = self.kubernetes.as_ref().map(|(now, _)| now) == settings;
         if !stays && let Some((_, task)) = self.kubernetes.take() {

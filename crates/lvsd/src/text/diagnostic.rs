@@ -215,7 +215,7 @@ pub(crate) struct Findings {
 }
 
 impl Findings {
-    /// Takes a finding.
+    /// Adds a finding.
     pub(crate) fn push(&mut self, finding: Diagnostic) {
         self.reported += usize::from(finding.severity == Severity::Error);
         let mut hasher = DefaultHasher::new();
@@ -230,7 +230,7 @@ impl Findings {
         }
     }
 
-    /// Takes the findings of another reading.
+    /// Adds the findings of another reading.
     pub(crate) fn append(&mut self, other: Self) {
         let more = other.more();
         other

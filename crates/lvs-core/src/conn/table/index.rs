@@ -77,7 +77,7 @@ impl Index {
         }
     }
 
-    /// Takes a reference out.
+    /// Removes a reference.
     pub(crate) fn remove(&mut self, hash: u64, old: u32) {
         if let Some(place) = self.place_of(hash, old) {
             self.places[place] = 0;

@@ -344,7 +344,7 @@ impl ConnTable {
         None
     }
 
-    /// Takes an entry out and frees its slot.
+    /// Removes an entry and frees its slot.
     pub(crate) fn remove(&mut self, handle: u32) {
         let entry = self.slots.entry(handle);
         self.wheel.disarm(handle, entry);
@@ -440,7 +440,7 @@ impl ConnTable {
 
     // --- time ------------------------------------------------------------------------------------
 
-    /// Lets the entry's timer run for its timeout from `now` (`ip_vs_conn_put`).
+    /// Starts the entry's timer with its timeout from `now` (`ip_vs_conn_put`).
     #[inline]
     pub(crate) fn restart(&mut self, handle: u32, now: Instant) {
         let entry = self.slots.entry(handle);
@@ -514,7 +514,7 @@ impl ConnTable {
         due
     }
 
-    /// Takes back the vector of [`take_due_by`](Self::take_due_by), for its memory.
+    /// Returns the vector of [`take_due_by`](Self::take_due_by), so that its memory is used again.
     pub(crate) fn recycle(&mut self, due: Vec<u32>) {
         self.due = due;
     }

@@ -107,7 +107,7 @@ impl Overflow {
         self.used
     }
 
-    /// From now on, the slots up to this one may be in use.
+    /// Marks the slots up to this one as possibly in use.
     pub(super) const fn set_used(&mut self, used: u32) {
         self.used = used;
     }
@@ -124,7 +124,7 @@ impl Overflow {
         Some(self.used - 1)
     }
 
-    /// Takes back a slot.
+    /// Returns a slot.
     pub(super) fn give_back(&mut self, slot: u32) {
         self.free.push(slot);
     }

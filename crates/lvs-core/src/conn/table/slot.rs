@@ -548,7 +548,7 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// From now on its packets come to userspace.
+    /// Evicts the connection from the kernel fast path: its packets come to userspace.
     pub(crate) fn withdraw(self) {
         self.set_kind(kind::LIVE, false);
     }

@@ -137,7 +137,7 @@ impl Wheel {
         entry.set_armed(self.link(handle, deadline));
     }
 
-    /// Takes a slot out, if it is in.
+    /// Removes a slot from the wheel, if it is there.
     pub(super) fn disarm(&mut self, handle: u32, entry: Entry<'_>) {
         if entry.armed() != UNARMED {
             self.unlink(handle);

@@ -112,7 +112,7 @@ pub(in crate::control) trait State {
         now: Instant,
     ) -> Option<(Self::Template, Arc<Server>)>;
 
-    /// Keeps a new template; `None` if there is no room for it.
+    /// Stores a new template; `None` if there is no room for it.
     fn make_template(
         &mut self,
         template: Template,

@@ -113,7 +113,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Follows a segment.
+    /// Tracks a segment.
     fn follow(&mut self, from: From, tcp: &Tcp<'_>) -> Relation {
         let relation = track::follow(&mut self.track, from, tcp, self.shift);
         if relation == Relation::New {

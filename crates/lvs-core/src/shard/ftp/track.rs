@@ -240,7 +240,7 @@ pub(super) struct Track {
     assured: bool,
 }
 
-/// Follows a segment. `shift` is that of the server's stream.
+/// Tracks a segment. `shift` is that of the server's stream.
 pub(super) fn follow(
     track: &mut Option<Track>,
     from: From,

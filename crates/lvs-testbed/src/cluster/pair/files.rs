@@ -38,7 +38,7 @@ impl Lab {
         Ok(())
     }
 
-    /// After it, nothing is wrong any more.
+    /// Restarts keepalived, after which there is no fault.
     pub(super) fn restart_keepalived(&mut self, index: usize) -> Result<()> {
         self.tell(&format!("director {}: keepalived is restarted", index + 1));
         let director = &mut self.directors[index];

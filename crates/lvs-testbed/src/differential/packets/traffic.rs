@@ -518,7 +518,7 @@ impl Traffic {
 
     // --- shapes ----------------------------------------------------------------------------------
 
-    /// Gives a packet an identification of its own, and mostly "don't fragment".
+    /// Sets an identification of the packet, and mostly "don't fragment".
     fn number(&mut self, ip: &mut [u8]) {
         self.id = self.id.wrapping_add(1);
         if ip[0] >> 4 == 4 {

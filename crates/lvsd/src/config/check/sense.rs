@@ -26,7 +26,7 @@ pub(super) struct ServerPlace {
 }
 
 impl Checker<'_> {
-    /// Looks at the whole file.
+    /// Checks the file as a whole.
     pub(super) fn sense(&mut self, raw: &RawConfig, services: &[Service], marks: &[String]) {
         self.servers_that_are_services(services);
         if !self.complete {

@@ -177,7 +177,7 @@ async fn manual_drain_is_shown_and_ended() {
     daemon.stop().await;
 }
 
-/// Gives 10.0.0.1 a weight as ipvsadm does.
+/// Sets a weight of 10.0.0.1 as ipvsadm does.
 fn by_hand(world: &World, weight: i32) {
     let held = world.dataplane();
     let servers = &held.service(web()).unwrap().servers;

@@ -160,7 +160,7 @@ impl Running {
         snapshot.await.unwrap().status
     }
 
-    /// Puts 10.0.0.1 into a state.
+    /// Sets the state of 10.0.0.1.
     async fn admin(&self, state: AdminState) -> AdminDone {
         self.ask(ChangeRequest::Admin(AdminSpec {
             target: Target {

@@ -54,7 +54,7 @@ where
     address
 }
 
-/// Says this at once, and ends its half of the connection.
+/// Sends this at once, and closes its half of the connection.
 pub(crate) async fn answering(words: &'static [u8]) -> SocketAddr {
     serving(move |mut stream| async move {
         let _ = stream.write_all(words).await;
@@ -87,7 +87,7 @@ pub(crate) async fn endless_reply(first: &'static [u8], then: &'static [u8]) -> 
     .await
 }
 
-/// Says this one byte at a time, a few a second.
+/// Sends this one byte at a time, a few a second.
 pub(crate) async fn dripping(words: &'static [u8]) -> SocketAddr {
     serving(move |mut stream| async move {
         for byte in words.iter().cycle() {
@@ -109,7 +109,7 @@ pub(crate) async fn endless(first: &'static [u8], then: &'static [u8]) -> Socket
     .await
 }
 
-/// Says this, and then nothing, with the connection open.
+/// Sends this, and then nothing, with the connection open.
 pub(crate) async fn stalling(words: &'static [u8]) -> SocketAddr {
     serving(move |mut stream| async move {
         let _ = stream.write_all(words).await;

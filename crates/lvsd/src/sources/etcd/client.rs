@@ -258,7 +258,7 @@ impl Client {
         }
     }
 
-    /// Keeps a lease; false if it is no more.
+    /// Renews a lease; false if it no longer exists.
     pub(crate) async fn keep(&mut self, id: i64) -> Result<bool, Error> {
         let id = Number(id);
         let kept: Streamed<Granted> = self.call("/v3/lease/keepalive", &Lease { id }).await?;

@@ -37,7 +37,7 @@ use crate::sources::Cluster;
 
 /// Number of keys in a request.
 const PAGE: i64 = 500;
-/// Between two looks whether the member still has a majority behind it.
+/// Pause between two checks that the member still has a majority.
 const PROBE: Duration = Duration::from_secs(5);
 /// So many looks in a row that find another number of keys are no coincidence.
 const DIFFER_MAX: u32 = 3;
@@ -59,7 +59,7 @@ pub(super) struct View {
     pub(super) untold: Option<String>,
 }
 
-/// Follows etcd until the task is aborted.
+/// Watches etcd until the task is aborted.
 pub(super) fn follow(settings: Cluster, shared: Arc<Shared>) -> JoinHandle<()> {
     tokio::spawn(async move {
         let access = Arc::new(settings.access.clone());
@@ -109,7 +109,7 @@ pub(super) fn follow(settings: Cluster, shared: Arc<Shared>) -> JoinHandle<()> {
     })
 }
 
-/// At that time, if there is one.
+/// Waits until that time, if there is one.
 async fn timer(at: Option<Instant>) {
     match at {
         Some(at) => sleep_until(at).await,
@@ -186,7 +186,7 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Until something goes wrong.
+    /// Runs until an error.
     async fn run(&mut self) -> Result<Infallible, Error> {
         loop {
             self.list().await?;
@@ -346,7 +346,7 @@ impl Session<'_> {
         Ok(page)
     }
 
-    /// Keeps the lease, or asks for one.
+    /// Renews the lease, or requests one.
     async fn keep(&mut self) -> Result<(), Error> {
         self.keep_at = Instant::now() + self.settings.lease / 3;
         if let Some(id) = self.lease {
