@@ -88,6 +88,7 @@ fn workers_forward_bulk_and_datagrams() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn workers_forward_every_byte_direct_routing() -> Result<()> {
     let site = site(options("dr", Forward::Dr))?;
     common::requests_and_listings(&site)?;
@@ -95,6 +96,7 @@ fn workers_forward_every_byte_direct_routing() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn workers_forward_every_byte_tunnels() -> Result<()> {
     let site = site(options("tun", Forward::Tun))?;
     common::requests_and_listings(&site)?;
@@ -102,6 +104,7 @@ fn workers_forward_every_byte_tunnels() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn workers_forward_every_byte_full_nat() -> Result<()> {
     let site = site(options("fullnat", Forward::FullNat))?;
     common::requests_and_listings(&site)?;
@@ -164,7 +167,7 @@ fn changes_while_traffic_runs() -> Result<()> {
     common::administration(&site)?;
     site.add_service(80, "rr")?;
     let mut load = common::mixed_load(&site);
-    load.pause_ms = 2;
+    load.pause_ms = 20;
     let steady = site.client.steady_load(&load)?;
     for port in 8000..8040 {
         site.add_service(port, "rr")?;
