@@ -35,7 +35,7 @@ const BLOCK: usize = 1024;
 /// A SYN that was lost is sent again after a second, which is no failure.
 const LIMIT: Duration = Duration::from_millis(2500);
 
-/// Serves all of them.
+/// Serves all classic services.
 #[derive(Clone, Debug, Args)]
 pub struct Serve {
     /// The server's name, in one word

@@ -84,7 +84,7 @@ pub(crate) struct Asked {
     pub(crate) served: Vec<u64>,
     /// Requests that were not.
     pub(crate) failed: Vec<u64>,
-    /// Milliseconds that each that was answered took.
+    /// Milliseconds of each answered request.
     pub(crate) took: Vec<f64>,
     /// The first failure.
     pub(crate) error: Option<String>,

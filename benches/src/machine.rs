@@ -253,7 +253,7 @@ pub struct Used {
     pub softirq: f64,
     /// Other soft interrupts that have a thread.
     pub other_softirq: f64,
-    /// Everything else that the bench has started: generators, clients, servers; what has ended, too.
+    /// All other programs of the bench, ended ones included: generators, clients, servers.
     pub endpoints: f64,
     /// Other programs, as a share of a core.
     pub foreign: f64,

@@ -81,7 +81,7 @@ impl Errors {
 /// Percentiles of connection times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Lifetime {
-    /// Half of them.
+    /// Median.
     pub p50_ms: u32,
     /// 90 of 100.
     pub p90_ms: u32,

@@ -131,11 +131,11 @@ pub struct Load {
     pub uri: String,
     /// Seconds after which a request has failed.
     pub timeout: u32,
-    /// Seconds that httperf may take beyond that and what it asks for.
+    /// Additional seconds that httperf may take beyond its planned time.
     pub grace: u32,
 }
 
-/// A rate that was offered, and what came of it.
+/// An offered rate, and its results.
 #[derive(Clone, Debug, Serialize)]
 pub struct Step {
     /// Requested rate of all hosts, in requests a second.
@@ -317,7 +317,7 @@ struct Printed<'a> {
     uri: &'a str,
     seconds: u32,
     timeout: u32,
-    /// Whether all hosts took part in all steps that were to be made.
+    /// Whether all hosts took part in all planned steps.
     complete: bool,
     steps: Vec<Step>,
     failed: &'a [Failed],

@@ -129,7 +129,7 @@ impl Flood {
         last.with_context(|| format!("{} does not forward correctly", bed.who.name()))
     }
 
-    /// Opens all of its connections; more slowly if some were lost on the way.
+    /// Opens all of its connections; slower after losses.
     fn open(self, bed: &Bed, yardsticks: &Yardsticks) -> Result<()> {
         let mut rate = match bed.place {
             Place::Usual => OPENING,

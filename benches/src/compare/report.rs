@@ -9,7 +9,7 @@ use super::rows::{Against, Bound, Group, Row};
 use super::run::Outcome;
 use crate::stats::Spread;
 
-/// Of the JSON; it grows when a field changes its meaning or goes.
+/// Version of the JSON; it grows when a field changes its meaning or is removed.
 const SCHEMA: u32 = 1;
 
 /// A line of the table.

@@ -21,7 +21,7 @@ use crate::memory::{self, Churn, Clients, Pair, Pipeline, Setup};
 use crate::publishing::Publishing;
 use crate::yardsticks::{LineTable, Yardsticks};
 
-/// Tries of one measurement before a round goes without it.
+/// Attempts of one measurement before a round omits it.
 const TRIES: usize = 3;
 /// Parts of the round trips of a round, between which the contenders take turns: what the machine
 /// does meanwhile is to meet all of them.

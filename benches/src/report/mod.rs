@@ -148,7 +148,7 @@ trait Experiment: Sync {
         let _ = plot;
         &[]
     }
-    /// Sentences made of what was measured.
+    /// Conclusions from the measurements.
     fn conclusions(&self, document: &Document) -> Vec<String>;
 }
 
@@ -162,7 +162,7 @@ fn usual_bed(peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
     )
 }
 
-/// All of them, in the order of the page.
+/// All experiments, in the order of the page.
 const EXPERIMENTS: [&dyn Experiment; 11] = [
     &orourke::Orourke,
     &mack::Mack,

@@ -296,7 +296,7 @@ fn hosts_in_namespaces_send_requests_together() {
 /// A real sshd, with a key and a configuration of its own, in a namespace.
 #[test]
 #[ignore = "needs httperf, ssh and sshd"]
-fn machines_ask_by_ssh() {
+fn hosts_reached_by_ssh_send_requests() {
     let mut testbed = Testbed::new("cluster").expect("a testbed");
     let [host] = testbed.hosts(["machine"]).expect("a host");
     let directory = testbed.dir().to_owned();

@@ -221,7 +221,7 @@ impl Ord for ServiceKey {
 }
 
 impl Target {
-    /// Whether `server` of `service` is one of them.
+    /// Whether `server` of `service` is among them.
     pub fn has(&self, service: ServiceId, server: SocketAddr) -> bool {
         self.service.is_none_or(|ServiceKey(own)| own == service)
             && self.host == server.ip()

@@ -439,7 +439,7 @@ impl Server {
         self.templates.fetch_add(1, Relaxed);
     }
 
-    /// A template that led to it is gone (`ip_vs_unbind_dest`).
+    /// Counts that a template of this server was removed (`ip_vs_unbind_dest`).
     pub(crate) fn unbind_template(&self) {
         self.templates.fetch_sub(1, Relaxed);
     }

@@ -15,7 +15,7 @@ pub enum TunnelChecksum {
 }
 
 impl TunnelChecksum {
-    /// All of them.
+    /// All kinds of checksums.
     pub const ALL: &[Self] = &[Self::None, Self::Full, Self::Remote];
 
     /// The word of the control protocol and of `lvsd`.

@@ -20,7 +20,7 @@ reasons! {
         BadOffload => "bad_offload",
         /// An ICMP message of less than 8 bytes.
         IcmpShort => "icmp_short",
-        /// The frame came on a port that is not known (any more).
+        /// The frame arrived on an unknown port.
         NoPort => "no_port",
         /// A fragment that contradicts the others of its datagram, is empty, or reaches beyond 64
         /// KiB.
@@ -36,9 +36,9 @@ reasons! {
         Rejected => "rejected",
         /// Its time to live ran out here.
         TtlExceeded => "ttl_exceeded",
-        /// Longer than the MTU of its way, and not to be fragmented.
+        /// The packet is longer than the MTU of its path, and must not be fragmented.
         TooBig => "too_big",
-        /// The MTU of the way is too small for a tunnel.
+        /// The MTU of the path is too small for a tunnel.
         MtuTooSmall => "mtu_too_small",
         /// There is no route to the destination.
         NoRoute => "no_route",
@@ -72,13 +72,13 @@ reasons! {
         /// From an address that no other host can have (one of this host's own, loopback, a group,
         /// an unspecified one), or a translation to a loopback address.
         Martian => "martian",
-        /// Its source is not routed back to where it came from (`--reverse-path`).
+        /// The route to its source is not through the interface of its arrival (`--reverse-path`).
         ReversePath => "reverse_path",
         /// It belongs to another packet worker, whose queue of what is handed over was full.
         WorkerBusy => "worker_busy",
         /// An invalid IPv4 option; the sender receives an ICMP error (parameter problem).
         IpOptions => "ip_options",
-        /// Its sender chose the way (IPv4 source routing), which hosts do not allow.
+        /// Its sender chose the route (IPv4 source routing), which hosts refuse.
         SourceRoute => "source_route",
         /// An echo request to an address that the dataplane owns, and answers to them are switched off
         /// (`--echo drop`).

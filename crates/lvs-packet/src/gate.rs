@@ -255,7 +255,7 @@ impl Default for Gate {
 }
 
 impl Gate {
-    /// Whether SYNs are sorted, because there are too many of them.
+    /// Whether there are so many SYNs that they are sorted.
     pub const fn sorts(&self) -> bool {
         self.until.is_some()
     }

@@ -40,7 +40,7 @@ pub struct PortInfo {
     pub gives_back: bool,
 }
 
-/// The way to an address.
+/// The next hop of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NextHop {
     /// The port to leave by.
@@ -48,7 +48,7 @@ pub struct NextHop {
     /// The neighbour that receives the packet: a gateway, or the destination itself if the route is
     /// on-link.
     pub addr: IpAddr,
-    /// The longest packet on that way.
+    /// The longest packet on that path.
     pub mtu: u32,
     /// The address that the host would use as source.
     pub source: Option<IpAddr>,
@@ -104,7 +104,7 @@ pub struct About {
 
 /// The network as the packet path sees it. Cheap look-ups, no I/O.
 pub trait Net {
-    /// The port's properties; `None` if it is gone.
+    /// The port's properties; `None` if it was removed.
     fn port(&self, port: PortId) -> Option<PortInfo>;
 
     /// The port that leads to the host's own stack, if there is one.
@@ -133,7 +133,7 @@ pub trait Net {
     /// Whether it is a VIP that the dataplane itself owns: it answers ARP and echo for it.
     fn is_own_vip(&self, addr: IpAddr) -> bool;
 
-    /// The way to `dst`, which is not local; `None` if it is unreachable.
+    /// The next hop of `dst`, which is not local; `None` if it is unreachable.
     fn route(&self, dst: IpAddr) -> Option<NextHop>;
 
     /// The reason why there is no route to `dst`.

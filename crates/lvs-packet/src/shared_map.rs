@@ -253,7 +253,7 @@ impl<T: Clone + Eq + Hash> SharedSet<T> {
         self.0.is_empty()
     }
 
-    /// Removes all of them.
+    /// Removes all entries.
     pub fn clear(&mut self) {
         *self = Self::default();
     }

@@ -172,7 +172,7 @@ impl TunnelPaths {
         Some(paths.entry(key).or_default().clone())
     }
 
-    /// The way to a server, if packets were tunnelled to it.
+    /// The path to a server, if packets were tunnelled to it.
     fn known(&self, key: (IpAddr, Kind)) -> Option<Arc<Path>> {
         let paths = self.paths.lock().unwrap_or_else(PoisonError::into_inner);
         paths.get(&key).cloned()

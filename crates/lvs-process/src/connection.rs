@@ -84,7 +84,7 @@ impl Write for Within<'_> {
     }
 }
 
-/// Answers a client until it goes; `denied` is why it may not change things.
+/// Answers a client until it disconnects; `denied` is the reason why it may not make changes.
 pub(super) fn serve_connection(
     stream: &UnixStream,
     place: &Place,

@@ -16,7 +16,7 @@ fn left(until: Instant) -> io::Result<Option<Duration>> {
     Ok(Some(left))
 }
 
-/// Reads what comes until then, once.
+/// Reads once, until the deadline.
 pub fn read_until<S>(mut stream: &S, bytes: &mut [u8], until: Instant) -> io::Result<usize>
 where
     S: AsFd,

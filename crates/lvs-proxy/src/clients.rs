@@ -24,7 +24,7 @@ pub(super) const NEW_IDLE: Duration = Duration::from_secs(30);
 const LEAVING_MAX: usize = 1024;
 /// One source has so large a part of its service's places without giving up its own first.
 const SOURCE_PART: usize = 16;
-/// Clients that are looked at for one that may give way.
+/// Clients that are examined for eviction.
 const LOOKS: usize = 64;
 
 /// All clients.

@@ -81,7 +81,7 @@ enum Chunk {
     Moved(usize),
 }
 
-/// Moves everything that comes from `from` to `to`, and then its end.
+/// Copies all data of `from` to `to`, and then the end of the stream.
 pub(super) async fn pump(
     from: &TcpStream,
     to: &TcpStream,

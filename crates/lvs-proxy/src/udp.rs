@@ -21,7 +21,7 @@ use super::clients::Slot;
 /// The longest datagram.
 const DATAGRAM_MAX: usize = 65_535;
 
-/// A client's way to its server.
+/// A client's session with its server.
 struct Session {
     socket: UdpSocket,
     entry: Entry,

@@ -84,7 +84,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// All of them.
+    /// All places.
     pub const ALL: [Self; 4] = [
         Self::Ingress,
         Self::Egress,

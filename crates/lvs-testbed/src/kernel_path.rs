@@ -29,7 +29,7 @@ const XDP_REDIRECTED: i32 = 4;
 /// Packets that the programs have forwarded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Forwarded {
-    /// All of them.
+    /// All packets.
     pub all: u64,
     /// Packets that were forwarded before there was a socket buffer (XDP).
     pub early: u64,
@@ -55,12 +55,12 @@ fn is_padded(frame: &[u8]) -> bool {
     frame.len() != 14 + len
 }
 
-/// The programs, and what they need.
+/// The programs, and their maps.
 pub(crate) struct Programs {
     kernel: FastPath,
     /// The ports' own addresses, by number.
     macs: [Mac; 2],
-    /// The director's generation, and what was learned of tunnels, when that was last seen.
+    /// The director's generation, and its learned tunnel paths, at the last check.
     known: (u32, u64),
     turns: u64,
     pub(crate) forwarded: Forwarded,

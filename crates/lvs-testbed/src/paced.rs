@@ -154,7 +154,7 @@ fn send(rate: u64, downloads: &Receiver<Download>) {
     }
 }
 
-/// Sends what is due of one; whether there is more.
+/// Sends the due bytes of a download; returns whether there are more.
 fn goes_on(download: &mut Download, rate: u64, bytes: &[u8]) -> bool {
     let due = due(download.begun.elapsed(), rate, download.size);
     while download.sent < due {

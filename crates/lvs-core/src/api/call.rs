@@ -149,7 +149,7 @@ calls! {
             service: ServiceId,
             /// Address and port of the server.
             server: SocketAddr,
-            /// Address and port that the connection comes from.
+            /// Address and port of the client.
             client: SocketAddr,
         },
         /// Packets as they arrive, each with the decision about it, until the client closes the

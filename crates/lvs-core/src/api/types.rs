@@ -196,11 +196,11 @@ pub struct Info {
     pub tables: Vec<TablesInfo>,
     /// Virtual addresses for which another host answers, too.
     pub conflicts: Vec<Conflict>,
-    /// Requests that were too long for the way to their server.
+    /// Requests that exceeded the MTU of the path to their server.
     pub too_big: Vec<TooBig>,
     /// Virtual ports at which the helper for FTP looks; none without it.
     pub ftp_ports: Vec<u16>,
-    /// Counters of everything, services that are gone included.
+    /// Counters of the director, removed services included.
     pub total: Stats,
     /// The packet workers.
     pub workers: Vec<WorkerInfo>,
@@ -252,7 +252,7 @@ pub struct WorkerInfo {
     pub capacity: u64,
     /// Frames that it has received.
     pub packets: u64,
-    /// Frames that came faster than it read them, and were lost.
+    /// Frames that arrived faster than it read them, and were lost.
     pub lost: u64,
     /// Frames that it has received and handed over to the worker that they belong to.
     pub handed_over: u64,
@@ -273,7 +273,7 @@ pub struct WorkerInfo {
 pub struct SyncCounts {
     /// Messages that a master has sent.
     pub sent: u64,
-    /// Bytes of them.
+    /// Bytes of the sent messages.
     pub sent_bytes: u64,
     /// Messages that were not sent, because as many as may (`sync_qlen_max`) waited already.
     pub queue_full: u64,
@@ -281,7 +281,7 @@ pub struct SyncCounts {
     pub not_sent: u64,
     /// Datagrams that a backup has received.
     pub received: u64,
-    /// Bytes of them.
+    /// Bytes of the received messages.
     pub received_bytes: u64,
     /// Connections and templates that were taken over, or brought up to date.
     pub taken: u64,
@@ -610,11 +610,11 @@ pub struct FastPathInfo {
 pub struct TooBig {
     /// The server.
     pub server: core::net::IpAddr,
-    /// The way is a tunnel.
+    /// Whether the path is a tunnel.
     pub tunnel: bool,
     /// Bytes of an IP packet that it takes.
     pub room: u32,
-    /// Bytes of the longest packet that came.
+    /// Bytes of the longest received packet.
     pub longest: u32,
     /// Number of packets received.
     pub packets: u64,
@@ -640,7 +640,7 @@ pub struct InterfaceInfo {
     pub mtu: u32,
     /// Whether it is up now.
     pub up: bool,
-    /// Frames that came faster than the dataplane read them, and were lost.
+    /// Frames that arrived faster than the dataplane read them, and were lost.
     #[serde(default)]
     pub lost: u64,
 }
@@ -798,7 +798,7 @@ pub struct MarkText {
     pub position: usize,
     /// Its words.
     pub rule: String,
-    /// Packets that it took.
+    /// Number of captured packets.
     pub packets: u64,
 }
 

@@ -181,7 +181,7 @@ impl Timeouts {
     }
 }
 
-/// The state that a TCP connection goes into (`set_tcp_state`).
+/// The next state of a TCP connection (`set_tcp_state`).
 pub(crate) fn tcp_next(secure: bool, direction: Direction, flags: TcpFlags, state: State) -> State {
     let event = if flags.has(TcpFlags::RST) {
         3
@@ -298,7 +298,7 @@ fn sctp_event(chunk: SctpChunk) -> usize {
     }
 }
 
-/// The state that an SCTP association goes into (`set_sctp_state`).
+/// The next state of an SCTP association (`set_sctp_state`).
 pub(crate) fn sctp_next(direction: Direction, chunk: SctpChunk, state: State) -> State {
     let table = match direction {
         Direction::Input => &sctp::INPUT,

@@ -34,7 +34,7 @@ pub(crate) struct Template {
     pub(crate) in_packets: AtomicU32,
     /// Time of the last synchronisation, as in `Slot::sync_end`.
     pub(crate) sync_end: AtomicU32,
-    /// Adjustment of sequence numbers, as it came by synchronisation.
+    /// Adjustment of sequence numbers, received by synchronisation.
     sequences: [AtomicU32; 6],
     /// Its server is gone or quiesced: it is not found any more and ends when its time comes.
     pub(crate) invalid: AtomicBool,

@@ -195,7 +195,7 @@ mod tests {
         }
     }
 
-    /// Memory that is still there when the table that was in it is gone.
+    /// Memory that outlives the table in it.
     fn memory(layout: Layout) -> impl Fn() -> Memory {
         let sizes = [
             layout.narrow_words(),

@@ -21,7 +21,7 @@ const RESERVE: usize = 8;
 pub(crate) struct Defense {
     /// Free memory in pages.
     available: u64,
-    /// Slots without a connection, and all of them.
+    /// Slots without a connection, and all slots.
     free: usize,
     slots: usize,
     /// One of this many packets that open a connection is dropped; 0 drops none.

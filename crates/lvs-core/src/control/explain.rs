@@ -738,7 +738,7 @@ mod tests {
             }
         }
 
-        /// A client opens a connection: what is explained is what happens.
+        /// Opens a connection of a client, and checks that the explanation agrees.
         fn open(&mut self) {
             self.port += 1;
             let last = self.one_of(&[1, 2, 3, 4]);

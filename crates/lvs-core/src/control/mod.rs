@@ -188,7 +188,7 @@ pub struct Control {
     next_event: Option<Instant>,
     estimator: Estimator,
     next_trash: Option<Instant>,
-    /// Servers of services that are gone, on their way to the trash.
+    /// Servers of removed services that wait for their move to the trash.
     leaving: VecDeque<Arc<Server>>,
     /// Time at which the defences examine the memory next.
     next_defense: Option<Instant>,

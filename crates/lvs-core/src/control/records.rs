@@ -196,7 +196,7 @@ impl Records {
         self.get(id.index())
     }
 
-    /// A service is gone: its servers that left it before have none any more.
+    /// Handles the removal of a service: its servers in the trash belong to no service any more.
     pub(crate) fn note_trashed(&mut self, key: &ServiceKey) {
         let key = ServiceKeyOrd::from(key);
         let first = SocketAddr::from(([0, 0, 0, 0], 0));

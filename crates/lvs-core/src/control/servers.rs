@@ -199,7 +199,7 @@ impl Control {
         count
     }
 
-    /// Whether servers of services that are gone wait to be put into the trash.
+    /// Whether servers of removed services wait for their move to the trash.
     #[cfg(feature = "api")]
     pub(crate) fn has_leaving(&self) -> bool {
         !self.leaving.is_empty()

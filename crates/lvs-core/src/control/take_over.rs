@@ -340,7 +340,7 @@ impl Control {
         }
     }
 
-    /// A connection that came without a server for it gets one (`ip_vs_try_bind_dest`).
+    /// Binds a connection that was received without a server to one (`ip_vs_try_bind_dest`).
     fn bind_late(&mut self, shard: &mut Shard, index: u32) {
         let slot = shard.conn(index);
         let entry = Entry {

@@ -1,4 +1,4 @@
-//! The least of many servers, found without a look at all of them.
+//! The least of many servers, found without comparing all of them.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;

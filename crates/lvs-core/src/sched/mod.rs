@@ -96,7 +96,7 @@ pub trait Scheduler: fmt::Debug + Send {
         let _ = servers;
     }
 
-    /// The server that was at `index` is gone from the list (`del_dest`).
+    /// Called after the server at `index` was removed from the list (`del_dest`).
     fn server_removed(&mut self, servers: &[Arc<Server>], index: usize) {
         let _ = (servers, index);
     }
@@ -189,7 +189,7 @@ pub struct About {
     /// The names that it gives to flags of its services, in the order of their bits. Where it
     /// names none, [`ANY_FLAGS`] are their names.
     pub flags: &'static [(&'static str, u32)],
-    /// It chooses by random numbers, so that a preview is one of several outcomes.
+    /// Whether it chooses at random, so that a preview is one of several outcomes.
     pub draws_lots: bool,
     /// Its choice depends on the order of the servers, also while they stay the same: directors
     /// that are to choose alike need the same order.

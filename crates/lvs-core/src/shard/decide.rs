@@ -23,7 +23,7 @@ pub(crate) enum Age {
     Known,
 }
 
-/// The end of a connection that a packet comes from.
+/// The side that has sent a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sender {
     Client,

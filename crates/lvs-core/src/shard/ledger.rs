@@ -14,7 +14,7 @@ use crate::sync::bulk::{
 use crate::sync::wire::Entry;
 use crate::{Forwarding, Instant, Protocol};
 
-/// A packet that came so long ago has just come.
+/// Age below which a packet counts as just received.
 pub(crate) const RECENT: Duration = Duration::from_secs(2);
 
 impl Shard {

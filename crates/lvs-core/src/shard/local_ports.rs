@@ -96,7 +96,7 @@ impl Free {
     }
 }
 
-/// A port that was taken, with the range that it came from.
+/// A taken port, with its range.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Taken {
     local: LocalAddress,
@@ -339,7 +339,7 @@ impl LocalPorts {
         u16::try_from(count).unwrap_or(u16::MAX)
     }
 
-    /// The first of them.
+    /// The first port of a local address.
     fn base(&self, local: LocalAddress) -> u32 {
         let (first, workers) = (u32::from(local.first), u32::from(self.workers));
         first + (u32::from(self.worker) + workers - first % workers) % workers

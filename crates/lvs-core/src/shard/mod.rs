@@ -86,7 +86,7 @@ pub struct Shard {
     dying: Vec<u32>,
     /// Synchronisation messages to send.
     sync: Queue,
-    /// Adjustments of sequence numbers that came by synchronisation, by the connections' indices.
+    /// Received adjustments of sequence numbers, by the connections' indices.
     sequences: BTreeMap<u32, Sequences>,
     /// Sequence numbers of connections whose servers may go down, and pending work for servers that
     /// did.
@@ -344,12 +344,12 @@ impl Shard {
         self.table.restart(index, now);
     }
 
-    /// Connection `index` ends at this time, unless a packet comes.
+    /// Sets the end of connection `index`, unless a packet arrives.
     pub(crate) fn restart_until(&mut self, index: u32, at: Instant) {
         self.table.restart_until(index, at);
     }
 
-    /// A connection that came without a server has one.
+    /// Binds a connection that was received without a server.
     pub(crate) fn bind(&mut self, index: u32, server: u32, flags: impl FnOnce(u32) -> u32) {
         self.table.change(index, |slot| {
             slot.server = server;
@@ -439,7 +439,7 @@ impl Shard {
         &mut self.sync
     }
 
-    /// Adjustments of sequence numbers that came with connection `index`.
+    /// Sets the received adjustments of sequence numbers of connection `index`.
     pub(crate) fn set_sequences(&mut self, index: u32, sequences: Sequences) {
         self.sequences.insert(index, sequences);
     }

@@ -35,7 +35,7 @@ pub struct Passed {
 }
 
 impl Passed {
-    /// The verdict that it would have had on the long way.
+    /// The verdict of the slow path for the same packet.
     pub const fn verdict(&self) -> Verdict {
         if self.reply {
             Verdict::Reply(Reply {

@@ -159,7 +159,7 @@ fn what_else(entry: Entry<'_>) -> Option<Unpublished> {
     }
 }
 
-/// Whether it is worth to look at a connection, in order to publish it.
+/// Whether a connection is due for offloading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ripeness {
     /// No connection can be offloaded now.
@@ -172,7 +172,7 @@ pub enum Ripeness {
     Early,
     /// Its client has sent enough packets; the next check is at a multiple of that number.
     Between,
-    /// That is now.
+    /// The connection is due now.
     Ripe,
 }
 

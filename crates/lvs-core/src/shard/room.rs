@@ -66,7 +66,7 @@ enum Worth {
 /// The clock hand, and its evictions.
 #[derive(Debug, Default)]
 pub(crate) struct Hand {
-    /// Window to look at next.
+    /// The next window.
     at: usize,
     /// The slot that was made free last.
     pub(crate) last: Option<u32>,

@@ -76,7 +76,7 @@ impl Master {
 pub struct Backup {
     /// 0 takes every message, another number only messages with the same one.
     pub syncid: u8,
-    /// Longer messages are cut, so that nothing comes of them.
+    /// Longest message; longer ones are truncated, and then useless.
     pub maxlen: u16,
 }
 

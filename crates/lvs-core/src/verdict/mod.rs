@@ -61,7 +61,7 @@ pub enum Verdict {
 /// Transmission of a packet towards a real server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Forward {
-    /// The connection; `None` for a one-packet connection that is gone already.
+    /// The connection; `None` for a one-packet connection that has already ended.
     pub conn: Option<ConnId>,
     /// The real server; `None` for a connection that is bound to none (bypass, synchronised).
     pub server: Option<ServerId>,
@@ -173,7 +173,8 @@ reasons! {
         /// Packet from a real server without a connection; the server receives an ICMP error
         /// (`nat_icmp_send`).
         StrayReply => "stray_reply",
-        /// The connection came by synchronisation, and its tunnel leads to no configured server.
+        /// The connection was received by synchronisation, and its tunnel matches no configured
+        /// server.
         Unbound => "unbound",
         /// Full NAT has no local port left towards the server: each local address more brings
         /// 64,512, or it came by synchronisation.
@@ -211,7 +212,7 @@ reasons! {
         BackupOnly => "backup_only",
         /// Reply of a real server on this host to a client of this host.
         LocalReply => "local_reply",
-        /// It comes out of a tunnel of the host's, and `ignore_tunneled` is set.
+        /// The packet left a tunnel of the host, and `ignore_tunneled` is set.
         Tunneled => "tunneled",
         /// A rule for marks leaves it to the host.
         MarkRule => "mark_rule",

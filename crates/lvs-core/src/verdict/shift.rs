@@ -51,7 +51,7 @@ impl Shift {
     }
 }
 
-/// Whether `a` comes after `b` in the circle of sequence numbers.
+/// Whether `a` is after `b` in the circle of sequence numbers.
 pub(crate) const fn is_after(a: u32, b: u32) -> bool {
     b.wrapping_sub(a).cast_signed() < 0
 }

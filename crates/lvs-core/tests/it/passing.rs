@@ -53,7 +53,7 @@ enum Act {
     },
     Wait(u32),
     Weight(usize, u8, i32),
-    /// A server goes, or comes back.
+    /// A server is removed, or added again.
     Toggle(usize, u8),
     Sysctl(usize),
     Master(bool),

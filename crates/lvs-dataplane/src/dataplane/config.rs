@@ -41,7 +41,7 @@ pub struct PeersConfig {
 /// The configuration of a dataplane.
 #[derive(Debug, Default)]
 pub struct Config {
-    /// The way in which packets are received and sent.
+    /// The interface through which packets are received and sent.
     pub backend: Backend,
     /// Whether the kernel forwards established connections.
     pub fast_path: UseKernel,

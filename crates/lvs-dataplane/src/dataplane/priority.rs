@@ -124,7 +124,7 @@ impl Priority {
     }
 }
 
-/// Whether a worker that used `took` of the time `passed` shall have real-time scheduling.
+/// Whether a worker that used `took` of the time `passed` keeps real-time scheduling.
 fn goes_on(real_time: bool, took: Duration, passed: Duration) -> bool {
     took * if real_time { MOST } else { CALM } < passed
 }

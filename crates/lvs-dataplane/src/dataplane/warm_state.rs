@@ -81,7 +81,7 @@ pub(super) trait WarmState: Debug + Send + Sync {
     /// starts.
     fn keep_shield(&self, _keeper: &Keeper) {}
 
-    /// Removes everything: the dataplane ends in an orderly way.
+    /// Removes all state at an orderly end of the dataplane.
     fn end(&self);
 }
 

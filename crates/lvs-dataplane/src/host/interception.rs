@@ -20,7 +20,7 @@ use crate::random::random;
 use lvs_packet::intercept::{Intercept, LocalClient};
 use lvs_sys::{PacketSocket, TurnBack};
 
-/// The way in which the dataplane gets packets.
+/// The method by which the dataplane gets packets.
 #[derive(Debug)]
 pub(super) enum Interception {
     /// As copies, from the packet sockets of its interfaces; the shield keeps the host from the
@@ -30,7 +30,7 @@ pub(super) enum Interception {
         /// The program that reinjects frames into the host on an interface.
         turn: Option<TurnBack>,
     },
-    /// The host routes them through a device, and both ways.
+    /// The host routes them through a device, in both directions.
     Routed {
         steering: Steering,
         /// Addresses of services that are the host's own: their packets never get here.

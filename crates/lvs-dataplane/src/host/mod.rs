@@ -1,4 +1,4 @@
-//! Everything that concerns the host, done by one thread of its own: the keeper.
+//! All work on the host, done by one thread of its own: the keeper.
 
 mod announce;
 mod interception;

@@ -31,7 +31,7 @@ use lvs_packet::wire::Mac;
 pub(crate) struct View {
     /// Greater than that of every view before it.
     pub(crate) generation: u64,
-    /// Differs from the last view's where packets may go another way than before.
+    /// Generation of routes: differs from the last view's if packets may take another route.
     pub(crate) ways: u64,
     /// Shared with the last view if nothing of it has changed.
     pub(crate) tables: Arc<Tables>,

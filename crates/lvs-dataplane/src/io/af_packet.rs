@@ -44,7 +44,7 @@ pub struct SocketCounters {
     pub send_full: u64,
     /// Frames that were not sent because they were longer than the device takes.
     pub send_too_long: u64,
-    /// Frames that were not sent because the interface was down or gone.
+    /// Frames that were not sent because the interface was down or removed.
     pub send_down: u64,
     /// Frames that were not sent for another reason.
     pub send_other: u64,
@@ -176,7 +176,7 @@ impl AfPacket {
         }
     }
 
-    /// The error for an interface that is down or gone.
+    /// The error for an interface that is down or removed.
     fn down(&self, err: io::Error) -> io::Error {
         let (kind, what) = match self.inlet.socket.interface() {
             Ok(None) => (io::ErrorKind::NotFound, "gone"),
@@ -299,7 +299,7 @@ struct Firsts {
     room: Vec<Frame>,
     next: usize,
     end: usize,
-    /// The arrival time of the last of them.
+    /// The arrival time of the newest frame.
     newest: u64,
 }
 

@@ -95,7 +95,7 @@ fn echo(host: &Host, at: &str) {
     });
 }
 
-/// An echo of this size comes back, or does not.
+/// Checks whether an echo of this size is answered.
 fn assert_echo(host: &Host, to: &str, size: usize, wanted: bool) {
     let address: SocketAddr = to.parse().unwrap();
     let echoed = host.run(move || {

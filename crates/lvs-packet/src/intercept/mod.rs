@@ -284,7 +284,7 @@ impl Intercept {
         })
     }
 
-    /// Whether a packet of this host's own comes from a server on it.
+    /// Whether a packet of this host is from a server on it.
     pub fn is_of_local_node(&self, packet: &Packet) -> bool {
         let from = |port| Endpoint {
             address: packet.src,

@@ -24,7 +24,7 @@ pub(super) struct Arrival {
     pub(super) sender: Mac,
 }
 
-/// A packet on its way through the steps.
+/// A packet in the steps of the pipeline.
 #[derive(Clone, Copy)]
 pub(super) struct Job<'a> {
     pub(super) packet: Packet,

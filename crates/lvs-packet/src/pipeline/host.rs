@@ -14,7 +14,7 @@ use crate::segment::finish_checksum;
 use crate::wire::icmp::{self as wire_icmp, ErrorKind};
 use crate::wire::{Mac, ipv6, tcp, udp};
 
-/// The way of a packet back to the host.
+/// The path of a packet back to the host.
 #[derive(Clone, Copy)]
 enum Back {
     /// The TUN device.

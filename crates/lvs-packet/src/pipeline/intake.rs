@@ -91,7 +91,7 @@ impl Pipeline {
         }
     }
 
-    /// The IP packet in `frame`, link header gone.
+    /// Handles the IP packet in `frame`, without its link header.
     fn ip<N: Net, D: Decide>(
         &mut self,
         arrival: Option<Arrival>,

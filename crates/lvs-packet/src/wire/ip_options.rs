@@ -28,7 +28,7 @@ const OVERFLOW_MAX: u8 = 15;
 pub enum Refused {
     /// The options are invalid; the offset of the byte at fault in the IP header.
     Malformed(u8),
-    /// The sender chose the way, which hosts do not allow (`accept_source_route`).
+    /// The sender chose the route, which hosts refuse (`accept_source_route`).
     SourceRoute,
 }
 

@@ -109,7 +109,7 @@ impl Site {
         }
     }
 
-    /// An IP packet comes to a worker; what leaves, with link headers.
+    /// Handles an IP packet at a worker; returns the packets that leave, with link headers.
     fn send(&mut self, worker: usize, port: PortId, ip: &[u8]) -> Vec<(PortId, Vec<u8>)> {
         let (dst, src) = if port == CLIENTS {
             (CL_MAC, GW_MAC)

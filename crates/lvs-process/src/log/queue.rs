@@ -104,7 +104,7 @@ impl Queue {
         }
     }
 
-    /// Waits until what was pushed is written, but no longer than `limit`.
+    /// Waits until the queued lines are written, but no longer than `limit`.
     pub(super) fn flush(&self, limit: Duration) {
         // The writer itself cannot wait for the writer.
         if thread::current().id() == self.writer {

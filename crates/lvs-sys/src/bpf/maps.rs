@@ -1,4 +1,4 @@
-//! Maps, and what this process sees of them.
+//! BPF maps, and this process's views of them.
 
 use std::fs::File;
 use std::io;

@@ -51,7 +51,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All of them with their numbers.
+    /// All kinds with their numbers.
     const ALL: [(Self, libc::c_long); 9] = [
         (Self::Socket, libc::SYS_socket),
         (Self::Sendto, libc::SYS_sendto),
@@ -74,7 +74,7 @@ pub enum Answer {
     Value(i64),
     /// The call fails with this error number.
     Errno(i32),
-    /// The caller has its answer already, or has gone.
+    /// The caller has its answer already, or has ended.
     Sent,
 }
 

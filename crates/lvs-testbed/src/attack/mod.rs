@@ -278,7 +278,7 @@ pub struct Outcome {
     pub beside: Honest,
     /// Frames that were sent, or requests of local users.
     pub sent: u64,
-    /// The dataplane's memory before anything came, in kilobytes.
+    /// The dataplane's memory before the attack, in kilobytes.
     pub idle_kb: u64,
     /// The most that it was.
     pub peak_kb: u64,

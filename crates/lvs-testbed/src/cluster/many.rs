@@ -79,7 +79,7 @@ impl Scenario {
         self != Self::Routed || forward == Forward::Tun
     }
 
-    /// All of them, with what they are.
+    /// All scenarios, with their descriptions.
     pub const ALL: [(&'static str, Self, &'static str); 12] = [
         (
             "calm",

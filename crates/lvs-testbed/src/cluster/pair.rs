@@ -28,9 +28,9 @@ const KEEPALIVED: &str = "/etc/keepalived/keepalived.conf";
 pub enum Scenario {
     /// No event.
     Calm,
-    /// The active director is gone at once.
+    /// The active director fails at once.
     Kill,
-    /// The same; it comes back with an empty table, and takes over again.
+    /// The same failure; the director then returns with an empty table, and takes over again.
     Returns,
     /// Maintenance of one director, then of the other.
     Planned,
@@ -50,7 +50,7 @@ pub enum Scenario {
 }
 
 impl Scenario {
-    /// All of them, with what they are.
+    /// All scenarios, with their descriptions.
     pub const ALL: [(&'static str, Self, &'static str); 10] = [
         (
             "calm",
@@ -691,7 +691,7 @@ impl Lab {
         }
     }
 
-    /// The host is there again, with what it has when it has just started.
+    /// Restarts the host, with its initial configuration.
     fn come_back(&mut self, index: usize) -> Result<()> {
         self.tell(&format!(
             "director {}: comes back with an empty table",

@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 pub(super) enum Halt {
     /// A feature that is not implemented; the text names it.
     Unsupported(String),
-    /// The recording does not make sense, or the director refuses what the kernel took.
+    /// The recording is invalid, or the director refuses something that the kernel accepted.
     Broken(anyhow::Error),
 }
 

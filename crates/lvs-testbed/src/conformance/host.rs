@@ -59,7 +59,7 @@ fn reported(ip: &[u8], packet: &Packet) -> Option<(Ipv4Addr, usize)> {
         .then(|| (ipv4::dst(quoted), usize::from(be16(head, 6)).max(LEAST)))
 }
 
-/// An error of the host's own, no longer than the way carries.
+/// An error of the host, shortened to the MTU.
 fn shortened(mut ip: Vec<u8>, mtu: usize) -> Vec<u8> {
     let is_error = ip.len() > mtu && ip[0] == 0x45 && Protocol(ip[9]) == Protocol::ICMP;
     if let (true, Ok(len)) = (is_error, u16::try_from(mtu)) {
@@ -85,7 +85,7 @@ fn fill_options(ip: &mut [u8], net: &Table, route: IpAddr, stamp: IpAddr) {
 }
 
 impl Host {
-    /// A packet that has come to the host; what it does about it.
+    /// The host's reaction to a packet.
     pub(super) fn receive(&mut self, ip: &[u8], net: &Table, now: Instant) -> Option<Done> {
         let mut done = self.take(ip, net, now)?;
         for sent in &mut done.sent {
@@ -236,7 +236,7 @@ fn deliver(ip: &[u8], packet: &Packet) -> Done {
     Done::sending(answer)
 }
 
-/// Plain forwarding. `history`: how the packet had been cut when it came.
+/// Plain forwarding. `history`: the packet's fragmentation on arrival.
 fn forward(ip: &[u8], packet: &Packet, history: Option<&History>, net: &Table) -> Done {
     let mut done = Done::default();
     let complain = |kind| {

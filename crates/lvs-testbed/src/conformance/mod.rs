@@ -105,7 +105,7 @@ enum Outcome {
     Skipped(String),
 }
 
-/// The kind of a case, by what is in it.
+/// The kind of a case, by its steps.
 fn kind(case: &Value) -> &'static str {
     let steps = case.items("steps");
     let has = |op: &str| steps.iter().any(|step| step.maybe_text("op") == Some(op));

@@ -168,7 +168,7 @@ impl Lines {
         if self.entropy.one_in(4) { long } else { short }.to_owned()
     }
 
-    /// An option with a value, in one of the ways of writing it.
+    /// An option with a value, in one of its notations.
     fn option(&mut self, short: &str, long: &str, value: &str) -> Vec<String> {
         match self.entropy.below(8) {
             0 if !short.is_empty() => vec![format!("{short}{value}")],

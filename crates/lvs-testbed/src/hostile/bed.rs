@@ -49,7 +49,7 @@ pub struct Summary {
     pub counters: Counters,
     /// Packets that left with a transport checksum that the judge has found right.
     pub right: u64,
-    /// Packets that came with a right one.
+    /// Packets that arrived with a right checksum.
     pub came_right: u64,
     /// Number of honest fragmented datagrams that left.
     pub trains: u64,
@@ -139,7 +139,7 @@ struct Came {
 }
 
 impl Came {
-    /// Whether what leaves is the tiny fragment that came, but for its hops.
+    /// Whether a packet is the tiny fragment that arrived, except for its hops.
     fn is_tiny(&self, ip: &[u8]) -> bool {
         const HOPS: usize = 7;
         let but_hops = |ip: &[u8]| Some((ip.get(..HOPS)?.to_vec(), ip.get(HOPS + 1..)?.to_vec()));
@@ -877,7 +877,7 @@ fn quotes_tunnel(ip: &[u8], parts: &Parts) -> bool {
     matches!(ip.get(parts.l4 + 8 + 9), Some(4 | 17 | 41 | 47))
 }
 
-/// Whether what leaves is as right as what came.
+/// Whether a packet that leaves is as correct as the packet that arrived.
 fn keeps(came: &Came, parts: &Parts, health: Health, ip: &[u8]) -> Result<(), String> {
     let made_here = came.protocol != Some(parts.protocol);
     let kept = match came.health {

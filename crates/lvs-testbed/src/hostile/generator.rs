@@ -41,7 +41,7 @@ pub enum Act {
     Neighbours(bool),
     /// A server gets this weight.
     Weight(usize, i32),
-    /// A server is removed; if one is missing, that one comes back instead.
+    /// A server is removed; if one is missing, it is added again instead.
     Toggle(usize),
     /// A setting of the director changes.
     Sysctl(&'static str, &'static str),
@@ -924,7 +924,7 @@ impl<'a> Generator<'a> {
         self.raw(&packet::ethernet(mac, PEER, 0x86dd, &ip))
     }
 
-    /// Damages what is not IP, or leaves it alone.
+    /// Damages a part outside IP, or nothing.
     fn spoil(&mut self, bytes: &mut Vec<u8>) {
         match self.entropy.below(4) {
             0 => self.flip(bytes),

@@ -1,4 +1,4 @@
-//! A host, and what is done on it.
+//! A host, and commands on it.
 
 use std::ffi::OsStr;
 use std::fmt::Write as _;

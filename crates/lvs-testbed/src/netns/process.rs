@@ -1,4 +1,4 @@
-//! A program on a host, and waiting for what it does.
+//! A program on a host, and waits for its output.
 
 use std::fs;
 use std::io::Write;

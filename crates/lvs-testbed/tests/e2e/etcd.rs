@@ -124,7 +124,7 @@ fn wait_healthy(site: &Site, n: usize) -> Result<()> {
     })
 }
 
-/// Writes what is in `text` under a key.
+/// Writes `text` under a key.
 fn put(site: &Site, n: usize, key: &str, text: &str) -> Result<()> {
     fs::write(site.testbed.dir().join("value"), text)?;
     ctl(site, n, &format!("put {key} <{}", path(site, "value")))?;

@@ -91,7 +91,7 @@ fn five_situations_with_vip_of_host() -> Result<()> {
 }
 
 #[test]
-fn five_situations_with_vip_of_dataplane() -> Result<()> {
+fn dataplane_vip_works_in_five_network_setups() -> Result<()> {
     five_situations(Vip::Dataplane, "own-vip")
 }
 

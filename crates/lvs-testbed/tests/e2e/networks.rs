@@ -106,7 +106,7 @@ fn new_connections(site: &Site, what: &str) -> Result<()> {
 }
 
 #[test]
-fn interface_that_flaps_is_renamed_shrinks_or_is_replaced_is_used() -> Result<()> {
+fn changed_or_replaced_interface_is_used_again() -> Result<()> {
     let site = site("flaps", Forward::Nat, |_| {})?;
     site.add_service(80, "rr")?;
     let director = &site.director;

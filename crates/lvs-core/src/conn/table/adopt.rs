@@ -22,7 +22,7 @@ pub struct Adoption {
     handles: Vec<u32>,
     /// The next of them to examine.
     next: usize,
-    /// Entries of the overflow, by the order in which they came.
+    /// Entries of the overflow, in the order of their insertion.
     overflow: Vec<(u64, u32)>,
     /// Advance of the previous process's clock.
     ahead: Duration,

@@ -32,7 +32,7 @@ pub(crate) struct Index {
 }
 
 impl Index {
-    /// For `references` of them.
+    /// An index for `references` references.
     pub(crate) fn new(references: usize) -> Self {
         let lines = references.div_ceil(LOAD).max(1).next_power_of_two();
         // Fresh zero pages need not be written, aligned ones of a type of our own would be.

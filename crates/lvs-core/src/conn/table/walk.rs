@@ -5,7 +5,7 @@ use core::ops::Range;
 
 use super::{ConnTable, PART};
 
-/// Free slots that take as long to look at as an entry to list.
+/// Free slots whose visit costs as much as one listed entry.
 const ENTRY_COST: usize = 16;
 
 impl ConnTable {

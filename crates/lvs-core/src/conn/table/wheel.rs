@@ -123,7 +123,7 @@ impl Wheel {
         }
     }
 
-    /// Makes sure that a slot comes up when its deadline is reached.
+    /// Inserts a slot into the wheel, so that it is due at its deadline.
     #[inline]
     pub(super) fn arm(&mut self, handle: u32, entry: Entry<'_>) {
         let deadline = tick_of(entry.expires());

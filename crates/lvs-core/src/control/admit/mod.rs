@@ -326,7 +326,7 @@ impl<'a> Ask<'a> {
         message.and_then(persistence_sip::call_id)
     }
 
-    /// The port of the server that the connection goes to.
+    /// The destination port at the server.
     fn port_at(&self, server: &Server) -> u16 {
         match server.addr().port() {
             0 => self.virt.port(),

@@ -499,7 +499,7 @@ mod tests {
             self.director.handle_packet(&meta, NOW)
         }
 
-        /// The server that a client's segment goes to.
+        /// Selects the server of a client's segment.
         fn request(
             &mut self,
             flags: u8,

@@ -374,7 +374,7 @@ impl Traffic {
         self.error(self.scene.bystander, client.ip(), &quoted)
     }
 
-    /// An error that comes from the clients' side, for a server.
+    /// An error from the clients' side, for a server.
     fn stray_error(&mut self) -> Vec<u8> {
         let client = self.client();
         let mut server = self.server();
@@ -423,7 +423,7 @@ impl Traffic {
 
     // --- complaints about tunnels ----------------------------------------------------------------
 
-    /// A router complains about a tunnel packet; then comes a request.
+    /// A router reports an error about a tunnel packet; then a request arrives.
     fn complaint(&mut self) -> Vec<Value> {
         let (client, server) = (self.client(), self.server());
         let vip = self.scene.vip;

@@ -156,7 +156,7 @@ fn wait_for_whole_snapshot(site: &Site) -> Result<()> {
     })
 }
 
-/// The requests must have gone to the first servers in these numbers.
+/// Checks that the first servers received these numbers of requests.
 pub(crate) fn spread(report: &LoadReport, expected: &[u64]) -> Result<()> {
     let names: Vec<String> = (1..=expected.len())
         .map(|number| format!("rs{number}"))

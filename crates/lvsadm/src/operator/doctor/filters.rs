@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_ingress_chain_that_drops_is_a_finding() {
+    fn doctor_dropping_ingress_chain_is_a_finding() {
         for device in ["device \"eth0\"", "devices = { eth0, eth9 }"] {
             let at = format!("ingress {device} priority -500");
             let told = found(&chain(&at, "tcp dport 80 counter packets 0 bytes 0 drop"));

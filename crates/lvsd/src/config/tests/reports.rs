@@ -261,7 +261,7 @@ fn errors_are_shown_before_warnings() {
 }
 
 #[test]
-fn messages_lead_to_the_cause() {
+fn syntax_errors_name_their_cause() {
     let service = |address: &str| {
         format!(
             "[[service]]\naddress = \"{address}\"\nforward = \"nat\"\ncheck = \"none\"\n[[service.server]]\naddress = \"10.0.0.1:80\"\n"
