@@ -26,9 +26,9 @@ pub(crate) const SESSIONS: [(&str, u16); 3] = [
     ("session, port 0", 7007),
 ];
 
-/// From where privileged programs of a client connect (rcmd).
+/// Source ports of privileged programs of a client (rcmd).
 const RESERVED: RangeInclusive<u16> = 512..=1023;
-/// From where a client prints (RFC 1179).
+/// Source ports of a printing client (RFC 1179).
 const PRINTERS: RangeInclusive<u16> = 721..=731;
 /// Bytes of a block of the UDP file, and of what is printed.
 const BLOCK: usize = 1024;

@@ -14,7 +14,7 @@ const NULLS: [Contender; 4] = [
 ];
 const SHARED_CLIENTS: u32 = 10;
 const OWN_CLIENTS: u32 = 24;
-/// The number of all clients with a route.
+/// Prefix length of all clients that a route leads to.
 const ALL_CLIENTS: u32 = 23;
 
 const fn forward(flows: u32, client_bits: u32) -> Flood {

@@ -120,7 +120,7 @@ pub(super) enum WithDataplane {
     New { of: u32 },
     #[error("its client has sent {sent} of the {of} packets after which it is")]
     Early { sent: u32, of: u32 },
-    #[error("it is looked at again after {of} more packets from its client at most")]
+    #[error("it is checked again after {of} more packets from its client at most")]
     Later { of: u32 },
     #[error(transparent)]
     Connection(#[from] Unpublished),

@@ -383,7 +383,7 @@ pub(super) const KERNEL: [(&str, [&str; 3]); 9] = [
         "drop",
         [
             "kernel_waiting",
-            "Packets of published connections that only a dataplane can decide on, while there was none.",
+            "Packets of offloaded connections that only a dataplane can decide on, while none was running.",
             "Their senders repeat them. See the service manager's log for the reason of the dataplane's end.",
         ],
     ),

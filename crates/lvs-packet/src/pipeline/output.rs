@@ -34,7 +34,7 @@ pub enum Request {
     },
 }
 
-/// A datagram that was reassembled by a worker that it does not belong to.
+/// A reassembled datagram for another worker.
 #[derive(Debug)]
 pub struct Whole {
     pub(super) frame: Frame,

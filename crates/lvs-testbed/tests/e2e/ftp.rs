@@ -332,7 +332,7 @@ fn nat_of_an_address_that_the_dataplane_owns_without_offloads() -> Result<()> {
 
 /// The host routes the packets to the dataplane, those of data connections from port 20 as well.
 #[test]
-fn nat_through_a_tun_device() -> Result<()> {
+fn ftp_transfers_work_through_tun_device() -> Result<()> {
     let mut options = options("ftp-hop", Forward::Nat);
     options.vip = Vip::Dataplane;
     options.ip_forward = true;

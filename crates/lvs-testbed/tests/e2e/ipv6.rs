@@ -132,7 +132,7 @@ fn tunnels_of_ipv4_in_ipv4() -> Result<()> {
 }
 
 #[test]
-fn tunnels_of_ipv6_in_ipv6() -> Result<()> {
+fn ipv6_requests_are_served_through_ipv6_tunnels() -> Result<()> {
     tunnels("t66", true, true)
 }
 

@@ -27,7 +27,7 @@ use super::log;
 const PATIENCE_SECONDS: i64 = 5;
 /// For how long the servers of a dump are those that the same thread asks for next.
 const LISTING: Duration = Duration::from_secs(1);
-/// Dumps that are being sent at a time in a namespace.
+/// Greatest number of simultaneous dumps in a namespace.
 const DUMPS_MAX: usize = 16;
 
 /// A namespace, with a socket in it that sends answers.

@@ -202,7 +202,7 @@ pub(super) fn keepalived(item: &Item, context: &Context<'_>, lost: &mut Vec<Stri
             lost.push(item.lost_of(
                 name,
                 match item.name() {
-                    "nb_get_retry" => "keepalived passes over it here, too",
+                    "nb_get_retry" => "keepalived ignores it here, too",
                     "warmup" => WARMUP,
                     "alpha" => "set `start_down` of the service",
                     "log_all_failures" => "`lvsd status` has the last reason",

@@ -700,7 +700,7 @@ fn long_word_is_not_repeated_whole() {
 }
 
 #[test]
-fn quorum_of_servers_has_as_much_weight() {
+fn quorum_of_servers_equals_quorum_of_weights() {
     use super::service::servers_of_quorum;
     let needed = |weights: &[u64], quorum, hysteresis| {
         let needed = servers_of_quorum(weights, quorum, hysteresis);

@@ -292,7 +292,7 @@ impl ConnTable {
 
     // --- coming and going ------------------------------------------------------------------------
 
-    /// Takes an entry in, as the newest of its equals, and starts its timer; `None`, and nothing
+    /// Inserts an entry, as the newest of its equals, and starts its timer; `None`, and nothing
     /// changed, if the table is full.
     pub(crate) fn insert(&mut self, draft: &Draft, now: Instant) -> Option<u32> {
         if self.len >= self.capacity {

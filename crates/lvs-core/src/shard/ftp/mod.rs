@@ -499,7 +499,7 @@ mod tests {
             self.director.handle_packet(&meta, NOW)
         }
 
-        /// Selects the server of a client's segment.
+        /// Sends a segment of the client, and returns its server.
         fn request(
             &mut self,
             flags: u8,

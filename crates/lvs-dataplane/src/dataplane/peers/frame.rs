@@ -261,7 +261,7 @@ impl fmt::Display for FrameError {
                 f.write_str("it says nothing any more")
             }
             Self::Io(error) => error.fmt(f),
-            Self::TooLong => f.write_str("it sends what is longer than anything should be"),
+            Self::TooLong => f.write_str("it sends a frame above the maximum length"),
             Self::Forged => f.write_str("something on the way has changed what it sends"),
             Self::Malformed => {
                 f.write_str("it sends what cannot be understood: is it of another version?")

@@ -487,7 +487,7 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
             "snmp_name" => service.lose(item.lost("there is no SNMP; set `name` of the service")),
             "" => {}
             "nb_get_retry" | "nat_mask" => {
-                service.lose(item.lost("keepalived passes over it here, too"));
+                service.lose(item.lost("keepalived ignores it here, too"));
             }
             _ => service.lose(item.lost("lvsd has no equivalent")),
         }
@@ -675,7 +675,7 @@ fn real_server(
             "" => {}
             "nb_get_retry" => server
                 .lost
-                .push(item.lost("keepalived passes over it here, too")),
+                .push(item.lost("keepalived ignores it here, too")),
             _ => server.lost.push(item.lost("lvsd has no equivalent")),
         }
     }
