@@ -1052,8 +1052,8 @@ fn statement_behind_another_one_is_named_and_other_blocks_keep_their_lines() {
                 real_server 10.0.0.1 80 { weight 7 inhibit_on_failure\nTCP_CHECK { connect_port 81 retry 4 } } }\n";
     let (done, _) = converted(SourceFormat::Keepalived, text);
     for named in [
-        "inhibit_on_failure: keepalived passes over",
-        "retry 4: keepalived passes over",
+        "inhibit_on_failure: keepalived ignores",
+        "retry 4: keepalived ignores",
     ] {
         assert!(
             done.lost.iter().any(|lost| lost.contains(named)),
