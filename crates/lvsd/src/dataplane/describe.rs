@@ -246,9 +246,9 @@ mod tests {
             (killed, true, false, "established connections go on"),
             (None, true, false, "unless it was stopped, established"),
             (stopped, true, false, "the host's own stack sees"),
-            (stopped, true, true, "nobody answers"),
+            (stopped, true, true, "no dataplane answers"),
             (killed, false, false, "the host's own stack sees"),
-            (None, false, true, "nobody answers"),
+            (None, false, true, "no dataplane answers"),
         ] {
             let told = without_dataplane(how, &view(fast_path, own));
             assert!(told.starts_with(words), "{how:?} {fast_path} {own}: {told}");
