@@ -87,7 +87,7 @@ pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, hand
     }
     match ended {
         Some(error @ FrameError::Io(_)) => {
-            info!("{} has closed the connection: {error}", peer.address)
+            info!("{} has closed the connection: {error}", peer.address);
         }
         Some(error) => {
             peers.count_ended(&error);
