@@ -18,6 +18,9 @@ use core::str::FromStr;
 pub use crate::Prefix;
 use crate::{Protocol, Tuple};
 
+/// Rules at most: each packet is compared with them one after the other.
+pub const RULES_MAX: usize = 1024;
+
 /// Ports from the first to the second, both included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PortRange(pub u16, pub u16);

@@ -26,14 +26,30 @@ pub fn harmless() -> impl Iterator<Item = i32> {
     SIGNALS.into_iter().chain(REAL_TIME)
 }
 
+/// Signals that had their default action before this process ignored them.
+#[derive(Debug)]
+pub struct Ignored(Vec<i32>);
+
+impl Ignored {
+    /// Gives them their default action again. What was ignored before, as by `nohup`, stays ignored.
+    pub fn restore(self) {
+        for signal in self.0 {
+            // SAFETY: takes numbers; the default action runs no code of ours.
+            unsafe { libc::signal(signal, libc::SIG_DFL) };
+        }
+    }
+}
+
 /// Makes this process ignore signals that would end it without an orderly stop: SIGHUP, SIGUSR1,
 /// SIGUSR2, SIGALRM and the like, and real-time signals. Programs that it starts ignore them, too.
-pub fn ignore_signals() {
-    for signal in harmless() {
+pub fn ignore_signals() -> Ignored {
+    let ignore = |&signal: &i32| {
         // SAFETY: takes numbers; to ignore a signal runs no code of ours. A signal that cannot be
         // ignored is refused, and stays as it is.
-        unsafe { libc::signal(signal, libc::SIG_IGN) };
-    }
+        let before = unsafe { libc::signal(signal, libc::SIG_IGN) };
+        before == libc::SIG_DFL
+    };
+    Ignored(harmless().filter(ignore).collect())
 }
 
 /// Gives SIGHUP, SIGINT, SIGQUIT and SIGTERM their default action again. A process inherits ignored signals: `nohup` ignores SIGHUP,
@@ -42,5 +58,38 @@ pub fn restore_signals() {
     for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
         // SAFETY: takes numbers; the default action runs no code of ours.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The signals that this process ignores: bit 0 is the signal 1.
+    fn ignored() -> u64 {
+        let status = std::fs::read_to_string("/proc/self/status").expect("it runs");
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+        u64::from_str_radix(mask.expect("a mask").trim(), 16).expect("a number")
+    }
+
+    #[test]
+    fn restored_signals_have_the_action_they_had() {
+        let before = ignored();
+        let former = ignore_signals();
+        let all = ignored();
+        for signal in [
+            libc::SIGHUP,
+            libc::SIGUSR1,
+            libc::SIGUSR2,
+            libc::SIGALRM,
+            40,
+        ] {
+            assert!(all & (1 << (signal - 1)) != 0, "{signal}: {all:x}");
+        }
+        // Nobody ignores them a second time, so nobody restores them.
+        ignore_signals().restore();
+        assert_eq!(ignored(), all);
+        former.restore();
+        assert_eq!(ignored(), before);
     }
 }

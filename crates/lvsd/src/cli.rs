@@ -20,7 +20,7 @@ use lvs_api::daemon::{LoadStatus, Status};
 use lvs_api::{Address, LockError, steer, sweep, tidy};
 use lvs_core::api::Confinement;
 use lvs_process::{confine, log};
-use lvs_sys::signals::{harmless, ignore_signals};
+use lvs_sys::signals::{Ignored, harmless};
 use rustix::process::Signal as Kill;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -268,8 +268,8 @@ pub fn refused(error: &clap::Error) -> ExitCode {
     }
 }
 
-/// Runs the command of the command line.
-pub fn main(mut arguments: Arguments) -> ExitCode {
+/// Runs the command of the command line. The signals `ignored` end a command that an operator waits for.
+pub fn main(mut arguments: Arguments, ignored: Ignored) -> ExitCode {
     // A signal may come while the file is read, which takes a while if it is long.
     let early = match arguments.command {
         None => match Early::new() {
@@ -277,11 +277,11 @@ pub fn main(mut arguments: Arguments) -> ExitCode {
             Err(why) => return fail(&why),
         },
         // The dataplane, which this process is to become, ignores them as well.
-        Some(Command::Dataplane) => {
-            ignore_signals();
+        Some(Command::Dataplane) => None,
+        _ => {
+            ignored.restore();
             None
         }
-        _ => None,
     };
     match arguments.command {
         Some(Command::Check { ref file }) => {

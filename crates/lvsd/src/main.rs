@@ -4,10 +4,16 @@
 use std::process::ExitCode;
 
 use clap::Parser;
+use lvs_sys::signals::ignore_signals;
 
 fn main() -> ExitCode {
+    // First of all: a terminal may be closed at any time.
+    let ignored = ignore_signals();
     match lvsd::cli::Arguments::try_parse() {
-        Ok(arguments) => lvsd::cli::main(arguments),
-        Err(error) => lvsd::cli::refused(&error),
+        Ok(arguments) => lvsd::cli::main(arguments, ignored),
+        Err(error) => {
+            ignored.restore();
+            lvsd::cli::refused(&error)
+        }
     }
 }

@@ -316,11 +316,11 @@ impl Keeper {
     /// Adds the destinations of mark rules. Returns the networks that are only routed here.
     fn add_marks(&self, spec: &mut Intercept, vips: &mut HashSet<IpAddr>) -> HashSet<IpAddr> {
         let mut reached = HashSet::new();
-        for rule in self.next.marks.iter().flat_map(|marks| marks.iter()) {
-            if rule.action == MarkAction::Host {
-                continue;
-            }
-            spec.add_marked(rule);
+        let rules = self.next.marks.iter().flat_map(|marks| marks.iter());
+        let rules = rules.filter(|rule| rule.action != MarkAction::Host);
+        let helped = self.dataplane.control().ftp_ports().to_vec();
+        spec.add_marked(rules.clone(), &helped);
+        for rule in rules {
             let addresses: Vec<IpAddr> = rule.addresses().collect();
             if let [single] = addresses[..] {
                 vips.insert(single);

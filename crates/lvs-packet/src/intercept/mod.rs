@@ -110,8 +110,8 @@ fn with_followers(endpoint: Endpoint) -> impl Iterator<Item = Endpoint> {
     std::iter::once(endpoint).chain(followers)
 }
 
-/// A firewall mark rule with more ports than this intercepts every port.
-const PORTS_MAX: usize = 16;
+/// Endpoints that the rules for marks intercept port by port, all together.
+const MARKED_MAX: usize = 1 << 16;
 
 /// Protocols of a firewall mark without a protocol.
 const MARKED_PROTOCOLS: [Protocol; 3] = [Protocol::TCP, Protocol::UDP, Protocol::SCTP];
@@ -241,33 +241,51 @@ impl Intercept {
         self.services.extend(any_port(key, helped).filter(|_| data));
     }
 
-    /// Intercepts the packets of a mark rule. If it names many ports, all ports are intercepted,
-    /// and packets to other ports are reinjected.
-    pub fn add_marked(&mut self, rule: &MarkRule) {
-        let named: Vec<u16> = rule
-            .ports
-            .iter()
-            .flat_map(|range| range.0..=range.1)
-            .take(PORTS_MAX + 1)
-            .collect();
-        let ports = if named.is_empty() || named.len() > PORTS_MAX {
-            vec![0]
-        } else {
-            named
-        };
-        let protocols = match &rule.protocol {
-            Some(protocol) => std::slice::from_ref(protocol),
-            None => &MARKED_PROTOCOLS[..],
-        };
-        for address in rule.addresses() {
-            for &protocol in protocols {
-                let endpoint = |&port: &u16| Endpoint {
-                    address,
-                    protocol,
-                    port,
-                };
-                let endpoints = ports.iter().map(endpoint);
-                self.services.extend(endpoints.flat_map(with_followers));
+    /// Intercepts the packets of rules for marks: their ports, and of a rule without ports every
+    /// port. Two kinds of rule intercept every port besides: one with more ports than there is room
+    /// for, and, for TCP, one with a port of FTP's helper (`helped`), which expects data connections
+    /// to any port. Packets to the other ports are reinjected.
+    pub fn add_marked<'a>(
+        &mut self,
+        rules: impl IntoIterator<Item = &'a MarkRule>,
+        helped: &[u16],
+    ) {
+        let mut room = MARKED_MAX;
+        for rule in rules {
+            let protocols = match &rule.protocol {
+                Some(protocol) => std::slice::from_ref(protocol),
+                None => &MARKED_PROTOCOLS[..],
+            };
+            let ranges = rule.ports.iter().map(|range| range.0..=range.1);
+            let of_helper = protocols.contains(&Protocol::TCP)
+                && ranges
+                    .clone()
+                    .any(|range| helped.iter().any(|port| range.contains(port)));
+            let named: usize = ranges.clone().map(|range| range.len()).sum();
+            let needed = named
+                .saturating_mul(rule.addresses().count())
+                .saturating_mul(protocols.len());
+            let ports: Vec<u16> = match room.checked_sub(needed) {
+                Some(left) if named > 0 => {
+                    room = left;
+                    ranges.flatten().collect()
+                }
+                _ => vec![0],
+            };
+            for address in rule.addresses() {
+                if of_helper {
+                    let any = SocketAddr::new(address, 0);
+                    self.services.insert(Endpoint::new(Protocol::TCP, any));
+                }
+                for &protocol in protocols {
+                    let endpoint = |&port: &u16| Endpoint {
+                        address,
+                        protocol,
+                        port,
+                    };
+                    let endpoints = ports.iter().map(endpoint);
+                    self.services.extend(endpoints.flat_map(with_followers));
+                }
             }
         }
     }
@@ -395,6 +413,65 @@ mod tests {
     };
 
     use super::*;
+
+    /// The host answers on the other ports itself, also while a dead dataplane's shield is held.
+    #[test]
+    fn rule_for_many_ports_intercepts_no_other_port() {
+        let rule = |words: &[&str]| MarkRule::parse(words).expect("a rule");
+        let to = |spec: &Intercept, protocol, port| {
+            spec.is_to_service(&Tuple {
+                protocol,
+                src: ([203, 0, 113, 1], 40_000).into(),
+                dst: ([192, 0, 2, 10], port).into(),
+            })
+        };
+        let first = |ports| {
+            let words = "--destination 192.0.2.10 --protocol tcp --mark 1 --ports";
+            let mut words: Vec<&str> = words.split(' ').collect();
+            words.push(ports);
+            rule(&words)
+        };
+        let mut spec = Intercept::default();
+        spec.add_marked(&[first("80,9000-9999")], &[21]);
+        for port in [80, 9000, 9999] {
+            assert!(to(&spec, Protocol::TCP, port), "{port}");
+        }
+        for port in [22, 8999, 10_000] {
+            assert!(!to(&spec, Protocol::TCP, port), "{port}");
+        }
+        assert!(!to(&spec, Protocol::UDP, 9000));
+        // One that there is no room for takes every port, and one behind it that fits does not.
+        let wide = rule(&[
+            "--destination",
+            "192.0.2.10",
+            "--ports",
+            "1-30000",
+            "--mark",
+            "2",
+        ]);
+        spec = Intercept::default();
+        spec.add_marked(&[wide], &[]);
+        assert!(to(&spec, Protocol::TCP, 40_000));
+        let mut spec = Intercept::default();
+        spec.add_marked(&[first("1-40000"), first("50000-60000")], &[]);
+        assert!(!to(&spec, Protocol::TCP, 45_000));
+        assert_eq!(spec.services.iter().count(), 50_001);
+        let mut spec = Intercept::default();
+        spec.add_marked(&[first("2-40000"), first("39999-65535")], &[]);
+        assert!(!to(&spec, Protocol::TCP, 1));
+        let mut spec = Intercept::default();
+        spec.add_marked(&[first("2-40000"), first("39998-65535")], &[]);
+        assert!(to(&spec, Protocol::TCP, 1));
+        // Data connections of FTP may be to any port.
+        let mut spec = Intercept::default();
+        spec.add_marked(&[first("20-30")], &[21]);
+        assert!(to(&spec, Protocol::TCP, 40_000));
+        // Of no port, as ever.
+        let any = rule(&["--destination", "192.0.2.10", "--mark", "3"]);
+        let mut spec = Intercept::default();
+        spec.add_marked(&[any], &[]);
+        assert!(to(&spec, Protocol::SCTP, 22));
+    }
 
     /// The kernel continues the connections of an FTP service that has lost its persistence, on any
     /// port.

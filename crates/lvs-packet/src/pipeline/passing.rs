@@ -14,6 +14,7 @@ use crate::gate::KNOWN_AFTER;
 use crate::net::{Net, PortId, PortInfo, Way, is_martian};
 use crate::parse;
 use crate::rewrite::nat::{self, End};
+use crate::segment::finish_checksum;
 use crate::wire::{ETHERNET_LEN, ETHERTYPE_IPV4, Mac, be16, ethernet, ethernet_header, ipv4};
 
 impl Pipeline {
@@ -75,12 +76,19 @@ impl Pipeline {
         cx: &mut Cx<'_, N>,
     ) -> Fate {
         frame.truncate(ETHERNET_LEN + packet.len as usize);
-        // The transport checksum is all that can be unfinished, and lies behind both headers.
+        // What is unfinished lies behind both headers: the transport checksum, as a rule.
         let unfinished = frame.offload.checksum.is_some_and(|partial| {
             let l4 = usize::from(partial.start) == ETHERNET_LEN + ipv4::HEADER_LEN;
             l4 && nat::header(packet.protocol)
                 .is_some_and(|(_, field)| usize::from(partial.offset) == field)
         });
+        // That of a packet inside, as in VXLAN: a sum over this one must cover its final value.
+        if passed.method == Forwarding::Nat
+            && !unfinished
+            && let Err(reason) = finish_checksum(frame)
+        {
+            return Fate::Dropped(reason);
+        }
         let (link, ip) = frame.bytes_mut().split_at_mut(ETHERNET_LEN);
         ethernet_header(link, way.to, way.from, ETHERTYPE_IPV4);
         ipv4::decrement_ttl(ip);

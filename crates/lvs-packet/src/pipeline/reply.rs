@@ -13,6 +13,7 @@ use crate::frame::Frame;
 use crate::net::Net;
 use crate::rewrite::nat::{self, End};
 use crate::rewrite::payload;
+use crate::segment::finish_checksum;
 use crate::wire::icmp::ErrorKind;
 use crate::wire::{ETHERNET_LEN, decrement_ttl, ipv4, ipv6, is_ipv6};
 
@@ -151,6 +152,8 @@ pub(super) fn rewrite(
     ports: bool,
 ) -> Result<(), FrameDrop> {
     if job.inner.is_some() {
+        // The sum over the message must cover its final value.
+        finish_checksum(frame)?;
         nat::translate_icmp(frame.bytes_mut(), job.packet.l4, end, to, ports)
     } else {
         nat::translate(frame, &job.packet, end, to)

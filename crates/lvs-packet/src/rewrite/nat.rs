@@ -8,6 +8,7 @@ use lvs_core::Protocol;
 use crate::drop::FrameDrop;
 use crate::frame::Frame;
 use crate::parse::Packet;
+use crate::segment;
 use crate::wire::checksum::{self, Delta, Sum};
 use crate::wire::{be16, icmp, icmpv6, ip_dst, ip_src, ipv4, ipv6, is_ipv6, put16, sctp, tcp, udp};
 
@@ -37,7 +38,8 @@ pub const fn header(protocol: Protocol) -> Option<(usize, usize)> {
 ///
 /// # Errors
 /// [`FrameDrop::ShortHeader`] if the transport header is cut short, [`FrameDrop::Unsupported`] if
-/// `to` is of another IP version.
+/// `to` is of another IP version, [`FrameDrop::BadOffload`] if an unfinished checksum lies outside
+/// the frame.
 #[inline]
 pub fn translate(
     frame: &mut Frame,
@@ -53,10 +55,18 @@ pub fn translate(
     let unfinished = frame.offload.checksum.is_some_and(|partial| {
         usize::from(partial.start) == l4 && usize::from(partial.offset) == field
     });
-    let ip = frame.bytes_mut();
-    if ip.len() < l4 + header {
+    if frame.len() < l4 + header {
         return Err(FrameDrop::ShortHeader);
     }
+    if packet.src.is_ipv4() != to.is_ipv4() {
+        return Err(FrameDrop::Unsupported);
+    }
+    if !unfinished {
+        // It is the checksum of a packet inside this one, as in VXLAN: a sum over this one must
+        // cover its final value.
+        segment::finish_checksum(frame)?;
+    }
+    let ip = frame.bytes_mut();
     let addresses = match (packet.src, to.ip()) {
         (IpAddr::V4(_), IpAddr::V4(new)) => address(ip, end, new),
         (IpAddr::V6(_), IpAddr::V6(new)) => {
@@ -316,6 +326,62 @@ mod tests {
         [addr[0], addr[1], addr[2], addr[3]]
     }
 
+    /// The sender of a tunnel leaves the checksum of the packet inside to the device, and the
+    /// tunnel's own out, or computes it for the finished packet (the kernel's local checksum
+    /// offload).
+    #[test]
+    fn datagram_with_unfinished_packet_inside_gets_right_checksums() {
+        for (absent, six, end) in [
+            (true, false, End::Destination),
+            (true, true, End::Source),
+            (false, false, End::Source),
+            (false, true, End::Destination),
+        ] {
+            // VXLAN: a header of eight bytes, and an Ethernet frame.
+            const INNER: usize = 8 + 14;
+            let mut inside = vec![0; INNER];
+            PacketBuilder::ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64)
+                .tcp(1000, 80, 7, 9)
+                .write(&mut inside, b"odd")
+                .expect("a vector takes all");
+            let mut ip = Vec::new();
+            let builder = match six {
+                true => PacketBuilder::ipv6([1; 16], [2; 16], 64),
+                false => PacketBuilder::ipv4([192, 0, 2, 1], [192, 0, 2, 2], 64),
+            };
+            builder
+                .udp(40_000, 4789)
+                .write(&mut ip, &inside)
+                .expect("a vector takes all");
+            let l4 = if six { 40 } else { 20 };
+            let inner = l4 + 8 + INNER;
+            let tcp = inner + 20;
+            let pseudo = Sum::ZERO
+                .pseudo(
+                    ip_src(&ip[inner..]),
+                    ip_dst(&ip[inner..]),
+                    6,
+                    ip.len() - tcp,
+                )
+                .fold();
+            put16(&mut ip, tcp + 16, pseudo);
+            if absent {
+                put16(&mut ip, l4 + 6, 0);
+            }
+            let mut frame = Frame::from_bytes(&ip);
+            frame.offload.checksum = Some(PartialChecksum {
+                start: tcp as u16,
+                offset: 16,
+            });
+            let packet = parse::ip(frame.bytes(), false).expect("valid");
+            let to: IpAddr = if six { [9; 16].into() } else { [9; 4].into() };
+            translate(&mut frame, &packet, end, SocketAddr::new(to, 4790)).expect("long enough");
+            segment::finish_checksum(&mut frame).expect("in bounds");
+            check(frame.bytes());
+            check(&frame.bytes()[inner..]);
+        }
+    }
+
     proptest! {
         #[test]
         fn nat_rewrite_keeps_checksums_right(mut src: [u8; 16], dst: [u8; 16], sport: u16, dport: u16, to: [u8; 16], port: u16, source: bool, udp: bool,
@@ -350,7 +416,7 @@ mod tests {
             let packet = parse::ip(frame.bytes(), false).expect("valid");
             let end = if source { End::Source } else { End::Destination };
             translate(&mut frame, &packet, end, SocketAddr::new(to, port)).expect("long enough");
-            crate::segment::finish_checksum(&mut frame).expect("in bounds");
+            segment::finish_checksum(&mut frame).expect("in bounds");
             check(frame.bytes());
             // For any new source: a group is not read again.
             let bytes = frame.bytes();

@@ -32,13 +32,16 @@ fn shower(site: &Site, pid: u32) -> Result<()> {
         .map(drop)
 }
 
-/// Whether the process has a handler of SIGHUP. What the tests inherit may ignore that signal, and an exec removes handlers: so
-/// `nsenter`, which becomes the program, has none.
-fn handles_hangup(pid: u32) -> bool {
+/// Whether the process has done something about SIGHUP: `masks` of `/proc/PID/status` says what. An exec removes handlers, and
+/// the tests inherit no signal that is ignored: so `nsenter`, which becomes the program, has neither.
+fn minds_hangup(pid: u32, masks: &[&str]) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-        .is_some_and(|mask| mask & 1 != 0)
+    let minds = |name: &&str| {
+        let mask = status.lines().find_map(|line| line.strip_prefix(*name));
+        mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+            .is_some_and(|mask| mask & 1 != 0)
+    };
+    masks.iter().any(minds)
 }
 
 #[test]
@@ -120,7 +123,14 @@ fn lvsd_signals_during_start_are_kept() -> Result<()> {
     site.director.run("mkfifo", &[&path])?;
     let program = programs::find("lvsd")?;
     let mut lvsd: Proc = site.director.spawn(&program, &["--config", &path])?;
-    wait_until("a handler", PATIENCE, || handles_hangup(lvsd.pid()))?;
+    // The first thing that lvsd does, before it reads its arguments.
+    wait_until("the beginning", PATIENCE, || {
+        minds_hangup(lvsd.pid(), &["SigIgn:", "SigCgt:"])
+    })?;
+    shower(&site, lvsd.pid())?;
+    wait_until("a handler", PATIENCE, || {
+        minds_hangup(lvsd.pid(), &["SigCgt:"])
+    })?;
     shower(&site, lvsd.pid())?;
     let text = |port: u16| {
         format!(

@@ -9,6 +9,7 @@ use std::borrow::Cow;
 use std::mem::discriminant;
 use std::ops::Range;
 
+use lvs_core::mark::RULES_MAX;
 use serde::Deserialize;
 use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue, ValueDeserializer};
@@ -132,7 +133,15 @@ impl<'a> Reader<'a> {
         let mut table = tree.into_inner();
         self.orphans(&mut table);
         let services = take_array(&mut table, "service");
-        let marks = take_array(&mut table, "mark");
+        let mut marks = take_array(&mut table, "mark");
+        if let Some(rule) = marks.get(RULES_MAX) {
+            let title = format!("there are more than {RULES_MAX} rules for marks");
+            self.findings.push(
+                Diagnostic::error(rule.span(), title)
+                    .help("a rule takes a network and several ranges of ports; is the file generated as was meant?"),
+            );
+            marks.truncate(RULES_MAX);
+        }
         let sysctls = take_table(&mut table, "sysctl");
         self.peers_of_sync(&mut table);
         self.foreign_defaults(&mut table);

@@ -155,6 +155,8 @@ struct State {
     hung: bool,
     /// Whether it does not answer until it is killed.
     silent: bool,
+    /// Attempts to connect to which the dataplane does not answer: it is still starting.
+    slow: u32,
     /// Answers that it stops, and continues.
     stays: bool,
     /// Process ids of dataplanes that were ended.
@@ -280,6 +282,11 @@ impl World {
         self.state().silent = true;
     }
 
+    /// A dataplane that starts listens, and says nothing for so many attempts to connect.
+    pub(crate) fn start_slowly(&self, attempts: u32) {
+        self.state().slow = attempts;
+    }
+
     pub(crate) fn stay(&self) {
         self.state().stays = true;
     }
@@ -318,8 +325,10 @@ pub(crate) struct FakeHost {
 
 impl Host for FakeHost {
     fn connect(&mut self, _: Duration) -> Result<Box<dyn DataplaneControl>, ConnectError> {
-        let state = self.world.state();
-        let (silent, pid) = (state.silent, Some(state.epoch));
+        let mut state = self.world.state();
+        let slow = state.dataplane.is_some() && state.slow > 0;
+        state.slow -= u32::from(slow);
+        let (silent, pid) = (state.silent || slow, Some(state.epoch));
         drop(state);
         if silent {
             let why = "the dataplane says nothing".into();

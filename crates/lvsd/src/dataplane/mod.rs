@@ -49,7 +49,7 @@ pub use crate::dataplane::links::{Links, Proxied};
 use crate::host_addresses::Addresses;
 use crate::reconcile::{Actual, Desired, Plan, diff};
 
-/// The limit of time for the first answer of a dataplane that was started.
+/// The limit of time for the first answer of a dataplane that was started; at least `hang_limit`.
 const START_LIMIT: Duration = Duration::from_secs(15);
 /// The interval of attempts to connect to a starting dataplane.
 const START_POLL: Duration = Duration::from_millis(20);
@@ -486,6 +486,8 @@ impl Link {
                 return Ok(());
             }
             Err(ConnectError::Refused(why)) => return Err(self.give_up_or_wait(why, now)),
+            // A dataplane that is still starting does not hang: it has the whole time of a start.
+            Err(ConnectError::Silent { why, .. }) if self.starts.starting.is_some() => why,
             Err(ConnectError::Silent { why, pid }) => return Err(self.hangs(why, pid, now)),
             Err(ConnectError::Absent(why)) => why,
         };
@@ -496,14 +498,14 @@ impl Link {
                 let why = format!("the dataplane did not start: {how}; its own message is above");
                 return Err(self.give_up_or_wait(why, now));
             }
-            if now.duration_since(since) < START_LIMIT {
+            let limit = START_LIMIT.max(patience);
+            if now.duration_since(since) < limit {
                 return Err(Step::Waiting(START_POLL));
             }
             self.starts.starting = None;
             self.host.kill();
-            let why = format!(
-                "the dataplane was started and does not answer after {START_LIMIT:?}: {absent}"
-            );
+            let why =
+                format!("the dataplane was started and does not answer after {limit:?}: {absent}");
             return Err(self.give_up_or_wait(why, now));
         }
         if self.starts.attach {

@@ -11,12 +11,10 @@ use super::super::types::{Failure, FailureCode, LocalPool};
 use super::host::{Host, Need};
 use super::step::{Step, serves};
 use crate::control::check::{self, View};
-use crate::mark::MarkRule;
+use crate::mark::{self, MarkRule};
 use crate::sync::{self, SyncDaemon, SyncRole};
 use crate::{Control, Error, ServiceKey, Sysctls};
 
-/// Rules for marks at most: each packet is compared with them one after the other.
-const MARK_RULES_MAX: usize = 1024;
 /// Local addresses of full NAT at most: each connection may have to try all of them.
 const LOCAL_ADDRESSES_MAX: usize = 256;
 
@@ -176,10 +174,13 @@ fn change_marks<'a>(
         }
         _ => return Err(misplaced()),
     };
-    if count > MARK_RULES_MAX {
+    if count > mark::RULES_MAX {
         return Err(Failure::new(
             FailureCode::Full,
-            format!("there are {MARK_RULES_MAX} rules for marks already, and no more are taken"),
+            format!(
+                "there are {} rules for marks already, and no more are taken",
+                mark::RULES_MAX
+            ),
         ));
     }
     Ok(step)

@@ -195,6 +195,19 @@ fn report_of_a_million_errors_is_bounded() {
         );
     }
 
+    // The dataplane takes no more rules for marks, right or wrong.
+    for (rule, errors) in [
+        ("drop = true\nsource = \"192.0.2.1\"\n", 1),
+        // The unknown key, and what is missing.
+        ("a = 1\n", 1 + 2 * 1024),
+    ] {
+        let report = self::report(&format!("[[mark]]\n{rule}").repeat(150_000));
+        assert_eq!(report.errors(), errors, "{report}");
+        let all = report.findings.iter();
+        let title = "there are more than 1024 rules for marks";
+        assert_eq!(all.filter(|finding| finding.title == title).count(), 1);
+    }
+
     // The parser finds an error in each line, and keeps them all if it is let.
     let syntax = format!("{}=\n", "a = \n".repeat(200_000));
     let report = self::report(&syntax);

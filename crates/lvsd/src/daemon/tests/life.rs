@@ -142,6 +142,29 @@ async fn own_hung_dataplane_is_ended_and_replaced() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn dataplane_silent_while_it_starts_is_waited_for() {
+    let world = World::default();
+    world.start_slowly(100);
+    let daemon = Running::start(world, Dead::default(), FILE);
+    let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
+    daemon.weights(&both).await;
+    assert_eq!(daemon.world.ended(), [0_u32; 0]);
+    assert_eq!(daemon.world.starts(), 1);
+    daemon.stop().await;
+
+    // Not for ever: one that has never answered is killed, and lvsd ends.
+    let world = World::default();
+    world.start_slowly(u32::MAX);
+    let daemon = Running::start(world, Dead::default(), FILE);
+    tokio::time::sleep(Duration::from_secs(14)).await;
+    assert!(daemon.world.running());
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert!(!daemon.world.running());
+    assert_eq!(daemon.world.ended(), [0_u32; 0]);
+    daemon.task.abort();
+}
+
+#[tokio::test(start_paused = true)]
 async fn foreign_hung_dataplane_is_left_running() {
     let world = World::default();
     world.start_foreign();
