@@ -100,7 +100,7 @@ fn pipeline(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// The time of so many packets, where each measurement is the mean of a million.
+/// The time of `times` packets, from the mean of a million packets in each measurement.
 fn scaled(times: u64, mut nanoseconds: impl FnMut() -> f64) -> Duration {
     #[expect(clippy::cast_precision_loss, reason = "a mean")]
     Duration::from_secs_f64(nanoseconds() * times as f64 / 1e9)

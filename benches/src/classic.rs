@@ -26,16 +26,16 @@ pub(crate) const SESSIONS: [(&str, u16); 3] = [
     ("session, port 0", 7007),
 ];
 
-/// From where privileged programs of a client connect (rcmd).
+/// Source ports of privileged programs of a client (rcmd).
 const RESERVED: RangeInclusive<u16> = 512..=1023;
-/// From where a client prints (RFC 1179).
+/// Source ports of a printing client (RFC 1179).
 const PRINTERS: RangeInclusive<u16> = 721..=731;
 /// Bytes of a block of the UDP file, and of what is printed.
 const BLOCK: usize = 1024;
 /// A SYN that was lost is sent again after a second, which is no failure.
 const LIMIT: Duration = Duration::from_millis(2500);
 
-/// Serves all of them.
+/// Serves all classic services.
 #[derive(Clone, Debug, Args)]
 pub struct Serve {
     /// The server's name, in one word
@@ -57,13 +57,13 @@ pub struct Use {
     for_ms: u64,
 }
 
-/// How one service fared.
+/// The result of one service.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Fared {
     pub(crate) name: String,
     /// Transactions a second; 0 if it does not work.
     pub(crate) rate: f64,
-    /// Why it does not.
+    /// Reason for the failure.
     pub(crate) error: Option<String>,
 }
 
@@ -300,7 +300,7 @@ impl Use {
     }
 }
 
-/// Nothing stays between two transactions.
+/// Repeats a transaction after which no state remains.
 fn once<T: FnMut() -> Result<()>>(transaction: T) -> Result<T> {
     Ok(transaction)
 }

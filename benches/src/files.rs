@@ -20,14 +20,14 @@ const FILES: u32 = 16;
 const SOURCES: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
 /// Bytes that a server sends at a time.
 const CHUNK: u64 = 16 << 10;
-/// How late a chunk may be without loss of capacity.
+/// Greatest delay of a chunk that does not count as lost capacity.
 const LATE: Duration = Duration::from_millis(20);
-/// After a request that failed.
+/// Pause after a failed request.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Of what is counted over time.
+/// Width of a bin of counts over time, in seconds.
 pub(crate) const BIN: f64 = 0.25;
 
-/// Serves `GET /SIZE` with so many bytes.
+/// Serves `GET /SIZE` with SIZE bytes.
 #[derive(Clone, Debug, Args)]
 pub struct Serve {
     /// Where to listen, and the bytes a second of that server, which its connections share
@@ -84,7 +84,7 @@ pub(crate) struct Asked {
     pub(crate) served: Vec<u64>,
     /// Requests that were not.
     pub(crate) failed: Vec<u64>,
-    /// Milliseconds that each that was answered took.
+    /// Milliseconds of each answered request.
     pub(crate) took: Vec<f64>,
     /// The first failure.
     pub(crate) error: Option<String>,
@@ -168,7 +168,7 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
 #[derive(Debug)]
 struct Capacity {
     bytes_a_second: u64,
-    /// When all that was promised will have been sent.
+    /// Time when all promised bytes will have been sent.
     free: Mutex<Instant>,
 }
 
@@ -329,7 +329,7 @@ impl Client {
         }
     }
 
-    /// Not after the end: what comes then does not count.
+    /// Counts a piece of data, unless it arrived after the end.
     fn count(&self, add: impl FnOnce(&mut Asked, usize)) {
         #[expect(
             clippy::cast_possible_truncation,

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 /// CPU of other programs, as a share of one core, above which a measurement does not count.
 const FOREIGN_MAX: f64 = 0.05;
-/// The same of time that the hypervisor took away.
+/// Greatest share of time that the hypervisor may take away.
 const STEAL_MAX: f64 = 0.03;
 
 /// Binds the calling thread to a core.
@@ -40,12 +40,12 @@ pub fn processor() -> String {
         .to_owned()
 }
 
-/// How fast the machine is, in this very moment.
+/// The present speed of the machine.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Calibration {
     /// Nanoseconds of a fixed piece of arithmetic on CPU 0, alone.
     pub cpu0: f64,
-    /// The same on CPU 1, alone.
+    /// The same measurement on CPU 1, alone.
     pub cpu1: f64,
     /// The slower of both at once. If it is well above the others, the two share a core or lose it
     /// to other guests.
@@ -253,7 +253,7 @@ pub struct Used {
     pub softirq: f64,
     /// Other soft interrupts that have a thread.
     pub other_softirq: f64,
-    /// Everything else that the bench has started: generators, clients, servers; what has ended, too.
+    /// All other programs of the bench, ended ones included: generators, clients, servers.
     pub endpoints: f64,
     /// Other programs, as a share of a core.
     pub foreign: f64,
@@ -262,7 +262,7 @@ pub struct Used {
 }
 
 impl Used {
-    /// Why nothing that was measured meanwhile counts.
+    /// The reason why no measurement of this time counts.
     #[must_use]
     pub fn disturbed(&self) -> Option<String> {
         if self.foreign > FOREIGN_MAX {

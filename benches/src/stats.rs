@@ -25,12 +25,12 @@ pub struct Spread {
     pub min: f64,
     /// The greatest.
     pub max: f64,
-    /// How many.
+    /// Number of rounds.
     pub rounds: Rounds,
 }
 
 impl Spread {
-    /// Of nothing there is none.
+    /// The summary; `None` without values.
     #[must_use]
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut values: Vec<f64> = values.into_iter().collect();
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn medians() {
+    fn median_of_any_order_is_the_middle() {
         assert_eq!(Spread::of([]), None);
         let three = Spread::of([3.0, 1.0, 2.0]).expect("three values");
         assert_eq!(

@@ -98,7 +98,7 @@ fn download(stream: &mut TcpStream, bytes: u64, close: bool) -> Result<()> {
     Ok(())
 }
 
-/// Where the head of an answer ends, and what has come so far.
+/// End of an answer's head, and the bytes received so far.
 fn answer(stream: &mut TcpStream, buffer: &mut [u8]) -> Result<(usize, usize)> {
     let mut filled = 0;
     loop {

@@ -22,7 +22,7 @@ const HEADER: &str = include_str!("../yardsticks/yardstick.h");
 #[derive(Debug)]
 pub struct Yardsticks {
     dir: tempfile::TempDir,
-    /// Where another build of the programs is, if one is compared with.
+    /// Directory of another build of the programs, if one is compared with.
     pub(crate) other: Option<PathBuf>,
 }
 
@@ -65,7 +65,7 @@ impl Yardsticks {
         Ok(Self { dir, other: None })
     }
 
-    /// Where one of them is.
+    /// Path of one of the programs.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)

@@ -22,7 +22,7 @@ const MOST_LINE: usize = 4096;
 const MOST_COMPLAINT: usize = 2048;
 /// Prefix of this program's own lines.
 const MARK: &str = "lvs-bench: ";
-/// Between two looks whether to go on waiting.
+/// Pause between two checks of the waiting condition.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Runs on each host: waits for the given time, by its own clock, and then runs httperf.
@@ -48,10 +48,10 @@ while read -r word start limit words; do
 done
 "#;
 
-/// Where a host is, as it is named on the command line.
+/// The place of a host, as the command line names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// This one.
+    /// The machine of this process.
     Local,
     /// A network namespace, as `ip netns` names it.
     Namespace(String),
@@ -186,7 +186,7 @@ pub fn shell(httperf: &str) -> [&str; 5] {
     ["sh", "-c", SCRIPT, "lvs-bench", httperf]
 }
 
-/// As a shell's word.
+/// The text quoted as one word of a shell.
 pub(super) fn quote(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
@@ -203,7 +203,7 @@ pub(super) struct Host {
     lines: Receiver<Line>,
     complaint: Arc<Mutex<String>>,
     stop: Arc<AtomicBool>,
-    /// Nanoseconds that its clock is ahead of ours.
+    /// Nanoseconds by which its clock is ahead of this host's clock.
     ahead: i128,
     /// Uncertainty of that difference.
     pub(super) unsure: Duration,
@@ -263,7 +263,7 @@ impl Host {
         Ok(())
     }
 
-    /// Has it run httperf at a time of our clock, for `limit` at most.
+    /// Starts httperf on the host at `start` of our clock, for `limit` at most.
     pub(super) fn run(&mut self, start: i128, limit: Duration, words: &[String]) -> Result<()> {
         let words: Vec<_> = words.iter().map(|word| quote(word)).collect();
         let (start, limit) = (start + self.ahead, limit.as_secs_f64().ceil());
@@ -312,7 +312,7 @@ impl Host {
         told.map_err(|_| self.gone())
     }
 
-    /// The next line of ours; what else comes was printed on the way, by a login script for one.
+    /// The next line of our program; other lines, such as those of a login script, are skipped.
     fn own_line(&mut self, deadline: Instant) -> Result<String> {
         loop {
             let line = self.line(deadline)?;
@@ -339,7 +339,7 @@ impl Host {
         }
     }
 
-    /// The reason why it is gone, as far as it is known.
+    /// The reason why it has ended, if it is known.
     fn gone(&mut self) -> anyhow::Error {
         // Another thread reads its error output.
         let deadline = Instant::now() + Duration::from_secs(1);
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn places() {
+    fn host_places_are_parsed() {
         assert_eq!(place("local").expect("a place"), Place::Local);
         assert_eq!(
             place("netns:c-1").expect("a place"),
@@ -463,12 +463,12 @@ mod tests {
     }
 
     #[test]
-    fn words_are_quoted() {
+    fn shell_word_with_special_characters_is_quoted() {
         assert_eq!(quote("/a?b=$(c)&d='e'"), r"'/a?b=$(c)&d='\''e'\'''");
     }
 
     #[test]
-    fn lines_are_bounded() {
+    fn long_line_of_host_is_an_error() {
         let (sender, lines) = sync_channel(4);
         let long = "x".repeat(2 * MOST_LINE) + "\nend";
         thread::spawn(move || read_lines(long.as_bytes(), &sender));

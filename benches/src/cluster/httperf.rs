@@ -24,7 +24,7 @@ pub struct Figures {
     pub status: [u64; 5],
     /// Errors, as httperf calls them.
     pub errors: Errors,
-    /// How long connections with a reply took; in whole milliseconds, which is how httperf counts.
+    /// Duration of connections with a reply, in whole milliseconds, as httperf counts.
     pub lifetime: Option<Lifetime>,
     #[serde(skip)]
     histogram: BTreeMap<u32, u64>,
@@ -33,7 +33,7 @@ pub struct Figures {
 /// Errors by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Errors {
-    /// No reply in time.
+    /// Requests without a reply in time.
     pub timeout: u64,
     /// TCP gave up.
     pub socket_timeout: u64,
@@ -47,7 +47,7 @@ pub struct Errors {
     pub no_port: u64,
     /// The client's system had no file left.
     pub no_file: u64,
-    /// Something else.
+    /// Other errors.
     pub other: u64,
 }
 
@@ -78,10 +78,10 @@ impl Errors {
     }
 }
 
-/// Times that so many of a hundred connections stayed below.
+/// Percentiles of connection times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Lifetime {
-    /// Half of them.
+    /// Median.
     pub p50_ms: u32,
     /// 90 of 100.
     pub p90_ms: u32,
@@ -260,7 +260,7 @@ mod tests {
     const PRINTED: &str = include_str!("httperf.txt");
 
     #[test]
-    fn figures() {
+    fn httperf_figures_are_parsed() {
         let figures = Figures::parse(PRINTED, 2.0, 1.0).expect("figures");
         assert_eq!(figures.connections, 500);
         assert_eq!(figures.replies, 490);

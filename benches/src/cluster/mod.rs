@@ -26,7 +26,7 @@ const MOST_STEPS: usize = 1000;
 const MOST_RATE: u32 = 1_000_000;
 /// Hosts.
 const MOST_HOSTS: usize = 256;
-/// How long it may take until all hosts are ready.
+/// Longest time until all hosts are ready.
 const READY: Duration = Duration::from_secs(20);
 /// Time until all hosts have received the start time.
 const AHEAD: Duration = Duration::from_millis(100);
@@ -123,7 +123,7 @@ fn percent(text: &str) -> Result<f64> {
 /// Servers and requests of a load.
 #[derive(Clone, Debug)]
 pub struct Load {
-    /// Of several, the hosts take turns.
+    /// The servers; hosts use several in turn.
     pub servers: Vec<String>,
     /// The port.
     pub port: u16,
@@ -131,21 +131,21 @@ pub struct Load {
     pub uri: String,
     /// Seconds after which a request has failed.
     pub timeout: u32,
-    /// Seconds that httperf may take beyond that and what it asks for.
+    /// Additional seconds that httperf may take beyond its planned time.
     pub grace: u32,
 }
 
-/// A rate that was offered, and what came of it.
+/// An offered rate, and its results.
 #[derive(Clone, Debug, Serialize)]
 pub struct Step {
-    /// Requests a second that were asked for, of all hosts.
+    /// Requested rate of all hosts, in requests a second.
     pub offered: f64,
-    /// Whether hosts are missing: then less was offered than asked for.
+    /// Whether hosts are missing: then the offered rate is below the requested rate.
     pub incomplete: bool,
     /// The sum of all hosts that answered.
     #[serde(flatten)]
     pub all: Figures,
-    /// Of each host.
+    /// Results of each host.
     pub hosts: Vec<OfHost>,
 }
 
@@ -168,11 +168,11 @@ pub struct Failed {
     pub host: String,
     /// Offered rate when it failed; none if it never was ready.
     pub offered: Option<f64>,
-    /// Why.
+    /// The reason.
     pub why: String,
 }
 
-/// Hosts that stand ready.
+/// The hosts that are ready.
 #[derive(Debug)]
 pub struct Cluster {
     /// With their places among all.
@@ -317,7 +317,7 @@ struct Printed<'a> {
     uri: &'a str,
     seconds: u32,
     timeout: u32,
-    /// Whether all hosts took part in all steps that were to be made.
+    /// Whether all hosts took part in all planned steps.
     complete: bool,
     steps: Vec<Step>,
     failed: &'a [Failed],
@@ -498,7 +498,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates() {
+    fn rates_of_a_range_are_listed() {
         let rates = |text: &str| text.parse::<Rates>().map(|rates| rates.0);
         assert_eq!(rates("100..300/100").expect("rates"), [100, 200, 300]);
         assert_eq!(rates("100..250/100").expect("rates"), [100, 200]);
@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn percentages() {
+    fn percentages_are_computed() {
         assert_eq!(percent("5").ok(), Some(5.0));
         for wrong in ["0", "101", "NaN", "", "-1"] {
             assert!(percent(wrong).is_err(), "{wrong}");

@@ -30,7 +30,7 @@ use super::contender::{Contender, Method, Place};
 use super::programs as peers;
 use crate::yardsticks::Yardsticks;
 
-/// How many beds this process has made.
+/// Number of beds that this process has made.
 static BEDS: AtomicUsize = AtomicUsize::new(0);
 
 pub(crate) const CLIENT_MAC: &str = "02:00:00:00:0c:00";
@@ -177,7 +177,7 @@ impl Bed {
         }
     }
 
-    /// Lets a contender run that polls without end.
+    /// Continues a contender that polls without end.
     pub(crate) fn resume(&self) -> Result<()> {
         self.signal_spinner(Signal::SIGCONT)
     }
@@ -533,7 +533,7 @@ impl Bed {
         self.director.sh(&script).map(drop)
     }
 
-    /// Gives the interfaces threads that receive, and each thread a core.
+    /// Starts threads that receive from the interfaces, each on its own core.
     fn thread_receivers(&self) -> Result<()> {
         let [c, d, e, s] = &self.devices;
         let mut of_director = Vec::new();
@@ -562,7 +562,7 @@ impl Bed {
         Ok(host)
     }
 
-    /// Gives a new interface of an end what its first one had.
+    /// Sets up a new interface of an end as the first one.
     pub(crate) fn receive_in_thread(&self, host: &Host, device: &str) -> Result<()> {
         thread_receiver(host, device, ENDPOINTS)
     }
@@ -628,7 +628,7 @@ impl Bed {
     }
 }
 
-/// Gives an interface a thread that receives, and that a core.
+/// Starts a thread that receives from an interface, on its own core.
 fn thread_receiver(host: &Host, device: &str, cpu: usize) -> Result<()> {
     host.sh(&format!("echo 1 > /sys/class/net/{device}/threaded"))?;
     pin_receiver(device, cpu)
@@ -679,7 +679,7 @@ fn drop_all(device: &str) -> String {
     )
 }
 
-/// The same of UDP over IPv4.
+/// The command that drops UDP over IPv4 on a device.
 fn drop_udp(device: &str) -> String {
     format!(
         "tc qdisc add dev {device} clsact\n\
@@ -693,7 +693,7 @@ pub(crate) fn has_program(name: &str) -> bool {
     directories.any(|dir| Path::new(dir).join(name).is_file())
 }
 
-/// Lets what was just started or stopped settle.
+/// Waits until started or stopped programs have settled.
 pub(crate) fn settle(time: Duration) {
     thread::sleep(time);
 }

@@ -2,12 +2,12 @@
 
 use serde::Serialize;
 
-/// A forwarding method of ours.
+/// A forwarding method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub(crate) enum Method {
     /// Addresses are translated, both ways.
     Nat,
-    /// The frame goes on with another link-layer address.
+    /// The frame is forwarded with another link-layer address.
     Dr,
     /// IPIP.
     Tunnel,
@@ -24,14 +24,14 @@ impl Method {
     }
 }
 
-/// A director, or what stands in its place.
+/// A director, or its replacement in a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub(crate) enum Contender {
     /// This project's dataplane, on packet sockets.
     AfPacket(Method),
-    /// The same, with established connections forwarded by the kernel fast path.
+    /// This project's dataplane with the kernel fast path.
     FastPath(Method),
-    /// The same, NAT, before there is a socket buffer.
+    /// NAT by XDP, before the kernel allocates a socket buffer.
     Xdp,
     /// Another build of this project's dataplane, on packet sockets, NAT.
     Other,
@@ -39,15 +39,15 @@ pub(crate) enum Contender {
     Tun,
     /// This project's daemon, which relays itself (`forward = "proxy"`).
     Proxy,
-    /// Does nothing: `TPACKET_V2` ring in, as ours, `sendmmsg` out.
+    /// No decisions: `TPACKET_V2` ring in, as ours, `sendmmsg` out.
     NullV2Send,
-    /// Does nothing: `TPACKET_V3` ring in, `sendmmsg` out.
+    /// No decisions: `TPACKET_V3` ring in, `sendmmsg` out.
     NullV3Send,
-    /// Does nothing: `TPACKET_V3` ring in, `TPACKET_V2` ring out.
+    /// No decisions: `TPACKET_V3` ring in, `TPACKET_V2` ring out.
     NullV3Ring,
-    /// Does nothing: `recvmmsg` in, `sendmmsg` out.
+    /// No decisions: `recvmmsg` in, `sendmmsg` out.
     NullMmsg,
-    /// Does next to nothing, on a TUN device.
+    /// Minimal forwarding on a TUN device.
     NullTun,
     /// DPDK's `testpmd`, with its driver for packet sockets.
     Testpmd,
@@ -96,7 +96,7 @@ impl Contender {
         }
     }
 
-    /// It is this project's dataplane.
+    /// Whether it is this project's dataplane.
     pub(crate) fn is_ours(self) -> bool {
         matches!(
             self,
@@ -104,7 +104,7 @@ impl Contender {
         )
     }
 
-    /// How it forwards, where that is chosen.
+    /// The forwarding method, if the contender has one to choose.
     pub(crate) fn method(self) -> Option<Method> {
         match self {
             Self::AfPacket(method) | Self::FastPath(method) | Self::Ipvs(method) => Some(method),
@@ -113,12 +113,12 @@ impl Contender {
         }
     }
 
-    /// It is configured with `ipvsadm` commands.
+    /// Whether `ipvsadm` commands configure it.
     pub(crate) fn takes_rules(self) -> bool {
         self.is_ours() || matches!(self, Self::Ipvs(_))
     }
 
-    /// It is this project's dataplane, and forwards in the kernel.
+    /// Whether it is this project's dataplane with the kernel fast path.
     pub(crate) fn is_fast_path(self) -> bool {
         matches!(self, Self::FastPath(_) | Self::Xdp)
     }
@@ -149,7 +149,7 @@ impl Contender {
         )
     }
 
-    /// It polls without end, and is stopped while another is measured.
+    /// Whether it polls without end; it is stopped while another contender is measured.
     pub(crate) fn spins(self) -> bool {
         self == Self::Testpmd
     }
@@ -175,7 +175,7 @@ impl Contender {
     }
 }
 
-/// Where the work is done. The generator, or both ends of TCP, are on CPU 0.
+/// The place of the work. The generator, or both ends of TCP, are on CPU 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub(crate) enum Place {
     /// The defaults of veth: the receiving soft interrupt on the sender's CPU 0; a process on CPU 1

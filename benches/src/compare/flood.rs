@@ -33,7 +33,7 @@ const OPENING_LEAST: u32 = 10_000;
 const CHECKED: u64 = 16_384;
 const CHECKED_RATES: [&str; 3] = ["50000", "20000", "5000"];
 
-/// How long a window lasts in which nothing arrives.
+/// Longest time that a window may last without a packet.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Deserialize)]
@@ -88,7 +88,7 @@ impl Flood {
         bed::ready(host.spawn(yardsticks.path("gen"), &words)?).context("the generator")
     }
 
-    /// Where its packets end.
+    /// The host and address that its packets are for.
     fn sink(self, bed: &Bed) -> (&Host, &str) {
         let [c, _, _, s] = &bed.devices;
         if self.replies {
@@ -129,7 +129,7 @@ impl Flood {
         last.with_context(|| format!("{} does not forward correctly", bed.who.name()))
     }
 
-    /// Opens all of its connections; more slowly if some were lost on the way.
+    /// Opens all of its connections; slower after losses.
     fn open(self, bed: &Bed, yardsticks: &Yardsticks) -> Result<()> {
         let mut rate = match bed.place {
             Place::Usual => OPENING,

@@ -179,7 +179,7 @@ impl Options {
         Ok(())
     }
 
-    /// The rows that are asked for, and what they need.
+    /// The requested rows, and their requirements.
     fn select(&self, groups: Vec<Group>) -> Result<Vec<Group>> {
         let names: Vec<&str> = match (self.names.is_empty(), self.quick && !self.list) {
             (true, _) if self.other.is_some() => vec!["other"],
@@ -306,7 +306,7 @@ mod tests {
         );
     }
 
-    /// Of what is planned, not of what a run takes.
+    /// Checks the planned time, not the time of a run.
     #[test]
     fn plan_fits_its_time() {
         let seconds = |arguments: &[&str], (rounds, window)| {

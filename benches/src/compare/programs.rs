@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use super::bed::{CLIENT_MAC, SERVER_MAC};
 
-/// Where iperf3 listens.
+/// The port on which iperf3 listens.
 pub(crate) const BULK_PORT: u16 = 5201;
-/// Where our own server of round trips listens.
+/// The port of our own server of round trips.
 pub(crate) const PING_PORT: u16 = 7;
 
 const NFTABLES: &str = "

@@ -23,7 +23,7 @@ impl Progress {
         }
     }
 
-    /// So much is done.
+    /// Adds seconds of finished work.
     pub(crate) fn add(&mut self, seconds: f64) {
         self.done = (self.done + seconds).min(self.total);
     }

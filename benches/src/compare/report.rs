@@ -9,7 +9,7 @@ use super::rows::{Against, Bound, Group, Row};
 use super::run::Outcome;
 use crate::stats::Spread;
 
-/// Of the JSON; it grows when a field changes its meaning or goes.
+/// Version of the JSON; it grows when a field changes its meaning or is removed.
 const SCHEMA: u32 = 1;
 
 /// A line of the table.
@@ -127,7 +127,7 @@ fn spread(outcome: &Outcome) -> Option<Spread> {
     Spread::of(values(Some(outcome)).flatten())
 }
 
-/// A figure as people read it.
+/// A figure for readers.
 fn figure(value: f64, unit: &str) -> String {
     match unit {
         "packets/s" | "connections/s" if value >= 1e6 => format!("{:.2} M/s", value / 1e6),
@@ -137,7 +137,7 @@ fn figure(value: f64, unit: &str) -> String {
     }
 }
 
-/// The table for people.
+/// The table for readers.
 pub(super) fn table(lines: &[Line], outcomes: &[Outcome]) -> String {
     let mut text = String::new();
     let _ = writeln!(
@@ -231,7 +231,7 @@ fn cpu(outcome: &Outcome) -> Option<[f64; 3]> {
     ])
 }
 
-/// Everything, for programs.
+/// The complete results as JSON.
 pub(super) fn json(machine: Value, lines: &[Line], outcomes: &[Outcome]) -> Value {
     let jobs = outcomes.iter().map(|outcome| {
         let values: Vec<Option<f64>> = values(Some(outcome)).collect();
@@ -258,7 +258,7 @@ pub(super) fn json(machine: Value, lines: &[Line], outcomes: &[Outcome]) -> Valu
     })
 }
 
-/// The names that can be asked for.
+/// The names that a user can request.
 pub(super) fn list(groups: &[Group]) -> String {
     let mut text = String::new();
     for row in groups.iter().flat_map(|group| &group.rows) {

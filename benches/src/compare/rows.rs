@@ -4,14 +4,14 @@ use super::contender::{Contender, Place};
 use super::flood::Flood;
 use super::tcp::{Percentile, Tcp};
 
-/// Something that is measured once a round.
+/// A measurement that is made once a round.
 #[derive(Clone, Debug)]
 pub(super) struct Job {
     pub(super) name: String,
     pub(super) work: Work,
 }
 
-/// How.
+/// The kind of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Work {
     Flood(Contender, Place, Flood),
@@ -31,13 +31,13 @@ pub(super) enum Memory {
     LineTable(u32, u32),
     /// Connections a second.
     Churn,
-    /// Packets a second of so many workers.
+    /// Packets a second with this number of workers.
     Workers(usize),
     /// Nanoseconds of a new connection: scheduler, services, servers.
     NewConnection(&'static str, u32, u32),
-    /// Milliseconds to choose again from so many servers.
+    /// Milliseconds of a new selection among this number of servers.
     Maglev(u32),
-    /// Bytes a connection, of a dataplane with so many.
+    /// Bytes a connection of a dataplane with this number of connections.
     Footprint(u32),
     /// Nanoseconds to have the kernel forward a connection.
     Publish,
@@ -81,7 +81,7 @@ impl Work {
         }
     }
 
-    /// Where it runs, in a word.
+    /// The place of the work, in a word.
     pub(super) fn place(self) -> &'static str {
         match self {
             Self::Flood(who, place, _) => place.name(who),
@@ -103,7 +103,7 @@ impl Work {
         }
     }
 
-    /// Seconds until it stands ready, about.
+    /// Approximate seconds until it is ready.
     pub(super) fn set_up(self) -> f64 {
         let opening = |connections: u32| f64::from(connections) / 140_000.0;
         match self {
@@ -123,7 +123,7 @@ impl Work {
 pub(super) enum Bound {
     AtLeast(f64),
     AtMost(f64),
-    /// Nothing; it is shown.
+    /// No check; the value is shown.
     Shown,
 }
 

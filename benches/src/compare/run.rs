@@ -21,7 +21,7 @@ use crate::memory::{self, Churn, Clients, Pair, Pipeline, Setup};
 use crate::publishing::Publishing;
 use crate::yardsticks::{LineTable, Yardsticks};
 
-/// Tries of one measurement before a round goes without it.
+/// Attempts of one measurement before a round omits it.
 const TRIES: usize = 3;
 /// Parts of the round trips of a round, between which the contenders take turns: what the machine
 /// does meanwhile is to meet all of them.
@@ -31,7 +31,7 @@ const WORKER_CONNECTIONS: u32 = 500_000;
 /// The core of what runs in memory.
 const MEMORY_CPU: usize = 1;
 
-/// How to measure.
+/// The manner of a measurement.
 #[derive(Clone, Debug)]
 pub(super) struct Manner {
     pub(super) rounds: usize,
@@ -177,7 +177,7 @@ impl<'a> Runner<'a> {
         self.bed_for(key, bed::FAST_PATH)
     }
 
-    /// A bed whose director has a table for so many connections, where that is taken at once.
+    /// A bed whose director has a table for `connections`, if the table is allocated at the start.
     fn bed_for(&mut self, key: Key, connections: u32) -> Result<&mut Bed> {
         if !self.beds.contains_key(&key) {
             let (who, place, purpose) = key;
@@ -434,7 +434,7 @@ impl<'a> Runner<'a> {
     }
 }
 
-/// A flood that opens so many connections.
+/// A flood that opens `connections`.
 fn many(connections: u32) -> Flood {
     Flood {
         flows: connections,

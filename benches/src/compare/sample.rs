@@ -9,7 +9,7 @@ use crate::machine::Used;
 pub(super) struct Sample {
     pub(super) value: f64,
     pub(super) cpu: Option<Cpu>,
-    /// Why it does not count.
+    /// The reason why it does not count.
     pub(super) disturbed: Option<String>,
 }
 

@@ -14,7 +14,7 @@ const NULLS: [Contender; 4] = [
 ];
 const SHARED_CLIENTS: u32 = 10;
 const OWN_CLIENTS: u32 = 24;
-/// All that there is a way to.
+/// Prefix length of all clients that a route leads to.
 const ALL_CLIENTS: u32 = 23;
 
 const fn forward(flows: u32, client_bits: u32) -> Flood {
@@ -72,7 +72,7 @@ impl Group {
     }
 }
 
-/// Everything, in the order of the table.
+/// All groups, in the order of the table.
 pub(super) fn all() -> Vec<Group> {
     vec![
         small(),

@@ -109,7 +109,7 @@ pub(super) enum Percentile {
 }
 
 impl Percentile {
-    /// That of some numbers; 0 of none.
+    /// The summary of some numbers; 0 for none.
     pub(super) fn of(self, numbers: &mut [f64]) -> f64 {
         numbers.sort_by(f64::total_cmp);
         let percent = match self {

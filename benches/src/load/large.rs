@@ -68,7 +68,7 @@ pub(super) fn prepare(site: &Site) -> Result<Proc> {
     Ok(server)
 }
 
-/// Opens so many connections through the director, and prints that.
+/// Opens `count` connections through the director, and prints the number.
 pub(super) fn open(site: &Site, count: u32) -> Result<()> {
     site.add_service(PORT, "rr")?;
     site.add_service_weighted("-u", PORT, "rr", &[1])?;

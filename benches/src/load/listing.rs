@@ -60,7 +60,7 @@ fn list(site: &Site) -> Result<(f64, f64, u64, u64)> {
     Ok((first, whole, count, most))
 }
 
-/// Measures tables of so many connections.
+/// Measures tables of different numbers of connections.
 pub(super) fn run(counts: &[u32]) -> Result<()> {
     for &count in counts {
         let mut options = SiteOptions::new("listing", Forward::Nat);

@@ -19,16 +19,16 @@ use crate::yardsticks::Yardsticks;
 
 /// The service.
 const PORT: u16 = 7;
-/// New connections a second that are to come through.
+/// New connections a second that must succeed.
 const NEW: u64 = 10_000;
 /// New connections a second that are sent: a director at its limit loses packets of both kinds.
 const SENT: u64 = 14_000;
-/// How long packets are counted, after a second in which connections open.
+/// Time in which packets are counted, after a second in which connections open.
 const WINDOW: Duration = Duration::from_secs(4);
-/// How long a generator sends.
+/// Time that a generator sends.
 const SECONDS: &str = "7";
 
-/// Measures so many rounds.
+/// Measures in `rounds` rounds.
 pub(super) fn run(rounds: usize) -> Result<()> {
     let yardsticks = Yardsticks::build()?;
     let mut options = SiteOptions::new("steady", Forward::Nat);

@@ -28,9 +28,9 @@ pub(super) struct Compare {
 /// The points that two reports have of one plot.
 #[derive(Debug, Default)]
 struct Beside {
-    /// How far medians are apart: the greater by the smaller, less 1.
+    /// Distances between medians: the greater divided by the smaller, less 1.
     apart: Vec<f64>,
-    /// Differences, in words.
+    /// Differences as text.
     disagree: Vec<String>,
     /// Points that only one of them has.
     alone: usize,
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_in_common_is_an_error() {
+    fn reports_without_common_points_are_an_error() {
         let first = report(&[[10.0, 20.0]]);
         assert!(
             run(

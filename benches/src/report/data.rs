@@ -12,11 +12,11 @@ use crate::stats::Spread;
 /// The version of the schema; see docs/report.md.
 pub(super) const SCHEMA: u32 = 1;
 
-/// Everything that was measured, and where.
+/// All measurements, and their machine.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Document {
     pub(super) schema: u32,
-    /// Whether all that was asked for is in it.
+    /// Whether it has all requested measurements.
     pub(super) complete: bool,
     pub(super) quick: bool,
     pub(super) rounds: usize,
@@ -36,7 +36,7 @@ pub(super) struct Run {
     pub(super) round: usize,
     pub(super) values: Vec<Value>,
     pub(super) cpu: CpuSeconds,
-    /// Why it should not be believed.
+    /// The reason not to trust it.
     pub(super) disturbed: Option<String>,
     /// Further notes, such as the reason of a failure.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -24,7 +24,7 @@ pub(super) const SERVERS: usize = 8;
 #[derive(Debug)]
 pub(super) struct Service {
     pub(super) port: u16,
-    /// As `lvsadm` names it.
+    /// Its name in `lvsadm`.
     pub(super) scheduler: &'static str,
     /// Weight, and bytes a second.
     pub(super) servers: Vec<(u32, u64)>,
@@ -68,11 +68,11 @@ pub(super) const LARGE: Set = Set {
     most: 50_000_000,
 };
 
-/// How clients ask.
+/// The requests of clients.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clients {
     pub(super) set: Set,
-    /// Of each service.
+    /// Number of servers of each service.
     pub(super) count: u32,
     pub(super) seed: usize,
     pub(super) seconds: f64,
@@ -171,7 +171,7 @@ impl Farm {
         Ok(())
     }
 
-    /// Lets clients begin; they end by themselves.
+    /// Starts the clients; they end on their own.
     pub(super) fn ask(&self, bed: &Bed, services: &[Service], clients: &Clients) -> Result<Proc> {
         let own = std::env::current_exe()?.display().to_string();
         let mut words: Vec<String> = ["-c", "0", &own, "endpoint", "ask"]
@@ -336,7 +336,7 @@ fn nftables(services: &[Service]) -> Result<String> {
     Ok(text)
 }
 
-/// Whether a proxy takes turns, or goes by connections.
+/// Whether a proxy chooses servers in turn, or by their connections.
 fn takes_turns(service: &Service) -> bool {
     matches!(service.scheduler, "rr" | "wrr")
 }
@@ -415,7 +415,7 @@ mod tests {
         -> 10.72.0.11:8001                       6      170      280     7250  617000\n";
 
     #[test]
-    fn rates_as_printed() {
+    fn rates_of_clients_are_parsed() {
         let rates = printed_rates(LISTING);
         assert_eq!(rates, [(8001, [12.0, 340.0, 560.0, 14_500.0, 1_234_000.0])]);
         assert_eq!(printed_number("7M"), Some(7e6));

@@ -11,7 +11,7 @@ use crate::compare::bed::Bed;
 use crate::compare::tcp::requests;
 use crate::machine::Snapshot;
 
-/// As fast as clients can ask.
+/// The maximum rate of the clients' requests.
 #[derive(Debug)]
 pub(super) struct Haddad;
 
@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_of_wrk() {
+    fn wrk_figures_are_parsed() {
         let printed = "  Thread Stats   Avg      Stdev     Max   +/- Stdev\n    Latency     1.25ms    1.00us  12.00us   90.00%\n    Req/Sec    50.00k     1.00k   52.00k    70.00%\nRequests/sec:  51234.50\n";
         let (rate, wait) = parse(printed).expect("figures");
         assert!((rate - 51234.5).abs() < 1e-9 && (wait - 1250.0).abs() < 1e-9);

@@ -13,7 +13,7 @@ use super::peers::{self, Peer};
 use super::{Experiment, Plot};
 use crate::stats::{Rounds, Spread};
 
-/// How a line looks.
+/// The appearance of a line.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Look {
     pub(super) colour: RGBColor,
@@ -307,7 +307,7 @@ where
     Ok(())
 }
 
-/// Where a bar stands among those that share its place, and half of its width.
+/// Position of a bar among the bars at the same place, and half of its width.
 fn stands(series: &[Series], of: &Series, x: f64) -> (f64, f64) {
     let has = |one: &&Series| one.points.iter().any(|(own, _)| own.total_cmp(&x).is_eq());
     let all = series.iter().filter(has).count().max(1);
@@ -317,7 +317,7 @@ fn stands(series: &[Series], of: &Series, x: f64) -> (f64, f64) {
     (x + half * (2.0 * place + 1.0 - at(all)), half)
 }
 
-/// Where the bar number `place` stands.
+/// Position of the bar number `place`.
 fn at(place: usize) -> f64 {
     u32::try_from(place).map_or(f64::MAX, f64::from)
 }
@@ -499,7 +499,7 @@ fn list(page: &mut String, items: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Notes besides the figures, and the number of rounds with each.
+/// Notes beside the figures, and the number of rounds with each.
 fn notes(page: &mut String, document: &Document, experiment: &str) -> Result<()> {
     let mut said: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     let runs = document.runs.iter();

@@ -105,9 +105,9 @@ impl Turn<'_> {
 trait Experiment: Sync {
     fn name(&self) -> &'static str;
     fn title(&self) -> &'static str;
-    /// How it is done.
+    /// A description of the method.
     fn what(&self) -> &'static str;
-    /// The programs that it needs besides ours and those of its peers; peers without one of them
+    /// Programs that it needs in addition to ours and those of its peers; peers without one of them
     /// are not measured.
     fn programs(&self) -> &'static [&'static str] {
         &[]
@@ -148,7 +148,7 @@ trait Experiment: Sync {
         let _ = plot;
         &[]
     }
-    /// Sentences made of what was measured.
+    /// Conclusions from the measurements.
     fn conclusions(&self, document: &Document) -> Vec<String>;
 }
 
@@ -162,7 +162,7 @@ fn usual_bed(peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
     )
 }
 
-/// All of them, in the order of the page.
+/// All experiments, in the order of the page.
 const EXPERIMENTS: [&dyn Experiment; 11] = [
     &orourke::Orourke,
     &mack::Mack,
@@ -196,7 +196,7 @@ struct Axis {
 
 const ROUNDS: usize = 5;
 const QUICK_ROUNDS: usize = 3;
-/// Seconds until the hosts of a peer stand ready, about.
+/// Approximate seconds until the hosts of a peer are ready.
 const SET_UP: f64 = 0.8;
 
 impl Options {
@@ -321,7 +321,7 @@ impl Options {
         })
     }
 
-    /// The peers that are asked for and not done yet.
+    /// The requested peers without results.
     fn peers_left(&self, experiment: &dyn Experiment, document: &Document) -> Vec<&'static Peer> {
         let is_asked = |peer: &&Peer| {
             let named = self.peers.iter().any(|name| name == peer.name);

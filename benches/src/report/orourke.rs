@@ -52,7 +52,8 @@ const REACHED: f64 = 0.97;
 
 /// A bar for each peer, in their order.
 const NAMES: [&str; PEERS.len()] = peers::names(&PEERS);
-/// Where the dataplane's process shares its core with what receives for it, and where not.
+/// Places in which the dataplane shares its core with the receiving side, and places in which it
+/// does not.
 const PLACES: [&str; 6] = [
     "lvs-nat shared",
     "lvs-nat apart",
@@ -457,7 +458,7 @@ impl Orourke {
         }
     }
 
-    /// How many servers one core of the director is enough for.
+    /// Number of servers that one core of the director can serve.
     fn say_cost(&self, document: &Document, said: &mut Vec<String>) {
         for peer in &NAMES {
             let Some(cost) = self.of(document, COST, peer, bar(&NAMES, peer)) else {

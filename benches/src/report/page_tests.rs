@@ -19,7 +19,7 @@ struct Seen {
     id: String,
     /// Its texts.
     texts: Vec<String>,
-    /// Of these, what is not all within the plot.
+    /// Elements that are not completely within the plot.
     outside: Vec<String>,
     /// Colours of what is drawn, and how wide and high all of one colour is, as a share of the plot.
     drawn: Vec<(String, f64, f64)>,
@@ -284,7 +284,7 @@ fn report_matches_its_schema() {
     assert!(!is_valid(&bad).0);
 }
 
-/// One palette, and a colour is one peer's.
+/// Each peer has its own colour of one palette.
 #[test]
 fn peers_have_colours_of_the_palette() {
     let palette = [

@@ -30,7 +30,7 @@ const PEERS: [Peer; 6] = peers::named([
     "nginx",
 ]);
 
-/// Each set has services with so many servers.
+/// Numbers of servers of the services in each set.
 const SERVERS: [usize; 4] = [2, 4, 6, 8];
 /// The number that curves over time are of.
 const SHOWN: usize = 4;
@@ -397,7 +397,7 @@ fn services_of(set: u16, bytes: u64, scheduler: &'static str) -> Vec<Service> {
     SERVERS.into_iter().map(service).collect()
 }
 
-/// Megabytes a second that clients received, once all of them were under way.
+/// Megabytes a second that clients received while all of them were downloading.
 pub(super) fn received(asked: &Asked, time: f64) -> Result<f64> {
     #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
     let counts = |bin: &u64| *bin as f64;
@@ -470,7 +470,7 @@ fn curves(samples: &[Sample], time: f64) -> Vec<Value> {
 mod tests {
     use super::*;
 
-    /// Rounds differ by what is asked for; within one, lc is always better here.
+    /// Rounds differ in their requests; within each round, lc is always better here.
     #[test]
     fn schedulers_are_compared_within_a_round() {
         let run = |peer: &str, round: usize, y: f64| super::super::data::Run {

@@ -257,7 +257,7 @@ fn share(asked: &Asked, seconds: f64) -> f64 {
     bytes / (seconds - WARM) / capacity * 100.0
 }
 
-/// The value that so many of a hundred stay below.
+/// The value below which `percent` of a hundred values are.
 pub(super) fn percentile(values: &[f64], percent: usize) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -270,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles() {
+    fn percentile_is_the_value_of_its_rank() {
         let values: Vec<f64> = (1..=100).rev().map(f64::from).collect();
         assert_eq!(percentile(&values, 95), Some(95.0));
         assert_eq!(percentile(&[3.0], 95), Some(3.0));

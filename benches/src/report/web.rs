@@ -9,9 +9,9 @@ use lvs_testbed::{Host, Proc};
 /// Bytes of the page, as O'Rourke and Keefe's had.
 const PAGE: usize = 628;
 
-/// Starts the web server of a host. With `capacity`, each of its addresses answers so many requests
-/// a second for `/page` and delays some that are too early; it refuses all others (503).
-/// `/free/page` has no such limit.
+/// Starts the web server of a host. With `capacity`, each of its addresses answers that number of
+/// requests a second for `/page`, and delays some that arrive too early; it refuses all others
+/// (503). `/free/page` has no such limit.
 pub(super) fn serve(host: &Host, directory: &Path, capacity: Option<u32>) -> Result<Proc> {
     let page = "x".repeat(PAGE);
     fs::create_dir_all(directory.join("free"))?;

@@ -233,7 +233,7 @@ fn failed_host_is_named() {
 
 #[test]
 #[ignore = "needs httperf"]
-fn namespaces_ask_together() {
+fn hosts_in_namespaces_send_requests_together() {
     let mut testbed = Testbed::new("cluster").expect("a testbed");
     let [a, b, server] = testbed.hosts(["a", "b", "server"]).expect("hosts");
     let ports = [(&a, "eth0"), (&b, "eth0"), (&server, "eth0")];
@@ -296,7 +296,7 @@ fn namespaces_ask_together() {
 /// A real sshd, with a key and a configuration of its own, in a namespace.
 #[test]
 #[ignore = "needs httperf, ssh and sshd"]
-fn machines_ask_by_ssh() {
+fn hosts_reached_by_ssh_send_requests() {
     let mut testbed = Testbed::new("cluster").expect("a testbed");
     let [host] = testbed.hosts(["machine"]).expect("a host");
     let directory = testbed.dir().to_owned();

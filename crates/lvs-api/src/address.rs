@@ -1,4 +1,4 @@
-//! Where a dataplane listens.
+//! The addresses on which a dataplane listens.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -19,12 +19,12 @@ use super::place;
 /// The environment variable that names another socket than the default one.
 pub const SOCKET_VARIABLE: &str = "LVS_SOCKET";
 
-/// How long a listener may leave connections waiting.
+/// Longest time that a listener may leave connections waiting.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How soon it is tried again.
+/// Pause before the next attempt.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Where a dataplane listens, or is looked for.
+/// The address on which a dataplane listens, or on which a client looks for it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Address {
     /// The default for a dataplane of this network namespace: this path in `/run/lvs`. A dataplane

@@ -21,17 +21,17 @@ const LINE_MAX: u64 = 256 << 20;
 /// host.
 const SILENCE: Duration = Duration::from_secs(15);
 
-/// Why a dataplane gave no answer, or a refusal.
+/// The error of a request to a dataplane: no answer, or a refusal.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No process listens there.
+    /// No process listens on the address.
     #[error(
         "no dataplane answers at {address}: start lvs-dataplane, or name its socket with --socket or {variable}",
         variable = super::SOCKET_VARIABLE
     )]
     Absent {
-        /// Where.
+        /// The address of the dataplane.
         address: Address,
     },
     /// A socket file without a listener.
@@ -39,39 +39,39 @@ pub enum Error {
         "{address} is a stale socket of a dataplane that has ended: start lvs-dataplane, which replaces it"
     )]
     Stale {
-        /// Where.
+        /// The address of the dataplane.
         address: Address,
     },
     /// The socket's or its directory's permissions.
     #[error("permission denied on {address}: run as root or as the dataplane's user")]
     Denied {
-        /// Where.
+        /// The address of the dataplane.
         address: Address,
     },
     /// A foreign process has taken the name. Any user can do that in the abstract namespace, so
     /// only root and this user are trusted.
     #[error(
         "{address} is served by a process of user {uid}, which is neither this user nor root with \
-         CAP_NET_ADMIN: it may not be a dataplane. If it is yours, have it listen on a path (--socket /run/...) and name that"
+         CAP_NET_ADMIN: it may not be a dataplane. If it is yours, let it listen on a path (--socket /run/...) and give that path"
     )]
     Impostor {
-        /// Where.
+        /// The address of the dataplane.
         address: Address,
-        /// Whose process listens.
+        /// The user of the process that listens.
         uid: u32,
     },
     /// The path is of something else.
     #[error("{address} is not a socket: name the dataplane's with --socket or {variable}", variable = super::SOCKET_VARIABLE)]
     NotASocket {
-        /// Where.
+        /// The address of the dataplane.
         address: Address,
     },
-    /// It cannot be connected for another reason.
+    /// The connection failed for another reason.
     #[error("cannot connect to {address}: {source}")]
     Connect {
-        /// Where.
+        /// The address of the dataplane.
         address: Address,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The dataplane speaks another version of the protocol.
@@ -79,7 +79,7 @@ pub enum Error {
         "the dataplane at {address} speaks another version of the control protocol than this program ({VERSION}): {message}; install both from the same release, then restart the dataplane"
     )]
     Version {
-        /// Where.
+        /// The address of the dataplane.
         address: Address,
         /// Message of the dataplane.
         message: String,
@@ -92,7 +92,7 @@ pub enum Error {
         of_pid(*.pid)
     )]
     Silent {
-        /// Where.
+        /// The address of the dataplane.
         address: Address,
         /// Its process, if it is in this PID namespace.
         pid: Option<u32>,
@@ -102,13 +102,13 @@ pub enum Error {
         "the dataplane at {address} ended while it was answering: look at its log, and start it again"
     )]
     Gone {
-        /// Where.
+        /// The address of the dataplane.
         address: Address,
     },
     /// The received bytes are no valid answer.
     #[error("what answers at {address} is not a dataplane: {message}")]
     Garbled {
-        /// Where.
+        /// The address of the dataplane.
         address: Address,
         /// The first error in the answer.
         message: String,
@@ -240,7 +240,7 @@ impl Client {
         Ok(client)
     }
 
-    /// From now on the dataplane counts as stopped after this time without an answer.
+    /// Sets the time without an answer after which the dataplane counts as stopped.
     pub fn set_patience(&self, patience: Duration) {
         let stream = self.stream.get_ref();
         let _ = stream.set_read_timeout(Some(patience));
@@ -259,7 +259,7 @@ impl Client {
         poll(&mut end, Some(&Timespec::default())).is_ok_and(|ready| ready == 0)
     }
 
-    /// Where it is connected to.
+    /// The address to which the client is connected.
     pub const fn address(&self) -> &Address {
         &self.address
     }
@@ -383,7 +383,7 @@ impl Client {
         serde_json::from_slice(&self.line).map_err(|e| self.garbled(e.to_string()))
     }
 
-    /// Why nothing could be read or written.
+    /// The error of a failed read or write.
     fn failed(&self, error: &io::Error) -> Error {
         match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Error::Silent {

@@ -91,7 +91,7 @@ pub struct Maintenance {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DirectorStatus {
-    /// It is in maintenance.
+    /// The maintenance of this director, if it is in maintenance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub maintenance: Option<Maintenance>,
     /// The state of VRRP; `None` without `[vrrp]`.
@@ -100,7 +100,7 @@ pub struct DirectorStatus {
     /// Virtual addresses that are announced by routes; `None` without any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub announce: Option<AnnounceStatus>,
-    /// Warnings, in words.
+    /// Warnings as text.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
@@ -221,7 +221,7 @@ impl Ord for ServiceKey {
 }
 
 impl Target {
-    /// Whether `server` of `service` is one of them.
+    /// Whether `server` of `service` is among them.
     pub fn has(&self, service: ServiceId, server: SocketAddr) -> bool {
         self.service.is_none_or(|ServiceKey(own)| own == service)
             && self.host == server.ip()
@@ -288,7 +288,7 @@ pub struct AdminEntry {
 pub struct AdminDone {
     /// The servers of the file that it applies to.
     pub servers: Vec<(ServiceId, SocketAddr)>,
-    /// Warnings, in words.
+    /// Warnings as text.
     #[serde(default)]
     pub warnings: Vec<String>,
 }
@@ -296,7 +296,7 @@ pub struct AdminDone {
 /// The result of a reload.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reloaded {
-    /// The result in words.
+    /// The result as text.
     pub message: String,
     /// Warnings about the file, as `lvsd check` prints them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -322,9 +322,9 @@ pub struct Status {
     pub services: Vec<ServiceStatus>,
     /// The overrides of operators.
     pub admin: Vec<AdminEntry>,
-    /// The manual changes in the dataplane, in words.
+    /// The manual changes in the dataplane, as text.
     pub drift: Vec<String>,
-    /// The changes that the dataplane has refused, in words.
+    /// The changes that the dataplane has refused, as text.
     pub refused: Vec<String>,
     /// The longest recent delay of a check, in milliseconds.
     pub check_lag_ms: u64,
@@ -340,7 +340,7 @@ pub struct Status {
     /// The sources of servers and services besides the file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<SourceStatus>,
-    /// The answers of sources that are not in force, in words.
+    /// The answers of sources that are not in force, as text.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub left_out: Vec<String>,
     /// The directors in etcd, this one among them.
@@ -354,7 +354,7 @@ pub struct Status {
 pub struct DirectorSeen {
     /// Its name.
     pub name: String,
-    /// It is this one.
+    /// Whether it is this director.
     pub own: bool,
     /// The version of its `lvsd`.
     pub version: String,
@@ -366,9 +366,9 @@ pub struct DirectorSeen {
     pub services: usize,
     /// The number of their servers.
     pub servers: usize,
-    /// It is ready.
+    /// Whether it is ready.
     pub ready: bool,
-    /// It is in maintenance.
+    /// Whether it is in maintenance.
     pub maintenance: bool,
     /// Some answers of sources are not in force there.
     pub left_out: bool,
@@ -431,16 +431,16 @@ pub struct LoadStatus {
     pub time: u64,
     /// The file is in force.
     pub ok: bool,
-    /// The result in words.
+    /// The result as text.
     pub message: String,
 }
 
 /// The state of a dataplane.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataplaneStatus {
-    /// It answers.
+    /// Whether it answers.
     pub connected: bool,
-    /// It has nothing to do: all services are proxied.
+    /// Whether it has no work because all services are proxied.
     #[serde(default)]
     pub idle: bool,
     /// Its process.
@@ -494,7 +494,7 @@ pub struct ServiceStatus {
     pub proxied: bool,
     /// Servers that accept new connections: in the dataplane with a weight above 0, unless lvsd serves it itself.
     pub usable: usize,
-    /// It has its quorum.
+    /// Whether it has its quorum.
     pub quorum: bool,
     /// Panic mode: too few servers are up, and all are used.
     #[serde(default)]
@@ -599,13 +599,13 @@ pub struct Event {
     /// The name of its service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
-    /// That service's address or mark.
+    /// Address or mark of that service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<ServiceId>,
     /// Its server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<SocketAddr>,
-    /// The details, in words.
+    /// The details as text.
     pub message: String,
 }
 

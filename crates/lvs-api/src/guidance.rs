@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use lvs_core::Forwarding;
 use lvs_core::api::{ReasonCount, ServiceInfo};
 
-/// The owner of the services of `lvsd`, as the dataplane knows it.
+/// The owner of the services of `lvsd`, as recorded in the dataplane.
 pub const OWNER: &str = "lvsd";
 
 /// Options of `lvs-dataplane` that remedies name, and that are keys of `[dataplane]`.
@@ -121,7 +121,7 @@ fn by_reason(reason: &str) -> Option<&'static str> {
     })
 }
 
-/// A remedy that names options of `lvs-dataplane`, with the keys that stand for them.
+/// A fix that names options of `lvs-dataplane`, with the keys that correspond to them.
 pub fn with_keys(remedy: &str) -> String {
     if remedy.starts_with("Nothing:") {
         return remedy.to_owned();

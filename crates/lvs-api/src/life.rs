@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-/// How long a process that is ending is waited for.
+/// Longest wait for a process that is ending.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a process is waited for that may be about to end: one that seems to run, and one of
 /// another PID namespace.
@@ -18,27 +18,27 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// For a dataplane that starts.
+    /// Limits of a starting dataplane.
     pub const START: Self = Self {
         running: Duration::from_millis(300),
         unseen: Duration::from_secs(2),
     };
-    /// For a caller that only looks whether there is one.
+    /// Limits of a caller that only looks for a running dataplane.
     pub const LOOK: Self = Self {
         running: PAUSE,
         unseen: Duration::from_millis(100),
     };
-    /// For a sweep: a file that is locked stays.
+    /// Limits of a sweep: a locked file stays.
     pub const NONE: Self = Self {
         running: Duration::ZERO,
         unseen: Duration::ZERO,
     };
 }
 
-/// Between two looks.
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// How a process is.
+/// The state of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Life {
     /// It runs.
@@ -90,7 +90,7 @@ impl Life {
 pub struct Owner {
     /// Its process id, if it is known.
     pub pid: Option<u32>,
-    /// It has marked its lock: it ends.
+    /// Whether its lock is marked because it is ending.
     pub leaves: bool,
 }
 
@@ -100,7 +100,7 @@ impl From<Option<u32>> for Owner {
     }
 }
 
-/// How long another process has been waited for.
+/// Time spent waiting for another process.
 #[derive(Debug)]
 pub struct Patience {
     began: Instant,
@@ -117,7 +117,7 @@ impl Patience {
     }
 
     /// Waits a moment, if another attempt is useful: the owner is ending, has just ended, or may
-    /// just have been told to end.
+    /// just have received the request to end.
     pub fn waits_for(&self, owner: impl Into<Owner>) -> bool {
         let Owner { pid, leaves } = owner.into();
         let limit = match pid.map_or(Life::Gone, Life::of) {

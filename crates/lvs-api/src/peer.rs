@@ -20,7 +20,7 @@ const INITIAL_USER_NAMESPACE: u64 = 0xEFFF_FFFD;
 pub enum Root {
     /// In our user namespace.
     Here {
-        /// It has `CAP_NET_ADMIN` in effect.
+        /// Whether it has `CAP_NET_ADMIN` in effect.
         net_admin: bool,
     },
     /// In another user namespace.
@@ -41,7 +41,7 @@ pub struct Own {
     pub initial: bool,
 }
 
-/// Why a process may not change things. Displayed after what it asked for.
+/// Reasons to refuse changes to a process. The text follows the name of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// It is neither root nor the dataplane's own user.
@@ -63,14 +63,14 @@ pub enum Refusal {
     UserNamespace,
     /// Root, with unknown capabilities.
     #[error(
-        "the dataplane does not see this process in /proc and cannot tell whether it has CAP_NET_ADMIN: run it in the dataplane's \
+        "the dataplane does not see this process in /proc and cannot check whether it has CAP_NET_ADMIN: run it in the dataplane's \
          PID namespace, or give its user the group of the dataplane's --group"
     )]
     Unseen,
 }
 
 impl Own {
-    /// Looks at this process.
+    /// Reads the identity of this process.
     pub fn look() -> Self {
         Self {
             uid: rustix::process::geteuid().as_raw(),

@@ -134,10 +134,10 @@ pub struct Steering(
 #[derive(Debug)]
 pub struct Lock(File);
 
-/// Why there is no lock.
+/// Reasons for a missing lock.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Another process has it.
+    /// Another process holds the lock.
     #[error("it is locked{}", .0.map(|pid| format!(" by process {pid}")).unwrap_or_default())]
     Held(Option<u32>),
     /// The system refused.

@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 use super::client::{Client, Error};
 use super::{Address, daemon};
 
-/// How long a program may take to answer after its start.
+/// Longest time from the start of a program to its first answer.
 const START_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long a shell may take from `fork` to `exec`.
+/// Longest time of a shell from `fork` to `exec`.
 const EXEC_LIMIT: Duration = Duration::from_secs(1);
 
 /// The pause between two attempts.
@@ -83,7 +83,7 @@ struct Processes<'a> {
     ticks_per_second: u64,
 }
 
-/// A process, as far as it matters here.
+/// The relevant properties of a process.
 struct Process {
     parent: u32,
     /// In ticks after boot.

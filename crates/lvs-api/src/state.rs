@@ -18,7 +18,7 @@ use lvs_sys::netns;
 
 /// Files that a sweep looks at, at most.
 const FILES_MOST: usize = 4096;
-/// Processes that are asked for their network namespace, at most.
+/// Greatest number of processes whose network namespace is read.
 const PROCESSES_MOST: usize = 1 << 16;
 /// A namespace of which nothing is seen is gone if its files are so old, where not all processes
 /// can be asked (without `CAP_SYS_PTRACE`, or in a process namespace of its own).
@@ -66,7 +66,7 @@ pub fn tidy(address: &Address, but: &str) {
     remove(path, &files);
 }
 
-/// Whether the name of a file of ours goes on so behind the socket's.
+/// Whether the name of a file after the socket's name is one of ours.
 fn is_state(rest: &str) -> bool {
     let numbered = rest.strip_prefix('.').and_then(|rest| {
         let (number, _) = rest.split_once('.')?;
@@ -78,7 +78,7 @@ fn is_state(rest: &str) -> bool {
     rest == LOCK || daemon.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// The names in a directory, so many at most.
+/// The names in a directory, up to a limit.
 fn names(directory: &Path) -> Vec<OsString> {
     let all = fs::read_dir(directory).into_iter().flatten().flatten();
     let names = all.map(|entry| entry.file_name());
@@ -104,8 +104,8 @@ fn remove(socket: &Path, files: &[PathBuf]) {
     }
 }
 
-/// As [`sweep`], in a directory. `own` is the usual socket in it, `cookie` that of this namespace,
-/// and `live` gives the inodes of namespaces that exist, as far as can be seen.
+/// Sweeps a directory as [`sweep`]. `own` is the usual socket in it, `cookie` that of this
+/// namespace, and `live` returns the inodes of visible namespaces.
 fn sweep_in(
     directory: &Path,
     own: &Path,

@@ -1,4 +1,4 @@
-//! Words that people mistype, and times as they write them.
+//! Suggestions for mistyped words, and texts of times.
 
 use std::time::Duration;
 

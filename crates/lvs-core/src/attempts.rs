@@ -67,8 +67,8 @@ impl Attempts {
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(default))]
 pub struct RecentAttempts {
-    /// Since the server was added to its service; a removed server that comes back goes on with its counters, as in the
-    /// kernel.
+    /// Attempts since the server was added to its service; a removed server that is added again
+    /// continues its counters, as in the kernel.
     pub total: Attempts,
     /// Over the last 10 s, as of the last tick of the estimator.
     pub last_10_seconds: Attempts,
@@ -79,7 +79,7 @@ pub struct RecentAttempts {
 }
 
 impl RecentAttempts {
-    /// No client has ever opened a connection.
+    /// Whether no client has ever opened a connection.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -130,7 +130,7 @@ pub(crate) struct Windows {
 }
 
 impl Windows {
-    /// No attempts yet, of a server whose counters are at `first`.
+    /// An empty record for a server whose counters are at `first`.
     pub(crate) fn new(first: Attempts) -> Self {
         Self {
             first,
@@ -139,7 +139,7 @@ impl Windows {
         }
     }
 
-    /// Takes the counters, two seconds after the tick before.
+    /// Records the counters, two seconds after the previous tick.
     pub(crate) fn tick(&mut self, total: Attempts) {
         let tick = self.ticks;
         self.by_tick[tick % TICKS] = total - self.last;

@@ -68,8 +68,8 @@ impl Director {
         }
     }
 
-    /// Decides on a packet. What was due before it happens before it; a clock that goes backwards
-    /// stands still.
+    /// Decides on a packet, after all work that was due before it. A clock that goes backwards
+    /// counts as stopped.
     pub fn handle_packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
         self.handle_packet_ahead(meta, &Ahead::NONE, now)
     }
@@ -107,7 +107,7 @@ impl Director {
         }
     }
 
-    /// When something is due next; `None` until the clock has been shown.
+    /// Time of the next due work; `None` until the caller has set the clock.
     pub fn next_wakeup(&self) -> Option<Instant> {
         let (control, shard) = (self.control.next_wakeup(), self.shard.next_wakeup());
         let sync = self.shard.next_sync_message();

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-/// Why an operation was refused. Nothing has changed.
+/// The reason why an operation was refused. Nothing has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Error {
@@ -39,8 +39,8 @@ pub enum Error {
     PrefixLength,
     /// A timeout above the maximum of the kernel's tick counter, 8,589,934 s (EINVAL).
     TimeoutRange,
-    /// The service's scheduler goes by the servers' answers, which pass through the director only
-    /// with NAT.
+    /// The service's scheduler uses the latency of the servers' answers, which pass through the
+    /// director only with NAT.
     NeedsReplies,
     /// No sysctl of this name (ENOENT).
     UnknownSysctl,
@@ -60,7 +60,7 @@ pub enum Error {
     UnknownHelper,
     /// Ports for a helper: 0, one twice, or too many (EINVAL).
     HelperPorts,
-    /// As many connections with a chosen server as may wait do so.
+    /// The greatest number of pinned connections already waits.
     TooManyPins,
     /// The kernel's IPVS has it, this director does not yet; the text names it.
     Unsupported(&'static str),

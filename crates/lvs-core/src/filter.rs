@@ -1,4 +1,4 @@
-//! Whose new connections a service takes: allow and deny by source prefix.
+//! Filters of a service's new connections: allow and deny by source prefix.
 
 use alloc::collections::BTreeMap;
 use alloc::format;
@@ -47,7 +47,7 @@ struct Made {
 pub(crate) enum Decided {
     /// A prefix of this length of the service's own filter, or of the director's.
     By { taken: bool, bits: u8, own: bool },
-    /// No prefix.
+    /// The source matches no prefix.
     Unlisted { taken: bool },
 }
 
@@ -125,7 +125,7 @@ impl SourceFilter {
             .map_or_else(FilterLists::default, |made| made.lists.clone())
     }
 
-    /// How many prefixes are allowed, and how many are denied.
+    /// Number of allowed prefixes, and of denied prefixes.
     pub fn counts(&self) -> (usize, usize) {
         self.0.as_ref().map_or((0, 0), |made| {
             (made.lists.allow.len(), made.lists.deny.len())

@@ -20,7 +20,7 @@ const HALF_LIFE: u64 = 6_931_471_806;
 pub struct Latency {
     /// Nanoseconds; 0 is no sample yet.
     average: AtomicU64,
-    /// When the last sample came, in nanoseconds.
+    /// Time of the last sample, in nanoseconds.
     stamp: AtomicU64,
 }
 
@@ -32,7 +32,7 @@ impl Latency {
         (average != 0).then(|| Duration::from_nanos(faded.max(1)))
     }
 
-    /// Takes the time of an answer that came at `now`.
+    /// Records the time of an answer that arrived at `now`.
     pub(crate) fn observe(&self, took: Duration, now: Instant) {
         let sample = nanos(took);
         let average = self.average.load(Relaxed);
@@ -47,7 +47,7 @@ impl Latency {
         self.store(new, now);
     }
 
-    /// Takes note that an answer has not come within `waited`: only a peak counts.
+    /// Records that an answer has not arrived within `waited`: only a peak counts.
     pub(crate) fn observe_at_least(&self, waited: Duration, now: Instant) {
         if nanos(waited) > fade(self.average.load(Relaxed), self.age(now)) {
             self.store(nanos(waited), now);

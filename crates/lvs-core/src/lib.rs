@@ -49,6 +49,10 @@
 //! | [`Director`] | all decisions, in a program with one thread |
 //! | [`Control`] and [`Shard`] | all decisions, in a program with many threads |
 //!
+//! The examples of the repository (`examples/src/bin/`) show each: `schedulers` and `embed` use
+//! [`Pool`], `geographic` adds a scheduler of its own to a [`Director`], and `embed-dataplane` runs
+//! the complete dataplane inside another program.
+//!
 //! All threads share one [`Control`] behind a lock: services, servers, new connections,
 //! persistence, defences and statistics. Each thread has a [`Shard`] of its own, without a lock:
 //! the packets, states, timers and counters of known connections.
@@ -143,7 +147,7 @@ pub mod offload {
 pub mod replication {
     pub use crate::control::{DigestWalk, Heard, TakenOver};
 }
-/// The memory that a connection table lies in.
+/// The memory of a connection table.
 pub mod memory {
     pub use crate::conn::memory::{Adoption, Layout, LayoutError, Memory, OutOfMemory, Region};
 }

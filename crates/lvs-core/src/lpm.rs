@@ -102,9 +102,9 @@ struct Entry<T> {
 struct Node {
     /// Common prefix of everything below.
     prefix: u128,
-    /// So many bits of `prefix` count.
+    /// Number of bits of `prefix` that count.
     skip: u8,
-    /// Places with a node of their own; these lie one behind the other.
+    /// Bits of children with a node of their own; the nodes are contiguous.
     children: u64,
     first_child: u32,
     /// Places that have another value than the one before them.

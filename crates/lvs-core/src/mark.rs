@@ -55,20 +55,20 @@ impl fmt::Display for PortRange {
 /// Action for the packets of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MarkAction {
-    /// They get this mark, which is not 0.
+    /// The packets get this mark, which is not 0.
     Mark(u32),
-    /// They are discarded.
+    /// The packets are discarded.
     Drop,
-    /// They are passed to the host, in spite of any services.
+    /// The packets are passed to the host, even if a service matches.
     Host,
 }
 
 /// A rule: packets that have everything it names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MarkRule {
-    /// Name of the interface that they come in on.
+    /// Name of the interface on which they arrive.
     pub interface: Option<String>,
-    /// Where they come from.
+    /// Source prefix of the packets.
     pub source: Option<Prefix>,
     /// Where they go. The host's own stack is kept from these packets by it, so a rule that sets a
     /// mark names it. `None`, for a rule with a source that drops packets or leaves them to

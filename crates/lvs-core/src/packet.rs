@@ -45,7 +45,7 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// Where the host's network stack would meet the packet (netfilter's hook points).
+/// The hook of netfilter at which the host's network stack would receive the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
     /// Addressed to a virtual or local address, or routed to this host by a mark: `LOCAL_IN`.
@@ -67,12 +67,12 @@ pub struct Tuple {
     pub dst: SocketAddr,
 }
 
-/// The control bits of a TCP header (RFC 9293 section 3.1), as they stand in its byte 13.
+/// The control bits of a TCP header (RFC 9293 section 3.1), in the layout of its byte 13.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpFlags(pub u8);
 
 impl TcpFlags {
-    /// No more data from the sender.
+    /// The sender has no more data.
     pub const FIN: u8 = 0x01;
     /// Synchronise sequence numbers.
     pub const SYN: u8 = 0x02;
@@ -167,10 +167,10 @@ impl Segment<'_> {
     }
 }
 
-/// A whole IP datagram, as far as IPVS looks at it. ICMP errors are [`IcmpError`]s instead.
+/// The properties of a whole IP datagram that IPVS uses. ICMP errors are [`IcmpError`]s instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketMeta<'a> {
-    /// Where the host would meet it.
+    /// The hook at which the host would receive it.
     pub hook: Hook,
     /// Protocol, addresses and ports.
     pub tuple: Tuple,
@@ -209,7 +209,7 @@ pub struct Plain {
     pub src: SocketAddrV4,
     /// Destination address and port.
     pub dst: SocketAddrV4,
-    /// It passes through the host: [`Hook::Transit`].
+    /// Whether it passes through the host: [`Hook::Transit`].
     pub transit: bool,
     /// Length of the IP datagram in bytes, IP header included.
     pub len: u32,
@@ -237,10 +237,10 @@ impl Plain {
     }
 }
 
-/// An ICMP error (types 3, 4, 11; ICMPv6 types below 128) about a packet of ours.
+/// An ICMP error (types 3, 4, 11; ICMPv6 types below 128) about a packet of this director.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IcmpError {
-    /// Where the host would meet it.
+    /// The hook at which the host would receive it.
     pub hook: Hook,
     /// Source of the error message itself.
     pub src: IpAddr,

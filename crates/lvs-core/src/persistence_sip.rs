@@ -1,5 +1,5 @@
-//! Persistence engines: data besides the client's address that connects related connections. SIP is
-//! the only one.
+//! Persistence engines: data in addition to the client's address that connect related connections.
+//! SIP is the only one.
 
 /// Longest data of an engine (`IP_VS_PEDATA_MAXLEN`).
 const DATA_MAX: usize = 255;
@@ -28,7 +28,7 @@ pub(crate) fn call_id(message: &[u8]) -> Option<&[u8]> {
     }
 }
 
-/// Where the value of the next Call-ID header begins, searching from `from` on.
+/// Start of the value of the next Call-ID header, searching from `from` on.
 fn header(message: &[u8], from: usize) -> Option<usize> {
     let mut at = from;
     while at < message.len() {
@@ -67,8 +67,8 @@ fn skip_break(message: &[u8], at: usize) -> usize {
     }
 }
 
-/// Past blanks with at most one line break among them, which must be followed by a blank; `None` if
-/// it is not.
+/// Skips whitespace with at most one line break, which whitespace must follow; `None` if it does
+/// not.
 fn skip_space(message: &[u8], at: usize) -> Option<usize> {
     let blanks = |at: usize| {
         let rest = &message[at.min(message.len())..];
@@ -82,8 +82,8 @@ fn skip_space(message: &[u8], at: usize) -> Option<usize> {
     is_blank(*message.get(next)?).then(|| blanks(next))
 }
 
-/// Length of a Call-ID at the beginning of `text`: a word, perhaps an `@` and another word. 0 if
-/// there is none.
+/// Length of a Call-ID at the beginning of `text`: a word, perhaps an `@` and another word. 0
+/// without a Call-ID.
 fn call_id_len(text: &[u8]) -> usize {
     let word = |text: &[u8]| text.iter().take_while(|byte| is_word(**byte)).count();
     let first = word(text);

@@ -47,7 +47,7 @@ pub struct Pool {
     servers: Vec<Arc<Server>>,
     addresses: BTreeMap<SocketAddr, Arc<Server>>,
     scheduler: Box<dyn Scheduler>,
-    /// Of servers that have their records from here.
+    /// Marks of servers whose records this pool made.
     marks: Marks,
     /// Servers with an upper threshold.
     limited: usize,
@@ -122,7 +122,7 @@ impl Pool {
         self.configure(addr, config).map(drop)
     }
 
-    /// As [`edit`](Self::edit); gives the server.
+    /// Changes a server as [`edit`](Self::edit), and returns it.
     pub(crate) fn configure(
         &mut self,
         addr: SocketAddr,
@@ -178,7 +178,7 @@ impl Pool {
         self.scheduler.tick(now);
     }
 
-    /// How often to call [`tick`](Self::tick); `None` for never.
+    /// Period of calls of [`tick`](Self::tick); `None` for never.
     pub fn period(&self) -> Option<Duration> {
         self.scheduler.period()
     }
@@ -188,12 +188,12 @@ impl Pool {
         self.scheduler.sysctls_changed(sysctls);
     }
 
-    /// Whether the scheduler goes by the servers' answers.
+    /// Whether the scheduler uses the latency of the servers' answers.
     pub fn needs_replies(&self) -> bool {
         self.scheduler.needs_replies()
     }
 
-    /// Whether the scheduler goes by the last weights of servers without one.
+    /// Whether the scheduler uses the last weights of servers without a weight.
     pub(crate) fn goes_by_last_weight(&self) -> bool {
         self.scheduler.goes_by_last_weight()
     }
@@ -210,7 +210,7 @@ impl Pool {
         }
     }
 
-    /// Puts a record in front of the list.
+    /// Inserts a record at the front of the list.
     pub(crate) fn add(&mut self, server: Arc<Server>) {
         self.limited += usize::from(server.config().upper != 0);
         self.addresses.insert(server.addr(), server.clone());

@@ -48,7 +48,7 @@ impl Prefix {
         self.addr
     }
 
-    /// How many bits its addresses have in common.
+    /// Number of bits that its addresses have in common.
     pub const fn bits(&self) -> u8 {
         self.len
     }
@@ -79,7 +79,7 @@ impl Prefix {
         }
     }
 
-    /// How many addresses it has, and these; `None` above 2^16.
+    /// Number of its addresses, and the addresses; `None` above 2^16.
     pub fn addresses(&self) -> Option<impl Iterator<Item = IpAddr> + use<>> {
         let host = self.family().bits() - self.len;
         let first = self.addr;

@@ -51,7 +51,7 @@ pub struct Server {
     /// Attempts to connect in a row without a good answer.
     unanswered: AtomicU32,
     attempts: AttemptCounters,
-    /// A scheduler wants to know of changes.
+    /// Whether a scheduler is notified of changes.
     watched: AtomicBool,
     /// Its bit in `marks`.
     mark: u8,
@@ -239,12 +239,12 @@ impl Server {
         OnServerDown::from_bits(self.on_down.load(Relaxed))
     }
 
-    /// It went down, and its connections are not to wait for it.
+    /// Whether it is down, and its connections must not wait for it.
     pub(crate) fn has_gone(&self) -> bool {
         !self.is_available() && self.on_down() != OnServerDown::Kernel
     }
 
-    /// Takes the record out of its service; its connections keep it.
+    /// Removes the record from its service; its connections keep it.
     pub(crate) fn retire(&self) {
         self.clear(AVAILABLE);
     }
@@ -270,9 +270,9 @@ impl Server {
         }
     }
 
-    /// Share of connections; 0 takes no new ones. While a server of the service starts slowly, this
-    /// is not the configured weight ([`config`](Self::config)) but the share that it stands
-    /// for, ten times as fine.
+    /// Share of connections; with 0 the server gets no new ones. While a server of the service
+    /// starts slowly, this is not the configured weight ([`config`](Self::config)) but the present
+    /// share, in tenths of a weight.
     #[inline]
     pub fn weight(&self) -> i32 {
         self.weight.load(Relaxed)
@@ -296,8 +296,8 @@ impl Server {
         &self.latency
     }
 
-    /// Attempts to open a TCP connection, in a row, that it has refused (RST) or that the client
-    /// has repeated for want of an answer. Counted for servers behind NAT.
+    /// Consecutive attempts to open a TCP connection that the server has refused (RST), or that the
+    /// client has repeated without an answer. Counted for servers behind NAT.
     pub fn unanswered(&self) -> u32 {
         self.unanswered.load(Relaxed)
     }
@@ -307,7 +307,7 @@ impl Server {
         &self.attempts
     }
 
-    /// Takes note of an answer to an attempt, or that there was none.
+    /// Records an answer to an attempt, or its absence.
     pub(crate) fn note_answer(&self, good: bool) {
         if good {
             self.unanswered.store(0, Relaxed);
@@ -331,7 +331,7 @@ impl Server {
         Tunnel::unpack(self.tunnel.load(Relaxed))
     }
 
-    /// It is configured in a service, not removed.
+    /// Whether it is configured in a service, not removed.
     #[inline]
     pub fn is_available(&self) -> bool {
         self.flags.load(Relaxed) & AVAILABLE != 0
@@ -439,7 +439,7 @@ impl Server {
         self.templates.fetch_add(1, Relaxed);
     }
 
-    /// A template that led to it is gone (`ip_vs_unbind_dest`).
+    /// Counts that a template of this server was removed (`ip_vs_unbind_dest`).
     pub(crate) fn unbind_template(&self) {
         self.templates.fetch_sub(1, Relaxed);
     }

@@ -192,7 +192,7 @@ impl ServiceConfig {
     }
 }
 
-/// How packets reach a real server. The numbers are the kernel's (`IP_VS_CONN_F_FWD_MASK`).
+/// Forwarding method of a real server. The numbers are the kernel's (`IP_VS_CONN_F_FWD_MASK`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]

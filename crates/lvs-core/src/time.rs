@@ -29,7 +29,7 @@ impl Instant {
         self.0
     }
 
-    /// In the kernel's ticks of 4 ms, as far as 32 bits go.
+    /// The number of the kernel's ticks of 4 ms, limited to 32 bits.
     #[expect(clippy::cast_possible_truncation, reason = "only differences matter")]
     pub(crate) const fn ticks(self) -> u32 {
         (self.0 / 4_000_000) as u32

@@ -1,6 +1,6 @@
 //! Tunnels to real servers: the types, and the properties that naming, listing and checking need.
 
-/// How a tunnel computes checksums of its outer headers.
+/// Computation of the checksums of outer headers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]
@@ -15,7 +15,7 @@ pub enum TunnelChecksum {
 }
 
 impl TunnelChecksum {
-    /// All of them.
+    /// All kinds of checksums.
     pub const ALL: &[Self] = &[Self::None, Self::Full, Self::Remote];
 
     /// The word of the control protocol and of `lvsd`.
@@ -82,7 +82,7 @@ pub struct TunnelType {
     /// Bytes between the outer and the inner IP header, by the place of the checksum in
     /// [`TunnelChecksum::ALL`].
     pub header_len: [usize; TunnelChecksum::ALL.len()],
-    /// One of it, with a port and a checksum.
+    /// A tunnel of this kind, with a port and a checksum.
     pub tunnel: fn(u16, TunnelChecksum) -> Tunnel,
 }
 

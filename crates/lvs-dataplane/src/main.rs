@@ -19,7 +19,7 @@ use lvs_core::api::Confinement;
 use lvs_core::mark::parse_rules;
 use lvs_dataplane::dataplane::{self, Config, Dataplane, PeersConfig};
 use lvs_dataplane::fast_path::FastPath as KernelFastPath;
-use lvs_dataplane::warm_restart::{self, Holder};
+use lvs_dataplane::warm_restart::{self, StateKeeper};
 use lvs_packet::icmp_limit::Limits;
 use lvs_packet::pipeline::{ClampMss, Echo, ReversePath, Settings};
 use lvs_process::await_predecessor;
@@ -264,7 +264,7 @@ enum FastPath {
     On,
 }
 
-/// How many packet workers.
+/// Number of packet workers.
 #[derive(Clone, Copy, Debug)]
 enum Workers {
     Auto,
@@ -404,7 +404,7 @@ fn main() -> ExitCode {
         sweep();
     }
     // The process may not start programs after this.
-    let holder = holder(&args);
+    let state_keeper = state_keeper(&args);
     // Before any thread exists: Landlock holds for those that come.
     let confinement = confine(&args);
     let filter = EnvFilter::builder()
@@ -420,7 +420,7 @@ fn main() -> ExitCode {
     if let (false, false) = (confinement.not_by.is_empty(), args.cleanup) {
         warn!("the dataplane is {confinement}");
     }
-    match run(args, confinement, holder) {
+    match run(args, confinement, state_keeper) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             log::say(
@@ -443,16 +443,16 @@ fn told(error: &anyhow::Error) -> String {
     text
 }
 
-/// Where the dataplane of these arguments listens.
+/// The address on which the dataplane of these arguments listens.
 fn address(args: &Args) -> Address {
     let socket = args.socket.as_ref().filter(|text| !text.is_empty());
     socket.map_or_else(Address::default, Address::new)
 }
 
 /// The state keeper for a warm restart; `None` if the arguments turn warm restarts off.
-fn holder(args: &Args) -> Option<io::Result<Holder>> {
+fn state_keeper(args: &Args) -> Option<io::Result<StateKeeper>> {
     let wanted = !matches!(args.warm_restart, WarmRestart::Off) && !args.cleanup;
-    wanted.then(|| Holder::of(&address(args).to_string()))
+    wanted.then(|| StateKeeper::of(&address(args).to_string()))
 }
 
 /// Drops the rights that the dataplane will not need.
@@ -480,7 +480,7 @@ fn clean_up() -> anyhow::Result<()> {
         "a dataplane runs at {address}: stop it, and nothing is left"
     );
     let look = "cannot look for what a dataplane has left";
-    let held = Holder::clean_up(&address.to_string()).context(look)?;
+    let held = StateKeeper::clean_up(&address.to_string()).context(look)?;
     if held {
         println!("took away connections that a dataplane had left");
     }
@@ -500,15 +500,15 @@ fn clean_up() -> anyhow::Result<()> {
 fn run(
     args: Args,
     confinement: Confinement,
-    holder: Option<io::Result<Holder>>,
+    state_keeper: Option<io::Result<StateKeeper>>,
 ) -> anyhow::Result<()> {
     if args.cleanup {
         return clean_up();
     }
     let warm_restart = args.warm_restart;
     let mut config = config(args)?;
-    config.warm_restart = match (holder.transpose(), warm_restart) {
-        (Ok(holder), _) => holder,
+    config.warm_restart = match (state_keeper.transpose(), warm_restart) {
+        (Ok(state_keeper), _) => state_keeper,
         (Err(error), WarmRestart::On) => return Err(error).context("--warm-restart on"),
         (Err(error), _) => {
             warn!("connections do not outlive this dataplane: {error}");

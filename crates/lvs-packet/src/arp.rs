@@ -14,13 +14,13 @@ pub const FRAME_LEN: usize = ETHERNET_LEN + 28;
 /// An ARP message for IPv4 over Ethernet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arp {
-    /// It is a request; else a reply.
+    /// Whether it is a request; otherwise a reply.
     pub request: bool,
     /// Link-layer address of the sender.
     pub sender_mac: Mac,
     /// Address of the sender; unspecified in a probe.
     pub sender: Ipv4Addr,
-    /// Address that is asked for, or of the receiver.
+    /// Requested address, or address of the receiver.
     pub target: Ipv4Addr,
 }
 
@@ -112,7 +112,7 @@ mod tests {
     const PEER: Mac = Mac([2, 0, 0, 0, 0, 2]);
 
     #[test]
-    fn request_and_reply() {
+    fn arp_request_and_reply_are_parsed() {
         let asked = frame(
             Mac::BROADCAST,
             PEER,

@@ -32,7 +32,7 @@ pub struct Common {
     pub reassembler: Reassembler,
     /// Limits on ICMP errors.
     pub rate_limit: RateLimit,
-    /// Requests that were too long for the way to their server.
+    /// Requests that exceeded the MTU of the path to their server.
     pub oversize: Oversize,
     pub(super) echo: Bucket,
     pub(super) ip_ids: IpIds,
@@ -58,7 +58,7 @@ impl Common {
         }
     }
 
-    /// For so many workers.
+    /// Sets the number of workers.
     #[must_use]
     pub fn with_workers(mut self, workers: NonZeroUsize) -> Self {
         self.workers = workers;

@@ -1,4 +1,4 @@
-//! Why the packet path discards a frame.
+//! Reasons for discarding a frame on the packet path.
 
 use lvs_core::reasons;
 
@@ -6,7 +6,7 @@ reasons! {
     /// Why the packet path discarded a frame. What the director decided to drop is one of them; its
     /// own reason is counted in `lvs_core`.
     FrameDrop {
-        /// The frame or packet is shorter than its headers say.
+        /// The frame or packet is shorter than its headers specify.
         Truncated => "truncated",
         /// The version in the IP header does not match the EtherType.
         IpVersion => "ip_version",
@@ -16,11 +16,11 @@ reasons! {
         IpChecksum => "ip_checksum",
         /// The total length in the IP header is shorter than the header.
         IpLength => "ip_length",
-        /// The unfinished checksum that a device announced lies outside the frame.
+        /// The unfinished checksum that a device announced is outside the frame.
         BadOffload => "bad_offload",
         /// An ICMP message of less than 8 bytes.
         IcmpShort => "icmp_short",
-        /// The frame came on a port that is not known (any more).
+        /// The frame arrived on an unknown port.
         NoPort => "no_port",
         /// A fragment that contradicts the others of its datagram, is empty, or reaches beyond 64
         /// KiB.
@@ -36,11 +36,11 @@ reasons! {
         Rejected => "rejected",
         /// Its time to live ran out here.
         TtlExceeded => "ttl_exceeded",
-        /// Longer than the MTU of its way, and not to be fragmented.
+        /// The packet is longer than the MTU of its path, and must not be fragmented.
         TooBig => "too_big",
-        /// The MTU of the way is too small for a tunnel.
+        /// The MTU of the path is too small for a tunnel.
         MtuTooSmall => "mtu_too_small",
-        /// No route to where it is to go.
+        /// There is no route to the destination.
         NoRoute => "no_route",
         /// The route to where it is to go leads over a device without a link layer (tun, WireGuard,
         /// PPP), on which packet sockets cannot send.
@@ -50,7 +50,7 @@ reasons! {
         UnusedInterface => "unused_interface",
         /// The route to where it is to go refuses packets (blackhole, unreachable, prohibit).
         RouteRefuses => "route_refuses",
-        /// No address to send from on that way.
+        /// The route has no source address.
         NoSource => "no_source",
         /// Too short to be translated.
         ShortHeader => "untranslatable",
@@ -67,18 +67,18 @@ reasons! {
         TinySegments => "tiny_segments",
         /// A priority tag (VLAN 0) in another one: no sender has a reason for that.
         NestedTags => "nested_tags",
-        /// No room in front of the packet for another header.
+        /// There is no room in front of the packet for another header.
         NoRoom => "no_room",
         /// From an address that no other host can have (one of this host's own, loopback, a group,
         /// an unspecified one), or a translation to a loopback address.
         Martian => "martian",
-        /// Its source is not routed back to where it came from (`--reverse-path`).
+        /// The route to its source is not through the interface of its arrival (`--reverse-path`).
         ReversePath => "reverse_path",
         /// It belongs to another packet worker, whose queue of what is handed over was full.
         WorkerBusy => "worker_busy",
-        /// An IPv4 option that makes no sense; the sender is told (parameter problem).
+        /// An invalid IPv4 option; the sender receives an ICMP error (parameter problem).
         IpOptions => "ip_options",
-        /// Its sender chose the way (IPv4 source routing), which hosts do not allow.
+        /// Its sender chose the route (IPv4 source routing), which hosts refuse.
         SourceRoute => "source_route",
         /// An echo request to an address that the dataplane owns, and answers to them are switched off
         /// (`--echo drop`).
@@ -88,11 +88,11 @@ reasons! {
         EchoLimit => "echo_limit",
         /// It would come straight back: the host routes this address to the dataplane.
         Loop => "loop",
-        /// There is no way to give it back to the host.
+        /// There is no device to reinject the packet into the host.
         NoHostPort => "no_host_port",
         /// The host sent something into the dataplane's device that is not for a virtual address.
         HostStray => "host_stray",
-        /// For an address that the dataplane owns, and nobody answers there.
+        /// The destination is an address of the dataplane without an answering service.
         OwnAddress => "own_address",
     }
 }

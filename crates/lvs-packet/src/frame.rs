@@ -35,7 +35,7 @@ impl Offload {
     }
 }
 
-/// Where an unfinished checksum is.
+/// Position of an unfinished checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartialChecksum {
     /// First byte that it covers, from the start of the frame.
@@ -44,7 +44,7 @@ pub struct PartialChecksum {
     pub offset: u16,
 }
 
-/// How an aggregate is to be cut.
+/// The division of a GSO/GRO super-packet into segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segments {
     /// TCP over IPv4 or IPv6, or UDP.
@@ -70,7 +70,7 @@ pub enum SegmentKind {
     UdpFragments,
 }
 
-/// Where a frame's bytes are.
+/// The memory of a frame's bytes.
 enum Storage {
     /// On the heap.
     Owned(Box<[u8]>),
@@ -166,8 +166,8 @@ impl Frame {
         }
     }
 
-    /// The slot that it was received in, if it is a backend's; where the frame lies in it is
-    /// [`Self::place`].
+    /// The slot of its reception, if it is a backend's; [`Self::place`] is the frame's position in
+    /// it.
     #[inline]
     pub const fn slot(&self) -> Option<&Lent> {
         match &self.buf {
@@ -176,12 +176,12 @@ impl Frame {
         }
     }
 
-    /// Where the frame lies in its storage.
+    /// Position of the frame in its storage.
     pub const fn place(&self) -> Range<usize> {
         self.start..self.end
     }
 
-    /// Takes the frame out, and leaves one without room.
+    /// Moves the frame out, and leaves an empty one.
     #[inline]
     #[must_use]
     pub fn take(&mut self) -> Self {
@@ -307,8 +307,7 @@ impl Frame {
         true
     }
 
-    /// Forgets the content: an empty frame with the standard headroom, as far as there is room for
-    /// it.
+    /// Clears the content: an empty frame with the standard headroom, if there is room for it.
     #[inline]
     pub fn clear(&mut self) {
         self.start = HEADROOM.min(self.buf.len());

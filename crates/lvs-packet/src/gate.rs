@@ -28,7 +28,7 @@ const SHARES: [u32; KINDS] = [3, 16, 16];
 const KINDS: usize = 3;
 /// Time that a purse can save up, in nanoseconds.
 const SAVED: i64 = 50_000_000;
-/// How long after the last SYN that had to be dropped they are still sorted.
+/// Time after the last dropped SYN in which SYNs are still sorted.
 const CAUTIOUS: Duration = Duration::from_secs(1);
 /// Length of an epoch, after which the shares are divided again, in nanoseconds.
 const EPOCH: u64 = 50_000_000;
@@ -46,7 +46,7 @@ const KNOWN_BITS: usize = 1 << 23;
 /// A SYN is remembered for once to twice this: clients send theirs again after one, three and seven
 /// seconds.
 const SEEN_FOR: Duration = Duration::from_secs(4);
-/// Bits for these: of a flood of 200,000 a second, one in 300 is taken for one that comes again.
+/// Bits for these: of a flood of 200,000 a second, one in 300 is mistaken for a repeated one.
 const SEEN_BITS: usize = 1 << 24;
 
 /// A budget of time: a share of each second, and the unused time of earlier seconds.
@@ -57,7 +57,7 @@ struct Purse {
 }
 
 impl Purse {
-    /// As much as can be saved at one in so many parts.
+    /// The greatest credit of one part if there are `part` parts.
     const fn most(part: u32) -> i64 {
         SAVED / part as i64
     }
@@ -91,7 +91,7 @@ struct Kind {
     purse: Purse,
     /// SYNs that each network has had in this epoch.
     taken: Box<[u16; NETWORKS as usize]>,
-    /// Networks that have asked for any in this epoch.
+    /// Networks that have requested a share in this epoch.
     asking: u32,
     /// SYNs that each network may have.
     quota: u16,
@@ -227,7 +227,7 @@ pub struct Gate {
     until: Option<Instant>,
     /// Cost of one SYN in nanoseconds: a moving average.
     cost: u64,
-    /// When time was last earned.
+    /// Time at which credit was last earned.
     earned: Instant,
     epoch: Instant,
     /// SYNs that have passed without being sorted, in the batch at hand.
@@ -255,7 +255,7 @@ impl Default for Gate {
 }
 
 impl Gate {
-    /// Whether SYNs are sorted, because there are too many of them.
+    /// Whether there are so many SYNs that they are sorted.
     pub const fn sorts(&self) -> bool {
         self.until.is_some()
     }
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn flood_of_many_networks_gets_only_unused_share() {
+    fn flood_of_many_networks_uses_only_the_unused_share() {
         let mut flood = Flood::new(client);
         flood.run(Duration::from_secs(2));
         let mut passed = 0;

@@ -23,7 +23,7 @@ pub const BYTES: usize = 16 << 20;
 /// The longest time that a packet waits. The kernel gives up a neighbour after three requests, one
 /// second apart, and reports that; this limit is for neighbours without a report.
 pub const TIMEOUT: Duration = Duration::from_millis(3500);
-/// How long until the kernel is asked again.
+/// Pause before the kernel is asked again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 /// The event that a packet waits for.
@@ -85,13 +85,13 @@ impl Held {
         }
     }
 
-    /// Lets `frame` wait; whether the kernel should be asked for the address now.
+    /// Keeps `frame` waiting; returns whether to ask the kernel for the address now.
     pub fn hold(&mut self, port: PortId, addr: IpAddr, frame: Frame, now: Instant) -> bool {
         self.hold_for(Cause::Neighbour(port, addr), frame, now)
     }
 
-    /// Lets a packet of the host's own, translated and without link header, wait until its
-    /// connection's answers are intercepted; whether that should be asked for now.
+    /// Keeps a packet of the host itself, translated and without link header, waiting until its
+    /// connection's answers are intercepted; returns whether to request that now.
     pub fn hold_local_client(&mut self, client: LocalClient, frame: Frame, now: Instant) -> bool {
         self.hold_for(Cause::LocalClient(client), frame, now)
     }

@@ -1,4 +1,4 @@
-//! When the director may send an ICMP error, and how many.
+//! Rate limit of the ICMP errors that the director sends.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -17,7 +17,7 @@ const STRIPE: usize = 64;
 /// Errors that a receiver may get at once (`XRLIM_BURST_FACTOR`).
 const PEER_BURST: i64 = 6;
 
-/// How many errors may be sent, after the kernel's sysctls.
+/// Limits of ICMP errors, as in the kernel's sysctls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Time between two errors to one receiver, after a burst of six (`icmp_ratelimit`); zero is
@@ -72,7 +72,7 @@ impl Bucket {
         }
     }
 
-    /// Takes one out, if there is one.
+    /// Takes a token, if there is one.
     pub fn take(&self, now: Instant) -> bool {
         if self.cost == 0 {
             return true;
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_do_not_get_more_together() {
+    fn icmp_limit_is_shared_by_workers() {
         let limit = RateLimit::new(Limits::default());
         let now = Instant::from_secs(100);
         let send = |worker: u32| {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 #[derive(Debug)]
 pub struct IpIds {
     by_receiver: [AtomicU16; 256],
-    /// Of the next IPv6 fragments, before they are scrambled.
+    /// Counter of the next IPv6 fragments, before it is scrambled.
     fragments: AtomicU32,
 }
 

@@ -40,9 +40,9 @@ const ALL_MLD_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16);
 pub struct Query {
     /// To this group; `None` for all.
     pub group: Option<Ipv6Addr>,
-    /// It is of version 1, and wants to be answered in this.
+    /// Whether the query is of version 1, whose reports differ.
     pub v1: bool,
-    /// Milliseconds in which it wants to be answered, at a moment that the listener chooses.
+    /// Milliseconds within which the listener answers, at a moment that it chooses.
     pub within_ms: u32,
 }
 
@@ -60,11 +60,11 @@ impl Query {
 /// Report of a listener about a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MembershipChange {
-    /// It listens, as before: the answer to a query.
+    /// The host is a member, as before: the answer to a query.
     Listening,
-    /// It listens from now on.
+    /// The host has joined the group.
     Joined,
-    /// It listens no more.
+    /// The host has left the group.
     Left,
 }
 
@@ -131,7 +131,7 @@ fn within_ms(code: u16, v1: bool) -> u32 {
 }
 
 /// The frame that reports `change` of `groups`, of which there are at most [`RECORDS_MAX`]. `src`
-/// is a link-local address, or unspecified if there is none yet.
+/// is a link-local address, or unspecified while the host has none.
 pub fn report(mac: Mac, src: Ipv6Addr, groups: &[Ipv6Addr], change: MembershipChange) -> Vec<u8> {
     let kind = match change {
         MembershipChange::Listening => 2,

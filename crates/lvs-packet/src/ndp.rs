@@ -28,11 +28,11 @@ pub const FRAME_LEN: usize = ETHERNET_LEN + ipv6::HEADER_LEN + MESSAGE_LEN + OPT
 /// A neighbour solicitation or advertisement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ndp {
-    /// It is a solicitation; else an advertisement.
+    /// Whether it is a solicitation; otherwise an advertisement.
     pub solicitation: bool,
     /// Its sender; unspecified in a probe.
     pub src: Ipv6Addr,
-    /// Address that is asked for, or claimed.
+    /// Requested address, or announced address.
     pub target: Ipv6Addr,
     /// Link-layer address of the sender: its option, else the sender of the frame.
     pub mac: Mac,
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn solicitation_and_advertisement() {
+    fn ndp_solicitation_and_advertisement_are_parsed() {
         let vip = addr("2001:db8::12:3456");
         let asked = Ndp {
             solicitation: true,
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_from_beyond_the_link_are_ignored() {
+    fn ndp_message_from_another_link_is_ignored() {
         let mut frame = unsolicited(MAC, addr("2001:db8::1"));
         frame[ETHERNET_LEN + 7] = 254;
         assert_eq!(parse(&frame), None);

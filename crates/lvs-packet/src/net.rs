@@ -34,13 +34,13 @@ pub struct PortInfo {
     pub mtu: u32,
     /// Frames begin with an Ethernet header; else they are bare IP packets.
     pub ethernet: bool,
-    /// It takes unfinished checksums and aggregates of segments.
+    /// Whether it accepts unfinished checksums and super-packets.
     pub offload: bool,
-    /// Frames can be given back to the host on it, as if they had just come in.
+    /// Whether frames can be reinjected into the host on it, as if they had just arrived.
     pub gives_back: bool,
 }
 
-/// The way to an address.
+/// The next hop of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NextHop {
     /// The port to leave by.
@@ -48,7 +48,7 @@ pub struct NextHop {
     /// The neighbour that receives the packet: a gateway, or the destination itself if the route is
     /// on-link.
     pub addr: IpAddr,
-    /// The longest packet on that way.
+    /// The longest packet on that path.
     pub mtu: u32,
     /// The address that the host would use as source.
     pub source: Option<IpAddr>,
@@ -104,7 +104,7 @@ pub struct About {
 
 /// The network as the packet path sees it. Cheap look-ups, no I/O.
 pub trait Net {
-    /// The port's properties; `None` if it is gone.
+    /// The port's properties; `None` if it was removed.
     fn port(&self, port: PortId) -> Option<PortInfo>;
 
     /// The port that leads to the host's own stack, if there is one.
@@ -133,10 +133,10 @@ pub trait Net {
     /// Whether it is a VIP that the dataplane itself owns: it answers ARP and echo for it.
     fn is_own_vip(&self, addr: IpAddr) -> bool;
 
-    /// The way to `dst`, which is not local; `None` if it is unreachable.
+    /// The next hop of `dst`, which is not local; `None` if it is unreachable.
     fn route(&self, dst: IpAddr) -> Option<NextHop>;
 
-    /// Why there is no way to `dst`.
+    /// The reason why there is no route to `dst`.
     fn why_no_route(&self, dst: IpAddr) -> FrameDrop {
         let _ = dst;
         FrameDrop::NoRoute

@@ -15,7 +15,7 @@ const SERVERS_MAX: usize = 256;
 pub struct Oversize(Mutex<BTreeMap<(IpAddr, bool), TooBig>>);
 
 impl Oversize {
-    /// A packet of `longest` bytes met a way that takes `room`.
+    /// Records that a packet of `longest` bytes exceeded a path with room for `room`.
     pub fn note(&self, server: IpAddr, tunnel: bool, room: usize, longest: usize) {
         let mut noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if noted.len() >= SERVERS_MAX && !noted.contains_key(&(server, tunnel)) {

@@ -41,7 +41,7 @@ pub struct Packet {
     pub tos: u8,
     /// "Don't fragment"; routers never fragment IPv6.
     pub df: bool,
-    /// It is a fragment of a datagram.
+    /// The fragment, if it is a fragment of a datagram.
     pub fragment: Option<Fragment>,
     /// A header of AH is among those of IPv6: IPVS looks behind it, nf_tables does not.
     pub authenticated: bool,
@@ -49,12 +49,12 @@ pub struct Packet {
     pub ports: Option<(u16, u16)>,
 }
 
-/// Which part of a datagram a packet is.
+/// Position of a fragment in its datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fragment {
     /// Identification of the datagram.
     pub id: u32,
-    /// Where its payload belongs, in bytes.
+    /// Offset of its payload in the datagram, in bytes.
     pub offset: usize,
     /// More follow.
     pub more: bool,

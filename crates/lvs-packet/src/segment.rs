@@ -16,7 +16,7 @@ const TCP_MOST: usize = 65_535 / TCP_LEAST;
 /// becomes so many at most. 64 KiB in 512 are segments of 128 bytes; a sender with smaller ones
 /// repeats them one by one, and they pass.
 const CUT_MOST: usize = 512;
-/// The same for smaller ones: a few of them do no harm.
+/// Greatest number of smaller segments: a few of them do no harm.
 const TINY_MOST: usize = 64;
 /// Datagrams of an aggregate of UDP at most (Linux's `UDP_MAX_SEGMENTS`).
 const UDP_MOST: usize = 128;
@@ -65,7 +65,7 @@ pub fn check_offload(frame: &Frame, packet: &Packet) -> Result<(), FrameDrop> {
     }
 }
 
-/// Where an aggregate is cut.
+/// Position of a cut in a super-packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
     kind: SegmentKind,
@@ -170,7 +170,7 @@ pub struct Segment<'a> {
     packet: &'a Packet,
     headers: &'a [u8],
     data: &'a [u8],
-    /// Where `data` lies in the payload that is cut.
+    /// Offset of `data` in the payload that is cut.
     from: usize,
     index: usize,
     last: bool,
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_that_no_host_makes_are_refused() {
+    fn impossible_segments_are_refused() {
         let tiny = Err(FrameDrop::TinySegments);
         for (kind, size, options, len, expected) in [
             (SegmentKind::Tcp4, 1, 0, 60_000, tiny),

@@ -38,7 +38,7 @@ impl<K, V> Default for SharedMap<K, V> {
 }
 
 impl<K, V> SharedMap<K, V> {
-    /// How many entries there are.
+    /// Number of entries.
     pub const fn len(&self) -> usize {
         self.len
     }
@@ -144,7 +144,7 @@ impl<K: Clone + Eq + Hash, V: Clone> SharedMap<K, V> {
         self.part(place).get_mut(key)
     }
 
-    /// Removes the entries that `keep` does not want.
+    /// Removes the entries for which `keep` is false.
     pub fn retain(&mut self, mut keep: impl FnMut(&K, &V) -> bool) {
         let gone: Vec<K> = self
             .iter()
@@ -232,7 +232,7 @@ impl<T: Clone + Eq + Hash> SharedSet<T> {
         !self.contains(&value) && self.0.insert(value, ()).is_none()
     }
 
-    /// Takes a value out; whether it was there.
+    /// Removes a value; returns whether it was there.
     pub fn remove(&mut self, value: &T) -> bool {
         self.0.remove(value).is_some()
     }
@@ -243,7 +243,7 @@ impl<T: Clone + Eq + Hash> SharedSet<T> {
         self.0.contains_key(value)
     }
 
-    /// How many there are.
+    /// Number of entries.
     pub const fn len(&self) -> usize {
         self.0.len()
     }
@@ -253,7 +253,7 @@ impl<T: Clone + Eq + Hash> SharedSet<T> {
         self.0.is_empty()
     }
 
-    /// Removes all of them.
+    /// Removes all entries.
     pub fn clear(&mut self) {
         *self = Self::default();
     }
@@ -263,7 +263,7 @@ impl<T: Clone + Eq + Hash> SharedSet<T> {
         self.0.keys()
     }
 
-    /// Removes the values that `keep` does not want.
+    /// Removes the values for which `keep` is false.
     pub fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) {
         self.0.retain(|value, ()| keep(value));
     }

@@ -81,7 +81,7 @@ impl Keys {
     }
 }
 
-/// How packets are divided among workers.
+/// The division of packets among workers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Steering {
     workers: NonZeroUsize,
@@ -89,7 +89,7 @@ pub struct Steering {
     /// All connections of a client belong to one worker: the helper for FTP needs a connection and
     /// its data connections together.
     by_address: bool,
-    /// Addresses that stand for clients towards servers of full NAT.
+    /// Local addresses towards servers of full NAT.
     local: HashSet<IpAddr>,
 }
 
@@ -104,7 +104,7 @@ impl Steering {
         }
     }
 
-    /// With these addresses that stand for clients.
+    /// Sets the local addresses.
     #[must_use]
     pub fn with_local(&self, local: HashSet<IpAddr>) -> Self {
         Self {
@@ -113,12 +113,12 @@ impl Steering {
         }
     }
 
-    /// Whether exactly these addresses stand for clients.
+    /// Whether these are exactly the local addresses.
     pub fn has_local(&self, local: &HashSet<IpAddr>) -> bool {
         self.local == *local
     }
 
-    /// How many there are.
+    /// Number of workers.
     pub const fn workers(&self) -> NonZeroUsize {
         self.workers
     }
@@ -250,7 +250,7 @@ impl Steering {
 pub enum Kind {
     /// Virtual ones, or between some.
     Virtual,
-    /// They stand for clients.
+    /// The addresses represent clients.
     Local,
 }
 
@@ -279,12 +279,12 @@ pub struct Plan {
     pub four: Vec<Range>,
     /// IPv6 addresses, folded, in order.
     pub six: Vec<Range>,
-    /// How many words of an IPv6 address are folded to look it up.
+    /// Number of words of an IPv6 address that are folded for the look-up.
     pub words: usize,
 }
 
-/// Ranges of sorted addresses, [`RANGES_MAX`] at most. `close`: where there are more, the smallest
-/// gaps are taken for virtual addresses too.
+/// Ranges of sorted addresses, [`RANGES_MAX`] at most. `close`: if there are more, the smallest
+/// gaps also count as virtual addresses.
 fn ranges(virt: &[u32], local: &[u32], close: bool) -> Vec<Range> {
     let mut all: Vec<(u32, Kind)> = virt.iter().map(|&addr| (addr, Kind::Virtual)).collect();
     let others = local

@@ -18,7 +18,7 @@ pub fn contains((net, bits): Prefix, addr: IpAddr) -> bool {
     lvs_core::Prefix::new(net, bits).is_some_and(|prefix| prefix.contains(addr))
 }
 
-/// Where packets to a prefix go.
+/// The route to a prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
     /// The prefix.
@@ -68,7 +68,7 @@ pub struct Table {
     pub host_port: Option<PortId>,
     /// Addresses of the host.
     pub local: HashSet<IpAddr>,
-    /// Whole prefixes of the host's.
+    /// Prefixes all of whose addresses are the host's.
     pub local_prefixes: Vec<Prefix>,
     /// Addresses of services.
     pub vips: HashSet<IpAddr>,

@@ -14,9 +14,9 @@ use crate::rewrite::tunnel;
 use crate::wire::icmp::{self, ErrorKind};
 use crate::wire::{ETHERTYPE_IPV4, be16, be32, ipv4, ipv6, udp};
 
-/// How long a learned MTU holds (`net.ipv4.route.mtu_expires`, `net.ipv6.route.mtu_expires`).
+/// Lifetime of a learned MTU (`net.ipv4.route.mtu_expires`, `net.ipv6.route.mtu_expires`).
 const MTU_EXPIRES: Duration = Duration::from_secs(600);
-/// No smaller MTU is believed (`net.ipv4.route.min_pmtu`).
+/// The least MTU that is accepted (`net.ipv4.route.min_pmtu`).
 const MTU_MIN: usize = 552;
 /// GRE: a checksum is present.
 const GRE_CHECKSUM: u16 = 0x8000;
@@ -120,7 +120,7 @@ fn millis(now: Instant) -> u64 {
 #[derive(Debug, Default)]
 pub struct TunnelPaths {
     paths: Mutex<HashMap<(IpAddr, Kind), Arc<Path>>>,
-    /// How often something was learned.
+    /// Number of learned MTUs.
     lessons: AtomicU64,
 }
 
@@ -172,7 +172,7 @@ impl TunnelPaths {
         Some(paths.entry(key).or_default().clone())
     }
 
-    /// The way to a server, if packets were tunnelled to it.
+    /// The path to a server, if packets were tunnelled to it.
     fn known(&self, key: (IpAddr, Kind)) -> Option<Arc<Path>> {
         let paths = self.paths.lock().unwrap_or_else(PoisonError::into_inner);
         paths.get(&key).cloned()
@@ -298,7 +298,7 @@ impl TunnelPaths {
     }
 }
 
-/// The MTU that "fragmentation needed" reports, as far as it is believed.
+/// The MTU that "fragmentation needed" reports, within accepted limits.
 fn reported(message: &[u8]) -> usize {
     usize::from(be16(message, icmp::field::MTU)).max(MTU_MIN)
 }

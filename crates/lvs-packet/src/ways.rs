@@ -28,7 +28,7 @@ pub enum NoWay {
     /// Client and server are of different families.
     #[error("its client and its server are of different families")]
     Families,
-    /// One of its ends is this host, or the dataplane.
+    /// The source or the destination is this host, or the dataplane.
     #[error("the director itself is its client or its server")]
     Host,
     /// An address that is impossible as a source or destination.

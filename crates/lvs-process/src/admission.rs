@@ -72,7 +72,7 @@ impl Places {
     }
 }
 
-/// One connection's place, given back when it is dropped.
+/// A slot for one connection, released on drop.
 #[derive(Debug)]
 pub(super) struct Place {
     places: Arc<Places>,
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn readers_cannot_use_all_places_and_one_reader_not_all_of_theirs() {
+    fn readers_cannot_use_all_slots_and_one_reader_not_all_of_theirs() {
         let places = Arc::<Places>::default();
         let take = |uid| std::iter::from_fn(|| places.take(uid)).collect::<Vec<_>>();
         let one = take(Some(1));

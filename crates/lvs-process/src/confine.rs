@@ -96,7 +96,7 @@ fn note(done: &mut Confinement, seccomp: io::Result<()>) {
     }
 }
 
-/// Where the dataplane writes.
+/// The directories to which the dataplane writes.
 #[derive(Clone, Debug)]
 pub struct Places {
     /// Its control socket, if it has a path.

@@ -23,13 +23,13 @@ const REQUEST_MAX: u64 = 16 << 10;
 /// The longest of a client that may change things: a list of
 /// [`CHANGES_MAX`](lvs_core::api::CHANGES_MAX) changes.
 const LIST_MAX: u64 = 32 << 20;
-/// How long a client may take to read [`BUFFER`] bytes of an answer.
+/// Longest time that a client may take to read [`BUFFER`] bytes of an answer.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time limit for a client's greeting, whatever it sends before.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a client that may only look may take until it has sent its next request.
 const READER_TIMEOUT: Duration = Duration::from_secs(60);
-/// The same of a client that may change things.
+/// Idle timeout of a client that may make changes.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 /// Bytes of an answer that are gathered before they are written.
 const BUFFER: usize = 64 << 10;
@@ -50,9 +50,9 @@ struct RawRequest<'a> {
 /// A stream whose reads end at a moment, and whose writes take only so long.
 struct Within<'a> {
     stream: &'a UnixStream,
-    /// Nothing is read after it.
+    /// Time after which nothing is read.
     until: Instant,
-    /// How long a write may take.
+    /// Longest time of a write.
     patience: Duration,
 }
 
@@ -84,7 +84,7 @@ impl Write for Within<'_> {
     }
 }
 
-/// Answers a client until it goes; `denied` is why it may not change things.
+/// Answers a client until it disconnects; `denied` is the reason why it may not make changes.
 pub(super) fn serve_connection(
     stream: &UnixStream,
     place: &Place,
@@ -118,7 +118,7 @@ pub(super) fn serve_connection(
             let failure = malformed(if len as u64 == max {
                 format!("the request is longer than {max} bytes")
             } else {
-                "the request does not end with a line feed".into()
+                "the request lacks its final line feed".into()
             });
             write_error(&mut writer, 0, &failure)?;
             return writer.flush();
@@ -235,8 +235,8 @@ impl Session<'_> {
     }
 }
 
-/// The call of this method with these parameters. The method stands first, so that they are read as
-/// what they are, and never kept as anything else.
+/// Parses the call of this method with these parameters. The method precedes the parameters, so
+/// that they are read directly into their types, and never kept in another form.
 fn parse(method: &str, params: &str) -> Result<Call, Failure> {
     let failed = |error: serde_json::Error| malformed(format!("{method}: {error}"));
     let name = serde_json::to_string(method).map_err(failed)?;

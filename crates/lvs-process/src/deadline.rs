@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
-/// Remaining time until the deadline; an error if there is none.
+/// Remaining time until the deadline; an error if it has passed.
 fn left(until: Instant) -> io::Result<Option<Duration>> {
     let left = until.saturating_duration_since(Instant::now());
     if left.is_zero() {
@@ -16,7 +16,7 @@ fn left(until: Instant) -> io::Result<Option<Duration>> {
     Ok(Some(left))
 }
 
-/// Reads what comes until then, once.
+/// Reads once, until the deadline.
 pub fn read_until<S>(mut stream: &S, bytes: &mut [u8], until: Instant) -> io::Result<usize>
 where
     S: AsFd,

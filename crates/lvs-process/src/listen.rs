@@ -16,14 +16,14 @@ use lvs_api::life::{Life, Limits, Patience};
 use lvs_api::place::{self, LOCK, Lock, LockError, owner_beside};
 use lvs_sys::peercred;
 
-/// Why there is no control socket.
+/// Reasons for a missing control socket.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BindError {
-    /// Another dataplane listens there.
+    /// Another dataplane listens on the address.
     #[error("another dataplane is running at {address}{}: stop it first, or give this one another --socket", of_pid(.pid))]
     Running {
-        /// Where.
+        /// The address.
         address: Address,
         /// Its process, if it is in this PID namespace.
         pid: Option<u32>,
@@ -38,7 +38,7 @@ pub enum BindError {
     Taken {
         /// The name.
         address: Address,
-        /// Whose process.
+        /// The user of the process.
         uid: u32,
         /// The process, if it is in this PID namespace.
         pid: Option<u32>,
@@ -49,9 +49,9 @@ pub enum BindError {
     /// The system refused.
     #[error("cannot listen at {address}: {source}")]
     Io {
-        /// Where.
+        /// The address.
         address: Address,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
@@ -103,7 +103,7 @@ pub fn await_predecessor(address: &Address) -> Result<(), BindError> {
 #[derive(Debug)]
 pub(super) struct Listener {
     pub(super) socket: UnixListener,
-    /// Where it really is.
+    /// The actual address.
     pub(super) address: Address,
     /// The file to remove at the end, by device and inode.
     file: Option<(PathBuf, (u64, u64))>,
@@ -121,7 +121,7 @@ impl Listener {
         }
     }
 
-    /// At the usual path, or where that is not possible by the abstract name.
+    /// Binds the usual path, or the abstract name if the path is not possible.
     fn bind_usual(path: &Path) -> Result<Self, BindError> {
         let address = Address::Usual(path.to_owned());
         let name = Address::by_name();
@@ -270,7 +270,9 @@ fn open_to_all(path: &Path) -> io::Result<(u64, u64)> {
     let file = File::from(openat(CWD, path, flags, Mode::empty())?);
     let meta = file.metadata()?;
     if !meta.file_type().is_socket() {
-        return Err(io::Error::other("somebody has put another file there"));
+        return Err(io::Error::other(
+            "another process has put another file there",
+        ));
     }
     let by_descriptor = format!("/proc/self/fd/{}", file.as_raw_fd());
     fs::set_permissions(by_descriptor, Permissions::from_mode(0o666))?;

@@ -8,7 +8,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The way to the service manager; does nothing without one.
+/// The socket to the service manager; does nothing without one.
 #[derive(Clone, Debug, Default)]
 pub struct Notify(Option<Arc<(UnixDatagram, SocketAddr)>>);
 

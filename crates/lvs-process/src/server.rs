@@ -24,7 +24,7 @@ use lvs_api::place::Lock;
 use lvs_sys::peer_groups::peer_in_group;
 use lvs_sys::peercred;
 
-/// How long answers under way are waited for at the end.
+/// Longest wait at the end for answers in progress.
 const ANSWERS_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Answers the requests of clients.
@@ -48,7 +48,7 @@ pub trait Handler: Send + Sync + 'static {
     fn call(&self, call: Call, out: &mut Sink<'_>) -> Result<Value, Failure>;
 }
 
-/// Where the items of a list go.
+/// The destination of the items of a list.
 pub struct Sink<'a> {
     id: u64,
     out: &'a mut dyn Write,
@@ -103,7 +103,7 @@ impl<'a> Sink<'a> {
         })
     }
 
-    /// How many items went out.
+    /// Number of items sent.
     pub const fn count(&self) -> u64 {
         self.count
     }
@@ -121,11 +121,11 @@ pub struct Permissions {
 /// Access rights of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rights {
-    /// Everything.
+    /// All calls.
     Write,
     /// Look; and why not more.
     Read(Refusal),
-    /// Nothing.
+    /// No calls.
     None,
 }
 
@@ -150,7 +150,7 @@ impl Server {
         })
     }
 
-    /// Where it listens, which is not at the usual path where this user may not.
+    /// The address on which it listens; not the usual path if the user lacks the right.
     pub const fn address(&self) -> &Address {
         &self.listener.address
     }
@@ -269,12 +269,12 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Where it listens.
+    /// The address on which it listens.
     pub const fn address(&self) -> &Address {
         &self.address
     }
 
-    /// By which a dataplane that starts learns that this process ends.
+    /// Signals to a starting dataplane that this process ends.
     pub fn leaving(&self) -> Leaving {
         Leaving(self.lock.as_ref().map_or_else(Weak::new, Arc::downgrade))
     }

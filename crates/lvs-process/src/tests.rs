@@ -162,7 +162,7 @@ fn bad_requests_get_an_answer() {
             "{\"id\":1,\"method\":\"hello\",\"params\":{\"version\":1}}\n{\"id\":2,\"method\":\"nothing\"}\n",
             "\"id\":2,\"error\":{\"code\":\"malformed\"",
         ),
-        ("{\"id\":1", "does not end"),
+        ("{\"id\":1", "lacks its final"),
     ] {
         let answer = raw(&address, request.as_bytes());
         assert!(answer.contains(part), "{request:?} got {answer:?}");

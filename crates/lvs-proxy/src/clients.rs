@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use lvs_core::api::ServiceId;
 
-use super::desk::Gate;
+use super::balancer::Gate;
 
 /// How long a client that does not talk may pause: as long as the kernel's connection tracking
 /// remembers one.
@@ -24,7 +24,7 @@ pub(super) const NEW_IDLE: Duration = Duration::from_secs(30);
 const LEAVING_MAX: usize = 1024;
 /// One source has so large a part of its service's places without giving up its own first.
 const SOURCE_PART: usize = 16;
-/// Clients that are looked at for one that may give way.
+/// Clients that are examined for eviction.
 const LOOKS: usize = 64;
 
 /// All clients.
@@ -49,9 +49,9 @@ struct Table {
 struct Queue {
     /// Its unique number.
     number: u64,
-    /// As they came.
+    /// New clients in order of arrival.
     new: BTreeMap<u64, Arc<Client>>,
-    /// As they began to talk, or were found talking.
+    /// Active clients in the order in which they became active.
     talking: BTreeMap<u64, Arc<Client>>,
     sources: HashMap<IpAddr, usize>,
 }
@@ -60,19 +60,19 @@ struct Queue {
 #[derive(Debug)]
 struct Client {
     source: IpAddr,
-    /// Where it stands in its queue; 0 once it has given up its place.
+    /// Its position in its queue; 0 after it has released its place.
     number: AtomicU64,
     answered: AtomicBool,
     talks: AtomicBool,
-    /// When it last sent something, in milliseconds.
+    /// Time of its last data, in milliseconds.
     sent: AtomicU64,
     /// Closed when it has to go.
     gate: Gate,
 }
 
-/// A client's place, given back when it is dropped.
+/// A client's slot, released on drop.
 #[derive(Debug)]
-pub(super) struct Seat {
+pub(super) struct Slot {
     clients: Arc<Clients>,
     service: ServiceId,
     client: Arc<Client>,
@@ -80,12 +80,12 @@ pub(super) struct Seat {
 
 /// Whether there was a place.
 #[derive(Debug)]
-pub(super) enum Seated {
-    /// There was one.
-    Free(Seat),
-    /// Another client was evicted for it.
-    Instead(Seat),
-    /// There was none.
+pub(super) enum Admission {
+    /// There was a free slot.
+    Free(Slot),
+    /// Another client was evicted for the slot.
+    Instead(Slot),
+    /// There was no slot.
     Full,
 }
 
@@ -98,7 +98,7 @@ impl Queue {
         self.sources.get(&source).copied().unwrap_or(0)
     }
 
-    /// Takes one out; false if it is not there.
+    /// Removes a client; false if it is not there.
     fn remove(&mut self, client: &Client) -> bool {
         let number = client.number.swap(0, Ordering::AcqRel);
         if self.new.remove(&number).is_none() && self.talking.remove(&number).is_none() {
@@ -141,28 +141,28 @@ impl Clients {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many places are taken, or about to be free.
+    /// Number of places that are taken, or about to be free.
     pub(super) fn held(&self) -> usize {
         self.table().held
     }
 
     /// A place for `client` at `service` among `most`; `crowded` if connections of TCP leave no
     /// place free.
-    pub(super) fn seat(
+    pub(super) fn slot(
         self: &Arc<Self>,
         service: ServiceId,
         client: SocketAddr,
         (most, crowded): (usize, bool),
         now: u64,
-    ) -> Seated {
+    ) -> Admission {
         let source = Prefix::source(client.ip());
         let mut table = self.table();
         if table.held >= most + LEAVING_MAX {
-            return Seated::Full;
+            return Admission::Full;
         }
         let full = table.present >= most || crowded;
         if full && !table.make_room(service, source, most, now) {
-            return Seated::Full;
+            return Admission::Full;
         }
         table.present += 1;
         table.held += 1;
@@ -181,14 +181,14 @@ impl Clients {
             *queue.sources.entry(source).or_default() += 1;
         });
         drop(table);
-        let seat = Seat {
+        let slot = Slot {
             clients: Arc::clone(self),
             service,
             client,
         };
         match full {
-            true => Seated::Instead(seat),
-            false => Seated::Free(seat),
+            true => Admission::Instead(slot),
+            false => Admission::Free(slot),
         }
     }
 }
@@ -247,7 +247,7 @@ impl Table {
     }
 }
 
-impl Seat {
+impl Slot {
     /// The client has sent something.
     pub(super) fn sent(&self, now: u64) {
         self.client.sent.store(now, Ordering::Relaxed);
@@ -292,7 +292,7 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for Slot {
     fn drop(&mut self) {
         let mut table = self.clients.table();
         table.held -= 1;
@@ -319,25 +319,25 @@ mod tests {
 
     const MOST: usize = 100;
 
-    fn seat(clients: &Arc<Clients>, of: u8, who: SocketAddr, now: u64) -> Seated {
-        clients.seat(service(of), who, (MOST, false), now)
+    fn slot(clients: &Arc<Clients>, of: u8, who: SocketAddr, now: u64) -> Admission {
+        clients.slot(service(of), who, (MOST, false), now)
     }
 
-    fn taken(seat: &Seat) -> bool {
-        seat.client.number.load(Ordering::Relaxed) == 0
+    fn taken(slot: &Slot) -> bool {
+        slot.client.number.load(Ordering::Relaxed) == 0
     }
 
-    fn some(seated: Seated) -> Seat {
-        match seated {
-            Seated::Free(seat) | Seated::Instead(seat) => seat,
-            Seated::Full => panic!("full"),
+    fn some(admission: Admission) -> Slot {
+        match admission {
+            Admission::Free(slot) | Admission::Instead(slot) => slot,
+            Admission::Full => panic!("full"),
         }
     }
 
     #[test]
     fn datagram_flood_evicts_oldest_new_clients_only() {
         let clients = Arc::new(Clients::default());
-        let talking = some(seat(&clients, 1, client(1, 1), 0));
+        let talking = some(slot(&clients, 1, client(1, 1), 0));
         talking.sent(1);
         assert!(!talking.talks(), "nobody has answered");
         talking.answered();
@@ -347,7 +347,7 @@ mod tests {
         assert_eq!(talking.patience(idle), idle);
         let mut flood = Vec::new();
         for n in 0..1000_u16 {
-            let one = some(seat(&clients, 1, client(1000 + n, 1), 3));
+            let one = some(slot(&clients, 1, client(1000 + n, 1), 3));
             assert_eq!(one.patience(idle), NEW_IDLE);
             // An answer to a forged address changes nothing.
             one.answered();
@@ -358,9 +358,9 @@ mod tests {
         assert!(left[..901].iter().all(|taken| *taken), "the oldest go");
         assert!(left[901..].iter().all(|taken| !taken));
         // Nor can a flood that is not given up hold more than it should.
-        let more = (0..2000_u16).map(|n| seat(&clients, 1, client(3000 + n, 1), 4));
-        let more: Vec<Seated> = more.collect();
-        assert!(matches!(more.last(), Some(Seated::Full)));
+        let more = (0..2000_u16).map(|n| slot(&clients, 1, client(3000 + n, 1), 4));
+        let more: Vec<Admission> = more.collect();
+        assert!(matches!(more.last(), Some(Admission::Full)));
         assert_eq!(clients.held(), MOST + LEAVING_MAX);
         drop((flood, more, talking));
         let table = clients.table();
@@ -375,7 +375,7 @@ mod tests {
         let mut held = std::collections::VecDeque::new();
         for n in 0..2000_u16 {
             let of = u8::try_from(n % 7 * (n % 11) % 50).expect("small");
-            held.push_back(seat(&clients, of, client(n, 1), 0));
+            held.push_back(slot(&clients, of, client(n, 1), 0));
             if n % 3 == 0 {
                 held.pop_front();
             }
@@ -395,10 +395,10 @@ mod tests {
     fn addresses_of_one_host_are_one_source() {
         let clients = Arc::new(Clients::default());
         let own = |n: u16| SocketAddr::new([0x2001, 0xdb8, 0, 1, 0, 0, 0, n].into(), 1);
-        let others: Vec<Seat> = (0..90)
-            .map(|n| some(seat(&clients, 1, client(1000 + n, 1), 0)))
+        let others: Vec<Slot> = (0..90)
+            .map(|n| some(slot(&clients, 1, client(1000 + n, 1), 0)))
             .collect();
-        let flood: Vec<Seated> = (0..500).map(|n| seat(&clients, 1, own(n), 0)).collect();
+        let flood: Vec<Admission> = (0..500).map(|n| slot(&clients, 1, own(n), 0)).collect();
         assert!(others.iter().filter(|one| taken(one)).count() <= 1);
         drop(flood);
     }
@@ -406,30 +406,30 @@ mod tests {
     #[test]
     fn flooded_service_takes_no_places_from_other_services() {
         let clients = Arc::new(Clients::default());
-        let mut flood: Vec<Seat> = (0..100)
-            .map(|n| some(seat(&clients, 1, client(1000 + n, 1), 0)))
+        let mut flood: Vec<Slot> = (0..100)
+            .map(|n| some(slot(&clients, 1, client(1000 + n, 1), 0)))
             .collect();
-        let others: Vec<Seat> = (0..50)
-            .map(|n| some(seat(&clients, 2, client(n, 1), 0)))
+        let others: Vec<Slot> = (0..50)
+            .map(|n| some(slot(&clients, 2, client(n, 1), 0)))
             .collect();
         flood.retain(|one| !taken(one));
         assert_eq!(flood.len(), 50);
-        flood.extend((0..500).map(|n| some(seat(&clients, 1, client(2000 + n, 1), 0))));
+        flood.extend((0..500).map(|n| some(slot(&clients, 1, client(2000 + n, 1), 0))));
         assert!(!others.iter().any(taken), "it has its share");
     }
 
     #[test]
     fn source_evicts_its_own_clients_first() {
         let clients = Arc::new(Clients::default());
-        let others: Vec<Seat> = (0..90)
-            .map(|n| some(seat(&clients, 1, client(1000 + n, 1), 0)))
+        let others: Vec<Slot> = (0..90)
+            .map(|n| some(slot(&clients, 1, client(1000 + n, 1), 0)))
             .collect();
         let mut own = Vec::new();
         let mut refused = 0;
         for port in 1..=2000 {
-            match seat(&clients, 1, client(1, port), 0) {
-                Seated::Full => refused += 1,
-                Seated::Free(seat) | Seated::Instead(seat) => own.push(seat),
+            match slot(&clients, 1, client(1, port), 0) {
+                Admission::Full => refused += 1,
+                Admission::Free(slot) | Admission::Instead(slot) => own.push(slot),
             }
             own.retain(|one| !taken(one));
         }
@@ -439,8 +439,8 @@ mod tests {
         assert!(refused > 0);
         // Without other services, it has all places.
         let alone = Arc::new(Clients::default());
-        let mut own: Vec<Seat> = (1..=1000)
-            .map(|port| some(seat(&alone, 1, client(1, port), 0)))
+        let mut own: Vec<Slot> = (1..=1000)
+            .map(|port| some(slot(&alone, 1, client(1, port), 0)))
             .collect();
         own.retain(|one| !taken(one));
         assert_eq!(own.len(), MOST);
@@ -449,18 +449,18 @@ mod tests {
     #[test]
     fn idle_established_clients_are_evictable() {
         let clients = Arc::new(Clients::default());
-        let talking: Vec<Seat> = (0..100)
-            .map(|n| some(seat(&clients, 1, client(n, 1), 0)))
+        let talking: Vec<Slot> = (0..100)
+            .map(|n| some(slot(&clients, 1, client(n, 1), 0)))
             .collect();
         for one in &talking {
             one.answered();
             one.sent(1_000);
         }
-        let newcomer = |now| seat(&clients, 1, client(1000, 1), now);
-        assert!(matches!(newcomer(2_000), Seated::Full));
+        let newcomer = |now| slot(&clients, 1, client(1000, 1), now);
+        assert!(matches!(newcomer(2_000), Admission::Full));
         talking[50..].iter().for_each(|one| one.sent(30_000));
-        let late: Vec<Seated> = (0..2).map(|_| newcomer(31_000)).collect();
-        assert!(matches!(late[0], Seated::Instead(_)));
+        let late: Vec<Admission> = (0..2).map(|_| newcomer(31_000)).collect();
+        assert!(matches!(late[0], Admission::Instead(_)));
         let gone: Vec<usize> = (0..100).filter(|n| taken(&talking[*n])).collect();
         assert_eq!(gone.len(), 1, "the second takes the first one's place");
         assert!(gone[0] < 50);
@@ -469,10 +469,10 @@ mod tests {
     #[test]
     fn full_table_evicts_client_of_newcomers_service() {
         let clients = Arc::new(Clients::default());
-        let crowded = |n| clients.seat(service(1), client(n, 1), (MOST, true), 0);
-        assert!(matches!(crowded(1), Seated::Full), "there is nobody");
-        let first = some(seat(&clients, 1, client(2, 1), 0));
-        assert!(matches!(crowded(3), Seated::Instead(_)));
+        let crowded = |n| clients.slot(service(1), client(n, 1), (MOST, true), 0);
+        assert!(matches!(crowded(1), Admission::Full), "there is nobody");
+        let first = some(slot(&clients, 1, client(2, 1), 0));
+        assert!(matches!(crowded(3), Admission::Instead(_)));
         assert!(taken(&first));
     }
 }

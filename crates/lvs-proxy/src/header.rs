@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// Which of its two forms.
+/// Version of the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
     /// A line of text.
@@ -69,7 +69,7 @@ pub enum Read {
     Partial,
     /// A header of this length, and the original client, unless the sender is the client itself.
     Header(usize, Option<SocketAddr>),
-    /// No header.
+    /// The text is not a header.
     Nonsense,
 }
 

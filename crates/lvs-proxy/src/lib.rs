@@ -3,18 +3,18 @@
 //!
 //! ```text
 //!             ┌ listener ─ accept ─┐                         ┌▶ tcp: two pumps (pipe) ──▶ server
-//! lvs-proxy-N ┤                    ├─ Desk: who gets it? ────┤
+//! lvs-proxy-N ┤                    ├─ Balancer: who gets it? ────┤
 //!             └ socket ── datagram ┘  (lvs_core::Director)   └▶ udp: a socket a client ─▶ server
 //! ```
 //!
-//! `desk` is a director of `lvs-core` that receives events of connections in place of packets, so
+//! `balancer` is a director of `lvs-core` that receives events of connections in place of packets, so
 //! that schedulers, persistence, thresholds, limits, filters, drains and counters are those of the
 //! dataplane. [`Proxy`] is configured by the calls of a dataplane. Each worker is a thread with an
 //! event loop and listeners of its own.
 #![forbid(unsafe_code)]
 
+mod balancer;
 mod clients;
-mod desk;
 pub mod header;
 mod pipe;
 mod proxy;
@@ -26,19 +26,19 @@ mod workers;
 
 use std::time::Duration;
 
-pub use desk::Counts;
+pub use balancer::Counts;
 pub use proxy::Proxy;
 
-/// How a service is proxied: `proxy = { ... }`.
+/// Proxy settings of a service: `proxy = { ... }`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Header with the client's address that servers receive first.
     pub send: Option<header::Version>,
     /// Clients send a header with the original client first.
     pub accept: bool,
-    /// How long a connection to a server may take.
+    /// Longest time of a connection attempt to a server.
     pub connect_timeout: Duration,
-    /// How long nothing may move.
+    /// Longest time without data.
     pub idle_timeout: Duration,
 }
 
@@ -47,7 +47,7 @@ impl Options {
     pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
     /// How long nothing may move on a TCP connection: as long as the kernel's IPVS remembers one.
     pub const IDLE_TCP: Duration = Duration::from_secs(15 * 60);
-    /// How long a client's datagrams may pause.
+    /// Longest pause of a client's datagrams.
     pub const IDLE_UDP: Duration = Duration::from_secs(5 * 60);
 }
 

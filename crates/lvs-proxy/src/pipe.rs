@@ -13,7 +13,7 @@ use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-use super::desk::{Entry, Way};
+use super::balancer::{Entry, Way};
 
 /// Bytes that are copied at a time. For a slow receiver, the process stores at most this many
 /// bytes, or the content of a pipe.
@@ -55,7 +55,7 @@ impl Pipe {
         None
     }
 
-    /// Gives an empty one back.
+    /// Returns an empty pipe.
     fn keep(self) {
         KEPT.with_borrow_mut(|kept| {
             if kept.len() < PIPES_KEPT {
@@ -73,15 +73,15 @@ impl Drop for Pipe {
 
 /// Result of one chunk.
 enum Chunk {
-    /// There is nothing to read now.
+    /// There is no data to read now.
     Nothing,
-    /// There will never be.
+    /// The stream has ended.
     End,
-    /// So many bytes have moved.
+    /// This number of bytes has moved.
     Moved(usize),
 }
 
-/// Moves everything that comes from `from` to `to`, and then its end.
+/// Copies all data of `from` to `to`, and then the end of the stream.
 pub(super) async fn pump(
     from: &TcpStream,
     to: &TcpStream,

@@ -10,7 +10,7 @@ use lvs_core::{FilterLists, OnServerDown};
 use rustix::process::{Resource, getrlimit};
 
 use super::Options;
-use super::desk::{Counts, Desk, Gate};
+use super::balancer::{Balancer, Counts, Gate};
 use super::pipe::PIPES_MAX;
 use super::workers::{Listeners, Workers};
 
@@ -29,7 +29,7 @@ const PIPE_DESCRIPTORS: usize = 2 * PIPES_MAX;
 pub struct Proxy(Arc<Whole>);
 
 struct Whole {
-    desk: Arc<Desk>,
+    balancer: Arc<Balancer>,
     workers: Workers,
     /// Cancels the listeners of a service.
     listening: Mutex<HashMap<ServiceId, Arc<Gate>>>,
@@ -46,7 +46,7 @@ impl Drop for Whole {
         for gate in self.listening().values() {
             gate.close();
         }
-        self.desk.lock().end_connections(|_, _| true);
+        self.balancer.lock().end_connections(|_, _| true);
     }
 }
 
@@ -67,39 +67,39 @@ impl Proxy {
         let mut seed = [0; 8];
         rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())?;
         let most = most(files(), RESERVE);
-        let desk = Arc::new(Desk::new(most, u64::from_ne_bytes(seed)));
+        let balancer = Arc::new(Balancer::new(most, u64::from_ne_bytes(seed)));
         Ok(Self(Arc::new(Whole {
-            workers: Workers::start(&desk)?,
-            desk,
+            workers: Workers::start(&balancer)?,
+            balancer,
             listening: Mutex::default(),
         })))
     }
 
-    /// Leaves descriptors for the listeners of so many services, and for `checks`.
+    /// Reserves descriptors for the listeners of `services`, and for `checks`.
     pub fn leave_room(&self, services: usize, checks: usize) {
         let others = RESERVE + checks + services * self.0.workers.len();
-        self.0.desk.set_most(most(files(), others));
+        self.0.balancer.set_most(most(files(), others));
     }
 
-    /// Serves so many at a time.
+    /// Sets the greatest number of clients at a time.
     #[cfg(test)]
     pub(super) fn serve_at_most(&self, most: usize) {
-        self.0.desk.set_most(most);
+        self.0.balancer.set_most(most);
     }
 
     /// Accepted and refused connections.
     pub fn counts(&self) -> Counts {
-        self.0.desk.counts()
+        self.0.balancer.counts()
     }
 
-    /// How services are proxied from now on.
+    /// Sets the proxy settings of all services.
     pub fn set_options(&self, options: HashMap<ServiceId, Options>) {
-        self.0.desk.set_options(options);
+        self.0.balancer.set_options(options);
     }
 
     /// Connections, and clients that send datagrams.
     pub fn connections(&self) -> usize {
-        self.0.desk.used()
+        self.0.balancer.used()
     }
 
     /// Binds the addresses of services that come, before anything is changed.
@@ -135,9 +135,9 @@ impl Proxy {
 
     /// The services with their servers, as a dataplane lists them.
     pub fn services(&self) -> Vec<ServiceInfo> {
-        let desk = &self.0.desk;
-        let now = desk.now();
-        let mut inner = desk.lock();
+        let balancer = &self.0.balancer;
+        let now = balancer.now();
+        let mut inner = balancer.lock();
         inner.director.advance(now);
         let control = &inner.director.control;
         // The proxy measures no latency, counts no unanswered packets, and has no peers to compare.
@@ -160,7 +160,7 @@ impl Proxy {
 
     /// The filters of all services, and of each.
     pub fn filters(&self) -> HashMap<Option<ServiceId>, FilterLists> {
-        let inner = self.0.desk.lock();
+        let inner = self.0.balancer.lock();
         let filters = inner.director.control.filters();
         filters
             .map(|(key, filter)| (key.map(ServiceId::from), filter.lists()))
@@ -173,10 +173,10 @@ impl Proxy {
     /// The change that is refused, and the reason.
     pub fn apply(&self, changes: &[Call]) -> Result<(), Failure> {
         let listeners = self.bind(changes)?;
-        let desk = &self.0.desk;
-        let now = desk.now();
-        let mut inner = desk.lock();
-        let ends = |inner: &crate::desk::Inner, service: &ServiceId| {
+        let balancer = &self.0.balancer;
+        let now = balancer.now();
+        let mut inner = balancer.lock();
+        let ends = |inner: &crate::balancer::Inner, service: &ServiceId| {
             let service = inner.director.control.service(&(*service).into());
             // A datagram's server that has gone would be a black hole.
             service.is_some_and(|service| {
@@ -234,7 +234,7 @@ fn files() -> usize {
     limit.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX))
 }
 
-/// Number of connections that fit into so many descriptors, of which other purposes need some.
+/// Number of connections that fit into `files` descriptors, of which other purposes need some.
 fn most(files: usize, others: usize) -> usize {
     // Two of a connection, in addition to those of pipes.
     let pipes = PIPE_DESCRIPTORS.min(files / 4);

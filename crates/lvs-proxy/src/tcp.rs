@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use super::Options;
-use super::desk::{Desk, Entry, Gate, Place, Way};
+use super::balancer::{Balancer, Entry, Gate, Place, Way};
 use super::header::{self, Read};
 use super::pipe::pump;
 
@@ -20,13 +20,13 @@ use super::pipe::pump;
 const HEADER_LIMIT: Duration = Duration::from_secs(3);
 /// Servers that are tried for one connection.
 const TRIES: usize = 3;
-/// How often the director is asked for a server that has not refused yet, for each of them: clients
-/// that come at the same time take turns, and a scheduler may name the same one again.
+/// Number of times that the balancer is asked for each server that has not refused yet:
+/// simultaneous clients get servers in turn, and a scheduler may name the same server again.
 const DRAWS: usize = 8;
 
-/// Takes connections until `gate` is closed.
+/// Accepts connections until `gate` is closed.
 pub(super) async fn serve(
-    desk: Arc<Desk>,
+    balancer: Arc<Balancer>,
     service: ServiceId,
     virt: SocketAddr,
     listener: TcpListener,
@@ -42,12 +42,12 @@ pub(super) async fn serve(
         };
         match accepted {
             Ok((client, peer)) => {
-                let Some(place) = desk.place() else {
+                let Some(place) = balancer.place() else {
                     reset(&client);
                     continue;
                 };
-                let desk = Arc::clone(&desk);
-                tokio::spawn(relay(desk, service, virt, client, peer, place));
+                let balancer = Arc::clone(&balancer);
+                tokio::spawn(relay(balancer, service, virt, client, peer, place));
             }
             // The client has gone while it waited.
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
@@ -62,13 +62,13 @@ pub(super) async fn serve(
     }
 }
 
-/// Has the kernel end a connection with a reset when its socket is closed.
+/// Makes the kernel reset a connection when its socket is closed.
 fn reset(stream: &TcpStream) {
     let _ = socket2::SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }
 
 async fn relay(
-    desk: Arc<Desk>,
+    balancer: Arc<Balancer>,
     service: ServiceId,
     virt: SocketAddr,
     mut client: TcpStream,
@@ -76,7 +76,7 @@ async fn relay(
     _place: Place,
 ) {
     let _ = client.set_nodelay(true);
-    let options = desk.options(&service);
+    let options = balancer.options(&service);
     let (mut source, mut early) = (peer, Vec::new());
     if options.accept {
         match tokio::time::timeout(HEADER_LIMIT, said(&mut client)).await {
@@ -93,7 +93,8 @@ async fn relay(
             }
         }
     }
-    let Some((mut server, entry)) = connect(&desk, service, virt, source, &options).await else {
+    let Some((mut server, entry)) = connect(&balancer, service, virt, source, &options).await
+    else {
         reset(&client);
         return;
     };
@@ -135,9 +136,9 @@ async fn said(client: &mut TcpStream) -> io::Result<(Option<SocketAddr>, Vec<u8>
     }
 }
 
-/// A connection to a server that takes it: if one does not, another is asked for.
+/// Connects to a server; if it refuses, the balancer is asked for another one.
 async fn connect(
-    desk: &Arc<Desk>,
+    balancer: &Arc<Balancer>,
     service: ServiceId,
     virt: SocketAddr,
     client: SocketAddr,
@@ -146,14 +147,14 @@ async fn connect(
     let begun = tokio::time::Instant::now();
     let mut refused = Vec::new();
     for _ in 0..TRIES {
-        let mut entry = desk.open(service, Protocol::TCP, client, virt, 0)?;
+        let mut entry = balancer.open(service, Protocol::TCP, client, virt, 0)?;
         for _ in 1..DRAWS {
             if !refused.contains(&entry.server) {
                 break;
             }
             // Until it is dropped, the client has its server.
             drop(entry);
-            entry = desk.open(service, Protocol::TCP, client, virt, 0)?;
+            entry = balancer.open(service, Protocol::TCP, client, virt, 0)?;
         }
         let left = options.connect_timeout.checked_sub(begun.elapsed())?;
         let connected = tokio::time::timeout(left, connected(entry.server));

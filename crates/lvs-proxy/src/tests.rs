@@ -70,7 +70,7 @@ impl Bench {
         services[0].servers.iter().map(|server| server.active).sum()
     }
 
-    /// Waits until so many connections are active.
+    /// Waits until `count` connections are active.
     async fn until_active(&mut self, count: u32) {
         while self.active() != count {
             tokio::time::sleep(Duration::from_millis(5)).await;

@@ -15,22 +15,22 @@ use lvs_core::api::ServiceId;
 use tokio::net::UdpSocket;
 use tokio::sync::mpsc;
 
-use super::clients::Seat;
-use super::desk::{Desk, Entry, Gate, Way};
+use super::balancer::{Balancer, Entry, Gate, Way};
+use super::clients::Slot;
 
 /// The longest datagram.
 const DATAGRAM_MAX: usize = 65_535;
 
-/// A client's way to its server.
+/// A client's session with its server.
 struct Session {
     socket: UdpSocket,
     entry: Entry,
-    seat: Seat,
+    slot: Slot,
 }
 
-/// Takes datagrams until `gate` is closed.
+/// Receives datagrams until `gate` is closed.
 pub(super) async fn serve(
-    desk: Arc<Desk>,
+    balancer: Arc<Balancer>,
     service: ServiceId,
     virt: SocketAddr,
     socket: UdpSocket,
@@ -58,20 +58,20 @@ pub(super) async fn serve(
         let session = match sessions.get(&client) {
             Some(session) => Rc::clone(session),
             None => {
-                let Some(session) = begin(&desk, service, virt, client, length).await else {
+                let Some(session) = begin(&balancer, service, virt, client, length).await else {
                     continue;
                 };
                 let session = Rc::new(session);
                 sessions.insert(client, Rc::clone(&session));
                 let answers = answers(Rc::clone(&session), Rc::clone(&socket), client);
-                let limit = desk.options(&service).idle_timeout;
+                let limit = balancer.options(&service).idle_timeout;
                 let (over, served) = (over.clone(), Rc::clone(&session));
                 tokio::task::spawn_local(async move {
                     tokio::select! {
                         _ = answers => {}
                         () = served.entry.gate.closed() => {}
-                        () = served.entry.idle(|| served.seat.patience(limit)) => {}
-                        () = served.seat.taken() => {}
+                        () = served.entry.idle(|| served.slot.patience(limit)) => {}
+                        () = served.slot.taken() => {}
                     }
                     // The receiver goes with the service.
                     let _ = over.send(client);
@@ -82,21 +82,21 @@ pub(super) async fn serve(
         // A server that takes no more loses some, as on any way.
         if session.socket.try_send(&buffer[..length]).is_ok() {
             session.entry.moved(Way::In, length);
-            session.seat.sent(desk.clock());
+            session.slot.sent(balancer.clock());
         }
     }
 }
 
 async fn begin(
-    desk: &Arc<Desk>,
+    balancer: &Arc<Balancer>,
     service: ServiceId,
     virt: SocketAddr,
     client: SocketAddr,
     length: usize,
 ) -> Option<Session> {
     // A client that limits or filters refuse evicts no other client.
-    let entry = desk.open(service, Protocol::UDP, client, virt, length)?;
-    let seat = desk.seat(service, client)?;
+    let entry = balancer.open(service, Protocol::UDP, client, virt, length)?;
+    let slot = balancer.slot(service, client)?;
     let any: SocketAddr = match entry.server {
         SocketAddr::V4(_) => ([0, 0, 0, 0], 0).into(),
         SocketAddr::V6(_) => ([0u16; 8], 0).into(),
@@ -106,7 +106,7 @@ async fn begin(
     Some(Session {
         socket,
         entry,
-        seat,
+        slot,
     })
 }
 
@@ -133,7 +133,7 @@ async fn answers(
         });
         match answered {
             Ok(length) => {
-                session.seat.answered();
+                session.slot.answered();
                 session.entry.moved(Way::Out, length);
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}

@@ -9,7 +9,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::sync::mpsc;
 
-use super::desk::{Desk, Gate};
+use super::balancer::{Balancer, Gate};
 use super::{tcp, udp};
 
 /// Threads, if there are as many processors.
@@ -41,7 +41,7 @@ impl Listeners {
 }
 
 impl Workers {
-    pub(super) fn start(desk: &Arc<Desk>) -> io::Result<Self> {
+    pub(super) fn start(balancer: &Arc<Balancer>) -> io::Result<Self> {
         let count = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let mut all = Vec::new();
         for number in 0..count.min(WORKERS_MAX) {
@@ -49,19 +49,19 @@ impl Workers {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()?;
-            let desk = Arc::clone(desk);
+            let balancer = Arc::clone(balancer);
             std::thread::Builder::new()
                 .name(format!("lvs-proxy-{number}"))
                 .spawn(move || {
                     let tasks = tokio::task::LocalSet::new();
-                    runtime.block_on(tasks.run_until(work(desk, orders)));
+                    runtime.block_on(tasks.run_until(work(balancer, orders)));
                 })?;
             all.push(sender);
         }
         Ok(Self(all))
     }
 
-    /// How many there are.
+    /// Number of workers.
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }
@@ -114,7 +114,7 @@ fn bind(service: &ServiceId, address: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-async fn work(desk: Arc<Desk>, mut orders: mpsc::UnboundedReceiver<Order>) {
+async fn work(balancer: Arc<Balancer>, mut orders: mpsc::UnboundedReceiver<Order>) {
     while let Some(Order {
         service,
         address,
@@ -122,14 +122,14 @@ async fn work(desk: Arc<Desk>, mut orders: mpsc::UnboundedReceiver<Order>) {
         gate,
     }) = orders.recv().await
     {
-        let desk = Arc::clone(&desk);
+        let balancer = Arc::clone(&balancer);
         let started = match service {
             ServiceId::Udp { .. } => UdpSocket::from_std(socket.into()).map(|socket| {
-                let serving = udp::serve(desk, service, address, socket, gate);
+                let serving = udp::serve(balancer, service, address, socket, gate);
                 tokio::task::spawn_local(serving);
             }),
             _ => TcpListener::from_std(socket.into()).map(|listener| {
-                tokio::spawn(tcp::serve(desk, service, address, listener, gate));
+                tokio::spawn(tcp::serve(balancer, service, address, listener, gate));
             }),
         };
         if let Err(error) = started {

@@ -24,12 +24,12 @@ pub struct Arena {
     owners: Owners,
 }
 
-/// How it is known which slots are lent.
+/// The record of lent slots.
 enum Owners {
     /// A flag for each.
     Flags(Box<[AtomicBool]>),
-    /// The first word of each: the kernel's if it is 0. The first bytes of a slot, so many, are
-    /// never lent.
+    /// The first word of each slot: the kernel owns it if the word is 0. The given number of first
+    /// bytes of a slot is never lent.
     Words(usize),
 }
 
@@ -79,8 +79,7 @@ impl Arena {
         }))
     }
 
-    /// Lends a slot; `None` if it is lent already, or there is none of that number, or the kernel
-    /// has a part in it.
+    /// Lends a slot; `None` if it is lent already, does not exist, or is in use by the kernel.
     pub fn lend(self: &Arc<Self>, slot: usize) -> Option<Lent> {
         let Owners::Flags(flags) = &self.owners else {
             return None;

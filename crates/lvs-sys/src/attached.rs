@@ -1,5 +1,5 @@
-//! BPF programs of anybody's at an interface (bpf(2)). Apart from the rest of `sys`, because
-//! `lvsadm`, which has no dataplane in it, asks too.
+//! BPF programs of any owner at an interface (bpf(2)). A module of its own, because `lvsadm`, which
+//! contains no dataplane, uses it too.
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -37,7 +37,7 @@ struct GetInfo {
     info: u64,
 }
 
-/// The beginning of `bpf_prog_info`. What is 0 in it is not asked for.
+/// The beginning of `bpf_prog_info`. Fields with 0 are not requested.
 #[derive(Default)]
 #[repr(C)]
 struct ProgramInfo {
@@ -70,21 +70,21 @@ pub fn told(fd: &OwnedFd) -> io::Result<[u32; 64]> {
     Ok(words)
 }
 
-/// Where programs stand at an interface.
+/// The hook of an interface to which programs are attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Where packets come in, behind packet sockets (tcx, Linux 6.6).
+    /// Incoming packets, before packet sockets (tcx, Linux 6.6).
     Ingress,
-    /// Where they leave (tcx).
+    /// Outgoing packets (tcx).
     Egress,
-    /// Where they leave by a netkit device (Linux 6.7).
+    /// Outgoing packets of a netkit device (Linux 6.7).
     NetkitPrimary,
-    /// Where its other end sends: before they come in here.
+    /// Packets of the peer device, before they arrive here.
     NetkitPeer,
 }
 
 impl Place {
-    /// All of them.
+    /// All places.
     pub const ALL: [Self; 4] = [
         Self::Ingress,
         Self::Egress,

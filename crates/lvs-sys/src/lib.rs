@@ -164,7 +164,7 @@ fn check_len(result: libc::ssize_t) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// The size of `T` as the kernel's socket calls want it.
+/// The size of `T` in the type of the kernel's socket calls.
 fn socklen<T>() -> libc::socklen_t {
     libc::socklen_t::try_from(size_of::<T>()).expect("socket options and addresses are small")
 }

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use super::bpf::Program;
 use super::{Plain, check, check_len, get_option, set_option, socklen};
 
-/// Length of `virtio_net_hdr`, which stands before each frame on a socket with `PACKET_VNET_HDR`.
+/// Length of `virtio_net_hdr`, which precedes each frame on a socket with `PACKET_VNET_HDR`.
 pub const VNET_HDR_LEN: usize = 10;
 
 /// Bytes of one control message with `tpacket_auxdata`, rounded up for the alignment of the next.
@@ -35,13 +35,14 @@ const LOOPBACK: u32 = 5;
 /// `PACKET_FANOUT_FLAG_IGNORE_OUTGOING` of linux/if_packet.h.
 const IGNORE_OUTGOING: u32 = 0x4000;
 
-/// The argument of `PACKET_FANOUT` for a group that goes by a program of the classic packet filter.
+/// The argument of `PACKET_FANOUT` for a group that is divided by a program of the classic packet
+/// filter.
 fn fanout(id: u16, flags: u16) -> i32 {
     let kind = libc::PACKET_FANOUT_CBPF | IGNORE_OUTGOING | u32::from(flags);
     (u32::from(id) | kind << 16).cast_signed()
 }
 
-/// Hands a program of the classic packet filter to a socket.
+/// Attaches a program of the classic packet filter to a socket.
 fn set_program(
     fd: RawFd,
     level: libc::c_int,
@@ -56,7 +57,7 @@ fn set_program(
     set_option(fd, level, option, &program)
 }
 
-/// Has a socket receive nothing of what this host itself sends to multicast groups.
+/// Excludes packets that this host itself sends to multicast groups from a socket.
 pub(super) fn only_from_others(fd: RawFd) -> io::Result<()> {
     let program = [
         op(LOAD, 0, 0, ancillary(PACKET_TYPE)),

@@ -25,18 +25,18 @@ const TAKEN: u32 = 1 << 30;
 pub struct PacketRing {
     arena: Arc<Arena>,
     next: usize,
-    /// How often all slots were read.
+    /// Number of complete rounds through the slots.
     rounds: u64,
-    /// Frames that were there one after another when they were asked for.
+    /// Consecutive frames that were available on request.
     streak: usize,
-    /// Where the last frame's link header began in its slot.
+    /// Offset of the last frame's link header in its slot.
     mac: usize,
 }
 
 /// Bytes of a line of the cache.
 const LINE: usize = 64;
 
-/// How many slots ahead the processor is asked for what will be read, as long as frames wait.
+/// Number of slots by which prefetching is ahead of reading while frames wait.
 const AHEAD: usize = 12;
 
 /// A frame in a ring, or the sign of one in the socket's queue.
@@ -44,7 +44,7 @@ const AHEAD: usize = 12;
 pub struct RingFrame {
     /// The slot without its head. Dropped, it is the kernel's again.
     pub memory: Lent,
-    /// Where the frame begins in `memory`. In front of it is its virtio header.
+    /// Offset of the frame in `memory`. Its virtio header precedes it.
     pub start: usize,
     /// Bytes of it in `memory`.
     pub captured: usize,
@@ -55,7 +55,7 @@ pub struct RingFrame {
     /// The VLAN tag that was taken out of the frame: protocol identifier and tag control
     /// information.
     pub vlan: Option<(u16, u16)>,
-    /// When it came, in nanoseconds: to be compared with other frames.
+    /// Time of arrival in nanoseconds, for comparison with other frames.
     pub at: u64,
 }
 

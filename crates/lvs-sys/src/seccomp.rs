@@ -5,9 +5,9 @@ use std::io;
 /// mean other calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Foreign {
-    /// They are made.
+    /// The calls are permitted.
     Made,
-    /// They are refused.
+    /// The calls are refused.
     Refused,
 }
 
@@ -22,7 +22,7 @@ const ARCHITECTURE: Option<u32> = None;
 /// Numbers with this bit are calls of x32, which has its own numbers.
 const X32: u32 = 0x4000_0000;
 
-/// Where `struct seccomp_data` has the number of the call, and the architecture.
+/// Offsets of the call's number and the architecture in `struct seccomp_data`.
 const NUMBER: u32 = 0;
 const ARCH: u32 = 4;
 

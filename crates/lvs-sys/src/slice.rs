@@ -1,4 +1,4 @@
-//! How soon a thread gets a processor.
+//! The delay until a thread gets a processor.
 
 use std::io;
 use std::time::Duration;
@@ -80,7 +80,7 @@ fn set_attributes(attributes: &Attributes) -> io::Result<()> {
     Ok(())
 }
 
-/// How long the calling thread has had a processor.
+/// Processor time of the calling thread.
 pub fn thread_time() -> Duration {
     let mut time = libc::timespec {
         tv_sec: 0,

@@ -26,7 +26,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Room for so many words that begin at a large page.
+    /// Memory of `words` words that begins at a large page.
     fn new(words: usize) -> io::Result<Self> {
         let len = words
             .checked_mul(size_of::<AtomicU64>())
@@ -51,7 +51,7 @@ impl Mapping {
         Ok(Self { memory, len })
     }
 
-    /// Where the words begin.
+    /// The first word.
     fn start(&self) -> NonNull<u8> {
         let offset = self.memory.as_ptr().align_offset(LARGE);
         // SAFETY: the mapping is a large page longer than its words, so the first boundary lies
@@ -192,7 +192,7 @@ mod tests {
         }
     }
 
-    /// Most of a table of 50,000 connections lies in pages of which some are used at once.
+    /// Most of a table of 50,000 connections is in pages of which some are used at once.
     #[test]
     fn table_pages_become_large_when_used() {
         use core::sync::atomic::Ordering::Relaxed;

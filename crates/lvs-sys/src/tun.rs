@@ -8,12 +8,12 @@ use std::os::unix::fs::OpenOptionsExt;
 use super::check;
 use super::device::request;
 
-/// How to open a device.
+/// Settings of a new device.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TunOptions {
     /// The device may get more queues (`IFF_MULTI_QUEUE`), by [`TunDevice::another_queue`].
     pub multi_queue: bool,
-    /// It carries Ethernet frames (TAP), not bare IP packets.
+    /// Whether it carries Ethernet frames (TAP), not bare IP packets.
     pub tap: bool,
 }
 

@@ -21,7 +21,7 @@ pub struct TurnBack {
 /// The bit of a link-layer address that marks it as locally administered, in its first byte.
 const LOCAL: u8 = 0x02;
 
-/// Makes a frame that the program turns back out of one as it came.
+/// Changes a received frame into the form that the program turns back into the received one.
 pub fn turned(frame: &mut [u8]) {
     if let Some((addresses, _)) = frame.split_first_chunk_mut::<12>() {
         addresses.rotate_left(6);

@@ -21,7 +21,7 @@ use crate::netns::Host;
 
 /// The end of the pair that the packets are written to; the host receives them on [`RECEIVER`].
 const SENDER: &str = "ipip0-in";
-/// The end of the pair that stands in for the kernel's `tunl0`.
+/// The end of the pair that replaces the kernel's `tunl0`.
 pub const RECEIVER: &str = "ipip0";
 
 /// The commands that make the veth pair on a real server.
@@ -127,10 +127,10 @@ const IPV6: i32 = 41;
 const GRE: i32 = 47;
 /// Stands for a UDP socket.
 const GUE: i32 = 0;
-/// Where GUE is taken.
+/// The port on which GUE is accepted.
 pub const GUE_PORT: u16 = 6080;
 
-/// Where packets come from, and what is in front of the inner ones.
+/// The source of packets, and the headers before the inner packets.
 #[derive(Clone, Copy, Debug)]
 struct Source {
     domain: Domain,

@@ -1,4 +1,4 @@
-//! `lvs-testbed demo`: a director at work, for people to look at.
+//! `lvs-testbed demo`: a running director for demonstration.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};

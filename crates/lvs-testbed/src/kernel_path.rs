@@ -29,7 +29,7 @@ const XDP_REDIRECTED: i32 = 4;
 /// Packets that the programs have forwarded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Forwarded {
-    /// All of them.
+    /// All packets.
     pub all: u64,
     /// Packets that were forwarded before there was a socket buffer (XDP).
     pub early: u64,
@@ -55,12 +55,12 @@ fn is_padded(frame: &[u8]) -> bool {
     frame.len() != 14 + len
 }
 
-/// The programs, and what they need.
+/// The programs, and their maps.
 pub(crate) struct Programs {
     kernel: FastPath,
     /// The ports' own addresses, by number.
     macs: [Mac; 2],
-    /// The director's generation, and what was learned of tunnels, when that was last seen.
+    /// The director's generation, and its learned tunnel paths, at the last check.
     known: (u32, u64),
     turns: u64,
     pub(crate) forwarded: Forwarded,
@@ -90,7 +90,7 @@ impl Programs {
         })
     }
 
-    /// As new, for another director.
+    /// Resets it for another director.
     pub(crate) fn again(mut self) -> Self {
         self.kernel.forget();
         self.known = (0, 0);
@@ -106,7 +106,7 @@ impl Programs {
         memory.quarantined(std::time::Duration::ZERO)
     }
 
-    /// Something has changed.
+    /// Records a change.
     pub(crate) fn changed(&self) {
         self.kernel.changed();
     }
@@ -314,7 +314,7 @@ pub(crate) fn without_id(frame: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Where an IPv6 fragment's number is.
+/// Position of the number of an IPv6 fragment.
 fn ipv6_id(frame: &[u8]) -> Option<usize> {
     const FRAGMENT: u8 = 44;
     const OTHERS: [u8; 3] = [0, 43, 60];

@@ -113,7 +113,7 @@ pub struct LoadReport {
     pub failed: u64,
     /// Body bytes of the good ones.
     pub bytes: u64,
-    /// How long it took.
+    /// Duration, in seconds.
     pub seconds: f64,
     /// The longest time in which a good request got nothing of a body that had begun, in
     /// milliseconds.
@@ -201,7 +201,7 @@ impl Host {
     }
 }
 
-/// How often steady requests are counted, in milliseconds, unless the test says otherwise.
+/// Period of the counts of steady requests in milliseconds, unless the test sets another.
 const PROGRESS_MS: u64 = 100;
 
 /// Limit for a number of answers, which a busy machine may exceed four times.
@@ -212,7 +212,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct SteadyLoad(Proc);
 
 impl SteadyLoad {
-    /// How many have been answered as they should be, and how many not.
+    /// Number of correct answers so far, and of wrong answers.
     #[must_use]
     pub fn so_far(&self) -> (u64, u64) {
         let log = self.0.log();
@@ -420,7 +420,7 @@ fn client(
     }
 }
 
-/// How far the requests are.
+/// Progress of the requests.
 #[derive(Debug, Default)]
 struct Progress {
     begun: AtomicU64,
@@ -593,7 +593,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_of_a_hundred_may_have_stalled_for_longer() {
+    fn stall_percentile_ignores_one_of_a_hundred() {
         let one = |stall: u64, count: u64| LoadReport {
             ok: count,
             stalls: [(stall, count)].into(),

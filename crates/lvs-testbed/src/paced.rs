@@ -15,16 +15,16 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::content;
 
-/// How often a download gets something.
+/// Period in which a download gets its next bytes.
 pub const SLICE: Duration = Duration::from_millis(20);
-/// So many moments there are within a slice.
+/// Number of moments in a slice.
 const MOMENTS: usize = 10;
 /// The longest download, in bytes.
 const LARGEST: usize = 10 << 20;
 /// For a request to come, and for a download that takes nothing to end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How it serves.
+/// Settings of the paced server.
 #[derive(Clone, Debug, clap::Args)]
 pub struct PacedOptions {
     /// Its name, for X-Server and /id
@@ -96,7 +96,7 @@ struct Download {
     size: usize,
     sent: usize,
     begun: Instant,
-    /// When it last took something.
+    /// Time of its last read.
     took: Instant,
 }
 
@@ -154,7 +154,7 @@ fn send(rate: u64, downloads: &Receiver<Download>) {
     }
 }
 
-/// Sends what is due of one; whether there is more.
+/// Sends the due bytes of a download; returns whether there are more.
 fn goes_on(download: &mut Download, rate: u64, bytes: &[u8]) -> bool {
     let due = due(download.begun.elapsed(), rate, download.size);
     while download.sent < due {

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use crate::netns::{Host, Proc, wait_until};
 use crate::paced::PacedOptions;
 
-/// How to set up an nginx.
+/// Settings of an nginx.
 #[derive(Clone, Debug)]
 pub struct NginxOptions {
     /// The ports to listen on, on every address of the host.

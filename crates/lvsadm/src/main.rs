@@ -29,14 +29,14 @@ fn main() -> ExitCode {
     ExitCode::from(status)
 }
 
-/// How long a reader of errors may leave its pipe full.
+/// Longest time that a reader of errors may leave its pipe full, in milliseconds.
 const PATIENCE: u16 = 1000;
 
 /// Standard error, best effort: output that no process reads is lost, and changes neither the
 /// command's effect nor its exit status.
 struct Errors {
     stream: StderrLock<'static>,
-    /// No process reads the output.
+    /// Whether no process reads the output.
     lost: bool,
 }
 

@@ -21,12 +21,12 @@ pub(crate) struct OwnOption {
     pub(crate) name: &'static str,
     /// The name of its argument; empty without one.
     pub(crate) argument: &'static str,
-    /// Where it stands on the command line.
+    /// Its position on the command line.
     pub(crate) place: Place,
     pub(crate) help: &'static str,
 }
 
-/// Where an option stands.
+/// Position of an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// Before the command.
@@ -35,7 +35,7 @@ pub(crate) enum Place {
     Restore,
 }
 
-/// The options of `lvsadm` itself, besides those that ipvsadm's commands take ([`OWN_OPTIONS`]).
+/// The options of `lvsadm` itself, in addition to those of ipvsadm's commands ([`OWN_OPTIONS`]).
 pub(crate) const OPTIONS: [OwnOption; 3] = [
     OwnOption {
         name: "--socket",
@@ -74,7 +74,7 @@ pub(crate) const EXIT_STATUS: [(&str, &str); 5] = [
         "a listing or an additional command was refused; of doctor: there are findings; of drain: the deadline has passed",
     ),
     ("2", "wrong command line, or no dataplane to connect to"),
-    ("141", "the reader of the output has gone"),
+    ("141", "the reader of the output has ended"),
     ("255", "the dataplane refused a change, as with ipvsadm"),
 ];
 

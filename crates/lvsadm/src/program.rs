@@ -1,4 +1,4 @@
-//! Which program this is, by the name it was called by.
+//! The program, by the name of its call.
 
 use std::cell::OnceCell;
 use std::ffi::OsStr;
@@ -58,7 +58,7 @@ impl Program {
     }
 }
 
-/// How a dataplane is reached.
+/// The function that connects to a dataplane.
 pub(crate) type Connect<'a> = &'a mut dyn FnMut(&Address) -> Result<Client, String>;
 
 /// Runs the program `argv[0]` with the words that follow, and gives its exit status.
@@ -132,7 +132,7 @@ impl Invocation<'_> {
         parse(&self.argv0, words, &self.names)
     }
 
-    /// Where the dataplane is.
+    /// The address of the dataplane.
     pub(crate) const fn address(&self) -> &Address {
         &self.address
     }
@@ -325,7 +325,7 @@ fn restore_input(text: &[u8]) -> Vec<u8> {
     rules
 }
 
-/// Names that are read from their files when the first one is asked for.
+/// Names that are read from their files on the first look-up.
 pub(crate) struct LazyNames<'a> {
     load: &'a dyn Fn() -> Names,
     names: OnceCell<Names>,

@@ -15,7 +15,7 @@ pub const VARIABLE: &str = "LVS_AUTOSTART";
 
 const DATAPLANE: &str = "lvs-dataplane";
 const LOG: &str = "/run/lvs-dataplane.log";
-/// How long a dataplane may take to answer.
+/// Longest time that a dataplane may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Connects to the dataplane at `address`, and waits for one that is starting. With

@@ -23,7 +23,7 @@ const ENTRIES_MAX: usize = 65_536;
 
 /// The longest wait for the disk at the end of the daemon.
 const SETTLE: Duration = Duration::from_secs(5);
-/// Between two looks whether it is done.
+/// Pause between two checks for completion.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// The overrides of operators.
@@ -119,13 +119,13 @@ pub fn check_words(spec: &AdminSpec) -> Result<(), String> {
 }
 
 impl Admin {
-    /// The overrides in the file at `path`. An invalid file is renamed, and the log says so. A file
-    /// that cannot be read stays until the next write.
+    /// The overrides in the file at `path`. An invalid file is renamed, with a log line. An
+    /// unreadable file stays until the next write.
     pub fn recall(path: Option<PathBuf>) -> Self {
         Self::read(path, true, Now::read())
     }
 
-    /// As [`recall`](Self::recall), for a reader that changes no file.
+    /// Reads the file as [`recall`](Self::recall), for a reader that never writes it.
     pub fn look(path: PathBuf) -> Self {
         Self::read(Some(path), false, Now::read())
     }
@@ -167,7 +167,7 @@ impl Admin {
                 let lost = all - entries.len();
                 if lost > 0 {
                     tracing::error!(
-                        "{}: {lost} of {all} wishes cannot be taken{strange}; servers that they keep out of service get connections again; `lvsd status` shows those that hold",
+                        "{}: {lost} of {all} overrides are invalid{strange}; servers that they keep out of service get connections again; `lvsd status` shows the valid ones",
                         path.display()
                     );
                 }
@@ -263,7 +263,7 @@ impl Admin {
             return Ok(());
         }
         if self.entries.len() >= ENTRIES_MAX && !self.entries.contains_key(&spec.target) {
-            return Err(format!("there are {ENTRIES_MAX} such wishes already"));
+            return Err(format!("there are {ENTRIES_MAX} overrides already"));
         }
         let spec = AdminSpec {
             force: false,
@@ -287,8 +287,8 @@ impl Admin {
             .collect()
     }
 
-    /// Has all wishes written as they are now, as a whole or not at all, beside the loop of the
-    /// runtime that this is called in. A later call is written later, or in its place.
+    /// Starts to write all overrides as they are now, as a whole or not at all, on a thread of the
+    /// calling runtime. A later call is written later, or replaces it.
     pub fn keep(&self) -> Kept {
         match &self.keeper {
             Some(keeper) => keeper.keep(self.entries.values().cloned().collect()),
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_wishes_hold_than_may() {
+    fn overrides_are_bounded() {
         let mut admin = Admin::default();
         let wish = |n: usize| {
             let port = u16::try_from(n % 60_000).unwrap();
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn wishes_end_and_nonsense_is_refused() {
+    fn overrides_expire_and_invalid_ones_are_refused() {
         let mut admin = Admin::default();
         let mut short = spec(None, None, AdminState::Drain);
         short.until = Some(100);
@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn clock_step_does_not_end_a_wish() {
+    fn clock_step_does_not_end_an_override() {
         let mut admin = Admin::default();
         let start = Now {
             unix: 1_000_000,
@@ -525,7 +525,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn clock_step_while_lvsd_is_down_does_not_end_a_wish() {
+    async fn clock_step_while_lvsd_is_down_does_not_end_an_override() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.admin.json");
         let start = Now {
@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn wish_of_an_earlier_boot_ends_by_the_wall_clock() {
+    fn override_of_an_earlier_boot_ends_by_the_wall_clock() {
         let wish = |now: Now| {
             let before = Now {
                 unix: 1_000_000,
@@ -567,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn wish_kept_by_an_older_version_ends_by_the_wall_clock() {
+    fn override_stored_by_an_older_version_ends_by_the_wall_clock() {
         let now = Now {
             unix: 1_000_000,
             boot: 50,

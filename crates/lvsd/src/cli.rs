@@ -50,19 +50,19 @@ const EXIT_CONFIG: u8 = 3;
 /// Something else failed.
 const EXIT_FAILURE: u8 = 1;
 
-/// Where the configuration lies.
+/// Path of the configuration.
 const DEFAULT_CONFIG: &str = "/etc/lvsd/lvsd.toml";
 
 /// The file that `lvsd init` writes.
 const STARTER: &str = include_str!("cli/starter.toml");
 
-/// Where is kept what must outlive a reboot.
+/// Directory of the state that must survive a reboot.
 const DEFAULT_STATE: &str = "/var/lib/lvsd";
 
-/// How often what must go on shows that it does.
+/// Period of the heartbeats.
 const BEAT: Duration = Duration::from_millis(100);
 
-/// How long `lvsd stop` waits for the daemon that runs.
+/// Longest wait of `lvsd stop` for the running daemon.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 
 /// The daemon of a Linux Virtual Server: keeps the dataplane (lvs-dataplane) in step with a TOML file
@@ -221,7 +221,7 @@ enum Command {
     KeepalivedConfig,
     /// Print the manual page.
     Man {
-        /// That of the configuration, lvsd.toml(5).
+        /// Print the page of the configuration, lvsd.toml(5).
         #[arg(long)]
         config_file: bool,
     },
@@ -276,7 +276,7 @@ pub fn refused(error: &clap::Error) -> ExitCode {
     }
 }
 
-/// Does what the command line says. The signals `ignored` end a command that an operator waits for.
+/// Runs the command of the command line. The signals `ignored` end a command that an operator waits for.
 pub fn main(mut arguments: Arguments, ignored: Ignored) -> ExitCode {
     // A signal may come while the file is read, which takes a while if it is long.
     let early = match arguments.command {
@@ -474,7 +474,7 @@ fn load(arguments: &Arguments) -> Result<(Config, Report, LoadStatus), ExitCode>
     log::say(
         Level::ERROR,
         format_args!(
-            "lvsd: {why}, so lvsd goes on with the last good configuration; mend {} and run `lvsd reload`",
+            "lvsd: {why}, so lvsd continues with the last good configuration; correct {} and run `lvsd reload`",
             arguments.config().display()
         ),
     );
@@ -739,7 +739,7 @@ impl Early {
         Ok(this)
     }
 
-    /// Has the daemon learn of these signals.
+    /// Registers the signals with the daemon.
     fn listen(&self, kinds: &[(SignalKind, Signal)]) -> Result<(), String> {
         let _runtime = self.runtime.enter();
         for &(kind, message) in kinds {

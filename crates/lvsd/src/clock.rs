@@ -15,7 +15,7 @@ pub fn unix_time() -> u64 {
     since.map_or(0, |since| since.as_secs())
 }
 
-/// One moment by both clocks.
+/// One moment on both clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {
     /// Seconds since 1970.
@@ -25,7 +25,7 @@ pub struct Now {
 }
 
 impl Now {
-    /// This moment.
+    /// Reads both clocks.
     pub fn read() -> Self {
         Self {
             unix: unix_time(),

@@ -23,7 +23,7 @@ use crate::config::{Dataplane, Facts};
 struct Rights {
     /// Members may change things.
     group: Option<u32>,
-    /// Members may read; every user may if there is none.
+    /// The group that may read; every user may if it is absent.
     readers: Option<u32>,
 }
 
@@ -99,14 +99,14 @@ async fn serve(listener: tokio::net::UnixListener, rights: Rights, api: Arc<Api>
     }
 }
 
-/// The user at the other end, and a place for the connection; or why there is none.
+/// The user at the other end, and a slot for the connection; or the reason of a refusal.
 fn admit(
     stream: &UnixStream,
     rights: &Rights,
     api: &Api,
 ) -> Result<(Peer, ConnectionSlot), (StatusCode, &'static str)> {
     let user = stream.peer_cred().map_err(|_| {
-        let why = "the kernel does not say which user asks: connect again";
+        let why = "the kernel does not report the user of the connection: connect again";
         (StatusCode::FORBIDDEN, why)
     })?;
     let pid = user.pid().and_then(|pid| u32::try_from(pid).ok());
@@ -177,7 +177,7 @@ mod tests {
 
     /// A client that sends an invalid request gets an error.
     #[tokio::test]
-    async fn nonsense_is_answered() {
+    async fn invalid_request_is_answered() {
         let directory = tempfile::tempdir().expect("a directory");
         let dataplane = Address::new(directory.path().join("e.sock"));
         opened(&dataplane, &Dataplane::default(), &Events::default());

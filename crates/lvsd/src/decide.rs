@@ -16,7 +16,7 @@ pub struct ServerView {
 /// A decision about a service. It depends on the decision before: hysteresis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// It has its quorum.
+    /// Whether the service has its quorum.
     pub quorum: bool,
     /// Panic mode: too few servers are up, and all are used.
     pub panic: bool,
@@ -214,7 +214,7 @@ mod tests {
         /// VIP is removed only without one, and a server does not flap between the limits `down`
         /// and `up`.
         #[test]
-        fn decisions_are_consistent(
+        fn decisions_for_any_health_are_consistent(
             up_at in 1u32..4,
             less in 0u32..4,
             share in 0u8..=100,

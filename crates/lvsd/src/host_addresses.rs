@@ -1,4 +1,4 @@
-//! Which addresses are this host's own, from `/proc/net`.
+//! The host's own addresses, from `/proc/net`.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -14,7 +14,7 @@ pub struct Addresses {
 }
 
 impl Addresses {
-    /// As they are now in this network namespace.
+    /// The present addresses of this network namespace.
     pub fn read() -> Self {
         let text = |path| std::fs::read_to_string(path).unwrap_or_default();
         Self::parse(&text("/proc/net/fib_trie"), &text("/proc/net/if_inet6"))
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parses() {
+    fn host_addresses_are_parsed() {
         let trie = "Main:\n  +-- 0.0.0.0/0 3 0 5\n     |-- 0.0.0.0\n        /0 universe UNICAST\n     |-- 192.0.2.10\n        /32 host LOCAL\n     |-- 192.0.2.255\n        /32 link BROADCAST\n     |-- 203.0.113.0\n        /24 host LOCAL\nLocal:\n";
         let inet6 = "20010db8000000000000000000000001 02 40 00 80     eth0\ngarbage\n";
         let addresses = Addresses::parse(trie, inet6);

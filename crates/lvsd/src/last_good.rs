@@ -10,12 +10,12 @@ use lvs_api::{Address, Client};
 use crate::config::{Config, Report};
 use crate::replace::replace;
 
-/// Where it is for the dataplane at `address`; nowhere for one that has no path.
+/// Its path for the dataplane at `address`; `None` for an address without a path.
 pub fn path(address: &Address) -> Option<PathBuf> {
     address.state_file(".lvsd.toml")
 }
 
-/// Keeps the text of a file that was good.
+/// Stores the text of a valid file.
 pub fn keep(path: &Path, text: &str) {
     if let Err(error) = replace(path, text.as_bytes(), 0o600) {
         tracing::debug!(
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn is_kept_and_not_believed_without_its_dataplane() {
+    fn last_good_file_is_valid_only_with_its_dataplane() {
         let directory = tempfile::tempdir().unwrap();
         let address = Address::new(directory.path().join("dataplane.sock"));
         let kept = path(&address).unwrap();

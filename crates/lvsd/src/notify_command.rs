@@ -16,7 +16,7 @@ use tokio::sync::{broadcast, oneshot, watch};
 pub struct Notice {
     /// The program and its arguments; nothing is run if it is empty.
     pub words: Vec<String>,
-    /// When it is ended.
+    /// Longest time that the command may run.
     pub limit: Duration,
     /// The user and the group that it runs as, if this process is root.
     pub user: Option<(u32, u32)>,
@@ -60,7 +60,7 @@ pub async fn serve(
         let event = match event {
             Ok(event) => event,
             Err(broadcast::error::RecvError::Lagged(lost)) => {
-                tracing::warn!("the notify command is too slow: {lost} events were not told");
+                tracing::warn!("the notify command is too slow: {lost} events were lost");
                 continue;
             }
             Err(broadcast::error::RecvError::Closed) => return,
@@ -70,7 +70,7 @@ pub async fn serve(
             continue;
         }
         if let Err(why) = run(&notice, &event).await {
-            tracing::warn!("the notify command was not told of {}: {why}", event.event);
+            tracing::warn!("the notify command did not receive {}: {why}", event.event);
         }
     }
 }
@@ -123,7 +123,7 @@ async fn run(notice: &Notice, event: &Event) -> Result<(), String> {
         Err(_) => {
             end_group(child.id());
             Err(format!(
-                "{program} took longer than {:?} and was ended",
+                "{program} took longer than {:?} and was killed",
                 notice.limit
             ))
         }

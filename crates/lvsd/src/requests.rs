@@ -13,7 +13,7 @@ const REQUESTS_MAX: usize = 16;
 /// A change that an operator requests.
 #[derive(Debug)]
 pub enum ChangeRequest {
-    /// Puts servers into an administrative state; answered by
+    /// Sets the administrative state of servers; answered by
     /// [`AdminDone`](lvs_api::daemon::AdminDone).
     Admin(AdminSpec),
     /// Reads the file again; answered by [`Reloaded`](lvs_api::daemon::Reloaded) afterwards.
@@ -21,7 +21,7 @@ pub enum ChangeRequest {
         /// Skip the check of `max_removed_percent`.
         force: bool,
     },
-    /// Puts the director itself into maintenance, or ends that; answered by
+    /// Starts or ends maintenance of the director itself; answered by
     /// [`DirectorStatus`](lvs_api::daemon::DirectorStatus).
     Maintenance(MaintenanceSpec),
 }

@@ -198,6 +198,65 @@ pub fn page() -> String {
 mod tests {
     use super::*;
 
+    /// The pages of the reference that describe the keys of the file.
+    static PAGES: [&str; 2] = [
+        include_str!("../../../docs/configuration.md"),
+        include_str!("../../../docs/proxy.md"),
+    ];
+
+    /// The cells of the rows of the reference whose first cell names `key`.
+    fn rows(key: &str) -> Vec<Vec<&'static str>> {
+        let lines = PAGES.iter().flat_map(|page| page.lines());
+        let rows = lines.filter_map(|line| line.strip_prefix("| "));
+        let cells = rows.map(|row| row.split(" | ").map(str::trim).collect::<Vec<_>>());
+        let named = |cell: &str| cell.split(['`', '.', ' ', '=']).any(|name| name == key);
+        cells.filter(|cells| named(cells[0])).collect()
+    }
+
+    /// The default in the description of a key, if the description has its value.
+    fn default(about: &str) -> Option<&str> {
+        let (_, default) = about.split_once("Default: ")?;
+        let word = default.split_whitespace().next()?;
+        let word = word.trim_end_matches(['.', ',', ';']).trim_matches('`');
+        let is_value = default.starts_with(|c: char| c.is_ascii_digit() || c == '`' || c == '/');
+        (is_value || ["true", "false"].contains(&word)).then_some(word)
+    }
+
+    #[test]
+    fn every_key_is_in_the_reference_with_its_default() {
+        for table in tables() {
+            // Each type of check has keys of its own; its test compares these with the reference.
+            let keys = table.keys.iter().filter(|key| {
+                table.name != "RawCheckTable" || !["kind", "own"].contains(&&*key.name)
+            });
+            for Key { name, about, .. } in keys {
+                let rows = rows(name);
+                let headings = [
+                    format!("[{name}]"),
+                    format!("[{name}."),
+                    format!(".{name}]"),
+                ];
+                assert!(
+                    !rows.is_empty()
+                        || headings
+                            .iter()
+                            .any(|heading| { PAGES.iter().any(|page| page.contains(heading)) }),
+                    "docs/configuration.md has no row for {name} of {}",
+                    table.name
+                );
+                if let Some(default) = default(about) {
+                    assert!(
+                        rows.iter()
+                            .any(|row| row.get(2).is_some_and(|cell| cell.contains(default))),
+                        "docs/configuration.md: no row for {name} of {} with the default {default}: \
+                         {rows:?}",
+                        table.name
+                    );
+                }
+            }
+        }
+    }
+
     #[test]
     fn every_key_is_in_the_schema_and_in_the_page() {
         let schema = json();

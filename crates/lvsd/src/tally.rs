@@ -9,10 +9,10 @@ pub const BOUNDS: [f64; 13] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
 
-/// How often something took how long.
+/// Histogram of durations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Times {
-    /// Of each class of [`BOUNDS`], and beyond.
+    /// Counts of each class of [`BOUNDS`], and beyond.
     pub classes: [u64; BOUNDS.len() + 1],
     /// All of it, in microseconds.
     pub sum_us: u64,
@@ -59,7 +59,7 @@ pub struct Counts {
     pub dataplane_restarts: u64,
     /// Checks by kind.
     pub checks: BTreeMap<String, CheckCounts>,
-    /// How long they waited for their turn.
+    /// Time that they waited for their turn.
     pub lag: Times,
     /// The number of checks made at once because clients got no answer (`passive`).
     pub prompted: u64,
@@ -74,9 +74,9 @@ pub struct Counts {
 pub enum CheckOutcome {
     /// The server serves.
     Good,
-    /// It does not.
+    /// Checks that failed.
     Failed,
-    /// This host could not ask.
+    /// The host could not make the check.
     NotMade,
 }
 
@@ -148,7 +148,7 @@ impl Tally {
         *self.counts().http.entry(code).or_default() += 1;
     }
 
-    /// There was no place for a connection.
+    /// Counts a connection that found no slot.
     pub fn no_place(&self) {
         self.counts().http_no_place += 1;
     }

@@ -99,7 +99,7 @@ fn common_reason(service: &ServiceStatus) -> Option<&str> {
     (is_common && reasons.all(|reason| reason == first)).then_some(first)
 }
 
-/// The faults of a service, in words.
+/// The faults of a service, as text.
 pub fn trouble(service: &ServiceStatus) -> Vec<String> {
     let mut trouble = Vec::new();
     for (is, words) in [

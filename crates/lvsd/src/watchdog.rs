@@ -17,7 +17,7 @@ use crate::notify::Notify;
 /// A turn of the event loop may hold a request to the dataplane, of a long list of changes.
 pub(crate) const TURN_LIMIT: Duration = Duration::from_secs(120);
 
-/// Something that shows that it goes on.
+/// A heartbeat of a loop or thread.
 #[derive(Clone, Debug)]
 pub struct Pulse {
     start: Instant,
@@ -35,13 +35,13 @@ impl Default for Pulse {
 }
 
 impl Pulse {
-    /// It goes on.
+    /// Records that the loop continues.
     pub fn beat(&self) {
         let now = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last.store(now, Relaxed);
     }
 
-    /// How long ago that was.
+    /// Time since the last heartbeat.
     pub fn age(&self) -> Duration {
         let last = Duration::from_millis(self.last.load(Relaxed));
         self.start.elapsed().saturating_sub(last)
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn kept_pulse_beats() {
+    async fn pulse_with_running_loop_is_fresh() {
         let pulse = Pulse::default();
         pulse.last.store(u64::MAX, Relaxed);
         let kept = tokio::spawn(pulse.clone().keep(Duration::from_millis(10)));

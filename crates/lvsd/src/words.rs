@@ -1,4 +1,4 @@
-//! Words for people.
+//! Texts of messages.
 
 /// A number of things: `1 error`, `2 errors`, `0 addresses`.
 pub(crate) fn counted(n: usize, thing: &str) -> String {
@@ -15,7 +15,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_and_many() {
+    fn plural_follows_the_number() {
         assert_eq!(counted(0, "server"), "0 servers");
         assert_eq!(counted(1, "server"), "1 server");
         assert_eq!(counted(2, "local address"), "2 local addresses");

@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prefixes() -> Result<()> {
+    fn prefixes_are_parsed() -> Result<()> {
         for (net, addr, expected) in [
             ("10.0.0.0/8", "10.255.1.2", true),
             ("10.0.0.0/8", "11.0.0.0", false),

@@ -33,7 +33,7 @@ fn server_mac(server: usize) -> String {
     format!("02:00:00:00:05:{:02x}", 16 + server)
 }
 
-/// That of a server's second interface, by which it answers.
+/// MAC address of a server's second interface, from which it answers.
 fn answer_mac(server: usize) -> String {
     format!("02:00:00:00:06:{:02x}", 16 + server)
 }
@@ -294,8 +294,8 @@ fn first(of: &str, pid: u32) -> Result<()> {
     run_with_input(Command::new("chrt").args(words), "").map(drop)
 }
 
-/// Has a server take what comes in tunnels by an interface; gives what does so, where it is not the
-/// kernel.
+/// Lets a server accept tunnel packets on an interface; returns the program that does so, unless
+/// the kernel does.
 pub(super) fn unpack(host: &lvs_testbed::Host, device: &str) -> Result<Vec<lvs_testbed::Proc>> {
     let kernels = "ip link add ipip9 type ipip local any remote any 2>/dev/null\nip link set ipip9 up\n\
                    sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.ipip9.rp_filter=0";

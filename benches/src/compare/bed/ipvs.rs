@@ -13,7 +13,7 @@ use lvs_testbed::programs;
 use super::{Bed, TIMEOUTS, has_program};
 use crate::compare::contender::{Contender, Method};
 
-/// There in each network namespace, once the kernel has IPVS.
+/// File that exists in each network namespace when the kernel has IPVS.
 const TABLE: &str = "/proc/net/ip_vs";
 
 /// Why a contender cannot take part on this machine. The kernel is made to load its module.
@@ -30,7 +30,7 @@ pub(crate) fn lacks(who: Contender) -> Option<String> {
     }
 }
 
-/// Version of the kernel's IPVS, or the reason why there is none.
+/// Version of the kernel's IPVS, or the reason why it is missing.
 pub(crate) fn ipvs() -> Result<String, String> {
     static FOUND: OnceLock<Result<String, String>> = OnceLock::new();
     let version = || {

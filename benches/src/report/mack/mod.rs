@@ -310,7 +310,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_of_netpipe() {
+    fn netpipe_figures_are_parsed() {
         let figures = parse("       1 0.5   0.00001500\n   16384 28339.891892   0.00000441\n")
             .expect("figures");
         assert_eq!(figures.len(), 2);

@@ -1,4 +1,4 @@
-//! How clients ask, and what that costs.
+//! Requests of clients, and their cost.
 
 use anyhow::{Context, Result, bail};
 use lvs_testbed::Proc;
@@ -20,7 +20,7 @@ pub(super) const CAPACITY: u32 = 500;
 /// Seconds after which a request has failed.
 const TIMEOUT: u32 = 1;
 
-/// Clients and servers that stand ready.
+/// Clients and servers that are ready.
 #[derive(Debug)]
 pub(super) struct Asked<'a> {
     pub(super) bed: &'a mut Bed,
@@ -66,7 +66,7 @@ impl<'a> Asked<'a> {
         })
     }
 
-    /// Has all clients ask so many servers.
+    /// Directs the requests of all clients to this number of servers.
     pub(super) fn ask(&mut self, uri: &str, servers: usize, rate: u32) -> Result<Seen> {
         let by_address = matches!(self.bed.who, Contender::Direct | Contender::Route);
         let load = Load {
@@ -117,7 +117,7 @@ pub(super) fn has_fewer(who: Contender) -> bool {
     who.takes_rules() || matches!(who, Contender::Direct | Contender::Route)
 }
 
-/// Leaves a director of ours so many of its servers.
+/// Removes all but `count` servers from a director.
 pub(super) fn take_away(bed: &Bed, count: usize) -> Result<()> {
     change(bed, count, |server| {
         format!("-d -t {VIP}:80 -r {server}:80")

@@ -17,7 +17,7 @@ use crate::address::impostor;
 const BODY_MAX: u64 = 256 << 20;
 /// The longest head of an answer.
 const HEAD_MAX: u64 = 64 << 10;
-/// How long the daemon may say nothing: it waits for a dataplane as long as that at most.
+/// Longest silence of the daemon: it waits for a dataplane as long as that at most.
 const SILENCE: Duration = Duration::from_secs(30);
 
 /// Asks the daemon.
@@ -47,7 +47,7 @@ struct Failure {
 /// The head of an answer.
 struct Head {
     code: u16,
-    /// Bytes of the body; `None` if it goes on until the end of the connection.
+    /// Bytes of the body; `None` if the body ends with the connection.
     length: Option<u64>,
 }
 
@@ -241,7 +241,7 @@ impl Client {
         match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
                 format!(
-                    "lvsd at {} does not answer; its log says what it waits for",
+                    "lvsd at {} does not answer; see in its log what it waits for",
                     self.address
                 )
             }

@@ -20,7 +20,7 @@ const REVERSE_BUDGET: Duration = Duration::from_secs(2);
 /// Time that the look-up of one name may take.
 const FORWARD_BUDGET: Duration = Duration::from_secs(10);
 
-/// Looks names up, and remembers them.
+/// A resolver of names with a cache.
 #[derive(Debug)]
 pub struct Names {
     hosts: Hosts,

@@ -123,7 +123,7 @@ fn first_ptr(message: &[u8]) -> Option<String> {
     None
 }
 
-/// The name at `at`, and where the message goes on behind it.
+/// The name at `at`, and the offset of the rest of the message.
 fn name(message: &[u8], mut at: usize) -> Option<(String, usize)> {
     let mut text = String::new();
     let mut behind = None;

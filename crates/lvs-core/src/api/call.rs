@@ -126,7 +126,7 @@ calls! {
             /// Its firewall mark; without it, the dataplane's rules for marks decide.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             mark: Option<u32>,
-            /// The interface that it comes in on, which those rules may ask for.
+            /// The interface on which it arrives, for rules that name one.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             interface: Option<String>,
         },
@@ -149,7 +149,7 @@ calls! {
             service: ServiceId,
             /// Address and port of the server.
             server: SocketAddr,
-            /// Address and port that the connection comes from.
+            /// Address and port of the client.
             client: SocketAddr,
         },
         /// Packets as they arrive, each with the decision about it, until the client closes the
@@ -185,7 +185,7 @@ calls! {
         "service.edit" ServiceEdit(ServiceSpec),
         /// Delete a service. Its connections stay until they end. Answer: [`Done`](super::Done).
         "service.delete" ServiceDelete {
-            /// Which one.
+            /// The service.
             service: ServiceId,
         },
         /// Delete every service. Answer: [`Done`](super::Done).
@@ -238,7 +238,7 @@ calls! {
         "mark.add" MarkAdd {
             /// The rule, as [`MarkRule::parse`](crate::mark::MarkRule::parse) reads it.
             rule: String,
-            /// Where to put it, from 1; at the end if absent.
+            /// Position in the list, from 1; at the end if absent.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             position: Option<usize>,
         },
@@ -270,7 +270,7 @@ calls! {
 /// Access right that a call requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Each client that can connect may make the call.
+    /// Any client that can connect may make the call.
     Read,
     /// Only clients that may change the configuration may make the call.
     Write,

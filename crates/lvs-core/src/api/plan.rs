@@ -18,16 +18,16 @@ pub(super) struct Plan<'a> {
 /// The differences only: a list of ten changes to a table of 40,000 servers copies no other server.
 #[derive(Default)]
 pub(super) struct Noted {
-    /// The services of the director are gone.
+    /// Whether all services of the director are removed.
     flushed: bool,
-    /// Services that were touched; `None` for those that are gone.
+    /// Changed services; `None` for removed ones.
     services: BTreeMap<ServiceKeyOrd, Option<Planned>>,
     mixed: usize,
     full_nat: [usize; 2],
     local: [bool; 2],
     master: bool,
     backup: bool,
-    /// How many rules there are for marks.
+    /// Number of rules for marks.
     pub(super) marks: usize,
 }
 
@@ -36,7 +36,7 @@ struct Planned {
     facts: Facts,
     /// It has the servers that it has in the director, but for those that were touched.
     kept: bool,
-    /// Servers that were touched; `None` for those that are gone.
+    /// Changed servers; `None` for removed ones.
     servers: BTreeMap<SocketAddr, Option<Forwarding>>,
 }
 
@@ -69,7 +69,7 @@ impl<'a> Plan<'a> {
         self.noted
     }
 
-    /// To be changed.
+    /// Marks the state as changed, and returns it.
     pub(super) const fn noted(&mut self) -> &mut Noted {
         &mut self.noted
     }
@@ -115,7 +115,7 @@ impl<'a> Plan<'a> {
         self.noted.full_nat = [0; 2];
     }
 
-    /// A server is added, edited or (without a method) gone.
+    /// Records that a server is added, edited or (without a method) removed.
     pub(super) fn set_server(
         &mut self,
         key: &ServiceKey,

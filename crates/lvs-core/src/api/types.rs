@@ -93,7 +93,7 @@ impl From<ServiceKey> for ServiceId {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ServiceSpec {
-    /// Which service.
+    /// The service.
     pub service: ServiceId,
     /// Its settings.
     pub config: ServiceConfig,
@@ -188,7 +188,7 @@ pub struct Info {
     /// Seconds since the announced addresses were set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub announced_ago: Option<u64>,
-    /// How far other directors' connections are known here.
+    /// Connections of each peer that are known here.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub peers: Vec<PeerStanding>,
     /// Comparison of each peer's services and servers with those of this director.
@@ -196,11 +196,11 @@ pub struct Info {
     pub tables: Vec<TablesInfo>,
     /// Virtual addresses for which another host answers, too.
     pub conflicts: Vec<Conflict>,
-    /// Requests that were too long for the way to their server.
+    /// Requests that exceeded the MTU of the path to their server.
     pub too_big: Vec<TooBig>,
     /// Virtual ports at which the helper for FTP looks; none without it.
     pub ftp_ports: Vec<u16>,
-    /// Counters of everything, services that are gone included.
+    /// Counters of the director, removed services included.
     pub total: Stats,
     /// The packet workers.
     pub workers: Vec<WorkerInfo>,
@@ -208,11 +208,11 @@ pub struct Info {
     pub fast_path: FastPathInfo,
     /// Counters of the synchronisation daemons.
     pub sync: SyncCounts,
-    /// How far it has confined itself.
+    /// Confinement of the dataplane.
     pub confinement: Confinement,
 }
 
-/// How far a process has confined itself.
+/// The degree to which a process is sandboxed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Confinement {
@@ -252,7 +252,7 @@ pub struct WorkerInfo {
     pub capacity: u64,
     /// Frames that it has received.
     pub packets: u64,
-    /// Frames that came faster than it read them, and were lost.
+    /// Frames that arrived faster than it read them, and were lost.
     pub lost: u64,
     /// Frames that it has received and handed over to the worker that they belong to.
     pub handed_over: u64,
@@ -260,7 +260,8 @@ pub struct WorkerInfo {
     pub taken: u64,
     /// Frames for which such a worker had no room: dropped.
     pub busy: u64,
-    /// How often it took more than half of a processor and left real time.
+    /// Number of times that it used more than half of a processor and was demoted from real-time
+    /// scheduling.
     pub demoted: u64,
     /// Packets and bytes that it has forwarded.
     pub counts: Counts,
@@ -272,7 +273,7 @@ pub struct WorkerInfo {
 pub struct SyncCounts {
     /// Messages that a master has sent.
     pub sent: u64,
-    /// Bytes of them.
+    /// Bytes of the sent messages.
     pub sent_bytes: u64,
     /// Messages that were not sent, because as many as may (`sync_qlen_max`) waited already.
     pub queue_full: u64,
@@ -280,7 +281,7 @@ pub struct SyncCounts {
     pub not_sent: u64,
     /// Datagrams that a backup has received.
     pub received: u64,
-    /// Bytes of them.
+    /// Bytes of the received messages.
     pub received_bytes: u64,
     /// Connections and templates that were taken over, or brought up to date.
     pub taken: u64,
@@ -374,17 +375,17 @@ pub struct SyncState {
 pub struct TablesInfo {
     /// The other director.
     pub peer: SocketAddr,
-    /// How they compare.
+    /// Result of the comparison.
     pub state: TablesState,
     /// Number of services that differ.
     #[serde(default)]
     pub differ: u64,
-    /// For how many seconds one of them has differed.
+    /// Seconds for which one of them has differed.
     #[serde(default)]
     pub seconds: u64,
 }
 
-/// How the tables of two directors compare.
+/// Result of a comparison of the tables of two directors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TablesState {
@@ -393,11 +394,11 @@ pub enum TablesState {
     Unknown,
     /// The peer does not send them: it runs an older version.
     Older,
-    /// They are alike.
+    /// The tables are alike.
     Alike,
-    /// They differ, as they do for a moment after each change.
+    /// The tables differ, as they do for a moment after each change.
     Differ,
-    /// They have differed for too long (`lvs-dataplane --sync-alarm`).
+    /// The tables have differed for too long (`lvs-dataplane --sync-alarm`).
     Alarm,
 }
 
@@ -419,9 +420,9 @@ impl TablesState {
 pub struct TableDifference {
     /// The service.
     pub service: ServiceId,
-    /// For how many seconds it has differed.
+    /// Seconds for which it has differed.
     pub seconds: u64,
-    /// This director has it.
+    /// Whether this director has it.
     pub here: bool,
     /// The other director has it.
     pub there: bool,
@@ -432,7 +433,7 @@ pub struct TableDifference {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Standing {
-    /// Nothing: there is no route.
+    /// The address is not announced: there is no route.
     #[default]
     Withdrawn,
     /// To prefer another director: a route with the protocol [`Standing::LEAVING`].
@@ -511,15 +512,15 @@ pub struct AnnouncedVip {
     pub trouble: String,
 }
 
-/// Another director.
+/// A peer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerInfo {
-    /// Where it is.
+    /// Its address.
     pub address: SocketAddr,
     /// `away`, `refused`, `bulk` (full sync), `behind` (updates are missing), `silent` (no
     /// comparison for four seconds) or `in step`.
     pub state: String,
-    /// Why it is away, or refused.
+    /// The reason why it is disconnected or refused.
     #[serde(default)]
     pub trouble: String,
     /// Connections that it owns.
@@ -528,7 +529,7 @@ pub struct PeerInfo {
     /// Connections borrowed from it.
     #[serde(default)]
     pub lent: u64,
-    /// At least this many of its connections are missing here.
+    /// Least number of its connections that are missing here.
     #[serde(default)]
     pub missing: u64,
     /// Milliseconds since it was last compared.
@@ -537,13 +538,13 @@ pub struct PeerInfo {
     /// Connections and templates in its last full sync.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bulk_connections: Option<u64>,
-    /// How many milliseconds that took.
+    /// Duration of the full sync, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bulk_ms: Option<u64>,
-    /// How many seconds ago it was done.
+    /// Age of the full sync, in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bulk_ago: Option<u64>,
-    /// It listens to this director.
+    /// Whether it receives the connections of this director.
     #[serde(default)]
     pub listens: bool,
     /// Milliseconds until it confirmed the last update.
@@ -554,7 +555,7 @@ pub struct PeerInfo {
     pub tables: Vec<TableDifference>,
 }
 
-/// How far another director's connections are known here.
+/// State of the connections of one peer that are known here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerStanding {
     /// The other director.
@@ -587,17 +588,17 @@ impl PeerStanding {
     }
 }
 
-/// Where established connections are forwarded.
+/// The path on which established connections are forwarded.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct FastPathInfo {
-    /// It was asked for.
+    /// Whether the configuration requires it.
     pub wanted: bool,
     /// Connections are forwarded by the kernel fast path.
     pub active: bool,
     /// Attachment method of its programs, if the fast path was opened: `tcx` or `clsact`.
     pub attached_by: String,
-    /// Why none is, though it was asked for; empty otherwise.
+    /// The reason why none is used, though it is configured; empty otherwise.
     pub reason: String,
     /// Fix for that reason.
     pub remedy: String,
@@ -609,13 +610,13 @@ pub struct FastPathInfo {
 pub struct TooBig {
     /// The server.
     pub server: core::net::IpAddr,
-    /// The way is a tunnel.
+    /// Whether the path is a tunnel.
     pub tunnel: bool,
     /// Bytes of an IP packet that it takes.
     pub room: u32,
-    /// Bytes of the longest packet that came.
+    /// Bytes of the longest received packet.
     pub longest: u32,
-    /// How many came.
+    /// Number of packets received.
     pub packets: u64,
 }
 
@@ -639,7 +640,7 @@ pub struct InterfaceInfo {
     pub mtu: u32,
     /// Whether it is up now.
     pub up: bool,
-    /// Frames that came faster than the dataplane read them, and were lost.
+    /// Frames that arrived faster than the dataplane read them, and were lost.
     #[serde(default)]
     pub lost: u64,
 }
@@ -651,16 +652,16 @@ pub struct InterfaceInfo {
 pub struct Waiting {
     /// Stable code of the condition: `interface_missing`.
     pub code: String,
-    /// Condition in words.
+    /// Condition as text.
     pub what: String,
-    /// How to end it.
+    /// The command or setting that ends it.
     pub fix: String,
 }
 
 /// A service in a listing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServiceInfo {
-    /// Which service.
+    /// The service.
     pub service: ServiceId,
     /// Its settings.
     pub config: ServiceConfig,
@@ -686,7 +687,7 @@ pub struct ServerInfo {
     pub inactive: u32,
     /// Persistence templates.
     pub persistent: u32,
-    /// It has reached its upper threshold.
+    /// Whether it has reached its upper threshold.
     pub overloaded: bool,
     /// The weight that it had before it got none; absent if it has one, and if the scheduler does
     /// not go by that.
@@ -728,10 +729,10 @@ pub struct ConnInfo {
     pub expires_ms: u64,
     /// Forwarding method.
     pub forwarding: crate::Forwarding,
-    /// It is a persistence template.
+    /// Whether it is a persistence template.
     #[serde(default)]
     pub template: bool,
-    /// It came by a synchronisation message.
+    /// Whether it came by a synchronisation message.
     #[serde(default)]
     pub synced: bool,
     /// Name of the persistence engine and its data (bytes, for SIP the Call-ID).
@@ -742,7 +743,7 @@ pub struct ConnInfo {
 /// End of a listing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListEnd {
-    /// How many items came.
+    /// Number of items received.
     pub count: u64,
 }
 
@@ -771,7 +772,7 @@ pub struct Sysctl {
 /// A filter by source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FilterSpec {
-    /// The service; absent: the director's, which is asked for each of its services.
+    /// The service; if absent, the director's state is applied to each of its services.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<ServiceId>,
     /// The prefixes; none at all: it is off.
@@ -797,15 +798,15 @@ pub struct MarkText {
     pub position: usize,
     /// Its words.
     pub rule: String,
-    /// Packets that it took.
+    /// Number of captured packets.
     pub packets: u64,
 }
 
 /// A counted reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReasonCount {
-    /// `drop` or `host` (left or given back to the host); of the kernel fast path `kernel`
-    /// (forwarded there) or `up` (handed to the dataplane).
+    /// `drop` or `host` (passed or reinjected to the host); with the kernel fast path `kernel`
+    /// (forwarded there) or `up` (passed to the dataplane).
     pub action: String,
     /// Name of the reason.
     pub reason: String,
@@ -824,7 +825,7 @@ pub struct ReasonCount {
     pub remedy: String,
 }
 
-/// Which packets a capture takes: those that fit everything that is given.
+/// A filter of captured packets: a packet must match all given fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CaptureFilter {
@@ -847,7 +848,7 @@ pub struct CaptureFilter {
 pub struct CapturedPacket {
     /// Microseconds since 1970.
     pub time_us: u64,
-    /// Where it arrived.
+    /// The interface on which it arrived.
     pub interface: String,
     /// The frame begins with an Ethernet header; else with an IP header.
     pub ethernet: bool,
@@ -874,7 +875,7 @@ pub struct Answer<T> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Body<T> {
-    /// One entry of a listing; more lines follow.
+    /// One entry of a listing; further lines follow.
     Item(T),
     /// The end of a successful answer.
     Result(T),
@@ -889,7 +890,8 @@ pub struct Failure {
     pub code: FailureCode,
     /// Message for operators: failure, place and fix.
     pub message: String,
-    /// Of a refused [`Call::Apply`](super::Call::Apply): which change it was, from 0.
+    /// Number of the change that was refused, from 0, in a refused
+    /// [`Call::Apply`](super::Call::Apply).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub change: Option<usize>,
 }
@@ -945,7 +947,7 @@ pub enum FailureCode {
     Invalid,
     /// A number out of range (ERANGE).
     Range,
-    /// No memory left for it, or a configured bound is reached (ENOMEM).
+    /// There is no memory left for it, or it would exceed a configured bound (ENOMEM).
     Full,
     /// The caller may not do this (EPERM).
     Permission,

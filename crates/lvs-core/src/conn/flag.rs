@@ -4,7 +4,7 @@
 pub(crate) const METHOD: u32 = 0x0007;
 /// Made by a synchronisation message.
 pub(crate) const SYNC: u32 = 0x0020;
-/// No packet from the server has been seen.
+/// No packet from the server has arrived.
 pub(crate) const NO_OUTPUT: u32 = 0x0080;
 /// Counted as inactive.
 pub(crate) const INACTIVE: u32 = 0x0100;
@@ -16,21 +16,21 @@ pub(crate) const IN_SEQ: u32 = 0x0400;
 pub(crate) const NO_CPORT: u32 = 0x0800;
 /// Persistence template.
 pub(crate) const TEMPLATE: u32 = 0x1000;
-/// One datagram only.
+/// The connection is for one datagram only.
 pub(crate) const ONE_PACKET: u32 = 0x2000;
 /// The host's connection tracking keeps it, too.
 pub(crate) const NFCT: u32 = 0x10000;
 
 // Of this crate, not of the kernel:
 
-/// Where the number of the peer begins that has lent it, and how long it is.
+/// First bit, and width, of the number of the peer that owns a borrowed connection.
 pub(crate) const PEER_SHIFT: u32 = 20;
 pub(crate) const PEER: u32 = 0x0070_0000;
 /// Borrowed from a peer; no packet of it has arrived here.
 pub(crate) const LENT: u32 = 0x0080_0000;
 /// Owned and replicated to peers.
 pub(crate) const TOLD: u32 = 0x0100_0000;
-/// It controls other entries, or did.
+/// The entry controls other entries, or did.
 pub(crate) const CONTROLS: u32 = 0x0200_0000;
 /// The time until the server's first answer is measured.
 pub(crate) const TIMED: u32 = 0x0400_0000;

@@ -53,7 +53,7 @@ impl State {
         }
     }
 
-    /// How many states a protocol has; `None` for one that has no connections.
+    /// Number of states of a protocol; `None` for a protocol without connections.
     pub(crate) const fn count(protocol: Protocol) -> Option<u16> {
         match protocol {
             Protocol::TCP => Some(11),
@@ -104,7 +104,7 @@ const SCTP_NAMES: [&str; 14] = [
     "CLOSED",
 ];
 
-/// Where a packet comes from, as far as the tables care.
+/// Direction of a packet in the state tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     /// From the client.
@@ -181,7 +181,7 @@ impl Timeouts {
     }
 }
 
-/// The state that a TCP connection goes into (`set_tcp_state`).
+/// The next state of a TCP connection (`set_tcp_state`).
 pub(crate) fn tcp_next(secure: bool, direction: Direction, flags: TcpFlags, state: State) -> State {
     let event = if flags.has(TcpFlags::RST) {
         3
@@ -298,7 +298,7 @@ fn sctp_event(chunk: SctpChunk) -> usize {
     }
 }
 
-/// The state that an SCTP association goes into (`set_sctp_state`).
+/// The next state of an SCTP association (`set_sctp_state`).
 pub(crate) fn sctp_next(direction: Direction, chunk: SctpChunk, state: State) -> State {
     let table = match direction {
         Direction::Input => &sctp::INPUT,

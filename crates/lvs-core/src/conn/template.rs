@@ -26,15 +26,15 @@ pub(crate) struct Template {
     pub(crate) engine: Option<(&'static str, Box<[u8]>)>,
     /// Seconds that each new connection gives it.
     pub(crate) timeout: AtomicU32,
-    /// One of its connections was established.
+    /// Whether one of its connections was established.
     pub(crate) assured: AtomicBool,
     /// Connections made from it.
     pub(crate) controlled: AtomicU32,
-    /// How often it was considered for synchronisation.
+    /// Number of times that it was considered for synchronisation.
     pub(crate) in_packets: AtomicU32,
-    /// When it was synchronised last, as `Slot::sync_end`.
+    /// Time of the last synchronisation, as in `Slot::sync_end`.
     pub(crate) sync_end: AtomicU32,
-    /// Adjustment of sequence numbers, as it came by synchronisation.
+    /// Adjustment of sequence numbers, received by synchronisation.
     sequences: [AtomicU32; 6],
     /// Its server is gone or quiesced: it is not found any more and ends when its time comes.
     pub(crate) invalid: AtomicBool,

@@ -20,7 +20,7 @@ pub(crate) struct Templates {
     pub(crate) table: ConnTable,
     records: Sparse<Option<Arc<Template>>>,
     by_engine: BTreeMap<EngineKey, u32>,
-    /// Where to look next for one that can go.
+    /// Position at which the search for a removable entry continues.
     pub(crate) hand: usize,
 }
 
@@ -35,7 +35,7 @@ impl Templates {
         })
     }
 
-    /// How many there may be.
+    /// Greatest number of entries.
     #[cfg(test)]
     pub(crate) const fn capacity(&self) -> usize {
         self.table.capacity()
@@ -75,7 +75,7 @@ impl Templates {
         None
     }
 
-    /// Keeps a template and starts its timer; `None` if the table is full.
+    /// Inserts a template and starts its timer; `None` if the table is full.
     pub(crate) fn insert(
         &mut self,
         template: Template,
@@ -104,14 +104,14 @@ impl Templates {
         Some((index, template))
     }
 
-    /// Lets the timer run for the template's timeout from `now`.
+    /// Starts the timer with the template's timeout from `now`.
     pub(crate) fn restart(&mut self, index: u32, now: Instant) {
         let timeout = self.get(index).timeout.load(Relaxed);
         self.table.get(index).set_timeout(timeout);
         self.table.restart(index, now);
     }
 
-    /// Lets the timer run until `at`, or longer.
+    /// Extends the timer until `at` at least.
     pub(crate) fn restart_until(&mut self, index: u32, at: Instant) {
         let timeout = self.get(index).timeout.load(Relaxed);
         let slot = self.table.get(index);

@@ -45,9 +45,9 @@ impl Control {
         self.adopt_with(shard, adoption, now, budget, |_, _, _| None)
     }
 
-    /// As [`adopt`](Self::adopt); connections by full NAT go on as well, if `local` knows the
-    /// address and the port that stood for the client: it is asked with the number of the slot, the
-    /// protocol and the server.
+    /// Adopts as [`adopt`](Self::adopt). Connections by full NAT continue as well, if `local`
+    /// returns the local address and port. Its arguments are the number of the slot, the protocol
+    /// and the server.
     pub fn adopt_with(
         &self,
         shard: &mut Shard,
@@ -94,7 +94,7 @@ impl Control {
         no_room
     }
 
-    /// Gives a connection that was found its server; `false` if it is not kept.
+    /// Assigns a server to an adopted connection; `false` if the connection is not kept.
     fn keeps(&self, entry: Entry<'_>) -> bool {
         if !is_kept(entry.flags()) {
             return false;
@@ -160,7 +160,7 @@ mod tests {
     use crate::offload::{LocalChange, LocalEnd};
     use crate::*;
 
-    /// A director with two servers, and so many connections in each of so many shards.
+    /// A director with two servers, and the same number of connections in each of its shards.
     fn control(server: &str, shards: usize, max_connections: usize) -> Control {
         let mut control = Control::new(Options {
             max_connections,
@@ -195,7 +195,7 @@ mod tests {
         }
     }
 
-    /// Memory that is still there when the table that was in it is gone.
+    /// Memory that outlives the table in it.
     fn memory(layout: Layout) -> impl Fn() -> Memory {
         let sizes = [
             layout.narrow_words(),

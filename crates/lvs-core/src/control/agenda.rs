@@ -1,5 +1,4 @@
-//! When services want to be looked at: by their schedulers' periods, and while servers start
-//! slowly.
+//! Times at which services are due: by their schedulers' periods, and while servers start slowly.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -14,7 +13,7 @@ pub(super) struct Agenda {
 }
 
 impl Agenda {
-    /// Looks at service `number` at this moment next, or never.
+    /// Sets the next visit of service `number`, or none.
     pub(super) fn set(&mut self, number: u32, at: Option<Instant>) {
         let before = match at {
             Some(at) => self.of.insert(number, at),

@@ -29,7 +29,7 @@ pub(crate) trait View {
     fn mixed(&self) -> usize;
     /// Servers of full NAT in services of this family.
     fn full_nat(&self, family: Family) -> usize;
-    /// Whether an address of this family can stand for clients.
+    /// Whether an address of this family is available as a local address.
     fn has_local(&self, family: Family) -> bool;
     /// Rules for marks.
     #[cfg(feature = "api")]
@@ -42,7 +42,7 @@ pub(crate) struct Facts {
     /// Its number in the director, if it is there.
     pub(crate) number: Option<u32>,
     pub(crate) one_packet: bool,
-    /// Its scheduler goes by the servers' answers.
+    /// Whether its scheduler uses the latency of the servers' answers.
     pub(crate) needs_replies: bool,
     pub(crate) census: Census,
 }
@@ -50,9 +50,9 @@ pub(crate) struct Facts {
 /// Numbers of a service's servers, by the properties that checks use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Census {
-    /// Of another family than the service.
+    /// Number of servers of another family than the service.
     pub(crate) mixed: usize,
-    /// Whose answers do not pass the director.
+    /// Number of servers whose answers do not pass the director.
     pub(crate) one_way: usize,
     /// Behind full NAT.
     pub(crate) full_nat: usize,
@@ -271,7 +271,7 @@ fn family(key: &ServiceKey, addr: SocketAddr, config: &ServerConfig) -> Result<(
     Ok(())
 }
 
-/// Whether a server can have this method in a service, as far as full NAT goes.
+/// Whether full NAT permits a server with this method in a service.
 fn full_nat(
     view: &impl View,
     key: &ServiceKey,
@@ -298,7 +298,7 @@ fn replies(facts: &Facts, config: &ServerConfig) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether a host can have this address. Only the embedding program knows local addresses and
+/// Whether an address is valid for a host. Only the embedding program has the local addresses and
 /// broadcast addresses of the host's own networks.
 fn unicast(addr: IpAddr) -> Result<(), Error> {
     let refused = match addr {

@@ -21,7 +21,7 @@ const RESERVE: usize = 8;
 pub(crate) struct Defense {
     /// Free memory in pages.
     available: u64,
-    /// Slots without a connection, and all of them.
+    /// Slots without a connection, and all slots.
     free: usize,
     slots: usize,
     /// One of this many packets that open a connection is dropped; 0 drops none.
@@ -114,7 +114,7 @@ impl Defense {
         self.rate != 0 && self.counter <= 1
     }
 
-    /// One in how many such packets is dropped; 0 for none.
+    /// Drops one of this number of packets; 0 for none.
     pub(crate) const fn rate(&self) -> u64 {
         self.rate
     }

@@ -18,7 +18,7 @@ pub struct DigestWalk {
 }
 
 impl Service {
-    /// The weight that a server had before it got none, if the scheduler goes by that.
+    /// The weight of a server before it became 0, if the scheduler uses it.
     pub fn last_weight(&self, server: &Server) -> Option<i32> {
         let counts = server.config().weight == 0 && self.pool.goes_by_last_weight();
         // A slow start multiplies it, and ends by itself.
@@ -51,7 +51,7 @@ impl Service {
 }
 
 impl DigestWalk {
-    /// At the first server of a service.
+    /// Starts at the first server of a service.
     fn begin(number: u32, service: &Service) -> Self {
         Self {
             service: number,

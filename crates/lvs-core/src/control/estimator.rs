@@ -17,17 +17,17 @@ const PORTIONS: usize = 40;
 /// Services and servers of a portion at least. As many have their snapshots at the same moment.
 const PORTION_MIN: usize = 512;
 
-/// When the estimator goes to work, and how far it has come.
+/// Due time and progress of the estimator.
 #[derive(Debug, Default)]
 pub(super) struct Estimator {
-    /// When the next round begins; none until the clock has been shown.
+    /// Time of the next round; none until the caller has set the clock.
     next: Option<Instant>,
     round: Option<Round>,
 }
 
 #[derive(Debug)]
 struct Round {
-    /// When the next portion is due.
+    /// Time at which the next portion is due.
     next: Instant,
     /// The next service, by its number. Servers follow when all services are done.
     service: Option<u32>,
@@ -38,12 +38,12 @@ struct Round {
 }
 
 impl Estimator {
-    /// Begins with the first moment of the clock.
+    /// Starts with the first time of the clock.
     pub(super) fn start(&mut self, now: Instant) {
         self.next = Some(now + PERIOD);
     }
 
-    /// When there is something to do next.
+    /// Time of the next work.
     pub(super) fn wakeup(&self) -> Option<Instant> {
         match &self.round {
             Some(round) => Some(round.next),
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
     use crate::{Family, Forwarding, Options, ServerConfig, ServiceConfig, ServiceKey};
 
-    /// Control halves of a service with so many servers, each of which has had a connection.
+    /// Control halves of a service with `servers` servers, each of which has had a connection.
     fn control(servers: u16) -> Control {
         let mut control = Control::new(Options::default());
         let key = ServiceKey::tcp("198.51.100.1:80".parse().unwrap());

@@ -27,17 +27,17 @@ use crate::{
 pub struct Explanation {
     /// The packet's mark; 0 for none.
     pub mark: u32,
-    /// Where the mark comes from; empty without one.
+    /// Origin of the mark; empty without one.
     pub mark_why: String,
     /// The service that takes it: `TCP 192.0.2.1:80`.
     pub service: Option<String>,
-    /// How that service was found, or why none.
+    /// Reason why that service matches, or why none does.
     pub service_why: String,
     /// The connection that it belongs to.
     pub connection: Option<String>,
     /// The persistence template that would decide.
     pub template: Option<String>,
-    /// Why no template decides.
+    /// The reason why no template decides.
     pub template_why: String,
     /// The service's scheduler.
     pub scheduler: String,
@@ -45,22 +45,22 @@ pub struct Explanation {
     pub slot: Option<HashSlot>,
     /// The servers in the kernel's order.
     pub candidates: Vec<Candidate>,
-    /// Where it would go.
+    /// The server that would receive the connection.
     pub server: Option<SocketAddr>,
     /// The decision, in a sentence.
     pub verdict: String,
     /// Why it would open no connection: the name of a [`DropReason`] or an [`AcceptReason`]. Empty
     /// if it would open one, or if that cannot be foreseen.
     pub reason: String,
-    /// Whether its connection is offloaded to the kernel, if it belongs to one or would open one.
-    /// The dataplane sets it; the core does not know it.
+    /// Whether its connection is offloaded, if it belongs to one or would open one. The dataplane
+    /// sets it, not the core.
     pub fast_path: Option<bool>,
-    /// Why they are not; empty if they are.
+    /// The reason why they are not; empty if they are.
     pub fast_path_why: String,
 }
 
 impl Explanation {
-    /// It belongs to a connection, or would open one, as far as a preview can show.
+    /// Whether it belongs to a connection, or would open one, within the limits of a preview.
     pub const fn has_connection(&self) -> bool {
         self.connection.is_some() || self.server.is_some()
     }
@@ -79,9 +79,9 @@ pub struct Candidate {
     pub active: u32,
     /// Other connections.
     pub inactive: u32,
-    /// It may be chosen.
+    /// Whether the scheduler may choose it.
     pub eligible: bool,
-    /// Why, or why not.
+    /// The reason for or against it.
     pub why: String,
 }
 
@@ -289,9 +289,9 @@ struct Forecast {
     by: By<bool>,
 }
 
-/// Why a preview is impossible.
+/// Reasons why a preview is impossible.
 enum Unknown {
-    /// The persistence engine goes by the packet's payload.
+    /// The persistence engine uses the packet's payload.
     Payload,
     /// The scheduler has no preview.
     Scheduler,
@@ -432,7 +432,7 @@ impl State for Preview<'_> {
 }
 
 impl Preview<'_> {
-    /// Puts a connection into the table, unless it is one of a single packet.
+    /// Inserts a connection into the table, unless it is for a single packet.
     fn enter(&self, packets: Packets, now: Instant) -> Result<(), DropReason> {
         let evicts = self.control.settings.evicts;
         let fits = packets == Packets::One || self.shard.has_room(evicts, now);
@@ -451,7 +451,7 @@ fn no_service(protocol: Protocol, dst: SocketAddr, mark: u32) -> String {
     }
 }
 
-/// Why a service takes a packet to `dst`.
+/// The reason why a service accepts a packet to `dst`.
 fn why_service(key: ServiceKey, dst: SocketAddr) -> String {
     match key {
         ServiceKey::Mark { mark, .. } => format!("it has the mark {mark}"),
@@ -709,7 +709,7 @@ mod tests {
             *pick(all, self.random.draw())
         }
 
-        /// Something changes: time, a weight, a pin.
+        /// Makes a random change: of the time, of a weight, of a pin.
         fn change(&mut self) {
             let key = ServiceKey::tcp(at(VIP, self.one_of(&[80, 81, 82, 21])));
             let last = self.one_of(&[11, 12, 13]);
@@ -738,7 +738,7 @@ mod tests {
             }
         }
 
-        /// A client opens a connection: what is explained is what happens.
+        /// Opens a connection of a client, and checks that the explanation agrees.
         fn open(&mut self) {
             self.port += 1;
             let last = self.one_of(&[1, 2, 3, 4]);

@@ -11,7 +11,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 
-/// The director's own addresses and networks, as far as full NAT needs them.
+/// The director's own addresses and networks that full NAT needs.
 #[derive(Debug, Default)]
 pub(crate) struct FullNat {
     /// The local addresses.

@@ -20,7 +20,7 @@ const SETS: usize = 4096;
 /// Nanoseconds in a second, which is how much may come at once.
 const SECOND: u64 = 1_000_000_000;
 
-/// How soon after a look at a full service's servers they are looked at again.
+/// Pause before the servers of a full service are examined again.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// Present use of a service's limits.

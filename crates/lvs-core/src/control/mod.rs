@@ -60,10 +60,10 @@ use core::net::IpAddr;
 /// The port of FTP's control connections.
 pub(crate) const FTP: u16 = 21;
 
-/// That of its data connections, where the server opens them.
+/// The port of FTP's data connections that the server opens.
 pub(crate) const FTP_DATA: u16 = 20;
 
-/// How a director is made.
+/// Settings of a new director.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Maximum of connections in each shard. Persistence templates, which all shards share, are an
@@ -72,7 +72,7 @@ pub struct Options {
     pub max_connections: usize,
     /// Action of a full shard for a new connection.
     pub when_full: WhenFull,
-    /// How many shards there will be.
+    /// Number of shards.
     pub shards: usize,
     /// Keys the hash of the connection table; take it from the system's random numbers.
     pub seed: u64,
@@ -188,9 +188,9 @@ pub struct Control {
     next_event: Option<Instant>,
     estimator: Estimator,
     next_trash: Option<Instant>,
-    /// Servers of services that are gone, on their way to the trash.
+    /// Servers of removed services that wait for their move to the trash.
     leaving: VecDeque<Arc<Server>>,
-    /// When the defences look at the memory next.
+    /// Time at which the defences examine the memory next.
     next_defense: Option<Instant>,
     /// Work of the next sweep, for each shard.
     sweep_work: Vec<SweepWork>,
@@ -211,13 +211,13 @@ pub struct Control {
     mixed: usize,
     /// Connections with a pinned server.
     pins: Pins,
-    /// Whose connections are taken.
+    /// The filters of source prefixes.
     filters: Filters,
     /// Rules that give packets marks. The embedding program applies them.
     marks: Arc<[MarkRule]>,
     /// Virtual addresses that the embedding program answers ARP for.
     own_vips: Vec<IpAddr>,
-    /// Synchronisation daemons as they were asked for, in the order in which they were started.
+    /// Configured synchronisation daemons, in the order of their start.
     daemons: Vec<SyncDaemon>,
 }
 

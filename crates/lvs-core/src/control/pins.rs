@@ -13,7 +13,7 @@ use crate::{Error, Instant, Protocol, ServiceKey};
 /// Pins that wait for their connections at most.
 pub(crate) const PINS_MAX: usize = 16_384;
 
-/// How long one waits.
+/// Longest time that a pin waits for its connection.
 const LIFE: Duration = Duration::from_secs(10);
 
 /// Protocol and address of the client, and the number of the service.

@@ -13,12 +13,12 @@ use crate::server::Marks;
 use crate::stats::ObjectStats;
 use crate::{Error, Instant, Server, ServerConfig, ServerId, ServiceKey};
 
-/// How long a removed server without connections is kept.
+/// Time that a removed server without connections is kept.
 const TRASH_IDLE: Duration = Duration::from_secs(120);
 /// Changes that are remembered at least; of more records, as many as there are.
 const LOG_MIN: usize = 1024;
 
-/// Everything that is known of a server besides its record: it outlives its place in a service.
+/// All state of a server except its record: it outlives its entry in a service.
 #[derive(Debug)]
 pub(crate) struct Registered {
     pub(crate) server: Arc<Server>,
@@ -32,7 +32,7 @@ pub(crate) struct Registered {
 
 #[derive(Clone, Copy, Debug)]
 struct Trashed {
-    /// Since when nothing refers to it, as far as the timer has seen.
+    /// Time since which the timer has found no reference to it.
     idle_since: Option<Instant>,
 }
 
@@ -43,7 +43,7 @@ pub(crate) enum Trash {
     Unseen,
     /// Records that have to wait.
     Waiting,
-    /// Nothing.
+    /// An empty record.
     Empty,
 }
 
@@ -196,7 +196,7 @@ impl Records {
         self.get(id.index())
     }
 
-    /// A service is gone: its servers that left it before have none any more.
+    /// Handles the removal of a service: its servers in the trash belong to no service any more.
     pub(crate) fn note_trashed(&mut self, key: &ServiceKey) {
         let key = ServiceKeyOrd::from(key);
         let first = SocketAddr::from(([0, 0, 0, 0], 0));
@@ -258,7 +258,7 @@ impl Records {
         self.note(place);
     }
 
-    /// Remembers that a record has changed, as far as shards go by it.
+    /// Notes a change of a record that affects shards.
     pub(crate) fn note(&mut self, place: u32) {
         let kept = self.places.len().max(LOG_MIN);
         if self.log.len() >= 2 * kept {
@@ -271,13 +271,13 @@ impl Records {
         self.log.push(place);
     }
 
-    /// How many changes there have been.
+    /// Number of changes so far.
     pub(crate) fn changes(&self) -> u64 {
         self.log_start + self.log.len() as u64
     }
 
-    /// Records that have changed since there had been `seen` changes; `None` if that is too long
-    /// ago to know.
+    /// Records changed after the first `seen` changes; `None` if the older changes are no longer
+    /// recorded.
     pub(crate) fn changed_since(&self, seen: u64) -> Option<&[u32]> {
         let skip = usize::try_from(seen.checked_sub(self.log_start)?).ok()?;
         self.log.get(skip..)

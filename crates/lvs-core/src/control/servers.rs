@@ -152,7 +152,7 @@ impl Control {
         self.records.len()
     }
 
-    /// Puts a server that has left its service into the trash (`__ip_vs_del_dest`).
+    /// Moves a server that has left its service into the trash (`__ip_vs_del_dest`).
     pub(super) fn trash(&mut self, id: ServerId, now: Instant) {
         let gone = self.records.trash(id);
         if gone.is_some_and(|entry| entry.server.has_gone()) {
@@ -199,7 +199,7 @@ impl Control {
         count
     }
 
-    /// Whether servers of services that are gone wait to be put into the trash.
+    /// Whether servers of removed services wait for their move to the trash.
     #[cfg(feature = "api")]
     pub(crate) fn has_leaving(&self) -> bool {
         !self.leaving.is_empty()

@@ -181,7 +181,7 @@ impl Control {
         self.retire_some(usize::MAX, now);
     }
 
-    /// [Takes](Self::take_service) one service of those that there are; `false`: there is none.
+    /// [Takes](Self::take_service) one service; `false` if there is none.
     pub(crate) fn take_one(&mut self) -> bool {
         let Some(key) = self.services.values().next().map(|service| service.key) else {
             return false;

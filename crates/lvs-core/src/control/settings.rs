@@ -131,7 +131,7 @@ impl Control {
         self.daemons.push(daemon);
     }
 
-    /// The synchronisation daemons as they were asked for, in the order in which they were started.
+    /// The configured synchronisation daemons, in the order of their start.
     pub fn daemons(&self) -> &[SyncDaemon] {
         &self.daemons
     }

@@ -27,7 +27,7 @@ const FINE: i32 = 100_000;
 #[derive(Debug)]
 pub(crate) struct SlowStart {
     since: BTreeMap<ServerId, Since>,
-    /// When the next tenth is due.
+    /// Time at which the next tenth is due.
     pub(crate) next: Option<Instant>,
     /// Present factor for the weights.
     factor: i32,
@@ -37,7 +37,7 @@ pub(crate) struct SlowStart {
 struct Since {
     /// `None` for longer than was looked at.
     when: Option<Instant>,
-    /// It has begun slowly.
+    /// Whether the server started slowly.
     slow: bool,
 }
 
@@ -57,8 +57,7 @@ impl SlowStart {
         self.factor
     }
 
-    /// Takes those that are there as long established: they have begun before a slow start was
-    /// asked for.
+    /// Marks present servers as established: they began before a slow start was configured.
     pub(crate) fn take_as_established(&mut self, servers: &[Arc<Server>]) {
         let taking = servers.iter().filter(|server| server.config().weight > 0);
         self.since = taking

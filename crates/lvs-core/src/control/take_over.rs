@@ -33,9 +33,9 @@ const TIE: Duration = RECENT;
 /// Results for connections received by synchronisation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TakenOver {
-    /// They are known now.
+    /// Number of connections that are known now.
     pub taken: u64,
-    /// They make no sense.
+    /// Number of invalid connections.
     pub nonsense: u64,
     /// The table is full.
     pub no_room: u64,
@@ -340,7 +340,7 @@ impl Control {
         }
     }
 
-    /// A connection that came without a server for it gets one (`ip_vs_try_bind_dest`).
+    /// Binds a connection that was received without a server to one (`ip_vs_try_bind_dest`).
     fn bind_late(&mut self, shard: &mut Shard, index: u32) {
         let slot = shard.conn(index);
         let entry = Entry {

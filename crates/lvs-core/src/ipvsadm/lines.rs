@@ -1,14 +1,13 @@
-//! How `ipvsadm -R` cuts its input into command lines.
+//! The splitting of the input of `ipvsadm -R` into command lines.
 
 use alloc::vec::Vec;
 
 /// The longest word; a longer one is split into words of this length.
 pub const WORD_MAX: usize = 4096;
 
-/// Command lines from a stream that comes in pieces.
-///
-/// Words are separated by blanks, tabs and carriage returns; there are no quotes and no comments.
-/// Every word `ipvsadm` is ignored, and so is an empty line.
+/// Command lines from a stream that arrives in pieces. Words are separated by spaces, tabs and
+/// carriage returns; there are no quotes and no comments. The parser ignores each word `ipvsadm`
+/// and each empty line.
 #[derive(Clone, Debug, Default)]
 pub struct Lines {
     words: Vec<Vec<u8>>,

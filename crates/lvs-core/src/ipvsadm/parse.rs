@@ -25,7 +25,7 @@ const NAME_MAX: usize = 15;
 /// The multicast interface where none is given.
 const DEFAULT_INTERFACE: &str = "eth0";
 
-/// Why a command line is not carried out.
+/// The reason why a command line is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     text: Vec<u8>,
@@ -36,7 +36,7 @@ pub struct Refusal {
 enum Kind {
     /// The command line is wrong.
     Fail,
-    /// It does not begin with a command.
+    /// The line does not begin with a command.
     Try,
     /// A later word is not an option.
     Option,
@@ -87,7 +87,7 @@ impl Refusal {
     }
 }
 
-/// A [`Refusal`] of ipvsadm's own checks; `{}` in `text` stands for `word`.
+/// A [`Refusal`] of ipvsadm's own checks; the text replaces `{}` by `word`.
 fn fail_with(text: &str, word: &[u8]) -> Refusal {
     let mut bytes = Vec::new();
     match text.split_once("{}") {
@@ -295,7 +295,7 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// One option: first that it is new, then its value.
+    /// Handles one option: first whether it is new, then its value.
     fn option(&mut self, meaning: Meaning, argument: Option<&'a [u8]>) -> Result<(), Refusal> {
         let word = argument.unwrap_or(&[]);
         match meaning {

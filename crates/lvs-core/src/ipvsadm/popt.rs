@@ -1,10 +1,11 @@
-//! How the library popt cuts a command line into options: ipvsadm's users rely on its habits.
+//! The splitting of a command line into options by the library popt: users of ipvsadm rely on its
+//! behaviour.
 
 use alloc::vec::Vec;
 
 use super::table::{self, Argument, OptionSpec};
 
-/// Why a word is not an option.
+/// Reasons why a word is not an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Problem {
     Unknown,
@@ -29,7 +30,7 @@ pub(super) type Found<'a> = (&'static OptionSpec, Option<&'a [u8]>);
 pub(super) struct Words<'a, W> {
     words: &'a [W],
     next: usize,
-    /// Which long options there are.
+    /// Look-up of a long option.
     long: fn(&[u8]) -> Option<&'static OptionSpec>,
     /// The unread rest of a word of short options.
     glued: &'a [u8],

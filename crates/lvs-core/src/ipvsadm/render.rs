@@ -23,7 +23,7 @@ const SERVER_WIDTH: usize = 28;
 /// Characters of any address with port that ipvsadm has room for.
 const ENDPOINT_MAX: usize = 59;
 
-/// How addresses and numbers are written.
+/// The format of addresses and numbers.
 #[derive(Clone, Copy)]
 struct Style<'a> {
     /// `None`: only numbers.

@@ -17,7 +17,7 @@ pub trait Resolve {
     fn port_name(&self, port: u16, protocol: Protocol) -> Option<String>;
 }
 
-/// Knows no names.
+/// A resolver without names.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Numeric;
 

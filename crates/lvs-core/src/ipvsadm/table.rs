@@ -300,9 +300,9 @@ impl Flags {
 pub enum Argument {
     /// None.
     No,
-    /// Always; the word is its name in texts for people.
+    /// A value is required; the word is its name in messages.
     Required(&'static str),
-    /// The next word, unless there is none or it begins with `-`.
+    /// The next word is the value, unless there is no next word or it begins with `-`.
     Optional(&'static str),
 }
 
@@ -398,7 +398,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("pe", None, arg("engine"), set(F::Pe), "persistence engine"),
     option("persistent", Some(b'p'), Argument::Optional("seconds"), set(F::Persistent), "persistent service; 360 seconds if not given"),
     option("netmask", Some(b'M'), arg("netmask"), set(F::Netmask), "clients of one network count as one client"),
-    option("ops", Some(b'o'), NO, set(F::Ops), "schedule every datagram by itself"),
+    option("ops", Some(b'o'), NO, set(F::Ops), "schedule every datagram separately"),
     option("sched-flags", Some(b'b'), arg("flags"), set(F::SchedFlags), "flags of the scheduler, with commas"),
     option("real-server", Some(b'r'), arg("host[:port]"), set(F::Server), "real server"),
     option("masquerading", Some(b'm'), NO, Meaning::Masquerading, "network address translation"),

@@ -18,7 +18,7 @@ const MAX: usize = BUCKETS * 16;
 const HARD_MAX: usize = MAX * 3 / 2;
 /// Time between two looks (`CHECK_EXPIRE_INTERVAL`).
 pub(super) const CHECK_PERIOD: Duration = Duration::from_secs(60);
-/// Every so many checks the whole cache is searched for expired entries
+/// Number of partial checks after which the whole cache is searched for expired entries
 /// (`COUNT_FOR_FULL_EXPIRATION`).
 const FULL_CHECK: u32 = 30;
 /// Entries that are idle for this long are removed when there are too many (`ENTRY_TIMEOUT`).
@@ -39,7 +39,7 @@ pub(super) struct Cache<T> {
     len: usize,
     /// Looks since the last full check.
     counter: u32,
-    /// Where the last partial check ended.
+    /// Position at which the last partial check ended.
     rover: usize,
 }
 
@@ -64,7 +64,7 @@ impl<T> Cache<T> {
         self.len -= usize::from(removed.is_some());
     }
 
-    /// Keeps a new entry, unless there are too many.
+    /// Inserts a new entry, unless there are too many.
     pub(super) fn insert(&mut self, addr: IpAddr, value: T, now: Instant) {
         if self.len >= HARD_MAX {
             return;
@@ -109,7 +109,7 @@ impl<T> Cache<T> {
     }
 }
 
-/// Where an address is in the cache.
+/// The slot of an address in the cache.
 pub(super) fn slot(addr: IpAddr) -> HashSlot {
     HashSlot {
         number: hash_32(fold(addr), BITS),

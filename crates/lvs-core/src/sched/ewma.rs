@@ -9,7 +9,7 @@ use super::wlc::least_by;
 use super::{About, AtZero, Request, Scheduler, Weights};
 use crate::{Instant, Server, ServerId};
 
-/// How long a server without a sample is left alone after it was tried.
+/// Pause between two attempts of a server without a sample.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
 /// Description of `ewma`.
@@ -36,7 +36,7 @@ pub(super) const ABOUT: About = About {
 /// through the director, so the servers have to be reached by NAT.
 #[derive(Clone, Debug, Default)]
 pub struct PeakEwma {
-    /// When servers without a sample were tried last.
+    /// Time of the last attempt of each server without a sample.
     tried: BTreeMap<ServerId, Instant>,
 }
 

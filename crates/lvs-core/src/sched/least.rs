@@ -1,4 +1,4 @@
-//! The least of many servers, found without a look at all of them.
+//! The least of many servers, found without comparing all of them.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -12,7 +12,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use super::{Request, Scheduler};
 use crate::Server;
 
-/// With fewer servers, all are looked at.
+/// Number of servers from which on not all are compared.
 const MANY: usize = 64;
 /// A place without a server.
 const NONE: u32 = u32::MAX;
@@ -32,7 +32,7 @@ pub(super) struct Quotient {
 }
 
 impl Quotient {
-    /// Of a server that is not to be chosen.
+    /// Load of a server that must not be chosen.
     pub(super) const NEVER: Self = Self { load: 0, weight: 0 };
 
     const fn is_less(self, other: Self) -> bool {

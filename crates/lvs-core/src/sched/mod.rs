@@ -46,18 +46,18 @@ pub use self::wlc::WeightedLeastConnections;
 pub use self::wrr::WeightedRoundRobin;
 use crate::{Instant, Protocol, Server, ServiceFlags, Sysctls};
 
-/// Input of a scheduler besides the servers.
+/// Input of a scheduler in addition to the servers.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
     /// The client's address and port.
     pub client: SocketAddr,
-    /// Where the client sent its packet: the virtual address and port.
+    /// Destination of the client's packet: the virtual address and port.
     pub virt: SocketAddr,
     /// The protocol.
     pub protocol: Protocol,
     /// Flags of the service; `sh` and `mh` read theirs at each decision.
     pub flags: ServiceFlags,
-    /// When it came.
+    /// Time at which the packet arrived.
     pub now: Instant,
 }
 
@@ -96,7 +96,7 @@ pub trait Scheduler: fmt::Debug + Send {
         let _ = servers;
     }
 
-    /// The server that was at `index` is gone from the list (`del_dest`).
+    /// Called after the server at `index` was removed from the list (`del_dest`).
     fn server_removed(&mut self, servers: &[Arc<Server>], index: usize) {
         let _ = (servers, index);
     }
@@ -127,14 +127,14 @@ pub trait Scheduler: fmt::Debug + Send {
         let _ = now;
     }
 
-    /// Whether it goes by [`Server::latency`], which has to be measured and needs the servers'
-    /// answers: their services then take servers behind NAT only.
+    /// Whether it uses [`Server::latency`], which is measured from the servers' answers: its
+    /// services then accept only servers behind NAT.
     fn needs_replies(&self) -> bool {
         false
     }
 
-    /// Whether it goes by [`Server::last_weight`], so that directors that are to choose alike need
-    /// the same of a server without a weight, too.
+    /// Whether it uses [`Server::last_weight`]. Directors that must choose alike then also need the
+    /// same last weight of a server without a weight.
     fn goes_by_last_weight(&self) -> bool {
         false
     }
@@ -150,7 +150,7 @@ pub trait Scheduler: fmt::Debug + Send {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 pub struct HashSlot {
-    /// Which one, from 0.
+    /// Its number, from 0.
     pub number: u32,
     /// Slots of the table.
     pub of: u32,
@@ -161,7 +161,7 @@ pub struct HashSlot {
 pub enum Weights {
     /// A share of the connections.
     Share,
-    /// Nothing: all are alike.
+    /// The scheduler ignores it: all servers are alike.
     Ignored,
     /// The order of preference.
     Priority,
@@ -189,7 +189,7 @@ pub struct About {
     /// The names that it gives to flags of its services, in the order of their bits. Where it
     /// names none, [`ANY_FLAGS`] are their names.
     pub flags: &'static [(&'static str, u32)],
-    /// It chooses by random numbers, so that a preview is one of several outcomes.
+    /// Whether it chooses at random, so that a preview is one of several outcomes.
     pub draws_lots: bool,
     /// Its choice depends on the order of the servers, also while they stay the same: directors
     /// that are to choose alike need the same order.
@@ -243,15 +243,16 @@ pub fn flag(name: &str) -> Option<(u32, Option<&'static About>)> {
 /// Behaviour of a scheduler for a client whose server has a weight of 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtZero {
-    /// It chooses another server.
+    /// The scheduler chooses another server.
     Avoids,
-    /// It refuses the client: the choice depends on addresses, not on weights.
+    /// The scheduler refuses the client: the choice depends on addresses, not on weights.
     Refuses,
-    /// The same, unless the service asks for the fallback (`sh-fallback`, `mh-fallback`).
+    /// The scheduler refuses the client, unless the service has the fallback (`sh-fallback`,
+    /// `mh-fallback`).
     RefusesWithoutFallback,
 }
 
-/// The built-in schedulers, in the order in which they are listed to people.
+/// The built-in schedulers, in the order of listings.
 pub const BUILT_IN: &[About] = &[
     rr::ABOUT,
     wrr::ABOUT,
@@ -307,7 +308,7 @@ impl Registry {
         self.factories.insert(name, Arc::new(factory));
     }
 
-    /// Takes a scheduler away: services can no longer ask for it.
+    /// Unregisters a scheduler: services can no longer use it.
     pub fn remove(&mut self, name: &str) {
         self.factories.remove(name);
     }

@@ -51,7 +51,7 @@ impl Scheduler for RoundRobin {
         self.last = self.last.map(|last| last + 1);
     }
 
-    /// When the last choice itself goes, its predecessor stands in for it, so that nobody is
+    /// If the last chosen server is removed, its predecessor replaces it, so that no server is
     /// skipped.
     fn server_removed(&mut self, _: &[Arc<Server>], index: usize) {
         self.last = match self.last {

@@ -61,7 +61,7 @@ pub struct Extras {
 }
 
 impl Extras {
-    /// Whether nothing is asked for: the service is as the kernel's.
+    /// Whether all extras are off: the service behaves like the kernel's.
     pub fn is_off(&self) -> bool {
         *self == Self::default()
     }

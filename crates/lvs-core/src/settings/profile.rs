@@ -1,6 +1,6 @@
-//! Whose timeouts a director begins with.
+//! Profiles of default timeouts.
 
-/// Whose timeouts a director has.
+/// A profile of default timeouts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Profile {
     /// The kernel's.

@@ -81,7 +81,7 @@ sysctls! {
     /// Keep netfilter's connection tracking: here only the flag that the synchronisation protocol
     /// carries. Default off.
     conntrack: bool = false, SWITCH;
-    /// How much the kernel's debug builds log; kept and without effect. Default 0.
+    /// Log level of the kernel's debug builds; kept and without effect. Default 0.
     debug_level: i32 = 0, NUMBER;
     /// Defence that drops half-open connections: 0 off, 1 and 2 by memory, 3 always. Default 0.
     drop_entry: i32 = 0, Within(0..=3);

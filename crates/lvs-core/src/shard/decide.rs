@@ -23,7 +23,7 @@ pub(crate) enum Age {
     Known,
 }
 
-/// The end of a connection that a packet comes from.
+/// The side that has sent a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sender {
     Client,
@@ -236,7 +236,7 @@ impl Shard {
         verdict
     }
 
-    /// How a client's packet leaves.
+    /// Decides how a client's packet is sent.
     fn transmit(&mut self, index: u32, meta: &PacketMeta<'_>, age: Age, now: Instant) -> Verdict {
         let slot = self.table.get(index);
         let helped = slot.has(flag::HELPED);
@@ -304,7 +304,7 @@ impl Shard {
         }
     }
 
-    /// How packets to a virtual address leave for a server of this record and address.
+    /// Decides how packets to a virtual address are sent to a server of this record and address.
     #[inline]
     fn forward_to(
         &self,
@@ -451,7 +451,7 @@ impl Shard {
         }
     }
 
-    /// Lets the template of a connection survive the end of its connections by force.
+    /// Protects the template of a connection from eviction when its connections end.
     fn assure(&mut self, index: u32) {
         if let Some(Some(template)) = self.templates.get(index) {
             template.assured.store(true, Ordering::Relaxed);

@@ -25,7 +25,7 @@ use core::time::Duration;
 /// Packets of a connection whose client has repeated its SYN once.
 const SYN_AND_REPEAT: u32 = 2;
 
-/// How long packets of connections that end silently are dropped at most.
+/// Longest time that packets of silently ended connections are dropped.
 const SILENCE: u32 = 120;
 
 /// Sequence numbers of a TCP segment (RFC 9293 section 3.1).
@@ -36,7 +36,7 @@ struct Numbers {
     next: u32,
     /// The acknowledgement number, if it has one.
     ack: Option<u32>,
-    /// It is a SYN: the numbers start again.
+    /// Whether the packet is a SYN: the sequence numbers start again.
     syn: bool,
 }
 
@@ -94,7 +94,7 @@ pub(crate) struct Down {
     expected: Sparse<Expected>,
     /// The slot at which the walk continues.
     at: Option<usize>,
-    /// Another server went down since the walk began.
+    /// Whether another server went down since the walk began.
     again: bool,
     /// To be sent.
     resets: Vec<Reset>,
@@ -142,7 +142,7 @@ fn raise(number: &mut Option<u32>, to: u32) {
 }
 
 impl Shard {
-    /// Takes note of the sequence numbers of a segment of connection `index`.
+    /// Records the sequence numbers of a segment of connection `index`.
     fn track(&mut self, index: u32, meta: &PacketMeta<'_>, from_client: bool) {
         if meta.tuple.protocol == Protocol::TCP
             && let Some(mut said) = Numbers::read(meta.segment.bytes)
@@ -188,7 +188,7 @@ impl Shard {
         core::mem::take(&mut self.down.resets)
     }
 
-    /// Whether the server of entry `index` went down and the entry does not know yet.
+    /// Whether the server of entry `index` went down after the entry's last check.
     pub(crate) fn is_orphan(&self, index: u32) -> bool {
         !self.table.get(index).has(flag::GONE)
             && self.link(index).is_some_and(|link| link.server.has_gone())
@@ -219,7 +219,7 @@ impl Shard {
         }
     }
 
-    /// Resets both ends of a TCP connection, as far as their expected numbers are known.
+    /// Resets both ends of a TCP connection whose expected numbers are known.
     fn reset_both(&mut self, index: u32, now: Instant) {
         let slot = self.table.get(index);
         if matches!(slot.state(), State::TCP_TIME_WAIT | State::TCP_CLOSE) {
@@ -260,7 +260,7 @@ impl Shard {
         self.table.restart(index, now);
     }
 
-    /// Puts a TCP connection into CLOSE.
+    /// Sets the state of a TCP connection to CLOSE.
     fn close(&mut self, index: u32) {
         let timeout = self.settings.timeouts.of(Protocol::TCP, State::TCP_CLOSE);
         let slot = self.table.get(index);
@@ -274,7 +274,7 @@ impl Shard {
         }
     }
 
-    /// Treatment of the next packet from the client of connection `index`, if its server is gone;
+    /// Treatment of the next packet from the client of connection `index`, if its server was removed;
     /// `None` if the server is present.
     pub(crate) fn lost(&self, index: u32) -> Option<&'static str> {
         let gone = self.table.get(index).has(flag::GONE);
@@ -292,10 +292,10 @@ impl Shard {
             OnServerDown::Reset => {
                 "refused (port unreachable): the server of its connection went down"
             }
-            OnServerDown::Reschedule => "scheduled anew: the server of its connection went down",
+            OnServerDown::Reschedule => "scheduled again: the server of its connection went down",
             OnServerDown::Drop => "dropped: the server of its connection went down",
             OnServerDown::Kernel if self.settings.sysctls.expire_nodest_conn => {
-                "scheduled anew if it may open a connection: the server of its own was removed"
+                "scheduled again if it may open a connection: its server was removed"
             }
             OnServerDown::Kernel => "dropped: the server of its connection was removed",
         })
@@ -358,7 +358,8 @@ impl Shard {
         }
     }
 
-    /// Before a packet from the server of connection `index`, which is watched.
+    /// Handles a packet from the server of connection `index`, which is watched, before the
+    /// decision.
     pub(crate) fn watch_reply(
         &mut self,
         index: u32,

@@ -1,4 +1,4 @@
-//! How connections begin and end.
+//! Begin and end of connections.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -47,7 +47,7 @@ impl Shard {
     }
 
     /// Removes the connection of a client's packet in any state, unless it controls others; `false`
-    /// if there is none.
+    /// if there is no such connection.
     pub(crate) fn end_at_once(&mut self, tuple: &Tuple) -> bool {
         let key = Key {
             protocol: tuple.protocol,

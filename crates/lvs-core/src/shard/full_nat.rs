@@ -46,13 +46,13 @@ impl Shard {
         self.local_changes.get_or_insert_default();
     }
 
-    /// How many changes wait to be taken.
+    /// Number of changes that wait for the caller.
     pub fn local_changes_len(&self) -> usize {
         self.local_changes.as_ref().map_or(0, VecDeque::len)
     }
 
-    /// Local ends that connections have got and given back, in this order: a later connection may
-    /// have the slot of an earlier one. What is not taken waits.
+    /// Changes of the local ends of connections, in their order: a later connection may have the
+    /// slot of an earlier one. Changes that the caller does not take remain.
     pub fn local_changes(&mut self) -> impl Iterator<Item = LocalChange> + '_ {
         iter::from_fn(|| self.local_changes.as_mut()?.pop_front())
     }

@@ -14,7 +14,7 @@ use crate::sync::bulk::{
 use crate::sync::wire::Entry;
 use crate::{Forwarding, Instant, Protocol};
 
-/// A packet that came so long ago has just come.
+/// Age below which a packet counts as just received.
 pub(crate) const RECENT: Duration = Duration::from_secs(2);
 
 impl Shard {
@@ -54,7 +54,7 @@ impl Shard {
         self.ledger.as_ref().map_or(0, |ledger| ledger.said_len())
     }
 
-    /// Takes the outgoing updates, and whether some of them were lost.
+    /// Returns the outgoing updates, and whether some of them were lost.
     pub fn take_changes(&mut self) -> (Vec<u8>, bool) {
         self.ledger
             .as_mut()
@@ -153,7 +153,7 @@ impl Shard {
         next
     }
 
-    /// After a packet of connection `index`, which was in state `before`.
+    /// Updates the ledger after a packet of connection `index`, which was in state `before`.
     pub(super) fn enter(&mut self, index: u32, before: State, now: Instant) {
         let slot = self.table.get(index);
         if slot.has(flag::TOLD) {
@@ -438,8 +438,8 @@ pub(super) mod tests {
             }
         }
 
-        pub(in crate::shard) fn missing(&self, teller: &Self) -> u64 {
-            self.shard.compare_lent(PEER, &teller.shard.told()).missing
+        pub(in crate::shard) fn missing(&self, sender: &Self) -> u64 {
+            self.shard.compare_lent(PEER, &sender.shard.told()).missing
         }
     }
 
@@ -465,7 +465,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn established_connections_are_replicated_half_open_ones_not() {
+    fn half_open_connections_are_not_replicated() {
         let (mut one, mut two) = sides();
         for port in 1..=100 {
             let _ = one.packet(port, 0x02, at(1));

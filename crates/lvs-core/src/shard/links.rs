@@ -13,7 +13,7 @@ use crate::{Protocol, Server};
 pub(crate) struct ServerLink {
     pub(crate) server: Arc<Server>,
     pub(crate) counters: Arc<Counters>,
-    /// Of its service; none while it is in the trash.
+    /// Counters of its service; `None` while it is in the trash.
     pub(crate) service: Option<Arc<Counters>>,
 }
 
@@ -25,9 +25,9 @@ pub(crate) struct Links {
     seen: Option<u64>,
     /// Whether it matters where servers behind NAT are.
     heeded: bool,
-    /// Where these are, by record, with the protocol of their service or 0 for any.
+    /// Translated addresses by record, with the protocol of their service or 0 for any.
     translated: BTreeMap<u32, (SocketAddr, u8)>,
-    /// The same, by address, with the number of records.
+    /// Masqueraded servers by address, with the number of records.
     masqueraded: BTreeMap<(SocketAddr, u8), u32>,
 }
 
@@ -40,12 +40,12 @@ impl Links {
         self.links.get(place as usize)?.as_ref()
     }
 
-    /// How many changes of records are followed; `None` before the first.
+    /// Number of changes of records that are applied; `None` before the first.
     pub(crate) const fn seen(&self) -> Option<u64> {
         self.seen
     }
 
-    /// So many changes of records are followed now.
+    /// Records that this number of changes is applied.
     pub(crate) const fn has_seen(&mut self, changes: u64) {
         self.seen = Some(changes);
     }

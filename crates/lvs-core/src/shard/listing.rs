@@ -28,9 +28,9 @@ pub struct Connection {
     pub expires: Duration,
     /// Forwarding method.
     pub method: Forwarding,
-    /// It is a persistence template.
+    /// Whether it is a persistence template.
     pub template: bool,
-    /// It came by a synchronisation message.
+    /// Whether it came by a synchronisation message.
     pub synced: bool,
 }
 

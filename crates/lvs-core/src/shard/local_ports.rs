@@ -70,19 +70,19 @@ struct Tuple {
     local: LocalAddress,
 }
 
-/// Which of them are free.
+/// The free local ports of a server.
 #[derive(Debug)]
 struct Free {
-    /// Where the ports that have never been used begin: `fresh` of them, from number `from` on.
+    /// Start of the ports that have never been used: `fresh` ports from number `from` on.
     from: u16,
     fresh: u16,
-    /// Of these, those that connections of an earlier director's have or had: they are given back
-    /// as if they had been taken here.
+    /// Ports of these that connections of an earlier director have or had; their release is as of
+    /// ports that were taken here.
     apart: BTreeSet<u16>,
-    /// Ports that were given back, and when their last packets came; the one that has been quiet
-    /// longest comes first.
+    /// Released ports with the times of their last packets; the port with the longest silence comes
+    /// first.
     released: BinaryHeap<Reverse<(Instant, u16)>>,
-    /// When all of them have been quiet for long enough.
+    /// Time from which all of them have been quiet for long enough.
     quiet_at: Instant,
     used: u32,
 }
@@ -96,7 +96,7 @@ impl Free {
     }
 }
 
-/// A port that was taken, with the range that it came from.
+/// A taken port, with its range.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Taken {
     local: LocalAddress,
@@ -128,7 +128,7 @@ pub(crate) struct LocalPorts {
     buckets: Vec<u32>,
     /// Addresses in use, and by how many connections; sorted.
     in_use: Vec<(IpAddr, u32)>,
-    /// Which local address comes next.
+    /// Number of the next local address.
     turn: usize,
 }
 
@@ -339,7 +339,7 @@ impl LocalPorts {
         u16::try_from(count).unwrap_or(u16::MAX)
     }
 
-    /// The first of them.
+    /// The first port of a local address.
     fn base(&self, local: LocalAddress) -> u32 {
         let (first, workers) = (u32::from(local.first), u32::from(self.workers));
         first + (u32::from(self.worker) + workers - first % workers) % workers

@@ -86,7 +86,7 @@ pub struct Shard {
     dying: Vec<u32>,
     /// Synchronisation messages to send.
     sync: Queue,
-    /// Adjustments of sequence numbers that came by synchronisation, by the connections' indices.
+    /// Received adjustments of sequence numbers, by the connections' indices.
     sequences: BTreeMap<u32, Sequences>,
     /// Sequence numbers of connections whose servers may go down, and pending work for servers that
     /// did.
@@ -344,12 +344,12 @@ impl Shard {
         self.table.restart(index, now);
     }
 
-    /// Connection `index` ends at this time, unless a packet comes.
+    /// Sets the end of connection `index`, unless a packet arrives.
     pub(crate) fn restart_until(&mut self, index: u32, at: Instant) {
         self.table.restart_until(index, at);
     }
 
-    /// A connection that came without a server has one.
+    /// Binds a connection that was received without a server.
     pub(crate) fn bind(&mut self, index: u32, server: u32, flags: impl FnOnce(u32) -> u32) {
         self.table.change(index, |slot| {
             slot.server = server;
@@ -357,8 +357,9 @@ impl Shard {
         });
     }
 
-    /// Takes over connections that memory had, as [`ConnTable::adopt`]. One by full NAT is kept only
-    /// if `local` knows its local end, which is then one of `pool`'s, if it has the address.
+    /// Adopts connections in memory, as [`ConnTable::adopt`]. A connection by full NAT stays only
+    /// if `local` returns its local end, which then is one of `pool`'s, if the pool has the
+    /// address.
     pub(crate) fn adopt(
         &mut self,
         adoption: &mut Adoption,
@@ -396,7 +397,7 @@ impl Shard {
         more
     }
 
-    /// Takes in a connection of another table, as [`ConnTable::move_in`].
+    /// Inserts a connection of another table, as [`ConnTable::move_in`].
     pub(crate) fn move_in(&mut self, draft: &Draft, expires: Instant, now: Instant) -> Option<u32> {
         self.table.move_in(draft, expires, now)
     }
@@ -438,7 +439,7 @@ impl Shard {
         &mut self.sync
     }
 
-    /// Adjustments of sequence numbers that came with connection `index`.
+    /// Sets the received adjustments of sequence numbers of connection `index`.
     pub(crate) fn set_sequences(&mut self, index: u32, sequences: Sequences) {
         self.sequences.insert(index, sequences);
     }
@@ -449,7 +450,7 @@ impl Shard {
         self.hand.last
     }
 
-    /// Begins to watch for [`made_room`](Self::made_room).
+    /// Clears [`made_room`](Self::made_room).
     pub(crate) const fn forget_room(&mut self) {
         self.hand.last = None;
     }
@@ -464,7 +465,7 @@ impl Shard {
         self.generation == generation && self.links.seen().is_some()
     }
 
-    /// Takes a copy of the settings of this generation.
+    /// Copies the settings of this generation.
     pub(crate) fn take_settings(&mut self, settings: &Settings, generation: u32) {
         if settings.master != self.settings.master {
             // With another master, messages are of another kind.

@@ -28,14 +28,14 @@ pub struct Passed {
     pub target: SocketAddrV4,
     /// The virtual address and port.
     pub virt: SocketAddrV4,
-    /// How to encapsulate, where `method` is [`Forwarding::Tunnel`].
+    /// Encapsulation, if `method` is [`Forwarding::Tunnel`].
     pub tunnel: Tunnel,
-    /// How many packets of the client's the connection has had.
+    /// Number of the client's packets in this connection.
     pub packets: u32,
 }
 
 impl Passed {
-    /// The verdict that it would have had on the long way.
+    /// The verdict of the slow path for the same packet.
     pub const fn verdict(&self) -> Verdict {
         if self.reply {
             Verdict::Reply(Reply {
@@ -67,11 +67,9 @@ impl Passed {
 }
 
 impl Shard {
-    /// Decides in passing on a packet of a connection that it cannot change; of replies, on those
-    /// that pass through the host.
-    ///
-    /// `None` means that nothing has happened: [`handle_packet_ahead`](Self::handle_packet_ahead)
-    /// decides.
+    /// Decides on a packet that cannot change its connection, by the userspace fast path; on
+    /// replies, if they pass through the host. `None` means that nothing has changed:
+    /// [`handle_packet_ahead`](Self::handle_packet_ahead) decides.
     #[inline]
     pub fn pass(&mut self, packet: &Plain, ahead: &Ahead, now: Instant) -> Option<Passed> {
         let Plain {

@@ -37,7 +37,7 @@ const _: () = {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Unpublished {
-    /// It has ended.
+    /// The connection has ended.
     Ended,
     /// Its next packet may change its state.
     NotEstablished,
@@ -47,7 +47,7 @@ pub enum Unpublished {
     PersistentUdp,
     /// A helper inspects its payload.
     Helped,
-    /// It is for one packet.
+    /// The connection is for one packet.
     OnePacket,
     /// Its server went down, and it does not come back with it.
     ServerDown,
@@ -59,21 +59,21 @@ pub enum Unpublished {
     Adjusted,
     /// Its client's port is not known yet, or is 0.
     NoClientPort,
-    /// It controls other entries.
+    /// The connection controls other entries.
     Controls,
-    /// It is a persistence template.
+    /// The entry is a persistence template.
     Template,
     /// Its server has not answered yet.
     Unanswered,
-    /// The programs do not know its forwarding method.
+    /// The kernel fast path does not support its forwarding method.
     Method,
-    /// It has no server any more.
+    /// The connection has lost its server.
     NoServer,
     /// Full NAT has no local port for it.
     NoLocalPort,
-    /// It is with the table's exceptions.
+    /// The connection is among the table's exceptions.
     Exception,
-    /// No service is of its family.
+    /// There is no service of its family.
     Family,
     /// A local address of full NAT is its client or its virtual address.
     LocalAddress,
@@ -103,7 +103,7 @@ impl fmt::Display for Unpublished {
             Self::Template => "it is a persistence template",
             Self::Unanswered => "its server has not answered yet",
             Self::Method => "its method is none of NAT, full NAT, direct routing and tunnels",
-            Self::NoServer => "its server is gone",
+            Self::NoServer => "its server was removed",
             Self::NoLocalPort => "it has no local port",
             Self::Exception => {
                 "it is with the table's exceptions: others have the same addresses and ports, or its part of the table is full"
@@ -159,20 +159,20 @@ fn what_else(entry: Entry<'_>) -> Option<Unpublished> {
     }
 }
 
-/// Whether it is worth to look at a connection, in order to publish it.
+/// Whether a connection is due for offloading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ripeness {
-    /// Nothing can be published now.
+    /// No connection can be offloaded now.
     NoEpoch,
-    /// It is published, in this epoch.
+    /// The connection is offloaded in this epoch.
     Published,
-    /// It was published in another epoch.
+    /// The connection was offloaded in another epoch.
     Stale,
     /// Its client has sent fewer packets than it takes.
     Early,
     /// Its client has sent enough packets; the next check is at a multiple of that number.
     Between,
-    /// That is now.
+    /// The connection is due now.
     Ripe,
 }
 
@@ -271,7 +271,7 @@ impl Shard {
         ripeness(self.table.get(conn.0), packets, epoch)
     }
 
-    /// How many packets of a client's a connection has had.
+    /// Number of the client's packets in a connection.
     #[inline]
     pub fn packets_of(&self, conn: ConnId) -> u32 {
         self.table.get(conn.0).in_packets()
@@ -381,7 +381,7 @@ impl Shard {
         entry.is_live()
     }
 
-    /// From now on the packets of a connection come to userspace.
+    /// Evicts a connection from the kernel fast path: its packets come to userspace.
     pub fn withdraw(&mut self, conn: ConnId) {
         if self.table.is_used(conn.0) {
             self.table.get(conn.0).withdraw();

@@ -25,10 +25,10 @@ const WINDOWS: usize = 4;
 /// handshake's.
 const HANDSHAKE: u32 = 2;
 
-/// How long a connection that was opened may wait for its first use.
+/// Longest time between the opening and the first use of a connection.
 const UNUSED_AFTER: Duration = Duration::from_secs(3);
 
-/// How long a connection is without a packet before it counts as idle.
+/// Time without a packet after which a connection counts as idle.
 const IDLE_AFTER: Duration = Duration::from_secs(60);
 
 /// Connections that were ended to make room for new ones.
@@ -54,7 +54,7 @@ impl AddAssign for Evictions {
     }
 }
 
-/// How much a connection is missed; the least first.
+/// The value of a connection for eviction; the least valuable first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Worth {
     HalfOpen,
@@ -66,7 +66,7 @@ enum Worth {
 /// The clock hand, and its evictions.
 #[derive(Debug, Default)]
 pub(crate) struct Hand {
-    /// Window to look at next.
+    /// The next window.
     at: usize,
     /// The slot that was made free last.
     pub(crate) last: Option<u32>,

@@ -7,7 +7,7 @@ use core::sync::atomic::AtomicU32;
 use crate::conn::{Timeouts, flag};
 use crate::{Forwarding, Protocol, Sysctls};
 
-/// State that control and shards share besides the servers' records.
+/// State that control and shards share in addition to the servers' records.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     /// Raised when a shard's copies of the settings or of the list of servers are out of date.
@@ -20,7 +20,7 @@ pub(crate) struct Settings {
     /// There is an IPv4 service. Without one the kernel ignores all IPv4 packets, even those of
     /// connections.
     pub(crate) ipv4: bool,
-    /// There is an IPv6 service.
+    /// Whether there is an IPv6 service.
     pub(crate) ipv6: bool,
     pub(crate) timeouts: Timeouts,
     pub(crate) sysctls: Sysctls,

@@ -17,19 +17,19 @@ impl Shard {
         self.sync.lost()
     }
 
-    /// How many messages may wait to be sent (`sync_qlen_max` for each port).
+    /// Greatest number of messages that may wait to be sent (`sync_qlen_max` for each port).
     pub fn sync_messages_max(&self) -> usize {
         let ports = self.settings.master.map_or(1, |master| master.ports);
         let max = usize::try_from(self.settings.sysctls.sync_qlen_max).unwrap_or(0);
         max.saturating_mul(ports.into())
     }
 
-    /// When to ask for a message next; `None` while there is nothing to send.
+    /// Time at which the caller requests the next message; `None` if there is nothing to send.
     pub fn next_sync_message(&self) -> Option<Instant> {
         self.sync.next_message()
     }
 
-    /// Sends a connection and its controlling entries, as far as needed (`ip_vs_sync_conn`).
+    /// Sends a connection and its controlling entries, if they are due (`ip_vs_sync_conn`).
     pub(crate) fn sync_connection(&mut self, index: u32, packets: u32, now: Instant) {
         let Some(master) = self.settings.master else {
             return;

@@ -7,7 +7,7 @@ use core::ops::Range;
 pub(super) const SEQUENCE: Range<usize> = 4..8;
 /// Acknowledgement number.
 pub(super) const ACKNOWLEDGEMENT: Range<usize> = 8..12;
-/// Length of the header in words of 32 bits, in the upper half.
+/// Offset of the byte whose upper half is the length of the header in words of 32 bits.
 const DATA_OFFSET: usize = 12;
 /// Flags.
 pub(super) const FLAGS: usize = 13;

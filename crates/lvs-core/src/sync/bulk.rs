@@ -45,11 +45,11 @@ const OUT_FIRST: usize = 4 << 10;
 /// Kind of an update about a connection or a template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It lives.
+    /// The connection exists.
     Lives,
-    /// It has ended.
+    /// The connection has ended.
     Ended,
-    /// It lives, and the sender has just received a packet of it.
+    /// The connection exists, and the sender has just received a packet of it.
     Comes,
 }
 
@@ -58,7 +58,7 @@ pub enum Kind {
 pub struct Item {
     /// Whether it lives.
     pub kind: Kind,
-    /// Until its timer fires.
+    /// Time until its timer fires.
     pub left: Duration,
     /// The connection.
     pub entry: Entry,
@@ -137,7 +137,7 @@ fn first_len(items: &[u8]) -> Option<usize> {
     Some(HEADER + usize::from(u16::from_be_bytes([len[0], len[1]])))
 }
 
-/// How many items there are, if they are such.
+/// Number of items in valid bytes.
 pub fn count(mut bytes: &[u8]) -> u64 {
     let mut count = 0;
     while let Some(len) = first_len(bytes) {
@@ -230,12 +230,12 @@ impl Digest {
     }
 
     /// Compares the borrowed connections with the digest of their owner.
-    fn compare(&self, teller: &Self) -> Differences {
+    fn compare(&self, sender: &Self) -> Differences {
         let mut all = Differences {
-            told: teller.count(),
+            told: sender.count(),
             ..Differences::default()
         };
-        for (place, (ours, theirs)) in (0..).zip(self.0.iter().zip(&teller.0)) {
+        for (place, (ours, theirs)) in (0..).zip(self.0.iter().zip(&sender.0)) {
             if ours != theirs {
                 all.ranges.push(place);
                 // Of as many as there, at least one is another.
@@ -253,9 +253,9 @@ impl Digest {
 pub struct Differences {
     /// Connections that it owns.
     pub told: u64,
-    /// How many of them are missing, at least.
+    /// Least number of missing items.
     pub missing: u64,
-    /// Where.
+    /// The missing ranges.
     pub ranges: Vec<u16>,
 }
 
@@ -266,7 +266,7 @@ const fn range_of(hash: u64) -> usize {
 /// The connections that a walk over the table sends.
 #[derive(Clone, Debug)]
 pub enum Pass {
-    /// All.
+    /// All connections.
     All,
     /// Connections that received a packet since then.
     Since(crate::Instant),
@@ -431,7 +431,7 @@ impl Ledger {
         self.out.len()
     }
 
-    /// Takes the outgoing updates, and whether some were lost.
+    /// Returns the outgoing updates, and whether some were lost.
     pub(crate) fn take(&mut self) -> (Vec<u8>, bool) {
         // There will be about as much the next time.
         let next = Vec::with_capacity(self.out.len().min(OUT_FIRST));
@@ -448,10 +448,10 @@ impl Ledger {
         lent.map_or(0, |lent| lent.digest.count())
     }
 
-    pub(crate) fn compare(&self, peer: usize, teller: &Digest) -> Differences {
+    pub(crate) fn compare(&self, peer: usize, sender: &Digest) -> Differences {
         match self.lent.get(peer) {
-            Some(Some(lent)) => lent.digest.compare(teller),
-            _ => Digest::default().compare(teller),
+            Some(Some(lent)) => lent.digest.compare(sender),
+            _ => Digest::default().compare(sender),
         }
     }
 }
@@ -488,32 +488,32 @@ mod tests {
 
     #[test]
     fn digest_shows_missing_connections_and_their_range() {
-        let (mut teller, mut listener) = (Ledger::new([1, 2]), Ledger::new([3, 4]));
-        listener.listen_to(5, [1, 2]);
+        let (mut sender, mut receiver) = (Ledger::new([1, 2]), Ledger::new([3, 4]));
+        receiver.listen_to(5, [1, 2]);
         for port in 0..10_000 {
-            teller.tell(&identity(port), true);
-            listener.lend(5, &identity(port), true);
+            sender.tell(&identity(port), true);
+            receiver.lend(5, &identity(port), true);
         }
         let mut bytes = Vec::new();
-        teller.told().write(&mut bytes);
+        sender.told().write(&mut bytes);
         assert_eq!(bytes.len(), DIGEST_LEN);
         let told = Digest::parse(&bytes).unwrap();
-        assert_eq!((&told, told.count()), (teller.told(), 10_000));
-        let all = listener.compare(5, &told);
+        assert_eq!((&told, told.count()), (sender.told(), 10_000));
+        let all = receiver.compare(5, &told);
         assert_eq!((all.told, all.missing, all.ranges.len()), (10_000, 0, 0));
 
-        listener.lend(5, &identity(77), false);
-        let all = listener.compare(5, &told);
+        receiver.lend(5, &identity(77), false);
+        let all = receiver.compare(5, &told);
         assert_eq!((all.missing, all.ranges.len()), (1, 1));
         let ranges = Ranges::new(all.ranges);
-        assert!(teller.is_told_in(&ranges, &identity(77)));
+        assert!(sender.is_told_in(&ranges, &identity(77)));
         // As many, and another.
         let other = (0..).find(|port| {
             let other = identity(20_000 + port);
-            teller.is_told_in(&ranges, &other)
+            sender.is_told_in(&ranges, &other)
         });
-        listener.lend(5, &identity(20_000 + other.unwrap()), true);
-        assert_eq!(listener.compare(5, &told).missing, 1);
+        receiver.lend(5, &identity(20_000 + other.unwrap()), true);
+        assert_eq!(receiver.compare(5, &told).missing, 1);
         assert_eq!(Digest::parse(&bytes[1..]), Err(Malformed));
     }
 

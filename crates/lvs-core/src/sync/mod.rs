@@ -76,7 +76,7 @@ impl Master {
 pub struct Backup {
     /// 0 takes every message, another number only messages with the same one.
     pub syncid: u8,
-    /// Longer messages are cut, so that nothing comes of them.
+    /// Longest message; longer ones are truncated, and then useless.
     pub maxlen: u16,
 }
 
@@ -150,7 +150,7 @@ pub struct SyncDaemon {
 }
 
 impl SyncDaemon {
-    /// The same with defaults for an interface of this MTU.
+    /// These settings with defaults for an interface of this MTU.
     #[must_use]
     pub fn completed(&self, mtu: u32) -> Self {
         let ipv6 = self.group.is_some_and(|group| group.is_ipv6());

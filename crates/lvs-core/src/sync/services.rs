@@ -85,7 +85,7 @@ fn parse_key(bytes: &[u8; KEY_LEN]) -> Result<ServiceKey, Malformed> {
 /// The digest of a service and of its servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceDigest {
-    /// Of everything that the choice of a server depends on.
+    /// Digest of everything on which the choice of a server depends.
     pub choice: u64,
     /// Of the ways to the servers; 0 if one of them is the director itself, because no other
     /// director has that way.
@@ -93,7 +93,7 @@ pub struct ServiceDigest {
 }
 
 impl ServiceDigest {
-    /// Whether two directors choose the same servers, and reach them in the same way.
+    /// Whether two directors choose the same servers, and reach them by the same methods.
     pub const fn is_like(&self, other: &Self) -> bool {
         let unknown = self.ways == 0 || other.ways == 0;
         self.choice == other.choice && (unknown || self.ways == other.ways)
@@ -109,7 +109,7 @@ pub struct ServiceDigests(BTreeMap<ServiceKeyOrd, ServiceDigest>);
 pub struct Differs {
     /// The service.
     pub service: ServiceKey,
-    /// This director has it.
+    /// Whether this director has it.
     pub here: bool,
     /// The other director has it.
     pub there: bool,
@@ -134,7 +134,7 @@ impl ServiceDigests {
         self.0.len()
     }
 
-    /// There is none.
+    /// Whether there are no services.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -172,7 +172,7 @@ impl ServiceDigests {
         Ok(Self(all))
     }
 
-    /// In which services another director differs from this one.
+    /// The services in which another director differs from this one.
     pub fn compare<'a>(&'a self, theirs: &'a Self) -> impl Iterator<Item = Differs> + 'a {
         let ours = self.0.iter().filter_map(|(key, digest)| {
             let other = theirs.0.get(key);
@@ -224,8 +224,8 @@ fn address(addr: SocketAddr) -> [u64; 3] {
     ]
 }
 
-/// A server's part in [`ServiceDigest::choice`]; `place` is its place among the servers if the
-/// scheduler goes by it, else 0.
+/// The digest of a server within [`ServiceDigest::choice`]; `place` is its position among the
+/// servers if the scheduler uses it, else 0.
 pub(crate) fn server(addr: SocketAddr, config: &ServerConfig, last_weight: i32, place: u64) -> u64 {
     let [a, b, c] = address(addr);
     let pair = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);

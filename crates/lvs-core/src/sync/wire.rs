@@ -16,7 +16,7 @@ const NAME_MAX: usize = 16;
 const OPTION_SEQ: u8 = 1;
 const OPTION_DATA: u8 = 2;
 const OPTION_NAME: u8 = 3;
-/// A receiver that does not know the option may skip it.
+/// A receiver that does not support the option may skip it.
 const OPTION_SKIPPABLE: u8 = 0x40;
 const SEQ_LEN: usize = 24;
 /// Flags that announce sequence numbers.
@@ -161,12 +161,12 @@ pub struct Entries {
     pub damaged: bool,
 }
 
-/// Why nothing of a message is heeded.
+/// Reasons to ignore a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unread {
     /// It is too short for a header, or its length field is wrong.
     Malformed,
-    /// It is from a master with another syncid.
+    /// The master has another syncid.
     OtherId,
 }
 

@@ -1,4 +1,4 @@
-//! Changes of a segment besides its addresses and ports: sequence numbers and text.
+//! Changes of a segment in addition to its addresses and ports: sequence numbers and text.
 
 use core::ops::Range;
 
@@ -8,7 +8,7 @@ use super::Shift;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Edit {
-    /// How its sequence number changes.
+    /// The change of its sequence number.
     pub shift: Shift,
     /// Text to be replaced.
     pub replacement: Option<Replacement>,
@@ -37,7 +37,7 @@ impl Replacement {
         })
     }
 
-    /// Which bytes of the payload are replaced.
+    /// The replaced bytes of the payload.
     pub fn place(&self) -> Range<usize> {
         self.start.into()..self.end.into()
     }
@@ -47,12 +47,12 @@ impl Replacement {
         &self.text[..usize::from(self.len)]
     }
 
-    /// By how many bytes the payload grows.
+    /// Number of bytes by which the payload grows.
     pub fn growth(&self) -> i32 {
         i32::from(self.len) + i32::from(self.start) - i32::from(self.end)
     }
 
-    /// The same `by` bytes further on.
+    /// The same edit, `by` bytes further on.
     pub(crate) fn moved(mut self, by: usize) -> Option<Self> {
         let by = u16::try_from(by).ok()?;
         self.start = self.start.checked_add(by)?;

@@ -32,7 +32,7 @@ impl ConnId {
 pub struct ServerId(pub(crate) u32);
 
 impl ServerId {
-    /// The record's index, for tables next to it (next hops, say).
+    /// The record's index, for tables with the same index (such as next hops).
     pub const fn index(self) -> usize {
         self.0 as usize
     }
@@ -58,10 +58,10 @@ pub enum Verdict {
     Drop(DropReason),
 }
 
-/// How to transmit a packet towards a real server.
+/// Transmission of a packet towards a real server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Forward {
-    /// The connection; `None` for a one-packet connection that is gone already.
+    /// The connection; `None` for a one-packet connection that has already ended.
     pub conn: Option<ConnId>,
     /// The real server; `None` for a connection that is bound to none (bypass, synchronised).
     pub server: Option<ServerId>,
@@ -73,7 +73,7 @@ pub struct Forward {
     pub source: Option<SocketAddr>,
     /// The virtual address and port that the connection was made for.
     pub virt: SocketAddr,
-    /// How to encapsulate, where `method` is [`Forwarding::Tunnel`].
+    /// Encapsulation, if `method` is [`Forwarding::Tunnel`].
     pub tunnel: Tunnel,
     /// The packet opened the connection.
     pub new: bool,
@@ -82,7 +82,7 @@ pub struct Forward {
     pub shift: Option<Shift>,
 }
 
-/// How to treat a packet from a real server.
+/// Transmission of a packet from a real server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reply {
     /// The connection.
@@ -139,13 +139,13 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// Why a packet was discarded.
+    /// Reason for discarding a packet.
     #[non_exhaustive]
     DropReason {
         /// The packet belongs to a connection whose real server was removed.
         ServerRemoved => "server_removed",
-        /// The packet belongs to a connection whose real server went down, and the service's
-        /// `on_server_down` says what becomes of it.
+        /// Packet of a connection whose real server went down; the service's `on_server_down`
+        /// decides its fate.
         ServerDown => "server_down",
         /// No real server of the service can take a connection.
         NoServer => "no_server",
@@ -158,7 +158,7 @@ reasons! {
         /// Its source has opened as many connections of the service in a second as the limit for
         /// one source allows.
         SourceRate => "source_rate",
-        /// From a source that the service's filter, or the director's, denies.
+        /// The service's filter, or the director's, denies the source.
         Filtered => "filtered",
         /// The program around the director has handed in the shard of another director.
         ForeignShard => "foreign_shard",
@@ -170,16 +170,18 @@ reasons! {
         DropPacket => "drop_packet",
         /// The persistence engine found nothing to go by.
         PersistenceEngine => "persistence_engine",
-        /// From a real server, of no connection; the server is told (`nat_icmp_send`).
+        /// Packet from a real server without a connection; the server receives an ICMP error
+        /// (`nat_icmp_send`).
         StrayReply => "stray_reply",
-        /// The connection came by synchronisation, and its tunnel leads to no configured server.
+        /// The connection was received by synchronisation, and its tunnel matches no configured
+        /// server.
         Unbound => "unbound",
         /// Full NAT has no local port left towards the server: each local address more brings
         /// 64,512, or it came by synchronisation.
         NoLocalPort => "no_local_port",
-        /// A rule for marks says so.
+        /// Packet that a rule for marks passes to the host.
         MarkRule => "mark_rule",
-        /// Of a control connection of FTP, with a wrong TCP checksum.
+        /// Control connection of FTP with a wrong TCP checksum.
         HelperChecksum => "helper_checksum",
         /// Of a control connection of FTP: it acknowledges what the other side has not sent.
         HelperSequence => "helper_sequence",
@@ -189,7 +191,7 @@ reasons! {
 }
 
 reasons! {
-    /// Why a packet was left to the host.
+    /// Reason for passing a packet to the host.
     #[non_exhaustive]
     AcceptReason {
         /// No service has this address, port or mark.
@@ -198,9 +200,9 @@ reasons! {
         NotNew => "not_new",
         /// A protocol that is not balanced.
         Protocol => "protocol",
-        /// From source port 20, which is never scheduled.
+        /// The source port is 20, which is never scheduled.
         SourcePort20 => "source_port_20",
-        /// For a port that the FTP service only captures when it is persistent.
+        /// The port is FTP data, which the service captures only if it is persistent.
         FtpData => "ftp_data",
         /// An ICMP error about no connection.
         UnrelatedIcmp => "unrelated_icmp",
@@ -208,9 +210,9 @@ reasons! {
         NoConnection => "no_connection",
         /// A backup daemon runs and `backup_only` is set.
         BackupOnly => "backup_only",
-        /// A reply of a real server on this host to a client of ours.
+        /// Reply of a real server on this host to a client of this host.
         LocalReply => "local_reply",
-        /// It comes out of a tunnel of the host's, and `ignore_tunneled` is set.
+        /// The packet left a tunnel of the host, and `ignore_tunneled` is set.
         Tunneled => "tunneled",
         /// A rule for marks leaves it to the host.
         MarkRule => "mark_rule",

@@ -35,7 +35,7 @@ impl Shift {
         sent.wrapping_add_signed(self.offset(sent))
     }
 
-    /// A number that the receiver acknowledges, as the sender knows it.
+    /// An acknowledged number in the sender's numbering.
     pub const fn acknowledgement(self, seen: u32) -> u32 {
         let sent = seen.wrapping_sub(self.before.cast_unsigned());
         seen.wrapping_sub(self.offset(sent).cast_unsigned())
@@ -51,7 +51,7 @@ impl Shift {
     }
 }
 
-/// Whether `a` comes after `b` in the circle of sequence numbers.
+/// Whether `a` is after `b` in the circle of sequence numbers.
 pub(crate) const fn is_after(a: u32, b: u32) -> bool {
     b.wrapping_sub(a).cast_signed() < 0
 }

@@ -42,7 +42,7 @@ fn control() -> Control {
     })
 }
 
-/// Everything that a director knows, its schedulers' state included.
+/// The complete state of a director, including its schedulers.
 fn picture(control: &Control) -> String {
     format!("{control:?}")
 }
@@ -288,8 +288,8 @@ fn flush_removes_services_one_by_one() {
     assert_eq!(control.services().count(), 1);
 }
 
-/// The control half is held for no more servers than changes were asked for, however many a service
-/// has.
+/// The control half is locked for no more servers than there are changes, however many servers a
+/// service has.
 #[test]
 fn deleted_service_is_cleaned_up_in_pieces() {
     let mut control = control();

@@ -115,7 +115,7 @@ fn only(director: &Director, now: Instant) -> Connection {
     only
 }
 
-/// A segment with its numbers and so many bytes of payload.
+/// A segment with its numbers and `len` bytes of payload.
 fn send(
     director: &mut Director,
     meta: &PacketMeta<'_>,
@@ -503,7 +503,7 @@ fn explain_shows_fate_of_lost_connection() {
 
 // --- slow start ----------------------------------------------------------------------------------
 
-/// How many of `count` new connections each of the servers 1 to 3 gets.
+/// Number of `count` new connections that each of the servers 1 to 3 gets.
 fn shares(director: &mut Director, count: u16, now: Instant) -> [u32; 3] {
     let mut shares = [0; 3];
     for n in 0..count {
@@ -1074,7 +1074,7 @@ fn data_connections_of_ftp_are_reset_as_well() {
     );
 }
 
-/// A scheduler that wants to be called ten times a second.
+/// A scheduler whose timer runs ten times a second.
 #[derive(Debug)]
 struct Ticking;
 

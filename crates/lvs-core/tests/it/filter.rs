@@ -1,4 +1,4 @@
-//! Whose new connections are taken: filters by source prefix.
+//! Filters of new connections by source prefix.
 #![cfg(feature = "api")]
 
 use std::net::SocketAddr;
@@ -64,7 +64,7 @@ fn is_taken(director: &mut Director, client: &str, flags: u8) -> bool {
 }
 
 #[test]
-fn denied_source_opens_nothing_and_open_connections_continue() {
+fn denied_source_opens_no_connection_and_open_connections_continue() {
     for persistent in [false, true] {
         let (mut director, key) = director(persistent);
         let early = "192.0.2.7:4000";

@@ -1,5 +1,6 @@
-//! The short way against the long way: two directors see the same, one of them decides in passing
-//! where it may, and they are the same after each packet: verdict, states, deadlines, counters.
+//! The userspace fast path against the slow path: two directors receive the same packets, and one
+//! of them uses the fast path. After each packet both have the same verdict, states, deadlines and
+//! counters.
 
 use std::net::{SocketAddr, SocketAddrV4};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -52,7 +53,7 @@ enum Act {
     },
     Wait(u32),
     Weight(usize, u8, i32),
-    /// A server goes, or comes back.
+    /// A server is removed, or added again.
     Toggle(usize, u8),
     Sysctl(usize),
     Master(bool),
@@ -303,7 +304,7 @@ impl Twin {
         format!("{done} {messages:?}")
     }
 
-    /// An answer to a client's last packet, as far as the table knows: who sends it, and to whom.
+    /// An answer to a client's last packet that matches the table: its sender and its receiver.
     fn answers(&self, kind: usize, number: u8) -> Option<(SocketAddr, SocketAddr)> {
         let (client, virt) = (client(number), virt(kind));
         let mut all = self.director.shard.connections_from(0, self.now);
@@ -350,7 +351,7 @@ proptest! {
     }
 }
 
-/// The property says something only if packets pass.
+/// The property is useful only if packets take the fast path.
 #[test]
 fn established_connection_uses_fast_path() {
     let client: SocketAddrV4 = "192.0.2.1:1000".parse().expect("an address");

@@ -477,7 +477,7 @@ fn drop_entry_ends_one_in_32_half_open_connections_a_second() {
 /// `drop_entry = 3`. They had been idle for 70 s, except those in SYN_RECV. Both choose at random,
 /// so the numbers are near, not equal.
 #[test]
-fn drop_entry_leaves_as_many_as_the_kernel() {
+fn drop_entry_keeps_as_many_connections_as_the_kernel() {
     const SYN: u8 = TcpFlags::SYN;
     const ACK: u8 = TcpFlags::ACK;
     const FIN: u8 = TcpFlags::FIN | ACK;
@@ -606,7 +606,7 @@ fn drop_entry_removes_templates_without_established_connection() {
 }
 
 #[test]
-fn backup_only_forwards_nothing() {
+fn backup_only_director_forwards_no_packet() {
     let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 1);
     let syn = tcp(CLIENT, VIP, TcpFlags::SYN);
     director.control.set_sysctl("backup_only", "1").unwrap();
@@ -781,8 +781,8 @@ fn sync_messages_of_connection_use_one_port() {
     assert!(count.iter().all(|&count| count > 1200 / 8), "{count:?}");
 }
 
-/// A message tells its connections in 8 bits: the kernel's goes on beyond, so that 256 of them get
-/// lost.
+/// A message has 8 bits for its number of connections: the kernel's message continues beyond, so
+/// that 256 connections are lost.
 #[test]
 fn sync_message_ends_at_its_entry_count() {
     let counts = |master: sync::Master| {
@@ -1023,7 +1023,7 @@ fn million_connections_open_and_close() {
 }
 
 #[test]
-fn clock_going_backwards_stands_still() {
+fn clock_going_backwards_counts_as_stopped() {
     let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 1);
     let _ = director.handle_packet(&tcp(CLIENT, VIP, TcpFlags::SYN), Instant::from_secs(100));
     let now = director.advance(Instant::from_secs(50));

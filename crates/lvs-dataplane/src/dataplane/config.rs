@@ -13,7 +13,7 @@ use lvs_core::{Profile, Registry, WhenFull};
 use super::hook::PacketHook;
 use crate::fast_path::FastPathError;
 use crate::host::{Backend, HostError, is_interface_name};
-use crate::warm_restart::Holder;
+use crate::warm_restart::StateKeeper;
 use lvs_api::Address;
 use lvs_packet::pipeline::Settings;
 use lvs_process::server::BindError;
@@ -28,7 +28,7 @@ pub const PEERS_ALARM: Duration = Duration::from_secs(30);
 pub struct PeersConfig {
     /// The address that peers connect to; `None` for port 8848 of all addresses.
     pub listen: Option<SocketAddr>,
-    /// The addresses of the peers; port 0 stands for 8848.
+    /// The addresses of the peers; port 0 means 8848.
     pub peers: Vec<SocketAddr>,
     /// The file with the key that all peers share.
     pub key_file: PathBuf,
@@ -41,7 +41,7 @@ pub struct PeersConfig {
 /// The configuration of a dataplane.
 #[derive(Debug, Default)]
 pub struct Config {
-    /// The way in which packets are received and sent.
+    /// The interface through which packets are received and sent.
     pub backend: Backend,
     /// Whether the kernel forwards established connections.
     pub fast_path: UseKernel,
@@ -51,7 +51,7 @@ pub struct Config {
     /// [16](crate::fast_path::RIPE).
     pub fast_path_after: Option<NonZeroU32>,
     /// The state keeper: it keeps connections for a warm restart if there is no kernel fast path.
-    pub warm_restart: Option<Holder>,
+    pub warm_restart: Option<StateKeeper>,
     /// Packet workers, [`WORKERS_MAX`] at most; `None` for one.
     pub workers: Option<NonZeroUsize>,
     /// Whether each packet worker runs on a processor of its own; `None` for several workers only.
@@ -115,7 +115,7 @@ impl Config {
         }
         if workers.get() > 1 && self.peers.is_some() {
             let text = format!(
-                "--workers {workers}: several packet workers do not tell their connections to other directors: leave out --workers, or --sync-peer (--start-daemon does not mind)"
+                "--workers {workers}: several packet workers cannot replicate connections to peers: leave out --workers, or --sync-peer (--start-daemon works with both)"
             );
             return Err(StartError::Peers(text));
         }
@@ -174,7 +174,7 @@ pub enum StartError {
     /// A line of the file of rules is refused.
     #[error(transparent)]
     Rules(#[from] RulesError),
-    /// No interface can have that name.
+    /// The name is not valid for an interface.
     #[error("--interface {0}")]
     Interface(String),
     /// The kernel fast path is not available.

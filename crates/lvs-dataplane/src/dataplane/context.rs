@@ -68,7 +68,7 @@ impl Context {
         lock(&self.control)
     }
 
-    /// As [`control`](Self::control), for a packet.
+    /// The control half, as [`control`](Self::control), for a packet.
     pub(super) fn control_for_packet(&self) -> MutexGuard<'_, Control> {
         match self.control.try_lock() {
             Ok(control) => control,

@@ -32,7 +32,7 @@ pub(super) struct Question {
     pub(super) tuple: Tuple,
     /// Its mark; `None` if the rules for marks decide.
     pub(super) mark: Option<u32>,
-    /// The interface that it comes in on.
+    /// The interface on which it arrives.
     pub(super) interface: Option<String>,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct Decider {
     pub(super) marked: Vec<u64>,
     /// The intercepted traffic, for rules that match by source only.
     intercept: Arc<Intercept>,
-    /// Name of the interface that the present batch came in on.
+    /// Name of the interface on which the present batch arrived.
     pub(super) interface: Arc<str>,
     pub(super) drops: [u64; DropReason::ALL.len()],
     pub(super) accepts: [u64; AcceptReason::ALL.len()],
@@ -124,7 +124,7 @@ impl Decider {
             .take_over(&mut self.shard, entries, now)
     }
 
-    /// Takes over the connections of a peer.
+    /// Applies replicated connections of a peer.
     pub(super) fn hear(&mut self, peer: usize, keeps_ties: bool, items: Vec<Item>) -> Heard {
         let now = self.context.now();
         // The table lines of all connections are prefetched first, without the lock.
@@ -217,8 +217,8 @@ impl Decider {
             ..Explanation::default()
         };
         let mut told = match action {
-            Some(MarkAction::Drop) => refused(format!("dropped: {why} says so")),
-            Some(MarkAction::Host) => refused(format!("left to this host: {why} says so")),
+            Some(MarkAction::Drop) => refused(format!("dropped by {why}")),
+            Some(MarkAction::Host) => refused(format!("passed to this host by {why}")),
             Some(MarkAction::Mark(mark)) => self.ask(*tuple, mark),
             None => self.ask(*tuple, 0),
         };
@@ -400,8 +400,7 @@ impl Decider {
     }
 }
 
-/// Whether the rules for marks could drop a packet or leave it to the host, whichever interface it
-/// comes in on.
+/// Whether the rules for marks could drop a packet or pass it to the host, for any interface.
 fn takes(rules: &[MarkRule], tuple: &Tuple) -> bool {
     for rule in rules {
         let interface = rule.interface.as_deref().unwrap_or_default();

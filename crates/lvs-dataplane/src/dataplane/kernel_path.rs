@@ -13,7 +13,7 @@ use tracing::{info, warn};
 use super::config::{StartError, UseKernel};
 use crate::fast_path::{FastPath, FastPathError, Room};
 use crate::host::Backend;
-use crate::warm_restart::Holder;
+use crate::warm_restart::StateKeeper;
 use lvs_packet::pipeline::{ReversePath, Settings};
 use lvs_packet::ways::NoWay;
 
@@ -24,7 +24,7 @@ pub(super) struct Wanted {
     /// The number of connections in wide slots.
     pub(super) wide: usize,
     /// The state keeper, for a dataplane without the kernel fast path.
-    pub(super) warm_restart: Option<Holder>,
+    pub(super) warm_restart: Option<StateKeeper>,
 }
 
 /// The kernel fast path, and the memory of its connection table.
@@ -85,7 +85,7 @@ impl Wanted {
         let fast_path = FastPath::open_or_find(layout, xdp, room)?;
         if self.wanted == UseKernel::Try && self.warm_restart.is_some() && !fast_path.outlives() {
             return Err(FastPathError::Setting {
-                why: "connections would not outlive the dataplane (--warm-restart): nothing can be left in /sys/fs/bpf, as the log says",
+                why: "connections would end with the dataplane (--warm-restart): nothing can be pinned in /sys/fs/bpf, see the log",
                 remedy: "mend that, or --fast-path auto",
             });
         }
@@ -95,7 +95,7 @@ impl Wanted {
 
     /// A further obstacle, if the configuration does not name the kernel fast path.
     fn held_elsewhere(&self) -> Option<Against> {
-        let held = self.warm_restart.as_ref().is_some_and(Holder::is_used);
+        let held = self.warm_restart.as_ref().is_some_and(StateKeeper::is_used);
         (held && self.wanted == UseKernel::Try).then_some(Against {
             why: "connections of the dataplane before this one are held without it (--warm-restart)",
             remedy: "stop the dataplane and start it again, or --fast-path auto, which ends them",
@@ -120,7 +120,7 @@ pub(super) enum WithDataplane {
     New { of: u32 },
     #[error("its client has sent {sent} of the {of} packets after which it is")]
     Early { sent: u32, of: u32 },
-    #[error("it is looked at again after {of} more packets from its client at most")]
+    #[error("it is checked again after {of} more packets from its client at most")]
     Later { of: u32 },
     #[error(transparent)]
     Connection(#[from] Unpublished),
@@ -128,7 +128,7 @@ pub(super) enum WithDataplane {
     Marks,
     #[error("its server is beyond the 4,096th")]
     Number,
-    #[error("the kernel has no memory for what stands for clients, or not yet")]
+    #[error("the kernel has no memory for local addresses, or not yet")]
     Locals,
     #[error(transparent)]
     Way(#[from] NoWay),
@@ -199,7 +199,7 @@ pub(super) fn against(
     Some(Against { why, remedy })
 }
 
-/// The number of connections in wide slots, of so many connections: all of them in a table of usual
+/// The number of connections in wide slots, out of `connections`: all of them in a table of usual
 /// size.
 pub(super) fn wide(connections: usize) -> usize {
     const ALL_OF: usize = 1 << 20;

@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_are_hidden_than_may_be_and_ended_ones_make_room() {
+    fn hidden_local_clients_are_bounded_and_ended_ones_make_room() {
         let mut clients = LocalClients::default();
         for n in 0..CLIENTS_MAX {
             assert!(clients.add(client(n)));

@@ -13,13 +13,13 @@ use lvs_packet::wire::Mac;
 
 /// The cache entry of one address.
 struct Place {
-    /// When it was written.
+    /// Generation in which it was written.
     generation: Cell<u32>,
     /// The kind of the address: [`LOCAL`], [`VIP`], [`OWN`].
     is: Cell<u8>,
     addr: Cell<IpAddr>,
     hop: Cell<Option<NextHop>>,
-    /// Of the next hop.
+    /// MAC address of the next hop.
     mac: Cell<Option<Mac>>,
     way: Cell<Option<Way>>,
 }
@@ -47,9 +47,9 @@ struct Region {
     generation: u32,
     local: bool,
     hop: Option<NextHop>,
-    /// Each address is its own next hop.
+    /// Whether each address is its own next hop.
     on_link: bool,
-    /// Of the gateway, if there is one.
+    /// MAC address of the gateway, if there is one.
     mac: Option<Mac>,
     /// By the gateway.
     way: Option<Way>,
@@ -61,7 +61,7 @@ struct Region {
 struct Memo {
     places: Box<[Place]>,
     regions: RefCell<Vec<Option<Region>>>,
-    /// How often an answer came from a region instead of the cache.
+    /// Number of answers that came from a region instead of the cache.
     passed: Cell<u8>,
     /// Entries of an earlier generation are ignored.
     generation: u32,
@@ -142,7 +142,7 @@ impl TakenView {
         place
     }
 
-    /// Finds out about an address.
+    /// Looks an address up.
     fn find(&self, addr: IpAddr, place: &Place) {
         let tables = &self.view.tables;
         let region = self.region(addr);

@@ -9,8 +9,8 @@ use tracing::debug;
 
 use lvs_sys::{TablePages, table_memory};
 
-/// A table has as many connections as this part of its room when large pages are asked for: by then
-/// nearly every small page has one of them.
+/// Inverse of the share of a table's connections at which large pages are requested: by then nearly
+/// every small page has one of them.
 const PART: usize = 16;
 /// The pause between two pages for other requests.
 const PAUSE: Duration = Duration::from_millis(2);

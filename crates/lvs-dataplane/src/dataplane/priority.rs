@@ -38,7 +38,7 @@ pub(super) struct Priority {
     /// The time of the last decision, and the processor time of the thread until then.
     since: SystemInstant,
     computed: Duration,
-    /// How often the thread was demoted.
+    /// Number of times that the thread was demoted.
     demoted: u64,
 }
 
@@ -105,7 +105,7 @@ impl Priority {
         self.set(goes_on);
     }
 
-    /// How often the thread was demoted.
+    /// Number of times that the thread was demoted.
     pub(super) const fn demoted(&self) -> u64 {
         self.demoted
     }
@@ -124,7 +124,7 @@ impl Priority {
     }
 }
 
-/// Whether a worker that used `took` of the time `passed` shall have real-time scheduling.
+/// Whether a worker that used `took` of the time `passed` keeps real-time scheduling.
 fn goes_on(real_time: bool, took: Duration, passed: Duration) -> bool {
     took * if real_time { MOST } else { CALM } < passed
 }
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn half_of_a_processor_is_the_most_that_is_had_in_real_time() {
+    fn worker_above_half_of_a_processor_is_demoted() {
         let (part, all) = (Duration::from_millis, Duration::from_millis(20));
         assert!(goes_on(true, part(9), all) && !goes_on(true, part(10), all));
         // Not again at once.

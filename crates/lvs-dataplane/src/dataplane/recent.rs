@@ -29,7 +29,7 @@ pub(super) struct Recent {
 }
 
 impl Recent {
-    /// Takes a sample.
+    /// Records a sample.
     pub(super) fn sample(&mut self, reasons: &[ReasonCount], now: Instant) {
         let counted = reasons.iter().filter(|reason| reason.count > 0);
         let counts: BTreeMap<Name, u64> = counted.map(|one| (name(one), one.count)).collect();

@@ -6,7 +6,7 @@ use crate::host::view::Tables;
 use lvs_packet::drop::FrameDrop;
 
 /// The fix for malformed packets: the director is right, the sender perhaps not.
-const MALFORMED: &str = "A few are noise of the network. Many: lvsadm capture dropped -w FILE shows who sends them; look at that host, \
+const MALFORMED: &str = "A few are noise of the network. Many: lvsadm capture dropped -w FILE shows their senders; check that host, \
                          its driver and the offloads of the network cards in between (ethtool -K IF tx off).";
 const ORDINARY: &str = "Nothing: this is as it should be.";
 
@@ -33,7 +33,7 @@ pub(super) const fn of_drop(reason: DropReason) -> &'static str {
              Behind an address translator many clients are one source: raise it if honest ones are meant."
         }
         DropReason::Filtered => {
-            "lvsadm filter list shows the filters; lvsadm explain SOURCE VIP:PORT tells which one has a source."
+            "lvsadm filter list shows the filters; lvsadm explain SOURCE VIP:PORT names the filter of a source."
         }
         DropReason::ShortHeader | DropReason::IcmpChecksum => MALFORMED,
         DropReason::DropPacket => {
@@ -54,10 +54,10 @@ pub(super) const fn of_drop(reason: DropReason) -> &'static str {
         }
         DropReason::HelperChecksum => MALFORMED,
         DropReason::HelperSequence => {
-            "Connections that were open before the dataplane started, or somebody guesses. Clients that log in again work."
+            "Connections that were open before the dataplane started, or an attacker guesses numbers. Clients that log in again succeed."
         }
         DropReason::ServerDown => {
-            "A server went down, and its service says what becomes of its connections (on_server_down): its clients begin anew."
+            "A server went down, and on_server_down of its service decides about its connections: its clients connect again."
         }
         DropReason::ForeignShard => {
             "An error of the program that embeds the dataplane: the shard is of another director."
@@ -91,10 +91,10 @@ pub(super) const fn of_accept(reason: AcceptReason) -> &'static str {
              has restarted, or their requests do not come through here."
         }
         AcceptReason::BackupOnly => {
-            "As backup_only says. If this director is to forward: lvsadm --stop-daemon backup, or sysctl backup_only=0."
+            "The sysctl backup_only is set. To let this director forward: lvsadm --stop-daemon backup, or sysctl backup_only=0."
         }
         AcceptReason::Tunneled => {
-            "As ignore_tunneled says: lvsadm sysctl ignore_tunneled=0 has what came by a tunnel balanced, too."
+            "The sysctl ignore_tunneled is set: lvsadm sysctl ignore_tunneled=0 balances tunnelled packets, too."
         }
         AcceptReason::MarkRule => "lvsadm mark list shows the rule and how many packets it took.",
         AcceptReason::Hook => "Ask the program that embeds the dataplane.",
@@ -125,27 +125,26 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
              client's connections."
         }
         FrameDrop::ReversePath => {
-            "Somebody forges sources, or routes are asymmetric: compare ip route get SOURCE with the interface (lvsadm capture dropped \
+            "A sender forges sources, or routes are asymmetric: compare ip route get SOURCE with the interface (lvsadm capture dropped \
              -w FILE); --reverse-path loose asks for less."
         }
         FrameDrop::SynFlood => {
-            "Somebody floods with SYNs, and clients that are not known yet may have to repeat theirs (docs/security.md): lvsadm capture \
-             dropped -w FILE shows from where; have it filtered in front of the director (lvsadm filter, XDP)."
+            "A flood of SYNs arrives, and new clients may have to repeat theirs (docs/security.md): lvsadm capture dropped -w FILE shows the sources; filter them in front of the director (lvsadm filter, XDP)."
         }
         FrameDrop::NestedTags => {
-            "Somebody tries to get past filters with VLAN tags, or a switch adds a tag of VLAN 0 to frames that have one: find it \
+            "A sender tries to evade filters with VLAN tags, or a switch adds a tag of VLAN 0 to frames that have one: find it \
              (lvsadm capture dropped -w FILE)."
         }
         FrameDrop::NoPort | FrameDrop::Verdict | FrameDrop::Rejected => ORDINARY,
         FrameDrop::FragmentMemory => {
-            "Somebody floods with fragments, or packets are lost on the way in. Have clients send smaller datagrams."
+            "A flood of fragments arrives, or packets are lost before the director. Let clients send smaller datagrams."
         }
         FrameDrop::TtlExceeded => {
             "A traceroute, or a loop: look for a router that sends the virtual address, or the servers' answers, back here."
         }
         FrameDrop::TooBig => {
-            "Its sender was told (ICMP fragmentation needed); if connections hang, somebody discards that. Raise the MTU \
-             towards the servers, or have them announce a smaller MSS: ip route change ... advmss N. lvsadm doctor tells which."
+            "Its sender received an ICMP error (fragmentation needed); if connections hang, a filter discards it. Raise the MTU \
+             towards the servers, or let them announce a smaller MSS: ip route change ... advmss N. lvsadm doctor names the path."
         }
         FrameDrop::MtuTooSmall => {
             "Raise the MTU of the interface towards the server: a tunnel needs 68 bytes (IPv6: 1280) beside its headers."
@@ -169,27 +168,26 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
             "Give the interface towards the server an address of the server's IP version."
         }
         FrameDrop::Unsupported => {
-            "lvsadm -Ln --tun-info: use another method or tunnel for that server. The backend tun knows neither direct \
-             routing nor this host's own connections to servers behind NAT."
+            "lvsadm -Ln --tun-info: use another method or tunnel for that server. The backend tun supports neither direct routing nor this host's own connections to servers behind NAT."
         }
         FrameDrop::NoRoom => "This is an error of the dataplane; please report it with its log.",
         FrameDrop::Martian => {
-            "Somebody forges addresses, or two hosts have the same one: lvsadm capture dropped -w FILE shows the MAC. A real \
+            "A sender forges addresses, or two hosts have the same one: lvsadm capture dropped -w FILE shows the MAC. A real \
              server or virtual address of 127.0.0.0/8 works on this host only."
         }
         FrameDrop::IpOptions | FrameDrop::SourceRoute => MALFORMED,
         FrameDrop::EchoOff | FrameDrop::EchoLimit => {
-            "As lvs-dataplane was told: --echo and --echo-limit decide who may ping its virtual addresses."
+            "Set by options of lvs-dataplane: --echo and --echo-limit decide which hosts may ping its virtual addresses."
         }
         FrameDrop::Loop => {
             "A server has an address that this host routes to the dataplane: correct the server's address, or the route."
         }
         FrameDrop::NoHostPort => {
-            "The dataplane could not make its device lvs-host0: its log tells why (/dev/net/tun, CAP_NET_ADMIN)."
+            "The dataplane could not make its device lvs-host0: see its log for the reason (/dev/net/tun, CAP_NET_ADMIN)."
         }
         FrameDrop::HostStray => "ip route show dev lvs-host0: only virtual addresses belong there.",
         FrameDrop::OwnAddress => {
-            "Somebody tries ports of a virtual address that no service takes: ordinary, or a service is missing (lvsadm -A)."
+            "A client tries ports of a virtual address without a service: ordinary, or a service is missing (lvsadm -A)."
         }
     }
 }
@@ -236,7 +234,7 @@ pub(super) const NOT_RECEIVED: [&str; 3] = [
 pub(super) const ICMP_LIMITED: [&str; 3] = [
     "icmp_limited",
     "ICMP errors that the director owed and did not send.",
-    "Somebody sends much that is refused: lvsadm drops tells what. More errors: --icmp-ratelimit, --icmp-msgs-per-sec.",
+    "A sender's packets are refused: lvsadm drops lists the reasons. More errors: --icmp-ratelimit, --icmp-msgs-per-sec.",
 ];
 pub(super) const INCOMPLETE: [&str; 3] = [
     "incomplete",
@@ -283,7 +281,7 @@ pub(super) const NO_NEIGHBOUR: [&str; 3] = [
 pub(super) const KEEPER_BUSY: [&str; 3] = [
     "keeper_busy",
     "Requests of the packet path that the keeper of the host had no room for: neighbours to be resolved, connections of this host's own.",
-    "Somebody scans, or claims addresses, faster than the host is asked: lvsadm capture dropped -w FILE. It is asked again with the next packet.",
+    "A host scans, or announces addresses, faster than the dataplane asks the kernel: lvsadm capture dropped -w FILE. It is asked again with the next packet.",
 ];
 
 /// Losses and refusals of synchronisation, in the order of
@@ -295,7 +293,7 @@ pub(super) const SYNC: [[&str; 2]; 8] = [
     ],
     [
         "Messages about connections that the interface did not take.",
-        "Is it up, and has it an address? ip addr show dev NAME, with the NAME that lvsadm -L --daemon tells.",
+        "Is it up, and has it an address? ip addr show dev NAME, with the NAME from lvsadm -L --daemon.",
     ],
     [
         "Messages about connections that came faster than they were taken over.",
@@ -307,15 +305,15 @@ pub(super) const SYNC: [[&str; 2]; 8] = [
     ],
     [
         "Messages about connections that are damaged, or that no IPVS sends.",
-        "Who sends to the group? tcpdump -ni NAME udp port 8848. Let only directors do that: docs/synchronisation.md.",
+        "See who sends to the group: tcpdump -ni NAME udp port 8848. Permit only directors: docs/synchronisation.md.",
     ],
     [
         "Messages about connections of a master with another syncid.",
         "None, if there are two clusters on this network. Else give both the same --syncid.",
     ],
     [
-        "Connections in messages that cannot be: of a protocol, a state or a persistence engine that there is none of.",
-        "Who sends to the group? tcpdump -ni NAME udp port 8848. Let only directors do that: docs/synchronisation.md.",
+        "Invalid connections in messages: with an unknown protocol, state or persistence engine.",
+        "See who sends to the group: tcpdump -ni NAME udp port 8848. Permit only directors: docs/synchronisation.md.",
     ],
     [
         "Connections in messages for which the table had no room.",
@@ -385,8 +383,8 @@ pub(super) const KERNEL: [(&str, [&str; 3]); 9] = [
         "drop",
         [
             "kernel_waiting",
-            "Packets of published connections that only a dataplane can decide on, while there was none.",
-            "Their senders repeat them. The service manager's log tells why the dataplane ended.",
+            "Packets of offloaded connections that only a dataplane can decide on, while none was running.",
+            "Their senders repeat them. See the service manager's log for the reason of the dataplane's end.",
         ],
     ),
     (
@@ -454,7 +452,7 @@ mod tests {
         }
     }
 
-    /// Each is a series of its own in `/metrics`.
+    /// Each name is a series of its own in `/metrics`.
     #[test]
     fn reasons_of_one_action_have_different_names() {
         let drops = DropReason::ALL.iter().map(|reason| reason.name());

@@ -114,7 +114,7 @@ impl RigWorker {
         self.worker.process(PORT, frames)
     }
 
-    /// Gives large pages to the connection table, as a dataplane does over time.
+    /// Allocates large pages for the connection table, as a dataplane does over time.
     pub fn enlarge_pages(&mut self) {
         self.worker.enlarge_pages();
     }

@@ -30,7 +30,7 @@ use crate::host::setup::{Outliving, Setup};
 use crate::host::update::Update;
 use crate::host::view::View;
 use crate::random::random;
-use crate::warm_restart::{Holder, WarmRestart};
+use crate::warm_restart::{StateKeeper, WarmRestart};
 use lvs_api::Address;
 use lvs_packet::common::Common;
 use lvs_packet::pipeline::{Request, Settings};
@@ -237,16 +237,17 @@ impl ConnTables {
     ) -> Result<Self, StartError> {
         let (kernel, opened) = match wanted.open(control, against, xdp)? {
             Ok((fast_path, memory)) => {
-                if let Some(holder) = wanted.warm_restart {
-                    holder.end();
+                if let Some(state_keeper) = wanted.warm_restart {
+                    state_keeper.end();
                 }
                 let made = successor::shards(control, &*fast_path, vec![memory], None);
                 let state: Arc<dyn WarmState> = fast_path.clone();
                 (Ok(fast_path), Some((state, made)))
             }
             Err(why_not) => {
-                let holder = wanted.warm_restart;
-                let opened = holder.and_then(|holder| open_outlive(control, workers, holder));
+                let state_keeper = wanted.warm_restart;
+                let opened = state_keeper
+                    .and_then(|state_keeper| open_warm_restart(control, workers, state_keeper));
                 (Err(why_not), opened)
             }
         };
@@ -471,12 +472,12 @@ fn start_daemons_in_time(handle: &Handle, mut waiting: Vec<SyncDaemon>) {
 }
 
 /// Opens the memory that a state keeper holds, and makes shards with tables in it.
-fn open_outlive(
+fn open_warm_restart(
     control: &Control,
     workers: NonZeroUsize,
-    holder: Holder,
+    state_keeper: StateKeeper,
 ) -> Option<(Arc<dyn WarmState>, Shards)> {
-    let opened = WarmRestart::open(control.layout(), workers.get(), holder);
+    let opened = WarmRestart::open(control.layout(), workers.get(), state_keeper);
     let made = opened.and_then(|warm_restart| {
         let (memories, left) = (warm_restart.memories()?, warm_restart.memories_left()?);
         let shards = successor::shards(control, &warm_restart, memories, left);

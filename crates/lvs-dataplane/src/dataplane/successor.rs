@@ -36,7 +36,7 @@ pub(super) struct Keeping {
     unkept: AtomicBool,
     /// Held while state is stored.
     storing: Mutex<()>,
-    /// When counters, and services if there are many, are stored again.
+    /// Time at which counters, and services if there are many, are stored again.
     rests_until: Mutex<Option<SystemInstant>>,
 }
 
@@ -210,7 +210,7 @@ fn known(call: Value) -> Option<Call> {
     let known = serde_json::from_value(call);
     known
         .inspect_err(|error| {
-            warn!("what the dataplane before this one had, this one does not know: {error}");
+            warn!("the state of the previous dataplane cannot be taken over: {error}");
         })
         .ok()
 }

@@ -231,7 +231,7 @@ impl<W> Drop for WorkerRuns<'_, W> {
 fn does_not_answer(who: &str) -> Failure {
     Failure::new(
         FailureCode::Internal,
-        format!("the {who} does not answer; the dataplane's log tells why"),
+        format!("the {who} does not answer; see the dataplane's log for the reason"),
     )
 }
 

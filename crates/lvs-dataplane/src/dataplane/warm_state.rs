@@ -53,7 +53,7 @@ pub(super) trait WarmState: Debug + Send + Sync {
     /// Adds the counters that a predecessor has stored.
     fn take_counts(&self, control: &mut Control, records: &[Record]);
 
-    /// How far the clock of the stored deadlines is ahead of a clock that shows `now`.
+    /// Distance of the clock of the stored deadlines from a clock that shows `now`.
     fn clock_ahead(&self, now: Instant) -> Duration;
 
     /// Sets the clock of the stored deadlines to `now`.
@@ -81,7 +81,7 @@ pub(super) trait WarmState: Debug + Send + Sync {
     /// starts.
     fn keep_shield(&self, _keeper: &Keeper) {}
 
-    /// Removes everything: the dataplane ends in an orderly way.
+    /// Removes all state at an orderly end of the dataplane.
     fn end(&self);
 }
 
@@ -182,17 +182,17 @@ impl WarmState for WarmRestart {
         Outliving {
             wanted: true,
             goes_on: self.is_successor(),
-            device: self.holder().device(),
+            device: self.state_keeper().device(),
         }
     }
 
     fn keep_shield(&self, keeper: &Keeper) {
-        let holder = self.holder();
+        let state_keeper = self.state_keeper();
         let held = match (keeper.shield(), keeper.routed_device()) {
-            (Some(shield), _) => holder
+            (Some(shield), _) => state_keeper
                 .hold_shield(shield)
-                .and_then(|()| holder.keep_last_shield()),
-            (None, Some(device)) => holder.hold_device(device),
+                .and_then(|()| state_keeper.keep_last_shield()),
+            (None, Some(device)) => state_keeper.hold_device(device),
             (None, None) => Ok(()),
         };
         if let Err(error) = held {

@@ -53,8 +53,8 @@ pub(super) struct Routes<'a> {
 }
 
 impl Routes<'_> {
-    /// Whether the route to `addr` uses the device, as far as the kernel has reported. If the host
-    /// has the address itself, its local table has another route.
+    /// Whether the route to `addr` uses the device, by the kernel's reports. If the host has the
+    /// address itself, its local table has another route.
     fn has(&self, addr: IpAddr) -> bool {
         let hit = self.state.lookup(addr);
         self.state.is_local(addr) || hit.is_none_or(|hit| hit.oif == self.device)
@@ -160,14 +160,13 @@ impl Announced {
         }
         let ago = ago.as_secs();
         match limit {
-            Standing::Announced => info!("somebody says again which addresses are to be announced"),
+            Standing::Announced => info!("the list of addresses to announce is renewed again"),
             Standing::Leaving => warn!(
-                "nobody has said for {ago} s which addresses are to be announced (is lvsd gone?): other directors are to be \
-                 preferred; {} s after it was last said, none is announced any more",
+                "the list of addresses to announce was not renewed for {ago} s (does lvsd run?): other directors are preferred now; {} s after the last renewal, no address is announced",
                 self.hold.as_secs()
             ),
             Standing::Withdrawn => error!(
-                "nobody has said for {ago} s which addresses are to be announced: no longer announcing any"
+                "the list of addresses to announce was not renewed for {ago} s: no address is announced now"
             ),
         }
     }

@@ -20,7 +20,7 @@ use crate::random::random;
 use lvs_packet::intercept::{Intercept, LocalClient};
 use lvs_sys::{PacketSocket, TurnBack};
 
-/// The way in which the dataplane gets packets.
+/// The method by which the dataplane gets packets.
 #[derive(Debug)]
 pub(super) enum Interception {
     /// As copies, from the packet sockets of its interfaces; the shield keeps the host from the
@@ -30,7 +30,7 @@ pub(super) enum Interception {
         /// The program that reinjects frames into the host on an interface.
         turn: Option<TurnBack>,
     },
-    /// The host routes them through a device, and both ways.
+    /// The host routes them through a device, in both directions.
     Routed {
         steering: Steering,
         /// Addresses of services that are the host's own: their packets never get here.
@@ -109,7 +109,7 @@ impl Interception {
         matches!(self, Self::Routed { .. })
     }
 
-    /// The program that reinjects frames on the interface that they came in by. Without it, frames are
+    /// The program that reinjects frames on the interface of their arrival. Without it, frames are
     /// reinjected through the device that leads to the host.
     pub(super) const fn turn_back(&self) -> Option<&TurnBack> {
         match self {
@@ -140,7 +140,7 @@ impl Interception {
         }
     }
 
-    /// Something that leads packets here may have been deleted.
+    /// Records that a rule, route or address of the interception may have been deleted.
     pub(super) const fn distrust(&mut self) {
         if let Self::Routed { steering, .. } = self {
             steering.distrust();
@@ -184,7 +184,7 @@ impl Interception {
         }
     }
 
-    /// Keeps the host from handled frames of another interface.
+    /// Hides handled frames of another interface from the host.
     pub(super) fn add_interface(&mut self, name: &str) -> Result<(), ShieldError> {
         match self {
             Self::Copies { shield, .. } => shield.add_interface(name),
@@ -249,7 +249,7 @@ fn open_way_back() -> Option<TurnBack> {
     let turn = mark().and_then(TurnBack::load);
     turn.map_err(|error| {
         warn!(
-            "fragments and errors that are given back to the host come in by {}, not by the interface that they came from ({error}): rules of the host that name an interface should name that one too. It takes Linux 6.6 with CONFIG_NET_XGRESS, and CAP_BPF outside of containers with users of their own",
+            "fragments and errors that are reinjected into the host arrive on {}, not on their interface ({error}): rules of the host that name an interface should name that one too. Reinjection on the same interface requires Linux 6.6 with CONFIG_NET_XGRESS, and CAP_BPF outside of containers with users of their own",
             HostDevice::NAME
         );
     })

@@ -40,13 +40,13 @@ use lvs_packet::steer::Plan;
 use lvs_packet::wire::Mac;
 use lvs_sys::Poller;
 
-/// Between two rounds of housekeeping.
+/// Pause between two rounds of housekeeping.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
-/// How long nothing has changed before everything is gone through again.
+/// Time without a change after which the keeper checks everything.
 const QUIET: Duration = Duration::from_secs(1);
-/// How often everything is gone through while removed servers may still have connections.
+/// Period of the complete checks while removed servers may still have connections.
 const REMOVED_PERIOD: Duration = Duration::from_secs(10);
-/// Between two lines in the log about the same trouble.
+/// Pause between two log lines about the same fault.
 const COMPLAINT_PERIOD: Duration = Duration::from_secs(60);
 /// Requests of one packet worker that are served in one round; it is as many as can wait.
 pub(crate) const REQUESTS_MAX: usize = 1024;
@@ -58,7 +58,7 @@ pub(crate) struct Keeper {
     pub(super) interception: Interception,
     pub(super) netlink: Netlink,
     pub(super) tables: Tables,
-    /// How several workers share each interface.
+    /// The group of workers that shares each interface.
     pub(super) groups: HashMap<PortId, Group>,
     /// Configured interfaces that are not in use.
     pub(super) waits: Waits,
@@ -68,7 +68,7 @@ pub(crate) struct Keeper {
     /// Virtual addresses that are announced by routes.
     pub(super) announced: Announced,
     pub(super) neighbours: Neighbours,
-    /// From each packet worker.
+    /// Requests of each packet worker.
     requests: Vec<mpsc::Receiver<Request>>,
     pub(super) intercept: Arc<Intercept>,
     /// Ended connections of the host; hidden until no worker's snapshot contains them.
@@ -76,19 +76,19 @@ pub(crate) struct Keeper {
     pub(super) next: Next,
     /// The source of the interfaces that can send frames of XDP.
     pub(super) xdp: Option<XdpFeatures>,
-    /// Virtual addresses that were asked for.
+    /// Configured virtual addresses.
     pub(super) own_vips: HashSet<IpAddr>,
-    /// The local addresses of full NAT that were asked for, and those that connections still use.
+    /// The configured local addresses of full NAT, and those that connections still use.
     pub(super) pool: LocalPool,
     pub(super) pool_in_use: Vec<IpAddr>,
     /// Since when something has changed that only [`update_all`](Self::update_all) takes in fully.
     pub(super) changed: Option<Instant>,
-    /// When everything was last gone through.
+    /// Time of the last complete check.
     pub(super) updated: Instant,
     next_housekeeping: Instant,
-    /// How often frames have missed the programs of the kernel fast path.
+    /// Number of frames that have missed the programs of the kernel fast path.
     pub(super) missed: u32,
-    /// As long as they may, nothing is forwarded there.
+    /// While this is held, the kernel fast path forwards no packet.
     pub(super) aside: Option<Held>,
     /// The time of the next log line about a full connection table, and the number of refused
     /// packets since the last one.
@@ -99,10 +99,10 @@ pub(crate) struct Keeper {
 #[derive(Default)]
 pub(super) struct Next {
     generation: u64,
-    /// Something differs from the last view; it is in the tables.
+    /// The tables differ from the last view.
     pub(super) differs: bool,
     pub(super) tables_differ: bool,
-    /// Something differs in the tables that changes no packet's way.
+    /// The tables have changes of neighbours that affect no route of a packet.
     pub(super) neighbours_differ: bool,
     /// Grows with whatever may.
     ways: u64,
@@ -113,7 +113,7 @@ pub(super) struct Next {
     pub(super) config: u64,
     /// New ports, one for each worker; the workers receive them with the snapshot.
     pub(super) attach: Vec<(PortId, Vec<Port>)>,
-    /// Other addresses are virtual ones than before, or stand for clients.
+    /// Whether other addresses are virtual or local addresses than before.
     pub(super) plan_differs: bool,
     pub(super) detach: Vec<PortId>,
     pub(super) neighbours: Vec<NeighbourNews>,
@@ -245,7 +245,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// How packets are divided among several workers, as far as the kernel does it.
+    /// The division of packets among several workers that the kernel can make.
     pub(super) fn plan(&self) -> Option<Plan> {
         let steering = self.setup.steering.as_ref()?;
         Some(steering.plan(self.tables.vips.iter().copied()))
@@ -270,7 +270,7 @@ impl Keeper {
         for (port, group) in &self.groups {
             if let Err(error) = group.divide(&plan) {
                 warn!(
-                    "packets of {} are divided among packet workers as before, who hand over what is others': {error}",
+                    "packets of {} are divided among packet workers as before; workers pass on packets of other workers: {error}",
                     self.tables.name(*port)
                 );
             }
@@ -538,7 +538,7 @@ impl Keeper {
         control.next_wakeup()
     }
 
-    /// Passes this host's addresses to the control half.
+    /// Reports this host's addresses to the control half.
     pub(super) fn tell_addresses(&self) {
         let state = &self.tables.state;
         let local = state.links().flat_map(|link| state.addresses(link.index));
@@ -561,8 +561,8 @@ impl Keeper {
         control.set_networks(networks);
     }
 
-    /// Packets that would have opened a connection were dropped for want of room in a table of
-    /// `capacity`.
+    /// Reports that packets that would have opened a connection were dropped because the table of
+    /// `capacity` was full.
     pub(crate) fn table_was_full(&mut self, packets: u64, capacity: usize) {
         self.full.1 += packets;
         let (now, (again, refused)) = (self.dataplane.now(), self.full);

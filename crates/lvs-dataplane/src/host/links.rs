@@ -218,7 +218,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Looks whether frames are still given back where they came in.
+    /// Checks whether frames are still reinjected on the interface of their arrival.
     pub(super) fn check_way_back(&mut self) {
         let changed = |(port, known): (PortId, &KnownPort)| {
             let there = self.interception.gives_back(known.ifindex);
@@ -229,11 +229,11 @@ impl Keeper {
             known.info.gives_back = there;
             let name = &known.name;
             if there {
-                info!("what is given back to the host comes in by {name} again");
+                info!("packets are reinjected into the host on {name} again");
             } else {
                 warn!(
                     "the BPF program lvs_back is gone from the egress of {name}, or another one is before it (`bpftool net show dev \
-                     {name}`): what is given back to the host comes in by {} instead, and rules of the host that name an \
+                     {name}`): packets are reinjected into the host on {} instead, and rules of the host that name an \
                      interface should name that one too. Restart the dataplane where the program shall be back",
                     HostDevice::NAME
                 );
@@ -270,9 +270,7 @@ impl Keeper {
                     "lvs_ingress is not the first BPF program at the ingress of {names} any more"
                 );
                 let remedy = format!(
-                    "see with `{show}` who put another one in front of it or detached it; have that one attach behind it, and \
-                     the dataplane goes on by itself, or start the dataplane again where lvs_ingress is gone; with --fast-path off \
-                     it does not mind"
+                    "see with `{show}` which program is in front of it, or whether it is detached; attach the other program behind it, and the dataplane continues automatically, or restart the dataplane if lvs_ingress is detached; --fast-path off avoids the conflict"
                 );
                 warn!(
                     "all packets are forwarded by the dataplane itself: {reason}. To do: {remedy}"
@@ -282,13 +280,15 @@ impl Keeper {
             }
         } else if missed && self.missed < MISSED_MAX {
             self.missed += 1;
-            warn!("a frame was lost on its way into the kernel: a BPF program came or went there");
+            warn!(
+                "a frame was lost before lvs_ingress: a BPF program was attached or detached there"
+            );
             fast_path.forgive();
         } else if missed {
             if self.aside.is_none() {
                 let reason =
                     "frames get lost before they reach lvs_ingress, the BPF program at the ingress";
-                let remedy = "`bpftool net` tells which other programs there are; start the dataplane with --fast-path off";
+                let remedy = "`bpftool net` lists the other programs; start the dataplane with --fast-path off";
                 warn!(
                     "all packets are forwarded by the dataplane itself: {reason}. To do: {remedy}"
                 );
@@ -317,7 +317,7 @@ impl Keeper {
         Ok(opened)
     }
 
-    /// Reads anew by which interfaces frames without socket buffers can leave.
+    /// Reads again which interfaces can send frames without socket buffers.
     pub(super) fn follow_takers(&mut self) {
         let (Some(fast_path), Some(xdp)) = (&self.setup.fast_path, &mut self.xdp) else {
             return;
@@ -326,7 +326,7 @@ impl Keeper {
             Ok(takers) => fast_path.set_takers(takers),
             Err(error) => {
                 warn!(
-                    "XDP forwards nothing: the kernel does not tell what interfaces can: {error}"
+                    "XDP forwards nothing: the kernel does not report the features of interfaces: {error}"
                 );
                 fast_path.set_takers(HashSet::new());
             }
@@ -392,13 +392,13 @@ impl Keeper {
             debug!("{error}");
         }
         warn!(
-            "{} is gone: its packets are lost until it comes back",
+            "{} was removed: its packets are lost until it exists again",
             gone.name
         );
     }
 
-    /// An interface has got another name; everything else goes on. Its port gets the name with the
-    /// other properties.
+    /// Renames an interface; the rest of its state stays. Its port gets the name with the other
+    /// properties.
     fn rename(&mut self, old: &str, name: &str) {
         info!("{old} is called {name} now");
         // Add the new interface first, so that the host never receives a handled frame.

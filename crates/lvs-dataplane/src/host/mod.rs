@@ -1,4 +1,4 @@
-//! Everything that concerns the host, done by one thread of its own: the keeper.
+//! All work on the host, done by one thread of its own: the keeper.
 
 mod announce;
 mod interception;
@@ -31,7 +31,7 @@ use crate::io::tun::TunError;
 use crate::netlink::NetlinkError;
 use lvs_packet::net::PortId;
 
-/// How packets come and go.
+/// The interface through which packets are received and sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Backend {
     /// By packet sockets, or through a TUN device where those are not permitted.
@@ -43,7 +43,7 @@ pub enum Backend {
     Tun,
 }
 
-/// Why the host cannot be kept. It is as it was before.
+/// Reasons why the keeper cannot configure the host. The host is unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostError {
@@ -65,17 +65,17 @@ pub enum HostError {
     /// A socket for requests to the kernel's tables.
     #[error("cannot open a socket for rules and routes: {0}")]
     Requests(#[source] std::io::Error),
-    /// An interface that was asked for is not Ethernet.
+    /// A configured interface is not Ethernet.
     #[error(
         "{0} is not an Ethernet interface: leave it out, packets of such interfaces reach the host only"
     )]
     NotEthernet(String),
-    /// An interface that was asked for by `--xdp` is not one of the dataplane's.
+    /// An interface of `--xdp` is not one of the dataplane's.
     #[error("--xdp {0}: that is none of the interfaces that the dataplane uses")]
     NoXdpInterface(String),
     /// The kernel does not report which interfaces can send frames that XDP forwards.
     #[error(
-        "cannot use --xdp, for which the kernel has to tell what its interfaces can (Linux 6.3): {0}"
+        "cannot use --xdp, for which the kernel must report the features of interfaces (Linux 6.3): {0}"
     )]
     Xdp(#[source] std::io::Error),
 }
@@ -99,19 +99,19 @@ pub(crate) trait DataplaneSide: Send + Sync {
     /// Whether the dataplane is to end, and the packet workers have.
     fn has_ended(&self) -> bool;
 
-    /// Gives a view to the packet workers.
+    /// Publishes a view for the packet workers.
     fn publish(&self, view: Arc<View>);
 
     /// The generation that all packet workers have taken.
     fn taken(&self) -> u64;
 
-    /// How many packet workers there are.
+    /// Number of packet workers.
     fn workers(&self) -> usize;
 
     /// Gives the packet workers a port, or a way to send on it: each its own.
     fn attach(&self, port: PortId, ports: Vec<Port>);
 
-    /// Takes a port from them.
+    /// Detaches a port from the workers.
     fn detach(&self, port: PortId);
 
     /// Reports news about these neighbours to the packet workers.
@@ -130,6 +130,6 @@ pub(crate) trait DataplaneSide: Send + Sync {
 pub(crate) struct NeighbourNews {
     pub(crate) port: PortId,
     pub(crate) addr: IpAddr,
-    /// It does not answer; else its link-layer address is in the view.
+    /// Whether it does not answer; otherwise its link-layer address is in the view.
     pub(crate) failed: bool,
 }

@@ -93,7 +93,7 @@ impl Neighbours {
         }
     }
 
-    /// Has the kernel resolve all next hops again, if the interval has passed.
+    /// Requests the resolution of all next hops again, if the interval has passed.
     pub(super) fn refresh(&mut self, tables: &Tables, netlink: &mut Netlink, now: Instant) {
         if self.next_refresh <= now {
             self.next_refresh = now + REFRESH_PERIOD;

@@ -31,8 +31,7 @@ pub(super) fn permits_routed(need: &Need<'_>, state: &NetState) -> Result<(), Fa
              (--backend tun): give one that the host does not have, which the dataplane then answers for"
         ),
         Need::Mark(rule) if rule.interface.is_some() => {
-            "a packet that is routed through a TUN device (--backend tun) does not tell the interface that it came in \
-             on: leave --interface out"
+            "a packet that is routed through a TUN device (--backend tun) has lost the name of its interface: leave --interface out"
                 .to_owned()
         }
         _ => return Ok(()),

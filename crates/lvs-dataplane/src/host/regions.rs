@@ -13,7 +13,7 @@ use crate::netlink::NetState;
 /// Prefixes of a family, beyond which it has no regions: a worker then asks for each address.
 const PREFIXES: usize = 4096;
 
-/// Where the regions begin, in order; the first begins at 0.
+/// First index of each region, in order; the first is 0.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Regions {
     v4: Option<Box<[u32]>>,
@@ -32,7 +32,7 @@ impl Regions {
         }
     }
 
-    /// How many there are of both families.
+    /// Number of regions of both families.
     pub(crate) fn len(&self) -> usize {
         let v4 = self.v4.as_deref().map_or(0, <[u32]>::len);
         v4 + self.v6.as_deref().map_or(0, <[u128]>::len)

@@ -382,7 +382,9 @@ impl Steering {
                 Ok(()) => {
                     self.switched_on.insert(path);
                 }
-                Err(error) => warn!("nobody finds IPv6 addresses of services on {name}: {error}"),
+                Err(error) => warn!(
+                    "other hosts cannot resolve IPv6 addresses of services on {name}: {error}"
+                ),
             }
         }
     }

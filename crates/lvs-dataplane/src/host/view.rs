@@ -31,7 +31,7 @@ use lvs_packet::wire::Mac;
 pub(crate) struct View {
     /// Greater than that of every view before it.
     pub(crate) generation: u64,
-    /// Differs from the last view's where packets may go another way than before.
+    /// Generation of routes: differs from the last view's if packets may take another route.
     pub(crate) ways: u64,
     /// Shared with the last view if nothing of it has changed.
     pub(crate) tables: Arc<Tables>,
@@ -45,7 +45,7 @@ pub(crate) struct View {
     pub(crate) ignore_tunneled: bool,
     /// Grows when a shard has to be swept: the control half has changed.
     pub(crate) config: u64,
-    /// How packets are divided among several workers; `None` of one.
+    /// The division of packets among several workers; `None` for one worker.
     pub(crate) steering: Option<Arc<Steering>>,
     /// The ephemeral ports of the host, read at the first use.
     pub(crate) ephemeral: OnceLock<(u16, u16)>,
@@ -58,7 +58,7 @@ pub(crate) struct KnownPort {
     pub(crate) name: Arc<str>,
     pub(crate) info: PortInfo,
     pub(crate) running: bool,
-    /// Packets that come in there were inside of packets that IPVS does not balance.
+    /// Whether packets that arrive there were inside packets that IPVS does not balance.
     pub(crate) decapsulates: bool,
 }
 
@@ -138,19 +138,19 @@ impl Tables {
         this
     }
 
-    /// To be called when the host's addresses have changed.
+    /// Updates the view after a change of the host's addresses.
     pub(crate) fn follow_addresses(&mut self) {
         let links = self.state.links();
         let addresses = links.flat_map(|link| self.state.addresses(link.index));
         self.own_addresses = addresses.map(|address| address.ip).collect();
     }
 
-    /// To be called when the kernel's addresses or routes have changed.
+    /// Updates the view after a change of the kernel's addresses or routes.
     pub(crate) fn follow_routes(&mut self) {
         self.regions = Arc::new(Regions::of(&self.state));
     }
 
-    /// To be called when something is in [`vips`](Self::vips) that was not there.
+    /// Updates the view after an addition to [`vips`](Self::vips).
     pub(crate) fn follow_vips(&mut self) {
         self.virtual_addresses = self.vips.iter().copied().collect();
     }
@@ -161,7 +161,7 @@ impl Tables {
         self.virtual_addresses.add(addr);
     }
 
-    /// To be called when [`own`](Self::own) has changed.
+    /// Updates the view after a change of [`own`](Self::own).
     pub(crate) fn follow_own(&mut self) {
         self.answered = self.own.iter().copied().collect();
     }
@@ -283,7 +283,7 @@ impl Tables {
 }
 
 impl Tables {
-    /// Why packets to `dst` have no way out.
+    /// The reason why there is no route to `dst`.
     pub(crate) fn why_no_route(&self, dst: IpAddr) -> NoRoute {
         let Some(hit) = self.state.lookup(dst) else {
             return NoRoute::Missing;
@@ -314,7 +314,7 @@ impl Tables {
     }
 }
 
-/// Why packets to an address have no way out.
+/// Reasons for a missing route to an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NoRoute {
     /// There is no route.
@@ -387,7 +387,7 @@ impl Host for View {
     }
 }
 
-/// Where the latest view is.
+/// Access to the latest view.
 #[derive(Debug, Default)]
 pub(crate) struct Published {
     generation: AtomicU64,

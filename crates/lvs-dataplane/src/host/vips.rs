@@ -58,7 +58,7 @@ struct Claim {
     due: Instant,
 }
 
-/// Another host that has an address of a service, too.
+/// Another host that also has an address of a service.
 #[derive(Clone, Copy, Debug)]
 struct KnownConflict {
     mac: Mac,
@@ -120,7 +120,7 @@ pub(super) struct Vips {
     /// Interfaces on which all own addresses are announced again, and the time of the last
     /// announcement there.
     again: HashMap<PortId, (Burst, Instant)>,
-    /// When the next announcement may be due.
+    /// Time at which the next announcement may be due.
     next_announcement: Option<Instant>,
     /// The remaining probes for other hosts with the services' addresses.
     probing: HashMap<IpAddr, u8>,
@@ -250,7 +250,8 @@ impl Vips {
         }
     }
 
-    /// As [`tell_unclaimed`](Self::tell_unclaimed), for one additional address.
+    /// Reports an unclaimed address, as [`tell_unclaimed`](Self::tell_unclaimed), for one
+    /// additional address.
     pub(super) fn tell_also_unclaimed(
         &mut self,
         addr: IpAddr,
@@ -362,7 +363,7 @@ impl Vips {
         self.next_announcement = Some(next.min(burst.next));
     }
 
-    /// As [`announce`](Self::announce), for one new address.
+    /// Announces one new address, as [`announce`](Self::announce).
     pub(super) fn announce_one(&mut self, addr: IpAddr, tables: &Tables, now: Instant) {
         let left = self.probing.get_mut(&addr).filter(|left| **left > 0);
         let probes = left.map(|left| {
@@ -611,7 +612,7 @@ mod tests {
     }
 
     #[test]
-    fn claim_is_a_conflict_only_if_the_address_is_not_given_up() {
+    fn announcement_of_other_host_is_a_conflict_unless_address_is_released() {
         let at = |ms| Instant::ZERO + Duration::from_millis(ms);
         let addr = IpAddr::from([192, 0, 2, 10]);
         let mac = Mac([2, 0, 0, 0, 0, 9]);

@@ -34,7 +34,7 @@ use lvs_packet::frame::{Frame, MAX_FRAME};
 use lvs_packet::wire::{Mac, vlan};
 use lvs_sys::{MessageBatch, PacketRing, PacketSocket, RingFrame};
 
-/// How long one call of `send` may wait in all for a full queue.
+/// Longest time that one call of `send` may wait in all for a full queue.
 const SEND_PATIENCE: Duration = Duration::from_millis(1);
 
 /// Counters of the backend since it was opened.
@@ -44,7 +44,7 @@ pub struct SocketCounters {
     pub send_full: u64,
     /// Frames that were not sent because they were longer than the device takes.
     pub send_too_long: u64,
-    /// Frames that were not sent because the interface was down or gone.
+    /// Frames that were not sent because the interface was down or removed.
     pub send_down: u64,
     /// Frames that were not sent for another reason.
     pub send_other: u64,
@@ -176,7 +176,7 @@ impl AfPacket {
         }
     }
 
-    /// The error for an interface that is down or gone.
+    /// The error for an interface that is down or removed.
     fn down(&self, err: io::Error) -> io::Error {
         let (kind, what) = match self.inlet.socket.interface() {
             Ok(None) => (io::ErrorKind::NotFound, "gone"),
@@ -268,7 +268,7 @@ impl AfPacket {
 struct Inlet {
     socket: PacketSocket,
     ring: Option<PacketRing>,
-    /// Frames for which there was no room, as far as the kernel was asked.
+    /// Frames without room, by the kernel's counters.
     lost: u64,
 }
 
@@ -299,7 +299,7 @@ struct Firsts {
     room: Vec<Frame>,
     next: usize,
     end: usize,
-    /// The arrival time of the last of them.
+    /// The arrival time of the newest frame.
     newest: u64,
 }
 
@@ -324,7 +324,7 @@ impl Firsts {
         self.end - self.next
     }
 
-    /// Moves waiting frames to `frames` as far as there is room. Returns how many.
+    /// Moves waiting frames to `frames`, up to its room. Returns their number.
     fn hand_over(&mut self, frames: &mut [Frame]) -> usize {
         let waiting = &mut self.room[self.next..self.end];
         let count = waiting.len().min(frames.len());
@@ -355,14 +355,14 @@ impl<'a> Rest<'a> {
         }
     }
 
-    /// Puts a buffer here for a vacant frame; `false` if there is none.
+    /// Exchanges a buffer for a vacant frame; `false` if none is vacant.
     fn swap_for_vacant(&mut self, frame: &mut Frame) -> bool {
         Self::swap(self.frames, &mut self.vacant, frame, |frame| {
             frame.capacity() == 0
         })
     }
 
-    /// Puts a vacant frame here for a buffer; `false` if there is none.
+    /// Exchanges a vacant frame for a buffer; `false` if no buffer is available.
     fn swap_for_full(&mut self, frame: &mut Frame) -> bool {
         Self::swap(self.frames, &mut self.full, frame, |frame| {
             frame.capacity() >= MAX_FRAME

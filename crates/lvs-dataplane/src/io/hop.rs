@@ -165,7 +165,7 @@ impl PacketIo for HopSender {
     }
 }
 
-/// Another queue of a [`HopDevice`].
+/// A further queue of a [`HopDevice`].
 #[derive(Debug)]
 pub struct HopQueue(Tun);
 

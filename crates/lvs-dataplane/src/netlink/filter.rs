@@ -25,7 +25,7 @@ const NAME: &str = "lvs_ingress";
 const NAME_WITH_QDISC: &str = "lvs_ingress+clsact";
 
 const KIND_BPF: &str = "bpf";
-/// Of `linux/rtnetlink.h` and `linux/pkt_cls.h`.
+/// Constants of `linux/rtnetlink.h` and `linux/pkt_cls.h`.
 const TCA_KIND: u16 = 1;
 const TCA_OPTIONS: u16 = 2;
 const TCA_BPF_FD: u16 = 6;

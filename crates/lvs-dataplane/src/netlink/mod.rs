@@ -149,7 +149,7 @@ impl Netlink {
             }
         }
         let again = if lost {
-            tracing::info!("events of the kernel's tables were lost; reading everything anew");
+            tracing::info!("events of the kernel's tables were lost; reading all tables again");
             self.read_all().map(|fresh| {
                 let known = changes.neighbours.clone();
                 changes = Changes {
@@ -183,7 +183,7 @@ impl Netlink {
         again.map_err(|source| {
             self.stale = true;
             NetlinkError::Os {
-                what: "read the kernel's links and routes anew".to_owned(),
+                what: "read the kernel's links and routes again".to_owned(),
                 source,
             }
         })?;

@@ -262,7 +262,7 @@ mod tests {
     proptest::proptest! {
         /// Reading, from the datagram to the portions.
         #[test]
-        fn no_datagram_panics(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..1473), fix: bool, syncid: u8) {
+        fn backup_accepts_any_datagram(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..1473), fix: bool, syncid: u8) {
             let mut reader = Reader {
                 syncid,
                 buffer: vec![0; 1473],

@@ -13,7 +13,7 @@ use super::sockets::Sockets;
 use super::{Director, Stop, add_stop};
 use lvs_sys::{Poller, wait_writable};
 
-/// Between two looks at the interface, and at messages of no packet worker's.
+/// Period of checks of the interface, and of messages that no packet worker sends.
 const PERIOD: Duration = Duration::from_secs(1);
 /// How long one message may wait for room in the socket before it is looked whether the master is
 /// to stop.
@@ -62,17 +62,17 @@ pub(super) fn run(
     send(director.messages(), &sockets, counts, &mut manner);
 }
 
-/// How messages are sent.
+/// The manner of sending messages.
 struct Manner<'a> {
     stop: &'a Stop,
     /// The last one was sent.
     well: bool,
-    /// When a master that is to stop gives up.
+    /// Time at which a stopping master gives up.
     last: Option<Instant>,
 }
 
 impl Manner<'_> {
-    /// How long to wait for room now.
+    /// Longest wait for room now.
     fn patience(&mut self) -> Duration {
         if !self.stop.is_asked() {
             return PATIENCE;
@@ -134,7 +134,7 @@ mod tests {
     use lvs_sys::EventFd;
 
     #[test]
-    fn one_that_is_to_stop_waits_a_second_for_everything_that_is_left() {
+    fn stopping_master_waits_a_second_for_its_queue() {
         let stop = Stop {
             asked: AtomicBool::new(false),
             wake: EventFd::new().expect("a descriptor"),

@@ -151,7 +151,7 @@ impl Sockets {
         let role = role(self.daemon.role);
         if index == 0 {
             if !self.away {
-                warn!("the synchronisation {role} waits for {name}, which is gone");
+                warn!("the synchronisation {role} waits for {name}, which was removed");
             }
             self.away = true;
             self.open.clear();
@@ -161,7 +161,7 @@ impl Sockets {
         match self.all(index) {
             Ok(open) => {
                 if gone {
-                    info!("the synchronisation {role} goes on: {name} is there again");
+                    info!("the synchronisation {role} continues: {name} exists again");
                 }
                 self.lost = vec![0; open.len()];
                 (self.open, self.index, self.away) = (open, index, false);

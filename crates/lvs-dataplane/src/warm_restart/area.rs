@@ -1,4 +1,4 @@
-//! Words in which services, settings and counters are kept for a successor, wherever they lie.
+//! Memory for services, settings and counters of a successor, in any place.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -21,7 +21,7 @@ pub(crate) struct Record {
     pub(crate) record: u32,
 }
 
-/// Words for a text of so many bytes.
+/// Number of words for a text of `bytes` bytes.
 pub(crate) const fn text_words(bytes: usize) -> usize {
     1 + 2 * bytes.div_ceil(8)
 }
@@ -110,7 +110,7 @@ impl Area<'_> {
         }
     }
 
-    /// Keeps a text; `false` if it is too long, and a successor finds none.
+    /// Stores a text; `false` if it is too long, and a successor finds none.
     pub(crate) fn save(&self, text: &[u8]) -> bool {
         let (first, halves) = (self.text[0].load(Relaxed), &self.text[1..]);
         let half = halves.len() / 2;

@@ -14,7 +14,7 @@
 //! memory, and passes the new memory to the state keeper when the move is complete.
 
 mod area;
-mod holder;
+mod state_keeper;
 
 use std::fs::File;
 use std::io;
@@ -29,11 +29,11 @@ use lvs_core::{Control, Instant};
 use tracing::warn;
 
 pub(crate) use self::area::{Area, KEPT_WORDS, Record, text_words};
-pub use self::holder::{Holder, hold};
+pub use self::state_keeper::{StateKeeper, hold};
 use crate::lock::lock;
 use lvs_sys::SharedArray;
 
-/// How long connections are kept for the next dataplane.
+/// Time that connections are kept for the next dataplane.
 pub(crate) const WITHOUT_DATAPLANE: Duration = Duration::from_secs(300);
 /// The most servers whose counters are kept. Only the written pages use memory.
 const RECORDS: usize = 1 << 20;
@@ -41,7 +41,7 @@ const RECORDS: usize = 1 << 20;
 const TEXT: usize = 1 << 29;
 /// The message if the memory has connections, but no complete services and servers.
 pub(crate) const INCOMPLETE: &str =
-    "its services and servers could not be kept for a warm restart, as its log says";
+    "its services and servers could not be stored for a warm restart, see its log";
 /// "LVSOUTLV".
 const MAGIC: u64 = u64::from_le_bytes(*b"LVSOUTLV");
 /// The version of the memory's format, without the connection table. It changes with the meaning of
@@ -171,7 +171,7 @@ pub struct WarmRestart {
     /// The memory of an earlier dataplane, from which the connections move. Its lock excludes other
     /// dataplanes.
     left: Mutex<Option<(Mapped, File)>>,
-    holder: Holder,
+    state_keeper: StateKeeper,
 }
 
 impl WarmRestart {
@@ -181,11 +181,11 @@ impl WarmRestart {
     ///
     /// # Errors
     /// If the memory cannot be allocated or mapped.
-    pub fn open(layout: Layout, tables: usize, mut holder: Holder) -> io::Result<Self> {
+    pub fn open(layout: Layout, tables: usize, mut state_keeper: StateKeeper) -> io::Result<Self> {
         let tables = tables.clamp(1, WORKERS_MAX);
         let mut left = None;
-        if holder.is_used() {
-            match found(&holder) {
+        if state_keeper.is_used() {
+            match found(&state_keeper) {
                 Ok(mapped) => left = Some(mapped),
                 Err(why) => warn!("connections of the dataplane before this one have ended: {why}"),
             }
@@ -202,22 +202,22 @@ impl WarmRestart {
                     mapped,
                     found: true,
                     left: Mutex::default(),
-                    holder,
+                    state_keeper,
                 });
             }
-            Some(left) => Some((left, holder.take_other_memory()?)),
+            Some(left) => Some((left, state_keeper.take_other_memory()?)),
             None => {
                 // All zeros, and of a length of its own.
-                unread = match holder.is_used() {
-                    true => Some(holder.take_other_memory()?),
+                unread = match state_keeper.is_used() {
+                    true => Some(state_keeper.take_other_memory()?),
                     false => None,
                 };
                 None
             }
         };
         let (_, len) = parts(&layout, tables);
-        holder.resize(len)?;
-        let mapped = Mapped::map(holder.memory(), layout, tables)?;
+        state_keeper.resize(len)?;
+        let mapped = Mapped::map(state_keeper.memory(), layout, tables)?;
         match &left {
             Some((left, _)) => mapped.copy_from(left),
             None => set_clock(&mapped, Instant::ZERO),
@@ -229,13 +229,13 @@ impl WarmRestart {
         mapped.set(head::VERSION, VERSION);
         mapped.set(head::MAGIC, MAGIC);
         if unread.is_some() {
-            holder.hold_memory()?;
+            state_keeper.hold_memory()?;
         }
         Ok(Self {
             mapped,
             found: left.is_some(),
             left: Mutex::new(left),
-            holder,
+            state_keeper,
         })
     }
 
@@ -269,7 +269,7 @@ impl WarmRestart {
     pub(crate) fn has_taken_over(&self) -> io::Result<()> {
         let mut left = lock(&self.left);
         match left.take() {
-            Some(_) => self.holder.hold_memory(),
+            Some(_) => self.state_keeper.hold_memory(),
             None => Ok(()),
         }
     }
@@ -318,7 +318,7 @@ impl WarmRestart {
         is_alive(&self.mapped, now);
     }
 
-    /// How far the clock of the deadlines is ahead of a clock that shows `now`.
+    /// Distance of the clock of the deadlines from a clock that shows `now`.
     pub(crate) fn clock_ahead(&self, now: Instant) -> Duration {
         let then = lvs_sys::monotonic().wrapping_sub(self.mapped.word(head::BASE));
         Duration::from_nanos(then.saturating_sub(now.as_nanos()))
@@ -328,7 +328,7 @@ impl WarmRestart {
     /// without state.
     pub(crate) fn end(&self) {
         self.mapped.set(head::ALIVE, 0);
-        self.holder.end();
+        self.state_keeper.end();
     }
 
     #[cfg(test)]
@@ -337,8 +337,8 @@ impl WarmRestart {
     }
 
     /// The state keeper.
-    pub(crate) const fn holder(&self) -> &Holder {
-        &self.holder
+    pub(crate) const fn state_keeper(&self) -> &StateKeeper {
+        &self.state_keeper
     }
 }
 
@@ -358,8 +358,8 @@ fn is_worth_waiting(base: u64, alive: u64) -> bool {
 }
 
 /// Maps the state of an earlier dataplane; the error is the reason why this version cannot use it.
-fn found(holder: &Holder) -> Result<Mapped, String> {
-    let head = SharedArray::of_file(holder.memory(), 0, head::WORDS);
+fn found(state_keeper: &StateKeeper) -> Result<Mapped, String> {
+    let head = SharedArray::of_file(state_keeper.memory(), 0, head::WORDS);
     let head = head.map_err(|error| error.to_string())?;
     let word = |n: usize| head.words()[n].load(Acquire);
     if (word(head::MAGIC), word(head::VERSION)) != (MAGIC, VERSION) {
@@ -369,14 +369,15 @@ fn found(holder: &Holder) -> Result<Mapped, String> {
     let layout = Layout::from_words(&description).map_err(|error| error.to_string())?;
     let tables = usize::try_from(word(head::TABLES)).unwrap_or(usize::MAX);
     let tables = tables.max(1);
-    if tables > WORKERS_MAX || holder.len() != Some(parts(&layout, tables).1) {
+    if tables > WORKERS_MAX || state_keeper.len() != Some(parts(&layout, tables).1) {
         return Err("its memory has another length".to_owned());
     }
     if !is_worth_waiting(word(head::BASE), word(head::ALIVE)) {
         let seconds = WITHOUT_DATAPLANE.as_secs();
         return Err(format!("it was killed more than {seconds} s ago"));
     }
-    let mapped = Mapped::map(holder.memory(), layout, tables).map_err(|error| error.to_string())?;
+    let mapped =
+        Mapped::map(state_keeper.memory(), layout, tables).map_err(|error| error.to_string())?;
     // Without services, the dataplane would reset their connections one by one.
     match mapped.area().saved() {
         Some(_) => Ok(mapped),

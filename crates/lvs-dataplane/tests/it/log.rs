@@ -91,7 +91,7 @@ fn dataplane_with_full_log_disk_works_and_ends() {
 }
 
 #[test]
-fn dataplane_works_after_log_reader_has_gone() {
+fn dataplane_works_after_log_reader_has_ended() {
     let mut dataplane = Dataplane::start("head", Stdio::piped(), &[]);
     let mut reader = BufReader::new(dataplane.process.stderr.take().expect("a pipe"));
     let mut line = String::new();

@@ -40,8 +40,8 @@ fn open_two_queues(name: &str) -> AfPacket {
     packets
 }
 
-/// A wire between the interfaces `a` and `b` of a host: every frame that comes in on one goes out
-/// on the other.
+/// A wire between the interfaces `a` and `b` of a host: every frame that arrives on one leaves on
+/// the other.
 struct Wire {
     stop: Arc<AtomicBool>,
     longest: Arc<AtomicUsize>,
@@ -215,7 +215,7 @@ fn idle_round_trip(open: fn(&str) -> AfPacket) {
     wire.end();
 }
 
-/// A frame of a group that is nobody's, numbered, so long.
+/// A numbered frame of length `len` to an unused group.
 fn numbered(number: u32, len: usize) -> Frame {
     let mut bytes = vec![0; len];
     bytes[..6].copy_from_slice(&[0x33, 0x33, 0x0a, 0, 0, 1]);
@@ -238,7 +238,7 @@ fn number_of(frame: &Frame) -> Option<(u32, bool)> {
 }
 
 #[test]
-fn frames_in_slots_and_longer_ones_come_in_order_and_none_is_lost() {
+fn frames_of_all_lengths_arrive_in_order_without_loss() {
     const ALL: u32 = 30_000;
     let (left, middle, _right) = hosts();
     left.ip("link set wl mtu 9000");
@@ -406,7 +406,7 @@ fn long_frames_wait_as_far_as_the_socket_has_room_and_the_others_are_counted() {
     assert_eq!(receiver.drops(), lost);
 }
 
-/// A numbered TCP segment with these flags, and so much data.
+/// A numbered TCP segment with these flags and `data` bytes.
 fn segment(number: u32, v6: bool, flags: u8, data: usize) -> Frame {
     let mut bytes = vec![0x33, 0x33, 0x0a, 0, 0, 1, 2, 0, 0, 0, 0, 9];
     let len = u16::try_from(20 + data).unwrap();

@@ -120,7 +120,7 @@ fn published(method: Forwarding) -> Option<(FastPath, Director)> {
 }
 
 #[test]
-fn aggregates_of_datagrams_go_whole() {
+fn super_packets_of_datagrams_are_forwarded_whole() {
     let Some((kernel, _director)) = published(Forwarding::Nat) else {
         return;
     };

@@ -68,7 +68,8 @@ const fn limit(wanted: bool) -> Duration {
     if wanted { PATIENCE } else { SILENCE }
 }
 
-/// How connection attempts from a host end: `CONNECTED`, `REFUSED` by a RST, or `UNANSWERED`.
+/// Checks the result of connection attempts from a host: `CONNECTED`, `REFUSED` by a RST, or
+/// `UNANSWERED`.
 fn assert_connect(host: &Host, to: &str, wanted: io::ErrorKind) {
     let address: SocketAddr = to.parse().unwrap();
     let limit = limit(wanted != UNANSWERED);
@@ -94,7 +95,7 @@ fn echo(host: &Host, at: &str) {
     });
 }
 
-/// An echo of this size comes back, or does not.
+/// Checks whether an echo of this size is answered.
 fn assert_echo(host: &Host, to: &str, size: usize, wanted: bool) {
     let address: SocketAddr = to.parse().unwrap();
     let echoed = host.run(move || {
@@ -317,7 +318,7 @@ fn connection_of_the_host_is_hidden_until_it_ends() {
 }
 
 #[test]
-fn everything_to_an_own_vip_is_hidden_and_other_stations_frames_are_not() {
+fn all_packets_to_own_vip_are_hidden_except_frames_of_other_stations() {
     let net = net();
     let mut shield = net.director.run(|| Shield::open(None).unwrap());
     shield.add_interface("dc").unwrap();
@@ -458,7 +459,7 @@ fn shield_update_sends_difference_all_or_nothing() {
 }
 
 #[test]
-fn interfaces_come_and_go() {
+fn shield_follows_added_and_removed_interfaces() {
     let net = net();
     let mut shield = net.director.run(|| Shield::open(None).unwrap());
     let spec = Intercept {
@@ -647,7 +648,7 @@ fn frame_with_priority_tag_stays_hidden() {
 /// IPVS drops packets to a service's address that end within their transport header, whatever
 /// protocols the services have. The host would answer with an ICMP error about the protocol.
 #[test]
-fn packets_whose_transport_header_is_not_whole_are_hidden() {
+fn packets_with_incomplete_transport_header_are_hidden() {
     const SCTP: u8 = Protocol::SCTP.0;
     const AH: u8 = 51;
     let net = net();
@@ -746,7 +747,7 @@ fn tagged(to: [u8; 6], tags: &[u8]) -> Frame {
 
 /// The host takes off as many tags of VLAN 0 as there are.
 #[test]
-fn priority_tags_do_not_get_past_the_shield() {
+fn priority_tagged_packets_are_hidden() {
     let net = net();
     let host = net.director.run(|| UdpSocket::bind("10.1.0.1:7").unwrap());
     let to = net.director.run(|| {

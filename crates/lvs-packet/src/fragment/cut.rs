@@ -4,8 +4,7 @@ use crate::drop::FrameDrop;
 use crate::frame::{Frame, Offload};
 use crate::wire::{be16, ipv4, ipv6, put16, put32};
 
-/// The fragments that a datagram is cut into, in order. They are not made before they are asked
-/// for.
+/// The fragments of a datagram, in order. Each is made on request.
 #[derive(Clone, Debug)]
 pub struct Cutter<'a> {
     headers: &'a [u8],
@@ -25,13 +24,14 @@ enum Version {
     V4 {
         /// Offset of the datagram itself, which may be a fragment.
         first: usize,
-        /// It is not the last fragment of another.
+        /// Whether it is not the last fragment of another fragment.
         more: bool,
         df: bool,
     },
     V6 {
         id: u32,
-        /// Where the protocol behind the unfragmentable headers is named, and which it is.
+        /// Position of the field that names the protocol after the unfragmentable headers, and that
+        /// protocol.
         named_at: usize,
         next: u8,
     },
@@ -42,7 +42,7 @@ enum Version {
 pub struct Piece<'a> {
     headers: &'a [u8],
     data: &'a [u8],
-    /// Where `data` lies in the payload that is cut.
+    /// Offset of `data` in the payload that is cut.
     at: usize,
     more: bool,
     version: Version,

@@ -9,7 +9,7 @@ pub use self::reassembly::{Assembled, MEMORY_MAX, Reassembler, TIMEOUT};
 
 use lvs_core::Protocol;
 
-/// How a datagram had been cut when it came.
+/// The fragmentation of a datagram when it arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct History {
     /// Payload bytes of each fragment, in order.

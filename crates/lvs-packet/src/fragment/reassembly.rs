@@ -16,7 +16,7 @@ use crate::frame::Frame;
 use crate::parse::{Fragment, Packet};
 use crate::wire::{ipv4, ipv6, put16};
 
-/// How long a datagram waits for its missing fragments (`net.ipv4.ipfrag_time`).
+/// Time that a datagram waits for its missing fragments (`net.ipv4.ipfrag_time`).
 pub const TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes of unfinished datagrams at most, of all workers together (`net.ipv4.ipfrag_high_thresh`).
 pub const MEMORY_MAX: usize = 4 << 20;
@@ -36,7 +36,7 @@ const SHARDS: usize = 16;
 pub struct Assembled {
     /// The datagram: a bare IP packet.
     pub frame: Frame,
-    /// How it had been cut.
+    /// Its fragmentation on arrival.
     pub history: History,
 }
 
@@ -133,7 +133,7 @@ struct Queue {
     /// The header of the first fragment, without the fragment header, and the protocol of the
     /// content.
     header: Option<(Vec<u8>, Protocol)>,
-    /// Where the datagram's payload ends, once the last fragment is here.
+    /// End of the datagram's payload, once the last fragment has arrived.
     end: Option<usize>,
     /// Payload bytes that are here.
     have: usize,
@@ -146,9 +146,9 @@ struct Queue {
 
 /// The contradiction between a fragment and the others of its datagram.
 enum Misfit {
-    /// It alone is discarded.
+    /// Discard this fragment alone.
     Fragment,
-    /// It takes the whole datagram with it.
+    /// Discard the whole datagram.
     Datagram,
 }
 

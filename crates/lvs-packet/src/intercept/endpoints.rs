@@ -33,9 +33,9 @@ impl Endpoint {
 #[derive(Clone, Debug, Default)]
 pub struct Endpoints {
     all: SharedSet<Endpoint>,
-    /// How many there are of each address.
+    /// Number of endpoints of each address.
     addresses: SharedMap<IpAddr, usize>,
-    /// How many there are of IPv4, and of IPv6.
+    /// Number of endpoints of IPv4, and of IPv6.
     families: [usize; 2],
 }
 
@@ -50,7 +50,7 @@ impl Endpoints {
         new
     }
 
-    /// Takes an endpoint out; whether it was there.
+    /// Removes an endpoint; returns whether it was there.
     pub fn remove(&mut self, endpoint: &Endpoint) -> bool {
         let there = self.all.remove(endpoint);
         if there {

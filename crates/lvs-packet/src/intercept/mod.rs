@@ -44,7 +44,7 @@ fn reply_ports<'a>(
     }
 }
 
-/// Where a server's answers come from.
+/// Source of a server's answers.
 fn answers(
     key: ServiceKey,
     server: SocketAddr,
@@ -302,7 +302,7 @@ impl Intercept {
         })
     }
 
-    /// Whether a packet of this host's own comes from a server on it.
+    /// Whether a packet of this host is from a server on it.
     pub fn is_of_local_node(&self, packet: &Packet) -> bool {
         let from = |port| Endpoint {
             address: packet.src,
@@ -473,10 +473,10 @@ mod tests {
         assert!(to(&spec, Protocol::SCTP, 22));
     }
 
-    /// The kernel goes on with the connections of an FTP service that has lost its persistence, on
-    /// any port.
+    /// The kernel continues the connections of an FTP service that has lost its persistence, on any
+    /// port.
     #[test]
-    fn connections_outlive_the_persistence_of_their_ftp_service() {
+    fn ftp_connections_continue_after_service_loses_persistence() {
         let now = Instant::ZERO;
         let virt = SocketAddr::from(([10, 0, 237, 228], FTP));
         let server = SocketAddr::from(([10, 1, 42, 209], FTP));

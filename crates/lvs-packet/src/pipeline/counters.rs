@@ -78,7 +78,7 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Frames that came in.
+    /// Received frames.
     received: u64,
     /// Datagrams put together from fragments.
     reassembled: u64,
@@ -88,7 +88,7 @@ counters! {
     sent: u64,
     /// Frames with fate [`Fate::Held`].
     held: u64,
-    /// Of these, sent later.
+    /// Frames of these that were sent later.
     released: u64,
     /// Frames with fate [`Fate::Left`].
     left: u64,

@@ -16,7 +16,7 @@ use crate::wire::icmp::ErrorKind;
 use crate::wire::ip_options::WantedOptions;
 use crate::wire::{Mac, decrement_ttl, ipv4, tcp};
 
-/// How a packet came in.
+/// The arrival of a packet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrival {
     pub(super) port: PortId,
@@ -24,24 +24,24 @@ pub(super) struct Arrival {
     pub(super) sender: Mac,
 }
 
-/// A packet on its way through the steps.
+/// A packet in the steps of the pipeline.
 #[derive(Clone, Copy)]
 pub(super) struct Job<'a> {
     pub(super) packet: Packet,
     pub(super) hook: Hook,
-    /// It came from the host itself, through its TUN device.
+    /// Whether the host itself sent it, through its TUN device.
     pub(super) from_host: bool,
-    /// It is addressed to the host.
+    /// Whether it is addressed to the host.
     pub(super) to_host: bool,
     /// Destination of the packet inside, if it is an ICMP error to be related.
     pub(super) inner: Option<(Protocol, SocketAddr)>,
-    /// The interface that it came in by, if it was one.
+    /// The interface of its arrival, if any.
     pub(super) arrival: Option<Arrival>,
-    /// How it had been cut, if it came in fragments.
+    /// Its fragmentation, if it arrived in fragments.
     pub(super) history: Option<&'a History>,
     /// Fields that its IPv4 options ask a router to write.
     pub(super) options: WantedOptions,
-    /// Where it goes if it passes through as it is, once that has been looked up.
+    /// The next hop if it passes unchanged, after the look-up.
     pub(super) hop: Option<NextHop>,
 }
 

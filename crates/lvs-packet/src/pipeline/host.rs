@@ -14,12 +14,12 @@ use crate::segment::finish_checksum;
 use crate::wire::icmp::{self as wire_icmp, ErrorKind};
 use crate::wire::{Mac, ipv6, tcp, udp};
 
-/// The way of a packet back to the host.
+/// The path of a packet back to the host.
 #[derive(Clone, Copy)]
 enum Back {
     /// The TUN device.
     Device(PortId),
-    /// The interface that it came in by, and whose link-layer address that is.
+    /// The interface of its arrival, and the owner's link-layer address.
     Interface(Arrival, Mac),
 }
 
@@ -38,7 +38,7 @@ impl Back {
 }
 
 impl Pipeline {
-    /// Not for the director.
+    /// Reinjects a packet that is not for the director.
     pub(super) fn accept<N: Net>(
         &mut self,
         frame: &mut Frame,
@@ -105,7 +105,7 @@ impl Pipeline {
         }
     }
 
-    /// Gives a packet to the host through its TUN device.
+    /// Reinjects a packet into the host through its TUN device.
     pub(super) fn give_back<N: Net>(
         &mut self,
         frame: &mut Frame,

@@ -91,7 +91,7 @@ impl Pipeline {
         }
     }
 
-    /// The IP packet in `frame`, link header gone.
+    /// Handles the IP packet in `frame`, without its link header.
     fn ip<N: Net, D: Decide>(
         &mut self,
         arrival: Option<Arrival>,
@@ -146,7 +146,7 @@ impl Pipeline {
         }
     }
 
-    /// Whether the source of a packet from an interface is where a reverse-path check wants it.
+    /// Whether the source of a packet from an interface passes the reverse-path check.
     fn is_routed_back<N: Net>(&self, job: &Job<'_>, net: &N) -> bool {
         let Some(arrival) = job.arrival else {
             return true;

@@ -19,18 +19,19 @@ pub(super) enum Pieces<'a> {
     Whole,
     /// In one frame, or cut evenly in spite of "don't fragment": a relayed ICMP error.
     Relayed,
-    /// It came in fragments: cut evenly, and never longer than the longest of them. Of a tunnel
-    /// packet around it too.
+    /// It arrived in fragments: cut evenly, and never longer than the longest of them. The same for
+    /// a tunnel packet around it.
     Even(&'a History),
-    /// It came in fragments and passes through, or is IPv6: cut where it had been, if that fits.
+    /// It arrived in fragments and passes through, or is IPv6: cut at the same places, if that
+    /// fits.
     Along(&'a History),
-    /// It is a tunnel packet around IPv6 that came in fragments: cut where that had been, behind so
-    /// many bytes of the tunnel, if it does not fit.
+    /// It is a tunnel packet around IPv6 that arrived in fragments: cut at the same places, behind
+    /// the given number of tunnel bytes, if it does not fit.
     Around(&'a History, usize),
 }
 
 impl Job<'_> {
-    /// How the packet leaves on its way to a server, if it has come like this.
+    /// The pieces in which the packet leaves for a server, if it arrived in such pieces.
     pub(super) fn pieces<'a>(&self, history: Option<&'a History>) -> Pieces<'a> {
         match history {
             Some(history) if self.packet.is_ipv6() => Pieces::Along(history),
@@ -76,7 +77,7 @@ impl Pipeline {
         }
     }
 
-    /// As [`Self::leave`], for an aggregate of segments.
+    /// Sends a super-packet, as [`Self::leave`] sends a packet.
     fn leave_aggregate<N: Net>(
         &mut self,
         frame: &mut Frame,
@@ -248,8 +249,7 @@ impl Pipeline {
         Fate::Sent
     }
 
-    /// Sees to `n` bytes in front of a frame. One that a backend has lent without that room goes on
-    /// in a copy.
+    /// Makes room for `n` bytes in front of a frame. A lent frame without that room is copied.
     #[inline]
     pub(super) fn make_room(&mut self, frame: &mut Frame, n: usize, out: &mut Output) {
         if frame.headroom() < n {

@@ -69,7 +69,7 @@ pub trait Decide {
         false
     }
 
-    /// How many packets of a client's a connection has had.
+    /// Number of the client's packets in a connection.
     fn packets_of(&self, _conn: ConnId) -> u32 {
         0
     }

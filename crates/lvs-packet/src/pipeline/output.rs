@@ -23,7 +23,7 @@ pub enum Request {
     ListenerQuery(PortId, mld::Query),
     /// A client on the director itself opens a connection: intercept the server's replies.
     InterceptLocalClient(LocalClient),
-    /// Another host claims an address of a service.
+    /// Another host announces an address of a service.
     AddressConflict {
         /// The port of the claim.
         port: PortId,
@@ -34,7 +34,7 @@ pub enum Request {
     },
 }
 
-/// A datagram that was reassembled by a worker that it does not belong to.
+/// A reassembled datagram for another worker.
 #[derive(Debug)]
 pub struct Whole {
     pub(super) frame: Frame,
@@ -54,11 +54,11 @@ impl Whole {
 #[derive(Debug, Default)]
 pub struct Output {
     ports: Vec<Vec<Frame>>,
-    /// By the port that they came in by.
+    /// Frames by the port of their arrival.
     back: Vec<Vec<Frame>>,
     /// To be applied before the frames are sent.
     pub requests: Vec<Request>,
-    /// Datagrams that other workers are to go on with, and the ports that they came in by.
+    /// Datagrams for other workers, and the ports of their arrival.
     pub elsewhere: Vec<(usize, PortId, Whole)>,
     /// Empty frames that may receive.
     large: Vec<Frame>,
@@ -67,7 +67,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// Nothing to send.
+    /// An empty output.
     pub fn new() -> Self {
         Self::default()
     }
@@ -88,7 +88,7 @@ impl Output {
             .map(|(port, frames)| (port, frames.as_mut_slice()))
     }
 
-    /// Ports with frames that are to be given back to the host there, and these.
+    /// Ports with frames to reinject into the host there, and these frames.
     pub fn returned(&mut self) -> impl Iterator<Item = (PortId, &mut [Frame])> {
         (0..=u16::MAX)
             .map(PortId)
@@ -97,7 +97,7 @@ impl Output {
             .map(|(port, frames)| (port, frames.as_mut_slice()))
     }
 
-    /// Frames to send or to give back.
+    /// Frames to send or to reinject.
     #[inline]
     pub(super) fn queued(&self) -> usize {
         let both = self.ports.iter().chain(&self.back);
@@ -156,7 +156,7 @@ impl Output {
         queue_of(&mut self.ports, port)
     }
 
-    /// Queues a frame that is to come in again on `port`.
+    /// Queues a frame that is to be reinjected on `port`.
     pub(super) fn push_back(&mut self, port: PortId, frame: Frame) {
         queue_of(&mut self.back, port).push(frame);
     }

@@ -126,7 +126,7 @@ impl Pipeline {
         }
     }
 
-    /// Sends an ICMP error that the host has made, as the director wants it.
+    /// Translates and sends an ICMP error of the host, as the director decides.
     pub(super) fn translate_own_error<N: Net, D: Decide>(
         &mut self,
         error: &mut Frame,

@@ -107,7 +107,7 @@ impl Pipeline {
         Fate::Sent
     }
 
-    /// Sends a request as the long way does.
+    /// Sends a request as the slow path does.
     #[cold]
     fn send_request<N: Net>(
         &mut self,

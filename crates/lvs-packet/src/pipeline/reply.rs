@@ -95,8 +95,8 @@ impl Pipeline {
     }
 }
 
-/// How much of a packet, from its first byte on, translation makes lie in one piece: the transport
-/// header, or that of the packet inside an ICMP error with its ports.
+/// Number of bytes from the packet's start that translation needs in one piece: up to the transport
+/// header, or the ports of the packet inside an ICMP error.
 pub(super) fn written_by_nat(ip: &[u8], job: &Job<'_>, ports: bool) -> usize {
     const PORTS: usize = 4;
     let l4 = job.packet.l4;

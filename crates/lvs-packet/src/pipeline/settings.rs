@@ -16,7 +16,7 @@ pub struct Settings {
     pub echo_per_second: u32,
     /// Lower the segment size that TCP connections are opened with.
     pub clamp_mss: Option<ClampMss>,
-    /// Where requests to services must be routed back to.
+    /// Reverse-path check of requests to services.
     pub reverse_path: ReversePath,
 }
 
@@ -47,12 +47,12 @@ impl Settings {
 /// for the host's own packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReversePath {
-    /// No matter where.
+    /// Any route is accepted.
     #[default]
     Off,
     /// Through any interface.
     Loose,
-    /// Through the interface that it came in by.
+    /// Through the interface of its arrival.
     Strict,
 }
 
@@ -73,10 +73,10 @@ impl FromStr for ReversePath {
 /// addresses are always the host's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Echo {
-    /// They are answered.
+    /// The requests are answered.
     #[default]
     Answer,
-    /// They are dropped.
+    /// The requests are dropped.
     Drop,
 }
 
@@ -95,14 +95,14 @@ impl FromStr for Echo {
 /// The limit of the maximum segment size in SYNs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClampMss {
-    /// The MTU of the paths in both directions, as far as they are known.
+    /// The known MTU of the paths in both directions.
     Auto,
-    /// To so many bytes.
+    /// A fixed number of bytes.
     To(u16),
 }
 
 impl ClampMss {
-    /// No smaller segments are asked for: every IPv4 host takes these (RFC 9293 section 3.7.1).
+    /// The least segment size that is set: every IPv4 host accepts it (RFC 9293 section 3.7.1).
     pub const LEAST: u16 = 536;
 }
 

@@ -19,12 +19,12 @@ use crate::wire::{ETHERNET_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, be16, ethernet, 
 pub struct Share {
     /// The worker's number.
     pub number: usize,
-    /// How packets are divided.
+    /// The division of packets.
     pub steering: Arc<Steering>,
 }
 
 impl Pipeline {
-    /// The worker that a frame belongs to which has come in, if it is not this one.
+    /// The worker of a received frame, if it is another one.
     pub fn home_of<N: Net>(
         &self,
         info: &PortInfo,
@@ -113,7 +113,7 @@ impl Pipeline {
         true
     }
 
-    /// Goes on with a datagram that another worker has put together.
+    /// Continues with a datagram that another worker has reassembled.
     pub fn process_whole<N: Net, D: Decide>(
         &mut self,
         mut whole: Whole,

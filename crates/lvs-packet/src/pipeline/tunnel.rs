@@ -1,4 +1,4 @@
-//! Packets to servers through tunnels, and ICMP errors of routers on the way.
+//! Packets to servers through tunnels, and ICMP errors of routers on the path.
 
 use std::net::IpAddr;
 

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plain_ipv4_is_read_and_nothing_else() {
+    fn warm_parser_accepts_only_plain_ipv4() {
         let mut frame = vec![0; 64];
         frame[12..15].copy_from_slice(&[8, 0, 0x45]);
         frame[23] = 6;

@@ -66,7 +66,7 @@ pub fn clamp(frame: &mut Frame, packet: &Packet, limit: u16) -> bool {
     true
 }
 
-/// Where the size is in a TCP header.
+/// Position of the size in a TCP header.
 fn find(header: &[u8]) -> Option<usize> {
     let mut at = tcp::HEADER_LEN;
     loop {
@@ -144,7 +144,7 @@ mod tests {
         }
 
         #[test]
-        fn no_options_lead_outside(options in proptest::collection::vec(any::<u8>(), 0..40), cut in 0usize..60) {
+        fn mss_parser_stays_within_any_options(options in proptest::collection::vec(any::<u8>(), 0..40), cut in 0usize..60) {
             let (mut ip, _) = syn(false, &options);
             let packet = parse::ip(&ip, false).expect("valid");
             ip.truncate(ip.len().saturating_sub(cut));

@@ -12,7 +12,7 @@ use crate::segment;
 use crate::wire::checksum::{self, Delta, Sum};
 use crate::wire::{be16, icmp, icmpv6, ip_dst, ip_src, ipv4, ipv6, is_ipv6, put16, sctp, tcp, udp};
 
-/// Which end of a packet is translated.
+/// The translated end of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// Source: replies.
@@ -384,7 +384,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn checksums_stay_right(mut src: [u8; 16], dst: [u8; 16], sport: u16, dport: u16, to: [u8; 16], port: u16, source: bool, udp: bool,
+        fn nat_rewrite_keeps_checksums_right(mut src: [u8; 16], dst: [u8; 16], sport: u16, dport: u16, to: [u8; 16], port: u16, source: bool, udp: bool,
                                 absent: bool, partial: bool, six: bool, payload in proptest::collection::vec(any::<u8>(), 0..200)) {
             src[0] &= 0x7f; // Not a group.
             let mut ip = Vec::new();

@@ -95,7 +95,7 @@ pub fn acknowledge(frame: &mut Frame, l4: usize, shift: Shift) {
     update(frame, l4, delta);
 }
 
-/// Length of the TCP header at `l4`, as far as it is there.
+/// Length of the TCP header at `l4`, if it is complete.
 fn header_len(ip: &[u8], l4: usize) -> usize {
     let tcp = ip.get(l4..).unwrap_or_default();
     tcp::header_len(tcp).min(tcp.len())

@@ -54,7 +54,7 @@ const SOURCE_PORTS: (u16, u16) = (32768, 60999);
 /// The fields of an outer header that do not follow from the inner packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outer {
-    /// The director's address on the way to the server.
+    /// The director's source address on the route to the server.
     pub src: IpAddr,
     /// The server.
     pub dst: IpAddr,

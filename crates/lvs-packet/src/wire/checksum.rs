@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub struct Sum(u64);
 
 impl Sum {
-    /// Nothing added yet.
+    /// An empty sum.
     pub const ZERO: Self = Self(0);
 
     /// Adds `bytes`, as if a zero followed an odd one.
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn crc32c_check_value() {
+    fn crc32c_of_check_input_is_published_value() {
         let mut packet = [0u8; 12].to_vec();
         packet.extend_from_slice(b"x");
         // The field itself does not count.

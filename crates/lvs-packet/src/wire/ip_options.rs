@@ -23,12 +23,12 @@ const SECURITY_LABEL: u8 = 134;
 /// Routers that found no room for their time stamp are counted up to this.
 const OVERFLOW_MAX: u8 = 15;
 
-/// Why a host takes no packet with these options.
+/// Reasons for a host to refuse a packet with these options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// They make no sense; the byte of the IP header at fault.
+    /// The options are invalid; the offset of the byte at fault in the IP header.
     Malformed(u8),
-    /// The sender chose the way, which hosts do not allow (`accept_source_route`).
+    /// The sender chose the route, which hosts refuse (`accept_source_route`).
     SourceRoute,
 }
 
@@ -158,7 +158,7 @@ fn security_label(option: &[u8]) -> Option<usize> {
 }
 
 impl WantedOptions {
-    /// Whether nothing is asked for.
+    /// Whether no option requires work.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn no_bytes_lead_outside() {
+    fn ip_options_parser_stays_within_any_bytes() {
         // Every option of every length and pointer, also where the header ends early.
         for kind in [7, 68, 131, 148, 30] {
             for len in 0..=44 {

@@ -160,28 +160,28 @@ pub fn write_header(
 /// A fragment header in a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FragmentHeader {
-    /// Where it is.
+    /// Its position.
     pub at: usize,
     /// Identification of the datagram.
     pub id: u32,
-    /// Where the payload of this fragment belongs, in bytes.
+    /// Offset of the payload of this fragment, in bytes.
     pub offset: usize,
     /// More follow.
     pub more: bool,
 }
 
-/// Where the extension headers lead.
+/// The end of a chain of extension headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chain {
     /// The protocol behind them. In a later fragment: the protocol in its fragment header.
     pub protocol: u8,
-    /// Where the payload of that protocol begins.
+    /// Start of the payload of that protocol.
     pub l4: usize,
-    /// Where the byte is that names this protocol.
+    /// Position of the byte that names this protocol.
     pub named_at: usize,
     /// The first fragment header on the way, and where the byte is that announces it.
     pub fragment: Option<(FragmentHeader, usize)>,
-    /// There is a header of AH among them.
+    /// Whether there is a header of AH among them.
     pub authenticated: bool,
 }
 
@@ -259,8 +259,8 @@ pub fn unknown_at(ip: &[u8]) -> usize {
     named_at
 }
 
-/// Whether the packet, or the first fragment of one, reaches into the protocol behind its extension
-/// headers as far as a first fragment must (RFC 8200 section 4.5, `ipv6frag_thdr_truncated`).
+/// Whether the packet, or its first fragment, has as much of the protocol behind its extension
+/// headers as a first fragment must (RFC 8200 section 4.5, `ipv6frag_thdr_truncated`).
 pub fn has_upper_header(ip: &[u8]) -> bool {
     const TCP: u8 = 6;
     const UDP: u8 = 17;
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn extension_headers_are_walked_to_the_end() {
+    fn extension_headers_are_parsed_to_the_end() {
         let mut chain = vec![DESTINATION, 0, 1, 4, 0, 0, 0, 0];
         chain.extend([FRAGMENT, 1, 1, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         chain.extend([6, 0, 0, 1, 0, 0, 0, 9]);
@@ -375,7 +375,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_lead_outside(bytes in proptest::collection::vec(any::<u8>(), 0..200), next in prop::sample::select(vec![0u8, 43, 44, 51, 60, 6])) {
+        fn ipv6_parser_stays_within_any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200), next in prop::sample::select(vec![0u8, 43, 44, 51, 60, 6])) {
             let ip = header(next, &bytes);
             if let Some(chain) = walk(&ip) {
                 prop_assert!(chain.l4 <= ip.len() && chain.named_at < ip.len());

@@ -90,7 +90,7 @@ impl Place for Field {
 /// The bytes of a header that are a field of it.
 pub type Field = Range<usize>;
 
-/// The big-endian number of 16 bits at `place`; 0 if it lies outside.
+/// The big-endian number of 16 bits at `place`; 0 if it is outside.
 #[inline]
 pub fn be16(bytes: &[u8], place: impl Place) -> u16 {
     let at = place.offset();
@@ -100,7 +100,7 @@ pub fn be16(bytes: &[u8], place: impl Place) -> u16 {
     }
 }
 
-/// The big-endian number of 32 bits at `place`; 0 if it lies outside.
+/// The big-endian number of 32 bits at `place`; 0 if it is outside.
 #[inline]
 pub fn be32(bytes: &[u8], place: impl Place) -> u32 {
     let at = place.offset();
@@ -110,7 +110,7 @@ pub fn be32(bytes: &[u8], place: impl Place) -> u32 {
     }
 }
 
-/// Stores a number in network order at `place`; nothing happens if it lies outside.
+/// Stores a number in network order at `place`; does nothing if it is outside.
 #[inline]
 pub fn put16(bytes: &mut [u8], place: impl Place, value: u16) {
     let at = place.offset();
@@ -119,7 +119,7 @@ pub fn put16(bytes: &mut [u8], place: impl Place, value: u16) {
     }
 }
 
-/// Stores a number in network order at `place`; nothing happens if it lies outside.
+/// Stores a number in network order at `place`; does nothing if it is outside.
 #[inline]
 pub fn put32(bytes: &mut [u8], place: impl Place, value: u32) {
     let at = place.offset();

@@ -21,7 +21,7 @@ pub mod field {
     pub const SEQUENCE: Field = 4..8;
     /// Acknowledgement number.
     pub const ACKNOWLEDGEMENT: Field = 8..12;
-    /// Length of the header in words, in the upper half.
+    /// Offset of the byte whose upper half is the length of the header in words.
     pub const DATA_OFFSET: usize = 12;
     /// Flags.
     pub const FLAGS: usize = 13;

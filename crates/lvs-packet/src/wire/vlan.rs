@@ -23,7 +23,7 @@ const ADDRESSES_LEN: usize = 12;
 /// The outermost tag of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tag {
-    /// It is a service tag.
+    /// Whether it is a service tag.
     pub service: bool,
     /// The VLAN, 1 to 4094; 0 if the tag is for its priority only.
     pub vlan: u16,
@@ -69,7 +69,7 @@ pub fn insert(frame: &mut Frame, ethertype: u16, bits: u16) -> bool {
     true
 }
 
-/// Takes the outermost tag, which is there, out of the frame.
+/// Removes the outermost tag, which the caller has checked, from the frame.
 pub fn remove(frame: &mut Frame) {
     frame.bytes_mut().copy_within(..ADDRESSES_LEN, TAG_LEN);
     if frame.pull_front(TAG_LEN)

@@ -1,4 +1,4 @@
-//! Where the packet path differs from the kernel's on purpose: see docs/decisions.md.
+//! Deliberate differences of the packet path from the kernel's: see docs/decisions.md.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -22,7 +22,7 @@ fn fragments_of_both_directions_share_4_mib() {
     assert_eq!(MEMORY_MAX, 4 << 20);
 }
 
-/// The kernel's host refuses it on its way to the hook, so nobody counts it.
+/// The kernel's host refuses it before the hook, so it is not counted.
 #[test]
 fn too_long_reply_is_refused_before_it_counts() {
     let (vip, server): (SocketAddr, SocketAddr) = (
@@ -307,8 +307,8 @@ fn errors_with_options_that_were_filled_in_are_translated() {
     assert_eq!(IpAddr::from(ipv4::dst(&bytes[36..])), addr(VIP));
 }
 
-/// The kernel's host obeys the first two bits of an option that it does not know before anybody
-/// else sees the packet (RFC 8200 section 4.2). Here servers do that.
+/// The kernel's host obeys the first two bits of an option unknown to it before IPVS receives the
+/// packet (RFC 8200 section 4.2). Here the servers do that.
 #[test]
 fn unknown_hop_by_hop_options_are_left_to_the_servers() {
     for option in [0x1e, 0x5e, 0x9e, 0xde] {
@@ -336,7 +336,7 @@ fn fragment_in_fragment_is_dropped() {
     assert_eq!(lab.director.shard.len(), 0);
 }
 
-/// The kernel leaves it to its host, which tells the sender where the packet ends.
+/// The kernel passes it to its host, which reports to the sender where the packet ends.
 #[test]
 fn headers_that_end_too_early_are_dropped_at_a_virtual_address() {
     let mut lab = nat();
@@ -438,7 +438,7 @@ fn long(port: u16) -> Vec<u8> {
 /// was, so that nobody can teach what was never asked. (By IP in IP the kernel does not learn it
 /// either.)
 #[test]
-fn of_a_way_that_no_packet_took_nothing_is_learned() {
+fn path_mtu_of_unused_path_is_not_learned() {
     let gue = Tunnel::Gue {
         port: GUE,
         checksum: TunnelChecksum::None,
@@ -480,7 +480,7 @@ fn path_mtu_is_learned_without_connection() {
     assert_eq!(told.bytes()[26..28], 1180_u16.to_be_bytes());
 }
 
-/// The MTU that the first complaint tells to the client.
+/// The MTU in the first ICMP error to the client.
 fn told(lab: &mut DirectorLab, port: u16) -> u16 {
     let told = only(complaint(lab, Tunnel::Ipip, &long(port)), CLIENTS);
     u16::from_be_bytes([told.bytes()[26], told.bytes()[27]])

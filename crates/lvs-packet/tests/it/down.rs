@@ -212,7 +212,7 @@ impl Bench {
         }
     }
 
-    /// Takes the server out, and gives what the packet path then sends by itself.
+    /// Takes the server out, and returns the packets that the packet path sends on its own.
     fn take_down(&mut self) -> Vec<(PortId, Vec<u8>)> {
         let director = &mut self.decide;
         let key = ServiceKey::tcp(self.virt);

@@ -64,7 +64,7 @@ fn ethernet(ip: &[u8]) -> Vec<u8> {
 
 /// To an echo service, from the service, or from the director: the answer would come back here.
 #[test]
-fn packets_from_own_addresses_do_not_go_round() {
+fn packets_from_own_addresses_do_not_loop() {
     for own in [false, true] {
         let mut lab = echo(Forwarding::Nat);
         if own {
@@ -142,7 +142,7 @@ fn ipv6_with_the_directors_own_source_reaches_neither_servers_nor_the_host() {
 /// In a flood, SYNs have a share of the time; nothing else is touched, and the host keeps what is
 /// its own.
 #[test]
-fn in_a_flood_syns_beyond_their_share_are_dropped_and_nothing_else() {
+fn flood_drops_only_syns_above_their_share() {
     let mut lab = echo(Forwarding::Nat);
     let from = |n: u16| SocketAddr::from(([198, 18, 0, 7], n));
     let syn = |n: u16, to: &str| ethernet(&packet(from(n), addr(to), Protocol::TCP, &[]));
@@ -194,8 +194,8 @@ fn in_portions(lab: &mut Lab, frames: &mut [Frame]) -> (usize, usize, usize) {
     (most, all, bytes)
 }
 
-/// Sends so many datagrams in 1,024 pieces of 8 bytes each, all but their last pieces, which are
-/// given back.
+/// Sends `datagrams` in 1,024 pieces of 8 bytes each, without their last pieces, which are
+/// returned.
 fn all_but_the_last(lab: &mut Lab, datagrams: u16) -> Vec<Frame> {
     let datagram = |id| {
         let data = vec![0; 8 * 1024 - 8];
@@ -216,8 +216,8 @@ fn all_but_the_last(lab: &mut Lab, datagrams: u16) -> Vec<Frame> {
     (1..=datagrams).map(datagram).collect()
 }
 
-/// The reassembler takes 15 such datagrams; what comes out of them never lies there all at once,
-/// nor in frames of 64 KiB.
+/// The reassembler accepts 15 such datagrams; their packets are never all in memory at once, nor in
+/// frames of 64 KiB.
 #[test]
 fn tiny_fragments_leave_in_portions_and_in_frames_of_their_size() {
     for method in [Forwarding::Nat, Forwarding::Route] {

@@ -26,7 +26,7 @@ const RST: u8 = 0x04;
 const PSH: u8 = 0x08;
 const ACK: u8 = 0x10;
 
-/// How a device leaves the checksum, or what it makes of several segments.
+/// The checksum that a device leaves, or its super-packet of several segments.
 #[derive(Clone, Copy, Debug)]
 enum Card {
     Finished,
@@ -137,7 +137,7 @@ struct Talk {
     /// expects it.
     client_next: u32,
     client_expects: u32,
-    /// The same of the server.
+    /// The next sequence number of the server.
     server_next: u32,
     server_expects: u32,
 }
@@ -218,7 +218,7 @@ impl Talk {
         (!sent.is_empty()).then(|| Segment::read(only(sent, CLIENTS)))
     }
 
-    /// The client sends; the server gets the same bytes and knows all numbers.
+    /// The client sends; the server gets the same bytes, and all numbers are valid for it.
     fn client_says(&mut self, flags: u8, payload: &[u8]) {
         let segment = self.request(flags, payload);
         let got = self.send_request(&segment).expect("it passes");
@@ -235,7 +235,7 @@ impl Talk {
         self.server_expects = self.client_next;
     }
 
-    /// The server sends; gives what the client gets, which knows all numbers.
+    /// The server sends; returns the bytes that the client gets with valid numbers.
     fn server_says(&mut self, flags: u8, payload: &[u8]) -> String {
         let segment = self.answer(flags, payload);
         let got = self.send_answer(&segment).expect("it passes");
@@ -351,7 +351,7 @@ fn reply_lost_behind_director_is_rewritten_again() {
     }
 }
 
-/// The kernel asks for a foreign address on the real server's link, where nobody has it.
+/// The kernel resolves a foreign address on the real server's link, where no host has it.
 #[test]
 fn data_connection_elsewhere_follows_routes_of_host() {
     let mut talk = Talk::four(Card::Finished);
@@ -514,7 +514,7 @@ proptest! {
     /// For any lines and any cuts: no panic, and sent segments have right checksums. The client's
     /// stream arrives unchanged, the server's without gaps.
     #[test]
-    fn any_talk(lines in proptest::collection::vec((any::<bool>(), text()), 1..20), first: [u32; 2], card in 0usize..3) {
+    fn ftp_with_any_sequence_of_segments_stays_consistent(lines in proptest::collection::vec((any::<bool>(), text()), 1..20), first: [u32; 2], card in 0usize..3) {
         let mut talk = Talk::new([CLIENT, "198.51.100.200:21", SERVER], first, CARDS[card]);
         for (client, line) in lines {
             if client {
@@ -528,7 +528,7 @@ proptest! {
 
     /// Segments with arbitrary numbers and flags, on a connection whose stream is shifted.
     #[test]
-    fn any_segment(segments in proptest::collection::vec((any::<bool>(), any::<u8>(), any::<[u32; 2]>(), text()), 1..20), card in 0usize..3) {
+    fn ftp_segment_of_any_content_does_not_panic(segments in proptest::collection::vec((any::<bool>(), any::<u8>(), any::<[u32; 2]>(), text()), 1..20), card in 0usize..3) {
         let mut talk = Talk::four(CARDS[card]);
         talk.client_says(PSH | ACK, b"PASV\r\n");
         talk.server_says(PSH | ACK, b"227 (1,1,1,1,1,1)\r\n");
@@ -547,9 +547,9 @@ proptest! {
         }
     }
 
-    /// Options that are cut short, odd or lie about their length.
+    /// Options that are cut short, odd or wrong about their length.
     #[test]
-    fn any_options(options in proptest::collection::vec(prop_oneof![Just(5u8), Just(1), Just(10), Just(0), any::<u8>()], 0..40)) {
+    fn ftp_segment_with_any_options_does_not_panic(options in proptest::collection::vec(prop_oneof![Just(5u8), Just(1), Just(10), Just(0), any::<u8>()], 0..40)) {
         let mut talk = Talk::four(Card::Finished);
         talk.client_says(PSH | ACK, b"PASV\r\n");
         talk.server_says(PSH | ACK, b"227 (1,1,1,1,1,1)\r\n");

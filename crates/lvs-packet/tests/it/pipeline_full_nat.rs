@@ -225,7 +225,7 @@ fn requests_and_replies_of_both_families_and_protocols() {
 }
 
 #[test]
-fn icmp_errors_are_translated_at_both_ends_both_ways() {
+fn icmp_errors_are_translated_at_both_ends_in_both_directions() {
     for six in [0, 1] {
         let mut bed = Bed::new(true);
         let (client, vip, server) = (
@@ -338,7 +338,7 @@ fn full_nat_super_packet_passes_whole() {
 
 proptest! {
     #[test]
-    fn checksums_stay_right(
+    fn full_nat_keeps_checksums_right(
         payload in proptest::collection::vec(any::<u8>(), 0..600), six in 0usize..2, udp: bool, own: bool, unfinished: bool
     ) {
         let mut bed = Bed::new(own);

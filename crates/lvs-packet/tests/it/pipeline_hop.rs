@@ -92,7 +92,7 @@ fn direct_routing_is_dropped() {
     whole(&lab);
 }
 
-/// The server's answer would be the host's, which knows nothing of it.
+/// The server's answer would reach the host, which has no such connection.
 #[test]
 fn client_on_host_receives_error_for_nat() {
     let mut lab = hop(Forwarding::Nat);

@@ -1,6 +1,5 @@
-//! The duties of a host besides IPVS: options, impossible sources, neighbours that do not answer,
-//! echo, segment sizes, tags. Frames in, frames out; numbers and addresses are recorded from the
-//! kernel.
+//! The duties of a host beside IPVS: options, impossible sources, silent neighbours, echo, segment
+//! sizes, tags. The tests compare frames; numbers and addresses are recorded from the kernel.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -205,7 +204,7 @@ fn packets_from_impossible_sources_are_dropped() {
     assert_eq!(counters.dropped_for(FrameDrop::Martian), 9);
 }
 
-/// Lets a neighbour fail, and gives what is sent then.
+/// Makes a neighbour fail, and returns the packets sent then.
 fn fail(lab: &mut Lab, port: PortId, addr: IpAddr) -> Vec<(PortId, Vec<u8>)> {
     let mut out = Output::new();
     let env = Env {

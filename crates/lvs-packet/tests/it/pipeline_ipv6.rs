@@ -296,7 +296,7 @@ fn packet_too_big_below_a_tunnels_minimum_is_ignored() {
 }
 
 #[test]
-fn extension_headers_are_walked_but_not_for_ever() {
+fn ipv6_extension_headers_are_parsed_up_to_a_limit() {
     let mut lab = web(Forwarding::Nat);
     let packet = tcp((CLIENT, 4000), (VIP, 80), b"abc");
     let with = |count: usize| {
@@ -346,7 +346,7 @@ proptest! {
     /// After any change of a valid frame, the dataplane neither panics nor loses count (the lab
     /// checks the latter).
     #[test]
-    fn mutations(method in 0u8..3, tunnel in 0u8..3, kind in 0u8..5, edits in proptest::collection::vec((0usize..200, any::<u8>()), 0..6),
+    fn mutated_ipv6_frames_do_not_panic(method in 0u8..3, tunnel in 0u8..3, kind in 0u8..5, edits in proptest::collection::vec((0usize..200, any::<u8>()), 0..6),
                  next in proptest::option::of(prop::sample::select(vec![0u8, 43, 44, 50, 51, 59, 60, 4, 41])),
                  cut in proptest::option::of(0usize..200), own: bool, mixed: bool, port in 0u16..3,
                  offload in proptest::option::of((0u16..200, 0u16..40, 0u16..2000, any::<bool>()))) {

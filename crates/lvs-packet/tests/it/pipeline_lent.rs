@@ -58,7 +58,7 @@ impl Ring {
     }
 }
 
-/// A sent frame: its port, its bytes, whether it is still in the slot that it came in.
+/// A sent frame: its port, its bytes, whether it is still in the slot of its reception.
 type Sent = Vec<(PortId, Vec<u8>, bool)>;
 
 fn pass(lab: &mut Lab, mut batch: Vec<Frame>, out: &mut Output) -> Sent {
@@ -151,7 +151,7 @@ fn cases() -> Vec<Case> {
 /// Every kind of frame, by every method, with much room in front and with none: the same packets
 /// leave as when the frames are the packet path's own, and all slots come back.
 #[test]
-fn slots_come_back_and_packets_are_the_same() {
+fn lent_slots_are_returned_and_packets_are_unchanged() {
     for method in [Forwarding::Nat, Forwarding::Route, Forwarding::Tunnel] {
         for headroom in [HEADROOM, 0] {
             for offloading in [true, false] {

@@ -79,7 +79,7 @@ fn ip(src: SocketAddr, dst: SocketAddr, protocol: u8, payload: &[u8]) -> Vec<u8>
     packet
 }
 
-/// A packet with these chunks, each with as many bytes of value as said, padded to four.
+/// A packet with these chunks, each with its number of bytes of value, padded to four.
 fn sctp(src: &str, dst: &str, chunks: &[(u8, u16)]) -> Vec<u8> {
     let (src, dst): (SocketAddr, SocketAddr) = (src.parse().unwrap(), dst.parse().unwrap());
     let mut packet = vec![0; 12];
@@ -136,7 +136,7 @@ fn lab(
 /// afterwards.
 type Word = (bool, &'static [(u8, u16)], &'static str);
 
-/// Everything that two hosts say to each other.
+/// All messages between two hosts.
 const LIFE: &[Word] = &[
     (true, &[(INIT, 16)], "INIT1"),
     (false, &[(INIT_ACK, 240)], "C-SENT"),

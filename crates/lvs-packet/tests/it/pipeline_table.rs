@@ -406,7 +406,7 @@ fn transport_right(ip: &[u8]) -> bool {
 }
 
 #[test]
-fn aggregates_pass_whole_and_are_cut_for_tunnels() {
+fn super_packets_pass_whole_and_are_cut_for_tunnels() {
     let data: Vec<u8> = (0..60_000u32).map(|i| i.to_le_bytes()[0]).collect();
     let mut ip = tcp((CLIENT, 4000), (VIP, 80), &data);
     let offload = aggregate(&mut ip, 1440);
@@ -638,7 +638,7 @@ proptest! {
     /// After any change of a valid frame, the dataplane neither panics nor loses count (the lab
     /// checks the latter).
     #[test]
-    fn mutations(method in 0u8..3, kind in 0u8..5, edits in proptest::collection::vec((0usize..200, any::<u8>()), 0..6),
+    fn mutated_frames_do_not_panic(method in 0u8..3, kind in 0u8..5, edits in proptest::collection::vec((0usize..200, any::<u8>()), 0..6),
                  cut in proptest::option::of(0usize..200), repair: bool, own: bool, port in 0u16..3,
                  offload in proptest::option::of((0u16..200, 0u16..40, 0u16..2000, any::<bool>()))) {
         let method = [Forwarding::Nat, Forwarding::Route, Forwarding::Tunnel][usize::from(method)];

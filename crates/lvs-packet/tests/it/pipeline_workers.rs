@@ -31,7 +31,8 @@ struct Worker {
     pipeline: Pipeline,
 }
 
-/// How a worker asks: its own shard first, then the control half that it shares.
+/// The look-up of a worker: first in its own shard, then in the control half that all workers
+/// share.
 struct Asked<'a> {
     control: &'a Mutex<Control>,
     shard: &'a mut Shard,
@@ -108,7 +109,7 @@ impl Site {
         }
     }
 
-    /// An IP packet comes to a worker; what leaves, with link headers.
+    /// Handles an IP packet at a worker; returns the packets that leave, with link headers.
     fn send(&mut self, worker: usize, port: PortId, ip: &[u8]) -> Vec<(PortId, Vec<u8>)> {
         let (dst, src) = if port == CLIENTS {
             (CL_MAC, GW_MAC)
@@ -158,7 +159,7 @@ fn udp(src: Ipv4Addr, ttl: u8, len: usize) -> Vec<u8> {
     ip
 }
 
-/// The MTU that an ICMP error "fragmentation needed" in a frame tells.
+/// The MTU in a frame with an ICMP error "fragmentation needed".
 fn told(frame: &[u8]) -> Option<u16> {
     (frame[14 + 9] == 1 && frame[34..36] == [3, 4]).then(|| be16(frame, 40))
 }
@@ -195,7 +196,7 @@ fn path_mtu_learned_by_one_worker_applies_to_all() {
 }
 
 #[test]
-fn workers_do_not_send_more_errors_together() {
+fn icmp_errors_of_workers_share_one_limit() {
     let limits = Settings::default();
     let mut site = Site::new(Forwarding::Nat, limits);
     let answered = |site: &mut Site, client: Ipv4Addr, n: usize| {
@@ -222,7 +223,7 @@ fn workers_do_not_send_more_errors_together() {
 }
 
 #[test]
-fn fragments_meet_whichever_worker_gets_them() {
+fn fragments_at_different_workers_are_reassembled() {
     let mut site = Site::new(Forwarding::Nat, Settings::UNLIMITED);
     let mut ip = udp(CLIENT, 64, 3000);
     put16(&mut ip, ipv4::field::FLAGS, 0);
@@ -242,7 +243,7 @@ fn fragments_meet_whichever_worker_gets_them() {
 }
 
 #[test]
-fn no_identification_comes_twice() {
+fn identifications_of_workers_are_unique() {
     let mut site = Site::new(Forwarding::Tunnel, Settings::UNLIMITED);
     let mut request = udp(CLIENT, 64, 10);
     put16(&mut request, ipv4::field::FLAGS, 0);

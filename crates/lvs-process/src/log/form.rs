@@ -110,7 +110,7 @@ where
     }
 }
 
-/// The priority of syslog(3), as sd-daemon(3) wants it in front.
+/// The priority of syslog(3), in the prefix of sd-daemon(3).
 pub(super) const fn priority(level: Level) -> u8 {
     match level {
         Level::ERROR => 3,

@@ -12,7 +12,7 @@ use tracing::field::{Field, Visit};
 use super::form::priority;
 use super::message_ids::message_id;
 
-/// Where the journal listens.
+/// The socket of the journal.
 pub(super) const SOCKET: &str = "/run/systemd/journal/socket";
 
 /// Stands before each field that goes in front of a line, and between these and the line.
@@ -30,7 +30,7 @@ const FIELDS: [(&str, &str); 3] = [
 /// The field with the kind of event, which is no part of the text.
 pub(super) const EVENT: &str = "event";
 
-/// The way to the journal.
+/// The socket to the journal.
 #[derive(Debug)]
 pub(super) struct Journal {
     socket: UnixDatagram,
@@ -126,7 +126,7 @@ impl Visit for Fields {
     }
 }
 
-/// A line without what goes in front of it, and that.
+/// A line without its prefix, and the prefix.
 pub(super) fn parts(line: &str) -> (impl Iterator<Item = (&str, &str)>, &str) {
     const END: &str = "\x1e\x1e";
     let (front, text) = match line.starts_with(MARK) {

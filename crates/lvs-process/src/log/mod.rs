@@ -30,7 +30,7 @@ use self::journal::Journal;
 pub use self::message_ids::MESSAGE_IDS;
 use self::queue::Queue;
 
-/// How long the end of a program waits for its last lines.
+/// Longest wait for the last log lines at the end of a program.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 
 /// The log of this process, once there is one.
@@ -195,7 +195,7 @@ fn panicked(info: &std::panic::PanicHookInfo<'_>) {
     log.queue.flush(FLUSH_LIMIT);
 }
 
-/// The queue as `tracing` wants it.
+/// The queue as a writer of `tracing`.
 struct Lines(Arc<Queue>);
 
 /// One event.
@@ -223,7 +223,7 @@ impl<'a> MakeWriter<'a> for Lines {
 }
 
 impl Write for Line<'_> {
-    /// Takes a whole event, which `tracing` writes in one go.
+    /// Queues a whole event, which `tracing` writes in one call.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.queue.push(self.level, &String::from_utf8_lossy(bytes));
         Ok(bytes.len())
@@ -306,7 +306,7 @@ mod tests {
         assert!((least..most).contains(&whole.len()), "{}", whole.len());
     }
 
-    /// Refuses the first so many writes.
+    /// Refuses the given number of first writes.
     struct Full(usize, io::PipeWriter);
 
     impl Write for Full {

@@ -22,7 +22,7 @@ const LINE_MAX: usize = 16 << 10;
 const CUT: &str = " [...]";
 /// Interval of attempts to log the number of lost lines.
 const RETRY: Duration = Duration::from_secs(1);
-/// How soon a descriptor that does not block is tried again.
+/// Pause before the next attempt on a non-blocking descriptor.
 const POLL: Duration = Duration::from_millis(10);
 
 enum Message {
@@ -36,7 +36,7 @@ enum Message {
     Flush(SyncSender<()>),
 }
 
-/// Takes lines without ever waiting; what does not fit is counted.
+/// A queue of lines that never blocks; it counts the lines that do not fit.
 #[derive(Debug)]
 pub(super) struct Queue {
     sender: SyncSender<Message>,
@@ -104,7 +104,7 @@ impl Queue {
         }
     }
 
-    /// Waits until what was pushed is written, but no longer than `limit`.
+    /// Waits until the queued lines are written, but no longer than `limit`.
     pub(super) fn flush(&self, limit: Duration) {
         // The writer itself cannot wait for the writer.
         if thread::current().id() == self.writer {

@@ -1,4 +1,4 @@
-//! Maps, and what this process sees of them.
+//! BPF maps, and this process's views of them.
 
 use std::fs::File;
 use std::io;
@@ -15,7 +15,7 @@ use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals};
 use super::{Program, number, pin, pinned, short_name};
 use crate::attached::{self, call, descriptor};
 
-/// Attributes of `BPF_MAP_CREATE`, as far as they are used (the first fields of `bpf_attr`).
+/// The used attributes of `BPF_MAP_CREATE` (the first fields of `bpf_attr`).
 #[repr(C)]
 struct CreateMap {
     kind: u32,
@@ -189,7 +189,7 @@ impl Drop for SharedArray {
     }
 }
 
-/// The array under this name, and its length in words.
+/// The pinned array of this path, and its length in words.
 fn pinned_array(path: &Path) -> io::Result<(OwnedFd, usize)> {
     let (fd, [_, value, entries]) = pinned_map(path, BPF_MAP_TYPE_ARRAY)?;
     // Entries begin at 8 bytes each.
@@ -269,7 +269,7 @@ impl PerCpuArray {
     }
 }
 
-/// A set of keys of so many words, which programs ask.
+/// A set of keys of `WORDS` words, for look-ups of BPF programs.
 #[derive(Debug)]
 pub struct SharedSet<const WORDS: usize>(SharedMap<WORDS, 1>);
 
@@ -323,7 +323,8 @@ impl<const WORDS: usize> SharedSet<WORDS> {
 /// Keys and their values.
 type Entries<const KEY: usize, const VALUE: usize> = Vec<([u64; KEY], [u64; VALUE])>;
 
-/// Values of so many words by keys of so many, for programs. Entries take memory as they come.
+/// A map with values of `VALUE` words by keys of `KEY` words, for BPF programs. Entries take memory
+/// on insertion.
 #[derive(Debug)]
 pub struct SharedMap<const KEY: usize, const VALUE: usize> {
     fd: OwnedFd,
@@ -443,7 +444,7 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
     }
 }
 
-/// Where programs find a map, or none.
+/// The map that programs find at a place, or none.
 #[derive(Debug)]
 pub struct MapPlace {
     fd: OwnedFd,
@@ -494,7 +495,7 @@ impl MapPlace {
         self.element(BPF_MAP_UPDATE_ELEM, number(&map.fd))
     }
 
-    /// Lets them find none.
+    /// Empties the map's entry for programs.
     pub fn clear(&self) {
         // There was none: that is as well.
         let _ = self.element(BPF_MAP_DELETE_ELEM, 0);
@@ -600,7 +601,7 @@ pub fn shared_table(layout: Layout, arrays: [Arc<SharedArray>; 5]) -> io::Result
     Memory::new(layout, regions).map_err(io::Error::other)
 }
 
-/// A new map of so many entries, with keys and values of so many bytes.
+/// Makes a map of the given number of entries, with the given sizes of keys and values.
 fn create_map(
     name: &str,
     kind: u32,

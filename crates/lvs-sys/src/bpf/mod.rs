@@ -29,7 +29,7 @@ pub struct Instruction {
     pub code: u8,
     /// Destination in the lower half, source in the upper one.
     pub registers: u8,
-    /// Of a jump or of memory.
+    /// Offset of a jump or of memory.
     pub offset: i16,
     /// A number.
     pub immediate: i32,

@@ -7,7 +7,7 @@ use std::path::Path;
 use super::{Instruction, ProgramArray, number, pin, pinned, short_name};
 use crate::attached::{self, Place, call, descriptor};
 
-/// Attributes of `BPF_PROG_LOAD`, as far as they are used.
+/// The used attributes of `BPF_PROG_LOAD`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct LoadProgram {
@@ -25,8 +25,7 @@ struct LoadProgram {
     attach_type: u32,
 }
 
-/// Attributes of `BPF_LINK_CREATE`, as far as they are used, followed by as many zeros as tcx
-/// requires.
+/// The used attributes of `BPF_LINK_CREATE`, followed by the zeros that tcx requires.
 #[repr(C)]
 struct CreateLink {
     program: u32,
@@ -83,10 +82,10 @@ const BPF_F_BEFORE: u32 = 1 << 3;
 const BPF_F_TEST_SKB_CHECKSUM_COMPLETE: u32 = 1 << 2;
 /// Size of the verifier's log.
 const LOG: usize = 1 << 20;
-/// How often a program is loaded that signals interrupt.
+/// Greatest number of attempts to load a program when signals interrupt the call.
 const ATTEMPTS: usize = 5;
 
-/// Where a program goes.
+/// The hook for which a program is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgramKind {
     /// Before a socket.
@@ -280,7 +279,7 @@ impl Program {
     }
 }
 
-/// A short program that goes on with a long one, for a socket that has no room for that
+/// A short program that jumps to a long one, for a socket without room for the long one
 /// (`net.core.optmem_max`, 20 KiB in older kernels).
 #[derive(Debug)]
 pub struct Jump {

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd};
 pub struct Received {
     /// Result of the call: the length, that of the whole datagram with `MSG_TRUNC`.
     pub length: usize,
-    /// The address of the sender (`struct sockaddr_nl`), as far as the kernel wrote it.
+    /// The address of the sender (`struct sockaddr_nl`), up to the length that the kernel wrote.
     pub sender: Vec<u8>,
     /// Bytes of ancillary data at the beginning of `control`.
     pub control: usize,

@@ -29,7 +29,7 @@ pub struct Call {
     /// The calling thread, as this process numbers it; 0 if it is in a PID namespace that this
     /// process does not see.
     pub thread: u32,
-    /// Which call.
+    /// The system call.
     pub kind: Kind,
     /// Its arguments.
     pub arguments: [u64; 6],
@@ -51,7 +51,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All of them with their numbers.
+    /// All kinds with their numbers.
     const ALL: [(Self, libc::c_long); 9] = [
         (Self::Socket, libc::SYS_socket),
         (Self::Sendto, libc::SYS_sendto),
@@ -74,7 +74,7 @@ pub enum Answer {
     Value(i64),
     /// The call fails with this error number.
     Errno(i32),
-    /// The caller has its answer already, or has gone.
+    /// The caller has its answer already, or has ended.
     Sent,
 }
 

@@ -1,4 +1,4 @@
-//! Which namespaces a socket and a thread belong to.
+//! The namespaces of a socket and of a thread.
 
 use std::fs::File;
 use std::io;
@@ -21,7 +21,7 @@ impl NamespaceId {
         file.metadata().map(|meta| Self::from_metadata(&meta))
     }
 
-    /// Of a file in `/proc/PID/ns`.
+    /// The identity of a file in `/proc/PID/ns`.
     pub fn from_metadata(meta: &std::fs::Metadata) -> Self {
         Self::new(meta.dev(), meta.ino())
     }

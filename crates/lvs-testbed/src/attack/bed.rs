@@ -144,7 +144,7 @@ impl Bed {
         Ok(bed)
     }
 
-    /// Something long to list: 16 services of 1,000 servers each.
+    /// Adds 16 services of 1,000 servers each, for long listings.
     fn many_servers(&self) -> Result<()> {
         let mut rules = String::new();
         for service in 0..16 {
@@ -302,14 +302,14 @@ impl Bed {
         value.with_context(|| format!("no {field} in {status}"))
     }
 
-    /// Has the kernel forget how much memory the dataplane had at most.
+    /// Resets the kernel's record of the dataplane's greatest memory use.
     fn forget_peak(&self) -> Result<()> {
         let dataplane = self.site.dataplane.as_ref().context("no dataplane")?;
         fs::write(format!("/proc/{}/clear_refs", dataplane.pid()), "5")?;
         Ok(())
     }
 
-    /// How many packets the dataplane has dropped, by reason.
+    /// Number of packets that the dataplane has dropped, by reason.
     fn drops(&self) -> Result<BTreeMap<String, u64>> {
         let mut dropped = false;
         let mut drops = BTreeMap::new();

@@ -45,7 +45,7 @@ pub(super) fn packet(src: SocketAddr, dst: SocketAddr, kind: Kind, data: &[u8]) 
     ip
 }
 
-/// The same as a frame for the director.
+/// The packet as a frame for the director.
 pub(super) fn ethernet(target: &Target, ip: &[u8]) -> Frame {
     let kind: [u8; 2] = if ip[0] >> 4 == 6 {
         [0x86, 0xdd]

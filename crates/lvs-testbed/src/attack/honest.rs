@@ -20,7 +20,7 @@ pub(super) const LARGE: usize = 1 << 20;
 const OPENERS: usize = 24;
 /// Downloads at a time.
 const DOWNLOADERS: usize = 4;
-/// When a request has failed.
+/// Time after which a request has failed.
 const TIMEOUT_MS: u64 = 3000;
 
 /// Options of the honest client.
@@ -39,7 +39,7 @@ pub struct HonestOptions {
     pub for_ms: u64,
 }
 
-/// How it went.
+/// Results of the honest clients.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Honest {
     /// Connections that were opened and answered, each byte as it should be.
@@ -63,7 +63,7 @@ pub struct Honest {
 }
 
 impl Honest {
-    /// Of a hundred new connections, how many were served.
+    /// Percentage of new connections that were served.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "for people to read")]
     pub fn success(&self) -> f64 {
@@ -98,7 +98,7 @@ pub fn honest(options: &HonestOptions) -> Result<()> {
     Ok(())
 }
 
-/// When requests ended, and how long they took.
+/// End and duration of requests.
 #[derive(Default)]
 struct Log {
     report: Honest,

@@ -278,24 +278,24 @@ pub struct Outcome {
     pub beside: Honest,
     /// Frames that were sent, or requests of local users.
     pub sent: u64,
-    /// The dataplane's memory before anything came, in kilobytes.
+    /// The dataplane's memory before the attack, in kilobytes.
     pub idle_kb: u64,
     /// The most that it was.
     pub peak_kb: u64,
-    /// How many packets the dataplane has dropped, by reason.
+    /// Number of packets that the dataplane has dropped, by reason.
     pub drops: BTreeMap<String, u64>,
     /// Datagrams that the real servers have received on the port of the echo service.
     pub echoed: u64,
-    /// How long single packets took, where single packets are what is promised.
+    /// Delays of single packets, if the promise is about single packets.
     pub delays: Option<Compared>,
 }
 
-/// How long single packets took.
+/// Delays of single packets.
 #[derive(Clone, Debug, Serialize)]
 pub struct Compared {
     /// Alone.
     pub before: Delays,
-    /// With as many users of the host that only compute.
+    /// Delays beside the same number of local users that only compute.
     pub busy_users: Delays,
     /// During the attack.
     pub beside: Delays,

@@ -15,9 +15,9 @@ use serde::{Deserialize, Serialize};
 use crate::netns::Host;
 use crate::programs;
 
-/// How a program runs whose own delays shall not count.
+/// The command that runs a program in real time, so that its own delays do not count.
 pub(super) const REAL_TIME: [&str; 3] = ["chrt", "--fifo", "10"];
-/// When an answer is missed.
+/// Time after which an answer counts as lost.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Bytes of a datagram: its number.
 const LEN: usize = 8;
@@ -35,7 +35,7 @@ pub struct ProbeOptions {
     pub for_ms: u64,
 }
 
-/// How long datagrams took to the server and back, in milliseconds.
+/// Round-trip times of datagrams to the server, in milliseconds.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Delays {
     /// Datagrams sent.
@@ -50,7 +50,7 @@ pub struct Delays {
     pub p999_ms: f64,
     /// The longest.
     pub longest_ms: f64,
-    /// How many took more than 5 ms.
+    /// Number of datagrams that took more than 5 ms.
     pub over_5_ms: u64,
     /// How long the processors ran something else than this machine meanwhile, where it is a
     /// virtual one (`steal` of proc_stat(5), of all processors).

@@ -55,7 +55,7 @@ impl Target {
         (Ipv6Addr::new(0x2001, 0xdb8, 0xbad, 0, 0, 0, 0, 7), port).into()
     }
 
-    /// Source `n` of 2^32, none of which is anybody (RFC 2544): 198.18.0.0/16 and all ports.
+    /// Source `n` of 2^32 unused sources (RFC 2544): 198.18.0.0/16 and all ports.
     pub(super) fn spoofed(&self, n: u32) -> SocketAddr {
         let [a, b, c, d] = n.wrapping_mul(0x9e37_79b1).to_be_bytes();
         let port = u16::from_be_bytes([c, d]).max(1024);

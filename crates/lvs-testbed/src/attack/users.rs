@@ -23,7 +23,7 @@ pub(super) fn hostile(site: &Site, time: Duration) -> Result<u64> {
     nobody(site, time, &[])
 }
 
-/// As many users that only compute, without the control socket.
+/// Runs users that only compute, without the control socket, for comparison.
 pub(super) fn compute(site: &Site, time: Duration) -> Result<u64> {
     nobody(site, time, &["--compute"])
 }
@@ -119,7 +119,7 @@ fn hold(start: Instant, limit: Duration) -> u64 {
     attempts
 }
 
-/// Has the dataplane list its services again and again.
+/// Lists the services of the dataplane again and again.
 fn list(start: Instant, limit: Duration) -> u64 {
     let mut answered = 0;
     while start.elapsed() < limit {

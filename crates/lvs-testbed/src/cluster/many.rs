@@ -22,17 +22,17 @@ const EXABGP: &str = include_str!("../../../../examples/many-directors/exabgp.co
 const ANNOUNCE: &str = include_str!("../../../../examples/many-directors/announce-lvs");
 const ROUTER: &str = include_str!("../../../../examples/many-directors/router.conf");
 
-/// How many directors there are.
+/// Number of directors.
 const DIRECTORS: usize = 3;
 
 /// A scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scenario {
-    /// Nothing happens.
+    /// No event.
     Calm,
     /// Maintenance of one director, and its end.
     Members,
-    /// The same without `[sync.peers]`.
+    /// The plan without `[sync.peers]`.
     Alone,
     /// The dataplane of one director is killed; lvsd starts another one.
     Dataplane,
@@ -52,7 +52,7 @@ pub enum Scenario {
     Routed,
     /// BIRD is killed on one director, and started again.
     Bird,
-    /// One director is cut off at once, as when its power goes.
+    /// One director is cut off, as by a power failure.
     Power,
 }
 
@@ -79,7 +79,7 @@ impl Scenario {
         self != Self::Routed || forward == Forward::Tun
     }
 
-    /// All of them, with what they are.
+    /// All scenarios, with their descriptions.
     pub const ALL: [(&'static str, Self, &'static str); 12] = [
         (
             "calm",
@@ -238,8 +238,8 @@ impl Lab {
         }
     }
 
-    /// Everything runs, and the router uses all directors; servers send so many bytes a second for
-    /// each download.
+    /// Starts the programs, and lets the router use all directors; servers send `rate` bytes a
+    /// second for each download.
     fn new(scenario: Scenario, cluster: &ClusterOptions, rate: u64) -> Result<Self> {
         let forward = cluster.method()?;
         ensure!(
@@ -437,7 +437,7 @@ impl Lab {
         })
     }
 
-    /// Connections that are established with a server, or any (`""`), as a director knows them.
+    /// Established connections with a server, or with any (`""`), in a director's table.
     fn known(&self, director: &Director, server: &str) -> Option<u64> {
         let said = self.site.lvsadm_on(&director.host, "-L -c -n").ok()?;
         // The connections of the scenario before this one have been closed.
@@ -447,7 +447,7 @@ impl Lab {
         u64::try_from(open.count()).ok()
     }
 
-    /// Waits until what the directors know of connections with a server is what it should be.
+    /// Waits until the directors' tables have the expected connections with a server.
     fn wait_known(
         &self,
         what: &str,
@@ -464,7 +464,7 @@ impl Lab {
         Ok(known)
     }
 
-    /// Waits until every director knows all connections.
+    /// Waits until every director has all connections.
     fn wait_told(&self, downloads: u64) -> Result<()> {
         let all = |known: &[Option<u64>]| known.iter().all(|known| *known == Some(downloads));
         self.wait_known("all directors to know all connections", "", all)
@@ -756,7 +756,7 @@ fn time_of_day() -> Result<u64> {
     Ok(u64::try_from(now.as_micros())? % 86_400_000_000)
 }
 
-/// The same of one of its lines: `[2026-01-02T03:04:05.678901] ...`.
+/// The time of a log line: `[2026-01-02T03:04:05.678901] ...`.
 fn stamp(line: &str) -> Option<u64> {
     let time = line.strip_prefix('[')?.split_once('T')?.1;
     let time = time.split_once(']')?.0;

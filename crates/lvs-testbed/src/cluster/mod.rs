@@ -126,13 +126,13 @@ impl Balancer {
 pub struct Outcome {
     /// Its name.
     pub scenario: String,
-    /// How many directors there are.
+    /// Number of directors.
     pub directors: usize,
     /// The balancer: `lvs` or `haproxy`.
     pub director: String,
     /// The forwarding method: `proxy` with HAProxy.
     pub forward: String,
-    /// Of the downloads: `ipv4` or `ipv6`.
+    /// Family of the downloads: `ipv4` or `ipv6`.
     pub family: String,
     /// Downloads, byte for byte.
     pub downloads: u64,
@@ -219,7 +219,7 @@ pub fn main(options: &ClusterOptions) -> Result<()> {
     Ok(())
 }
 
-/// Downloads, while people look on.
+/// Downloads, and shows the progress.
 fn shown(client: &Host, load: &LoadOptions) -> Result<LoadReport> {
     let load = LoadOptions {
         progress_ms: 100,
@@ -377,7 +377,7 @@ fn wait_said(site: &Site, director: &Host, peer: &str, words: &str) -> Result<St
     Ok(format!("{}: {said}", director.name()))
 }
 
-/// A line of `lvsadm sync` with these words, and what stands below it.
+/// A line of `lvsadm sync` with these words, and the lines below it.
 fn peers_said(sync: &str, words: &str) -> String {
     let lines = sync.lines().skip_while(|line| !line.contains(words));
     let mut kept: Vec<&str> = Vec::new();
@@ -390,8 +390,7 @@ fn peers_said(sync: &str, words: &str) -> String {
     kept.join("; ")
 }
 
-/// Drops packets of the synchronisation of a director, on their way in: all of them, or so many of a
-/// hundred.
+/// Drops incoming synchronisation packets of a director: all of them, or a percentage.
 fn lose_sync(director: &Host, of_a_hundred: Option<u32>) -> Result<()> {
     let some = of_a_hundred.map(|some| format!("numgen random mod 100 '<' {some}"));
     let some = some.unwrap_or_default();
@@ -405,7 +404,7 @@ fn lose_sync(director: &Host, of_a_hundred: Option<u32>) -> Result<()> {
         .map(drop)
 }
 
-/// How many packets of it have been dropped.
+/// Number of its packets that were dropped.
 fn lost_of_sync(director: &Host) -> u64 {
     let said = director.sh("nft list table inet loss").unwrap_or_default();
     let counts = said.split("counter packets ").skip(1);
@@ -414,12 +413,12 @@ fn lost_of_sync(director: &Host) -> u64 {
         .sum()
 }
 
-/// Nothing of it is dropped any more.
+/// Ends the loss of synchronisation packets.
 fn end_loss(director: &Host) -> Result<()> {
     director.sh("nft delete table inet loss").map(drop)
 }
 
-/// Keeps etcd from a director.
+/// Cuts a director off from etcd.
 fn lose_etcd(director: &Host) -> Result<()> {
     director
         .sh("nft add table inet etcd\n\

@@ -26,11 +26,11 @@ const KEEPALIVED: &str = "/etc/keepalived/keepalived.conf";
 /// A scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scenario {
-    /// Nothing happens.
+    /// No event.
     Calm,
-    /// The active director is gone at once.
+    /// The active director fails at once.
     Kill,
-    /// The same; it comes back with an empty table, and takes over again.
+    /// The same failure; the director then returns with an empty table, and takes over again.
     Returns,
     /// Maintenance of one director, then of the other.
     Planned,
@@ -40,7 +40,7 @@ pub enum Scenario {
     Partition,
     /// The active director's dataplane is stopped for three seconds.
     Stopped,
-    /// As planned, while 5 of 100 packets of the synchronisation are lost.
+    /// A planned change-over while 5 of 100 synchronisation packets are lost.
     Loss,
     /// The files between `lvsd` and keepalived are removed; then as planned.
     Files,
@@ -50,7 +50,7 @@ pub enum Scenario {
 }
 
 impl Scenario {
-    /// All of them, with what they are.
+    /// All scenarios, with their descriptions.
     pub const ALL: [(&'static str, Self, &'static str); 10] = [
         (
             "calm",
@@ -296,7 +296,7 @@ impl Lab {
         super::put(&director.host, KEEPALIVED, &made)
     }
 
-    /// With direct routing always; with NAT the file is the example's otherwise.
+    /// Whether IPv6 is in use: always with direct routing; with NAT the example's file has none.
     fn has_ipv6(&self) -> bool {
         let forward = self.site.options.forward;
         self.kind == Balancer::Lvs && (forward == Forward::Dr || self.ipv6)
@@ -473,7 +473,7 @@ impl Lab {
         .with_context(|| self.logs())
     }
 
-    /// The connections that a director knows from the other one.
+    /// The connections that a director has received from the other one.
     fn lent(&self, index: usize) -> Option<u64> {
         let said = self
             .site
@@ -597,7 +597,7 @@ impl Lab {
         Ok(vec![there, self.outage(|lab| lab.maintenance(1, "on"), 0)?])
     }
 
-    /// The dataplane of the active director stands still for three seconds.
+    /// Stops the dataplane of the active director for three seconds.
     fn stop_for_3_s(&mut self, index: usize) -> Result<()> {
         self.tell(&format!("director {}: SIGSTOP of the dataplane", index + 1));
         let dataplane = super::dataplane_of(&self.directors[index].host)?;
@@ -663,7 +663,7 @@ impl Lab {
         longest_gap(&ping.log())
     }
 
-    /// As when its power goes.
+    /// Cuts a director off, as a power failure does.
     fn kill(&mut self, index: usize) -> Result<()> {
         self.tell(&format!(
             "director {}: kill -9 of everything, links down",
@@ -691,7 +691,7 @@ impl Lab {
         }
     }
 
-    /// The host is there again, with what it has when it has just started.
+    /// Restarts the host, with its initial configuration.
     fn come_back(&mut self, index: usize) -> Result<()> {
         self.tell(&format!(
             "director {}: comes back with an empty table",

@@ -51,7 +51,7 @@ const CLIENT_SIDE_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xff, 0, 0, 0, 0, 0, 1
 const GATEWAY_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xff, 0, 0, 0, 0, 0, 2);
 const SERVER_SIDE_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 1, 0, 0, 0, 0, 0, 0xffff);
 
-/// How often a packet may come back from the host before something goes round in circles.
+/// Greatest number of times that a packet may come back from the host; more is a loop.
 const ROUNDS: usize = 8;
 
 pub(super) const fn port_name(port: PortId) -> &'static str {
@@ -190,7 +190,7 @@ impl Bed {
         Self::of(options, log)
     }
 
-    /// As [`new`](Self::new), for a director with these options.
+    /// A bed as of [`new`](Self::new), for a director with these options.
     pub(super) fn of(options: Options, log: &Log) -> Replayed<Self> {
         let connections = options.max_connections;
         let programs = match log.through {
@@ -378,7 +378,7 @@ impl Bed {
         self.net.vips = self.intercept.vips();
     }
 
-    /// Lets time pass, from one event to the next.
+    /// Advances the clock, from one event to the next.
     pub(super) fn wait(&mut self, duration: Duration) {
         let end = self.now + duration;
         loop {
@@ -533,7 +533,7 @@ impl Bed {
         }
     }
 
-    /// Keeps the answers to the host's own clients from it, as the keeper does.
+    /// Hides the answers to the host's own clients from it, as the keeper does.
     fn intercept_local_clients(&mut self) {
         for request in std::mem::take(&mut self.output.requests) {
             if let Request::InterceptLocalClient(client) = request {

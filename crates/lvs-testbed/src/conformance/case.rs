@@ -10,12 +10,12 @@ use lvs_core::{
 };
 use serde_json::{Map, Value};
 
-/// Why a case could not be replayed to its end.
+/// The reason why a replay ended early.
 #[derive(Debug)]
 pub(super) enum Halt {
-    /// Something that is not built yet; the text names it.
+    /// A feature that is not implemented; the text names it.
     Unsupported(String),
-    /// The recording does not make sense, or the director refuses what the kernel took.
+    /// The recording is invalid, or the director refuses something that the kernel accepted.
     Broken(anyhow::Error),
 }
 

@@ -1,5 +1,4 @@
-//! The director's own IP stack, as far as the recordings show it: local delivery, plain forwarding,
-//! errors.
+//! The director's own IP stack in the recordings: local delivery, plain forwarding, errors.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -48,8 +47,8 @@ pub(super) struct Host {
 /// Longest error of a host (RFC 1812 section 4.3.2.3).
 const ERROR_MAX: usize = 576;
 
-/// The way that the ICMP message in `ip` is about, and how much it carries, as far as a host
-/// believes that.
+/// The path that the ICMP message in `ip` concerns, and its MTU, within the limits that a host
+/// accepts.
 fn reported(ip: &[u8], packet: &Packet) -> Option<(Ipv4Addr, usize)> {
     const LEAST: usize = 552;
     let message = ip.get(packet.l4..packet.len)?;
@@ -60,7 +59,7 @@ fn reported(ip: &[u8], packet: &Packet) -> Option<(Ipv4Addr, usize)> {
         .then(|| (ipv4::dst(quoted), usize::from(be16(head, 6)).max(LEAST)))
 }
 
-/// An error of the host's own, no longer than the way carries.
+/// An error of the host, shortened to the MTU.
 fn shortened(mut ip: Vec<u8>, mtu: usize) -> Vec<u8> {
     let is_error = ip.len() > mtu && ip[0] == 0x45 && Protocol(ip[9]) == Protocol::ICMP;
     if let (true, Ok(len)) = (is_error, u16::try_from(mtu)) {
@@ -86,7 +85,7 @@ fn fill_options(ip: &mut [u8], net: &Table, route: IpAddr, stamp: IpAddr) {
 }
 
 impl Host {
-    /// A packet that has come to the host; what it does about it.
+    /// The host's reaction to a packet.
     pub(super) fn receive(&mut self, ip: &[u8], net: &Table, now: Instant) -> Option<Done> {
         let mut done = self.take(ip, net, now)?;
         for sent in &mut done.sent {
@@ -237,7 +236,7 @@ fn deliver(ip: &[u8], packet: &Packet) -> Done {
     Done::sending(answer)
 }
 
-/// Plain forwarding. `history`: how the packet had been cut when it came.
+/// Plain forwarding. `history`: the packet's fragmentation on arrival.
 fn forward(ip: &[u8], packet: &Packet, history: Option<&History>, net: &Table) -> Done {
     let mut done = Done::default();
     let complain = |kind| {

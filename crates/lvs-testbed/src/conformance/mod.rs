@@ -60,9 +60,9 @@ pub struct ConformanceOptions {
 /// Results of the cases of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// As the kernel did it.
+    /// Cases with the kernel's result.
     pub passed: usize,
-    /// Otherwise.
+    /// All other cases.
     pub failed: usize,
     /// Not replayed, for lack of something that is not built yet.
     pub skipped: BTreeMap<String, usize>,
@@ -105,7 +105,7 @@ enum Outcome {
     Skipped(String),
 }
 
-/// The kind of a case, by what is in it.
+/// The kind of a case, by its steps.
 fn kind(case: &Value) -> &'static str {
     let steps = case.items("steps");
     let has = |op: &str| steps.iter().any(|step| step.maybe_text("op") == Some(op));

@@ -353,7 +353,7 @@ fn compare_stats(
     Ok(())
 }
 
-/// The counters of everything, as they stand.
+/// Compares all counters.
 fn compare_counters(bed: &Bed, step: &Value, log: &mut Log) -> anyhow::Result<()> {
     let expected = counts(&serde_json::json!({ "": step }), "")?;
     let live = bed.director.control.shard_counts();

@@ -1,4 +1,4 @@
-//! How a case is replayed, what is seen of it, and what is found wrong.
+//! Replay of a case: its observations, and its differences.
 
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,7 @@ pub enum Through {
 /// Observations during the replay of a case.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
-    /// Whether anybody wants a trace.
+    /// Whether a trace is required.
     pub(super) traced: bool,
     /// After each frame and each wait: what has left, and what is listed.
     pub(super) trace: Vec<Vec<String>>,
@@ -37,7 +37,7 @@ impl SharedSeen {
     }
 }
 
-/// Something that the kernel did otherwise.
+/// A difference from the kernel.
 #[derive(Clone, Debug)]
 pub(super) struct Mismatch {
     /// Number of the step, from 0, and what the recording calls it.

@@ -86,7 +86,7 @@ pub(super) fn from_client(packet: &[u8]) -> Vec<u8> {
     ethernet(CLIENT_SIDE, GATEWAY, packet)
 }
 
-/// How many connections a case makes at most.
+/// Greatest number of connections of a case.
 fn capacity(steps: &[Value]) -> usize {
     let made = |step: &Value| match step.maybe_number("count") {
         Some(count) => usize::try_from(count).unwrap_or(0),
@@ -380,8 +380,9 @@ pub(super) fn compare_counts(
     Ok(())
 }
 
-/// As [`compare_counts`], where servers were chosen at random: the order is exact, the sums are if
-/// `sums`, and the shares are those of the recording as far as chance allows.
+/// Compares as [`compare_counts`] if servers were chosen at random: the order is exact, the sums
+/// are exact if `sums` is set, and the shares are those of the recording within the limits of
+/// chance.
 fn compare_random_counts(
     bed: &Bed,
     key: &ServiceKey,
@@ -550,7 +551,7 @@ fn is_near(recorded: i64, ours: i64, key: &Entry, passed: u64) -> bool {
 /// Seconds after which the kernel's listings begin again: it counts milliseconds in 32 bits.
 const LISTED_MAX: i64 = u32::MAX as i64 / 1000;
 
-/// The seconds that the kernel lists if so much time is left.
+/// The seconds that the kernel lists for a remaining time.
 pub(super) fn listed_seconds(left: Duration) -> i64 {
     let millis = left.as_millis() % (1 << 32);
     i64::try_from(millis / 1000).unwrap_or(i64::MAX)

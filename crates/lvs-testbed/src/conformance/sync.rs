@@ -147,7 +147,7 @@ pub(super) fn replay_master(case: &Value, log: &mut Log) -> Replayed<()> {
     Ok(())
 }
 
-/// Where frames went, by their outer headers.
+/// Compares the destinations of frames, by their outer headers.
 fn compare_out(step: &Value, sent: &[Emitted], log: &mut Log) {
     let expected: Vec<String> = step
         .items("out")

@@ -6,7 +6,7 @@ use crate::hostile::Entropy;
 
 /// Commands in one session.
 const SESSION: u64 = 100;
-/// Once in so many command lines, an option that does not belong there.
+/// Inverse of the share of command lines with an option that does not belong there.
 const STRAY: usize = 12;
 
 /// The hosts file of every session.
@@ -168,7 +168,7 @@ impl Lines {
         if self.entropy.one_in(4) { long } else { short }.to_owned()
     }
 
-    /// An option with a value, in one of the ways of writing it.
+    /// An option with a value, in one of its notations.
     fn option(&mut self, short: &str, long: &str, value: &str) -> Vec<String> {
         match self.entropy.below(8) {
             0 if !short.is_empty() => vec![format!("{short}{value}")],

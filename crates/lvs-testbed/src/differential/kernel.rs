@@ -308,7 +308,7 @@ impl Kernel {
         Ok(emitted)
     }
 
-    /// The counters of everything, as they stand.
+    /// Returns all counters.
     pub(super) fn counters() -> anyhow::Result<Value> {
         let text = fs::read_to_string("/proc/thread-self/net/ip_vs_stats_percpu")?;
         let mut sums = [0_u64; 5];
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_for_ipvsadm() {
+    fn ipvsadm_lines_are_quoted() {
         let service = json!({"proto": "udp", "addr": "10.0.9.1", "port": 53, "scheduler": "rr", "flags": ["ops"]});
         assert_eq!(
             service_line(&service).unwrap(),

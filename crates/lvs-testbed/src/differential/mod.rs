@@ -101,7 +101,7 @@ struct Skipped {
     deviations: usize,
 }
 
-/// Has the kernel record `cases` into `to`.
+/// Records `cases` on the kernel into `to`.
 fn ask(kernel: Option<&str>, cases: &[Value], to: &Path) -> anyhow::Result<Skipped> {
     let own = programs::own()?;
     let mut skipped = Skipped::default();

@@ -14,7 +14,7 @@ use crate::hostile::Entropy;
 /// Steps of a case.
 const STEPS: usize = 24;
 
-/// How a case's servers are reached.
+/// The forwarding method of a case's servers.
 #[derive(Clone, Copy, Debug)]
 struct Method {
     forward: &'static str,

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::kernel::{self, Emitted, Kernel};
 use crate::conformance::case::{Json, hex, sysctl_text};
 
-/// Where the IP packet begins in a frame.
+/// Offset of the IP packet in a frame.
 const IP: usize = 14;
 const IPIP: Protocol = Protocol(4);
 const GRE: Protocol = Protocol(47);
@@ -172,9 +172,9 @@ fn mask(
 pub(super) enum Recorded {
     /// The kernel's behaviour.
     Case(Value),
-    /// It varies more than a recording can express; the varying part.
+    /// The result varies more than a recording can express; the varying part.
     Unstable(String),
-    /// It reaches a deviation that docs/decisions.md lists; the name of the deviation.
+    /// The case reaches a deviation that docs/decisions.md lists; the name of the deviation.
     Deviation(String),
 }
 

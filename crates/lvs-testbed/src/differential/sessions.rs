@@ -26,7 +26,7 @@ impl Drop for Replaced {
     }
 }
 
-/// Runs a session's commands and writes down what they did.
+/// Runs a session's commands and records their results.
 pub(super) fn record(session: &Value) -> anyhow::Result<Value> {
     unshare(CloneFlags::CLONE_NEWNS).context("making a mount namespace")?;
     etc::private_mounts()?;

@@ -18,7 +18,7 @@ pub use self::rules::rules;
 use crate::hostile::{Entropy, squall};
 use naive::{Op, Pair};
 
-/// A target's name and what it does.
+/// A target's name and function.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target.

@@ -86,7 +86,7 @@ struct Conn {
     nat: bool,
     state: usize,
     active: bool,
-    /// No reply was seen, and none is expected.
+    /// Whether no reply has arrived and none is expected.
     silent: bool,
     timeout: u64,
     expires: u64,
@@ -265,7 +265,7 @@ impl Model {
             .min_by_key(|&n| cost(n))
     }
 
-    /// Where a client's segment goes: a server, or what else becomes of it.
+    /// The destination of a client's segment: a server, or another fate.
     fn client_sends(&mut self, client: SocketAddr, flags: u8) -> Result<SocketAddr, &'static str> {
         let found = (0..self.conns.len())
             .rev()
@@ -487,7 +487,7 @@ impl Model {
     }
 }
 
-/// Something that happens to both.
+/// An operation on both directors.
 #[derive(Clone, Debug)]
 pub enum Op {
     /// A segment of a client, with these flags.
@@ -498,9 +498,9 @@ pub enum Op {
     Add(u8, i32, u32, u32, bool),
     /// Its weight and thresholds are set.
     Edit(u8, i32, u32, u32),
-    /// It is removed.
+    /// The service is removed.
     Delete(u8),
-    /// So many seconds pass.
+    /// Seconds pass.
     Wait(u64),
     /// A sysctl is set.
     Sysctl(&'static str, i32),
@@ -524,7 +524,7 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Both, with a service and three servers.
+    /// Makes both directors, with a service and three servers.
     pub fn new(scheduler: &'static str, persistent: bool) -> Self {
         let mut director = Director::new(Options {
             max_connections: 256,
@@ -565,7 +565,7 @@ impl Pair {
         pair
     }
 
-    /// In the end no connection is left, for any sequence of operations.
+    /// Checks that no connection is left at the end, for any sequence of operations.
     pub fn finish(mut self) {
         self.apply(&Op::Wait(10_000));
         assert!(self.director.shard.is_empty());
@@ -598,7 +598,7 @@ impl Pair {
         self.director.handle_packet(&meta, now)
     }
 
-    /// Does the same to both, and compares them.
+    /// Applies an operation to both directors, and compares them.
     pub fn apply(&mut self, op: &Op) {
         let now = Instant::from_secs(self.model.now);
         match *op {

@@ -38,7 +38,7 @@ static DATAPLANE: LazyLock<(Arc<MemoryDataplane>, Handle, SocketAddr)> = LazyLoc
     (dataplane, serving.expect("the name is free"), address)
 });
 
-/// From this first byte on, other programs' files are converted.
+/// First byte from which on other programs' files are converted.
 const CONVERSION: u8 = 250;
 
 /// The first byte selects the kind of the rest: rules in the form of `ipvsadm-save`, rules for

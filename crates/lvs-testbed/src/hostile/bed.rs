@@ -31,7 +31,7 @@ const CLIENTS: PortId = PortId(0);
 const SERVERS: PortId = PortId(1);
 const HOST: PortId = PortId(2);
 
-/// How much the clock moves with every frame.
+/// Step of the clock for each frame.
 const STEP: Duration = Duration::from_micros(50);
 
 fn options(entropy: &mut Entropy<'_>) -> Options {
@@ -49,9 +49,9 @@ pub struct Summary {
     pub counters: Counters,
     /// Packets that left with a transport checksum that the judge has found right.
     pub right: u64,
-    /// Packets that came with a right one.
+    /// Packets that arrived with a right checksum.
     pub came_right: u64,
-    /// Of honest datagrams in fragments, those that left.
+    /// Number of honest fragmented datagrams that left.
     pub trains: u64,
     /// Packets inside of tunnel packets that were looked at.
     pub tunnelled: u64,
@@ -86,7 +86,7 @@ impl Summary {
     }
 }
 
-/// The network as the packet path sees it: what is not on the servers' link lies behind a gateway.
+/// The network of the packet path: addresses outside the servers' link are behind a gateway.
 fn table(scene: &Scene, entropy: &mut Entropy<'_>) -> Table {
     let six = scene.vips[0].is_ipv6() || scene.servers[0].is_ipv6();
     let small = if six { 1500 } else { 576 };
@@ -139,7 +139,7 @@ struct Came {
 }
 
 impl Came {
-    /// Whether what leaves is the tiny fragment that came, but for its hops.
+    /// Whether a packet is the tiny fragment that arrived, except for its hops.
     fn is_tiny(&self, ip: &[u8]) -> bool {
         const HOPS: usize = 7;
         let but_hops = |ip: &[u8]| Some((ip.get(..HOPS)?.to_vec(), ip.get(HOPS + 1..)?.to_vec()));
@@ -184,7 +184,7 @@ pub struct Bed {
     last: Option<(PortId, Frame)>,
     /// The programs of the kernel fast path, which see each frame first.
     programs: Option<Programs>,
-    /// Packets that were decided on in passing; `None` if all take the long way.
+    /// Packets on the userspace fast path; `None` if all take the slow path.
     passed: Option<u64>,
     /// Sent frames, if they are to be compared.
     left: Option<Vec<(PortId, Frame)>>,
@@ -281,7 +281,7 @@ impl Bed {
         bed
     }
 
-    /// Frames that have come in.
+    /// Number of received frames.
     pub const fn received(&self) -> u64 {
         self.pipeline.counters.received
     }
@@ -317,7 +317,7 @@ impl Bed {
         programs.map_or_else(Forwarded::default, |programs| programs.forwarded)
     }
 
-    /// Packets that were decided on in passing.
+    /// Number of packets on the userspace fast path.
     pub fn passed(&self) -> u64 {
         self.passed.unwrap_or(0)
     }
@@ -647,7 +647,7 @@ impl Bed {
         came(ip, &offload)
     }
 
-    /// Looks at everything that has left because of one packet.
+    /// Checks all packets that left because of one packet.
     fn judge(&mut self, came: &Came, sent: Vec<(PortId, Frame)>, shot: &Shot) {
         self.summary.came_right += u64::from(came.health == Health::Right);
         if let Err(error) = self.check_all(came, sent) {
@@ -719,7 +719,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Looks at one packet that leaves.
+    /// Checks one packet that leaves.
     fn check(
         &mut self,
         came: &Came,
@@ -780,7 +780,7 @@ impl Bed {
     }
 }
 
-/// A director, asked in passing first, or never.
+/// A director with the userspace fast path, or without it.
 struct Either<'a> {
     director: &'a mut Director,
     passed: Option<u64>,
@@ -877,7 +877,7 @@ fn quotes_tunnel(ip: &[u8], parts: &Parts) -> bool {
     matches!(ip.get(parts.l4 + 8 + 9), Some(4 | 17 | 41 | 47))
 }
 
-/// Whether what leaves is as right as what came.
+/// Whether a packet that leaves is as correct as the packet that arrived.
 fn keeps(came: &Came, parts: &Parts, health: Health, ip: &[u8]) -> Result<(), String> {
     let made_here = came.protocol != Some(parts.protocol);
     let kept = match came.health {

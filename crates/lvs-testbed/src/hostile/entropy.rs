@@ -1,4 +1,4 @@
-//! Where choices come from.
+//! The source of random choices.
 
 /// A sequence of choices: endless from a seed, or as long as a fuzzer's bytes last and zero from
 /// then on.
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_end_and_seeds_do_not() {
+    fn entropy_of_bytes_ends_and_of_seed_does_not() {
         let mut bytes = Entropy::from_bytes(&[1, 2, 3]);
         assert_eq!((bytes.u16(), bytes.is_empty()), (0x0201, false));
         assert_eq!((bytes.u16(), bytes.is_empty()), (3, true));

@@ -10,7 +10,7 @@ use super::entropy::Entropy;
 use super::scene::{self, Offer, Scene};
 use super::{oracle, packet};
 
-/// Where a frame comes from.
+/// The source of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// The clients' link.
@@ -24,9 +24,9 @@ pub enum Side {
 /// The next step.
 #[derive(Clone, Debug)]
 pub enum Act {
-    /// Frames come in, one after the other.
+    /// Frames arrive, one after the other.
     Send(Vec<Shot>),
-    /// The fragments of one honest datagram come in, in any order.
+    /// The fragments of one honest datagram arrive, in any order.
     Train {
         /// The fragments.
         shots: Vec<Shot>,
@@ -37,11 +37,11 @@ pub enum Act {
     Loop,
     /// Time passes.
     Wait(Duration),
-    /// The neighbours that were asked for answer, or do not.
+    /// Requested neighbours answer, or do not.
     Neighbours(bool),
     /// A server gets this weight.
     Weight(usize, i32),
-    /// A server is removed; if one is missing, that one comes back instead.
+    /// A server is removed; if one is missing, it is added again instead.
     Toggle(usize),
     /// A setting of the director changes.
     Sysctl(&'static str, &'static str),
@@ -50,7 +50,7 @@ pub enum Act {
 /// One frame.
 #[derive(Clone, Debug)]
 pub struct Shot {
-    /// Where it comes from.
+    /// Its source.
     pub from: Side,
     /// The frame: of Ethernet, or a bare packet from the host.
     pub frame: Frame,
@@ -131,7 +131,7 @@ impl<'a> Generator<'a> {
         Duration::from_millis(u64::from(self.entropy.u8()) * factor)
     }
 
-    /// One frame of any kind.
+    /// Generates a frame of any kind.
     fn frame(&mut self) -> Shot {
         let (from, mut ip) = match self.entropy.below(64) {
             0..=26 => (Side::Clients, self.request()),
@@ -169,7 +169,7 @@ impl<'a> Generator<'a> {
             .pick(&[Side::Clients, Side::Servers, Side::Host])
     }
 
-    /// Puts the link header on. Offsets in `offload` count from the IP header.
+    /// Adds the link header. Offsets in `offload` count from the IP header.
     fn shot(&mut self, from: Side, ip: &[u8], mut offload: Offload) -> Shot {
         let bytes = match from {
             Side::Host => ip.to_vec(),
@@ -346,7 +346,7 @@ impl<'a> Generator<'a> {
             .collect()
     }
 
-    /// SCTP chunks, some of whose lengths lie.
+    /// SCTP chunks, some with a wrong length.
     fn chunks(&mut self) -> Vec<u8> {
         let mut chunks = Vec::new();
         for _ in 0..=self.entropy.below(3) {
@@ -688,8 +688,8 @@ impl<'a> Generator<'a> {
         });
     }
 
-    /// A 64 KiB segment or a bundle of datagrams, as virtual links carry them; seldom one that
-    /// lies.
+    /// A 64 KiB segment or a bundle of datagrams, as virtual links carry them; seldom with wrong
+    /// fields.
     fn aggregate(&mut self) -> Shot {
         let back = self.entropy.one_in(2);
         let client = self.client();
@@ -924,7 +924,7 @@ impl<'a> Generator<'a> {
         self.raw(&packet::ethernet(mac, PEER, 0x86dd, &ip))
     }
 
-    /// Damages what is not IP, or leaves it alone.
+    /// Damages a part outside IP, or nothing.
     fn spoil(&mut self, bytes: &mut Vec<u8>) {
         match self.entropy.below(4) {
             0 => self.flip(bytes),

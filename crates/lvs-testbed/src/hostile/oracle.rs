@@ -14,9 +14,9 @@ static CRC32C: LazyLock<Crc<u32, Table<16>>> =
 /// State of a checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// It is there and right.
+    /// The checksum is present and right.
     Right,
-    /// It is there and wrong, or its header contradicts the packet.
+    /// The checksum is present and wrong, or its header contradicts the packet.
     Wrong,
     /// UDP over IPv4 without one, whose length field is that of the datagram.
     Absent,
@@ -75,11 +75,11 @@ pub struct Parts {
     pub dst: IpAddr,
     /// Protocol of the payload.
     pub protocol: u8,
-    /// Where the payload begins.
+    /// Start of the payload.
     pub l4: usize,
     /// Length of the packet.
     pub len: usize,
-    /// It is a fragment.
+    /// Whether it is a fragment.
     pub fragment: bool,
 }
 

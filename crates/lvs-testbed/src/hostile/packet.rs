@@ -42,7 +42,7 @@ pub fn ip(src: IpAddr, dst: IpAddr, protocol: u8, ttl: u8, payload: &[u8]) -> Ve
     packet
 }
 
-/// Makes the checksum of an IPv4 header right, as far as it is there.
+/// Corrects the checksum of an IPv4 header, if the header is complete.
 pub fn repair(ip: &mut [u8]) {
     let len = usize::from(ip.first().map_or(0, |byte| byte & 15)) * 4;
     if ip.first().is_some_and(|byte| byte >> 4 == 4) && (20..=ip.len()).contains(&len) {

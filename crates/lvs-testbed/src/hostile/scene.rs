@@ -139,11 +139,11 @@ const fn offer(
     }
 }
 
-/// Addresses and services. Servers are on a link of their own, everything else lies behind a
+/// Addresses and services. Servers are on a link of their own; all other addresses are behind a
 /// gateway on the clients' link.
 #[derive(Clone, Debug)]
 pub struct Scene {
-    /// How packets are forwarded.
+    /// The forwarding method.
     pub method: Method,
     /// Virtual addresses: of the host, and of the dataplane's own.
     pub vips: [IpAddr; 2],
@@ -160,7 +160,7 @@ pub struct Scene {
     pub router: IpAddr,
     /// Services, at each of the virtual addresses.
     pub offers: [Offer; 8],
-    /// How much higher the servers' ports are than the services'.
+    /// Difference between the ports of the servers and of the services.
     pub shift: u16,
 }
 

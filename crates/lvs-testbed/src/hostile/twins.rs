@@ -1,5 +1,5 @@
-//! Two packet paths, of which one takes another way where it may (decides in passing, or has the
-//! programs of the kernel fast path in front): what leaves and what is listed must be the same.
+//! Two packet paths, one of which uses a faster path (the userspace fast path, or the programs of
+//! the kernel fast path): sent frames and listings must be the same.
 
 use std::net::SocketAddr;
 
@@ -122,7 +122,7 @@ impl<'a> Pair<'a> {
         }
     }
 
-    /// Does the same to both; gives what has left.
+    /// Applies an action to both; returns the frames that left.
     fn act(&mut self, act: Act) -> Vec<(PortId, Frame)> {
         let before = (self.other.forwarded(), self.other.passed());
         let expected = self.plain.act_and_tell(act.clone());

@@ -1,4 +1,4 @@
-//! A host, and what is done on it.
+//! A host, and commands on it.
 
 use std::ffi::OsStr;
 use std::fmt::Write as _;
@@ -61,8 +61,8 @@ impl Host {
         &self.0.dir
     }
 
-    /// The first of so many local ports, from below the range that the kernel takes its own from,
-    /// that were not handed out before (until they are used up and start over).
+    /// Takes `number` local ports, below the range of the kernel's own ports, that were not handed
+    /// out before (until all are used and the range starts over).
     pub(crate) fn take_ports(&self, number: u64) -> u16 {
         const FIRST: u32 = 1024;
         const LAST: u32 = 32_767;

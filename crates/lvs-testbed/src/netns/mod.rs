@@ -24,7 +24,7 @@ use self::holder::{enter, holder_command, owner_mark, sweep_leftovers, wait_read
 pub use self::host::Host;
 pub use self::process::{Proc, run_with_input, wait_until};
 
-/// How namespaces are made.
+/// The method of making namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// By root, directly.
@@ -164,7 +164,7 @@ impl Testbed {
         &self.dir
     }
 
-    /// How the namespaces were made.
+    /// The method by which the namespaces were made.
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.mode

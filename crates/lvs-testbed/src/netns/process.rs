@@ -1,4 +1,4 @@
-//! A program on a host, and waiting for what it does.
+//! A program on a host, and waits for its output.
 
 use std::fs;
 use std::io::Write;
@@ -32,7 +32,7 @@ impl Proc {
         self.child.id()
     }
 
-    /// Where its standard output and error go.
+    /// The file with its standard output and error.
     #[must_use]
     pub fn log_path(&self) -> &Path {
         &self.log
@@ -147,8 +147,7 @@ impl Drop for Proc {
     }
 }
 
-/// A machine with other work may need so many times what a test allows. The limits of tests detect hangs; they measure
-/// nothing.
+/// Factor for the limits of tests on a busy machine. The limits detect hangs; they measure nothing.
 const BUSY: u32 = 4;
 
 const SHORTEST_POLL: Duration = Duration::from_millis(5);

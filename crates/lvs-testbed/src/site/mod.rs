@@ -27,7 +27,7 @@ use crate::netns::{Host, Proc, Testbed, run_with_input, wait_until};
 use crate::servers::NginxOptions;
 use crate::{content, decap, load::LoadOptions, programs, servers};
 
-/// How packets get from the director to the real servers.
+/// The forwarding method between the director and the real servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forward {
     /// Network address translation, both directions through the director.
@@ -80,7 +80,7 @@ pub enum Topology {
     Routed,
 }
 
-/// Where the VIP lives.
+/// The interface that has the VIP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vip {
     /// On the director's `eth0`: the host answers ARP.
@@ -96,15 +96,15 @@ pub enum Vip {
 /// Options of a [`Site`].
 #[derive(Clone, Debug)]
 pub struct SiteOptions {
-    /// For names that people see.
+    /// Name in messages.
     pub label: String,
     /// Networks between the hosts.
     pub topology: Topology,
-    /// How the servers are to be prepared: gateway, VIP on `lo`, decapsulator.
+    /// The forwarding method that servers are prepared for: gateway, VIP on `lo`, decapsulator.
     pub forward: Forward,
-    /// Where the VIP lives.
+    /// The interface that has the VIP.
     pub vip: Vip,
-    /// How many real servers.
+    /// Number of real servers.
     pub servers: usize,
     /// MTU of all links.
     pub mtu: u32,
@@ -112,14 +112,14 @@ pub struct SiteOptions {
     pub offloads: bool,
     /// The director's `ip_forward`.
     pub ip_forward: bool,
-    /// How the servers' nginx is to be set up.
+    /// Settings of the servers' nginx.
     pub nginx: NginxOptions,
-    /// In nginx's place, a [server that sends evenly](crate::paced), so many bytes a second for each
-    /// download.
+    /// Replaces nginx by a [server that sends evenly](crate::paced), with this number of bytes a
+    /// second for each download.
     pub paced: Option<u64>,
     /// That server runs in real time, so that no other program keeps it from sending.
     pub real_time: bool,
-    /// A second director stands by, on the same networks as the first.
+    /// Whether there is a standby director on the same networks.
     pub standby: bool,
     /// Number of further directors on the networks of the first one. All of them are on an
     /// additional network for synchronisation, with their `eth1`.
@@ -159,11 +159,11 @@ pub struct Site {
     pub dataplane: Option<Proc>,
     /// The web servers and decapsulators.
     pub programs: Vec<Proc>,
-    /// Where requests come from.
+    /// The host that sends requests.
     pub client: Host,
     /// The router, where the topology has one.
     pub router: Option<Host>,
-    /// Where the dataplane runs.
+    /// The host of the dataplane.
     pub director: Host,
     /// The second director, where there is one.
     pub standby: Option<Host>,

@@ -99,7 +99,7 @@ struct Test {
     executable: PathBuf,
     /// Directory of the package: tests expect to run there, as with `cargo test`.
     package: PathBuf,
-    /// As libtest lists it.
+    /// Its name in libtest's list.
     name: String,
     /// With its package and executable.
     title: String,

@@ -13,7 +13,7 @@ use nix::unistd::Pid;
 
 use super::{NOT_RUN, Test, on_terminal};
 
-/// How much runs at the same time, and for how long.
+/// Limits of concurrency and time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     /// Tests that wait.
@@ -27,7 +27,7 @@ pub(super) struct Limits {
     pub(super) each: Duration,
 }
 
-/// How one test ended.
+/// Result of one test.
 #[derive(Debug)]
 pub(super) struct Finished {
     pub(super) title: String,
@@ -50,7 +50,7 @@ struct Progress {
     began: Instant,
     results: Vec<Finished>,
     failed: usize,
-    /// When the last line of progress was printed.
+    /// Time of the last line of progress.
     printed: Instant,
 }
 

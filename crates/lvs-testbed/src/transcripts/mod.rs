@@ -56,7 +56,7 @@ struct Session {
     /// Services that the recording's list did not have.
     #[serde(default)]
     unknown_services: Vec<String>,
-    /// Which program plays it; no part of the recording.
+    /// The program that plays it; not in the recording.
     #[serde(default)]
     program: Program,
     steps: Vec<Step>,
@@ -110,12 +110,12 @@ struct Packet {
     frame: String,
 }
 
-/// How the commands of sessions compared.
+/// Results of comparing the commands of sessions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TranscriptReport {
-    /// As ipvsadm did.
+    /// Steps with ipvsadm's result.
     pub passed: usize,
-    /// Otherwise.
+    /// All other steps.
     pub failed: usize,
     /// The text of every difference.
     pub differences: Vec<String>,

@@ -47,7 +47,7 @@ pub fn main() -> anyhow::Result<()> {
 /// The dataplane, the program and the files of a session.
 struct Stage {
     program: Program,
-    /// Where `lvsadm` or `lvs-run` is.
+    /// Path of `lvsadm` or `lvs-run`.
     executable: PathBuf,
     dataplane: Arc<MemoryDataplane>,
     /// Its control socket.

@@ -1,5 +1,5 @@
-//! Neighbours learn again where own addresses are when an interface changes. They send nothing
-//! meanwhile, so that nothing but an announcement corrects what they know.
+//! After an event at an interface, neighbours learn the link-layer address of own addresses again.
+//! They send nothing in the meantime, so that only an announcement corrects their tables.
 
 use crate::common;
 
@@ -12,7 +12,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// A link-layer address that no host has.
 const WRONG: &str = "02:00:00:00:66:66";
 
-/// A neighbour that knows an own address.
+/// A neighbour that has an own address in its table.
 struct Place<'a> {
     neighbour: &'a Host,
     address: &'static str,
@@ -76,7 +76,7 @@ fn settle(places: &[Place<'_>]) -> Result<()> {
     })
 }
 
-/// After the event, all neighbours know the address of the director's interface.
+/// After the event, all neighbours have the address of the director's interface.
 fn event(site: &Site, places: &[Place<'_>], what: &str, script: &str) -> Result<()> {
     settle(places)?;
     site.director.sh(script)?;
@@ -109,7 +109,7 @@ fn own_addresses_new_mac_is_announced() -> Result<()> {
 }
 
 #[test]
-fn own_addresses_link_that_comes_up_is_announced() -> Result<()> {
+fn own_addresses_are_announced_after_link_is_up() -> Result<()> {
     let site = site("annup")?;
     let places = places(&site);
     let script =

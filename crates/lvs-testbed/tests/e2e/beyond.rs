@@ -71,7 +71,7 @@ fn servers_are_clients_of_their_own_service() -> Result<()> {
 /// Without being asked to, the director translates as the kernel does, and such a client's answer
 /// takes the short way.
 #[test]
-fn hairpin_is_off_at_first() -> Result<()> {
+fn hairpin_is_off_by_default() -> Result<()> {
     let mut options = SiteOptions::new("no-hairpin", Forward::Nat);
     options.topology = Topology::OneArm;
     options.servers = 2;
@@ -232,7 +232,7 @@ fn services_of_many_ports() -> Result<()> {
 /// Full NAT out of a file, with a dataplane that lvsd starts itself; then other local addresses by
 /// a reload.
 #[test]
-fn full_nat_out_of_a_file() -> Result<()> {
+fn full_nat_is_configured_from_a_file() -> Result<()> {
     let mut options = SiteOptions::new("fullnat-file", Forward::FullNat);
     options.servers = 2;
     let site = Site::new(options)?;

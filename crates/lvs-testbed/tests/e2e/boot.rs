@@ -37,7 +37,7 @@ fn findings(site: &Site) -> Result<String> {
         .sh(&format!("{program} --json doctor || true"))
 }
 
-/// The director's interface towards the servers comes.
+/// Adds the director's interface towards the servers.
 fn bring_back_arm(site: &Site) -> Result<()> {
     site.testbed.plug("back", &site.director, "eth1")?;
     site.director

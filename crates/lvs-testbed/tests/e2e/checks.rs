@@ -405,16 +405,16 @@ fn on_a_clients_way(forward: Forward) -> Result<()> {
 }
 
 #[test]
-fn on_a_clients_way_by_nat() -> Result<()> {
+fn through_vip_checks_follow_servers_nat() -> Result<()> {
     on_a_clients_way(Forward::Nat)
 }
 
 #[test]
-fn on_a_clients_way_by_direct_routing() -> Result<()> {
+fn through_vip_checks_follow_servers_direct_routing() -> Result<()> {
     on_a_clients_way(Forward::Dr)
 }
 
 #[test]
-fn on_a_clients_way_by_tunnel() -> Result<()> {
+fn through_vip_checks_follow_servers_tunnel() -> Result<()> {
     on_a_clients_way(Forward::Tun)
 }

@@ -13,10 +13,10 @@ use lvs_testbed::hostile::oracle::{self, Health, Parts};
 use lvs_testbed::hostile::{Entropy, packet};
 use lvs_testbed::suite::size;
 
-/// `make test` does one in so many of the rewrites that `make test-all` does.
+/// `make test` makes this part of the rewrites of `make test-all`.
 const QUICK_SHARE: u64 = 50;
 
-/// The number of rewrites, of so many in `make test-all`.
+/// The number of rewrites, out of `full` in `make test-all`.
 fn amount(full: u64) -> u64 {
     size(full / QUICK_SHARE, full)
 }
@@ -162,7 +162,7 @@ fn translated_packets_of_ipv6() {
 }
 
 #[test]
-fn translated_icmp_errors() {
+fn checksums_of_translated_icmp_errors_are_right() {
     let mut entropy = Entropy::seeded(3);
     let entropy = &mut entropy;
     let mut done = 0;
@@ -200,7 +200,7 @@ fn translated_icmp_errors() {
 }
 
 #[test]
-fn outer_headers() {
+fn checksums_of_outer_headers_are_right() {
     let checksums = [
         TunnelChecksum::None,
         TunnelChecksum::Full,

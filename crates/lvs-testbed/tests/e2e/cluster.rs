@@ -47,7 +47,7 @@ fn director_with_servers_down_releases_addresses() -> Result<()> {
     nothing_breaks(Scenario::Quorum, Forward::Dr)
 }
 
-/// And `lvsadm doctor` finds what is wrong meanwhile, and nothing else.
+/// Meanwhile `lvsadm doctor` reports these faults, and no others.
 #[test]
 #[ignore = "needs keepalived"]
 fn files_between_lvsd_and_keepalived_may_be_removed() -> Result<()> {

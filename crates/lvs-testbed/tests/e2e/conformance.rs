@@ -23,7 +23,7 @@ fn check(kind: &str, passed: usize) {
     check_kinds(kind, &[(kind, passed)]);
 }
 
-/// As [`check`], for cases of several kinds.
+/// Runs [`check`] for cases of several kinds.
 fn check_kinds(directory: &str, wanted: &[(&str, usize)]) {
     let files = recordings(directory);
     let report = conformance(&files, None, 3, Through::Userspace);

@@ -41,7 +41,7 @@ fn questions(site: &Site) -> Result<u64> {
 }
 
 #[test]
-fn dead_name_servers_hold_nothing_up() -> Result<()> {
+fn dead_name_servers_delay_no_check() -> Result<()> {
     let site = deaf("dns")?;
     site.add_service(80, "rr")?;
     for last in 1..=20 {

@@ -213,7 +213,7 @@ fn doctor_foreign_owner_of_vip_is_a_finding() -> Result<()> {
 fn doctor_vip_without_owner_is_a_finding() -> Result<()> {
     let site = site("doctvip", Forward::Nat)?;
     site.lvsadm("-A -t 203.0.113.77:80 -s rr")?;
-    let told = cure(&site, "nobody here answers ARP for 203.0.113.77")?;
+    let told = cure(&site, "this host does not answer ARP for 203.0.113.77")?;
     ensure!(
         told.contains("ip addr add 203.0.113.77/32 dev lo"),
         "{told}"

@@ -29,7 +29,7 @@ fn site(label: &str) -> Result<Site> {
     Site::new(options)
 }
 
-/// Runs `lvsadm` by another program; its output, or what it complains of.
+/// Runs `lvsadm` by another program; returns its output, or its error.
 fn lvsadm_by(site: &Site, launcher: &[&str], arguments: &str) -> Result<String> {
     let program = programs::find("lvsadm")?.display().to_string();
     let mut words = launcher.to_vec();
@@ -104,7 +104,7 @@ fn unread_log_stops_no_packet() -> Result<()> {
 }
 
 #[test]
-fn rights_go_by_capabilities_and_groups_and_not_by_the_number_of_a_user() -> Result<()> {
+fn rights_depend_on_capabilities_and_groups_not_on_uid() -> Result<()> {
     let mut site = site("rights")?;
     site.start_dataplane(&["--group", "4242"])?;
     let add = format!("-A -t {} -s rr", site.service(81));
@@ -140,7 +140,7 @@ fn rights_go_by_capabilities_and_groups_and_not_by_the_number_of_a_user() -> Res
 }
 
 #[test]
-fn names_that_others_have_taken_keep_nothing_from_starting() -> Result<()> {
+fn socket_names_taken_by_other_users_do_not_prevent_start() -> Result<()> {
     let site = site("squat")?;
     for launcher in [&NOBODY[..], &BARE_ROOT] {
         let mut squatters = vec![

@@ -201,7 +201,7 @@ fn dataplane_that_cannot_run_reports_reason() -> Result<()> {
 }
 
 #[test]
-fn rules_that_make_no_sense_change_nothing() -> Result<()> {
+fn invalid_rules_change_nothing() -> Result<()> {
     let mut options = SiteOptions::new("rules", Forward::Nat);
     options.servers = 1;
     let site = common::site(options)?;
@@ -232,7 +232,7 @@ fn rules_that_make_no_sense_change_nothing() -> Result<()> {
 /// Truncated frames, wrong lengths and changes of every byte, from a neighbour, during real
 /// traffic.
 #[test]
-fn frames_that_make_no_sense_are_dropped() -> Result<()> {
+fn invalid_frames_are_dropped() -> Result<()> {
     let mut options = SiteOptions::new("frames", Forward::Nat);
     options.servers = 1;
     let mut site = common::site(options)?;

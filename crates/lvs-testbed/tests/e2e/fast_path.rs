@@ -75,7 +75,7 @@ macro_rules! method {
 
             #[test]
             #[ignore = "long"]
-            fn bulk_both_ways_iperf_and_dns() -> Result<()> {
+            fn fast_path_forwards_bulk_iperf_and_dns() -> Result<()> {
                 let label = format!("ink-{}-bulk", stringify!($name));
                 let site = site(&label, Forward::$forward, 2)?;
                 site.add_service(80, "rr")?;
@@ -89,7 +89,7 @@ macro_rules! method {
 
             #[test]
             $(#[$tier])?
-            fn servers_come_and_go() -> Result<()> {
+            fn fast_path_follows_added_and_removed_servers() -> Result<()> {
                 let label = format!("ink-{}-admin", stringify!($name));
                 common::administration(&site(&label, Forward::$forward, 3)?)
             }
@@ -288,8 +288,8 @@ fn priority_tags_are_taken_off() -> Result<()> {
     Ok(())
 }
 
-/// Another program in front of ours may end the chain: the dataplane goes on without it, and
-/// nothing breaks.
+/// Another program in front of ours may end the chain: the dataplane continues without it, and no
+/// connection breaks.
 #[test]
 fn another_program_in_front_is_noticed() -> Result<()> {
     let site = site("ink-front", Forward::Nat, 1)?;
@@ -417,7 +417,7 @@ fn stopped_dataplane_removes_its_programs() -> Result<()> {
 }
 
 #[test]
-fn ipv6() -> Result<()> {
+fn fast_path_forwards_every_byte_ipv6() -> Result<()> {
     for (forward, flag) in [
         (Forward::Nat, "-m"),
         (Forward::FullNat, "--fullnat"),
@@ -448,8 +448,8 @@ fn ipv6() -> Result<()> {
     Ok(())
 }
 
-/// Downloads that a killed dataplane must not break: so many at once, each at 60 kB/s, and
-/// compared with what is served.
+/// Parallel downloads that a killed dataplane must not break, each at 60 kB/s; their content is
+/// compared.
 const DOWNLOADS: usize = 200;
 
 fn killed(label: &str, forward: Forward) -> Result<()> {
@@ -529,25 +529,25 @@ fn killed(label: &str, forward: Forward) -> Result<()> {
 }
 
 #[test]
-fn connections_outlive_a_killed_dataplane_nat() -> Result<()> {
+fn connections_survive_killed_dataplane_nat() -> Result<()> {
     killed("ink-killn", Forward::Nat)
 }
 
 #[test]
 #[ignore = "long"]
-fn connections_outlive_a_killed_dataplane_full_nat() -> Result<()> {
+fn connections_survive_killed_dataplane_full_nat() -> Result<()> {
     killed("ink-killf", Forward::FullNat)
 }
 
 #[test]
 #[ignore = "long"]
-fn connections_outlive_a_killed_dataplane_dr() -> Result<()> {
+fn connections_survive_killed_dataplane_dr() -> Result<()> {
     killed("ink-killd", Forward::Dr)
 }
 
 #[test]
 #[ignore = "long"]
-fn connections_outlive_a_killed_dataplane_tunnel() -> Result<()> {
+fn connections_survive_killed_dataplane_tunnel() -> Result<()> {
     killed("ink-killt", Forward::Tun)
 }
 

@@ -37,7 +37,7 @@ fn shown(host: &Host, interface: &str) -> Result<String> {
     ))
 }
 
-/// How many filters of dataplanes there are in a network namespace.
+/// Number of filters of dataplanes in a network namespace.
 fn filters(host: &Host) -> Result<usize> {
     let all = host.sh(
         "for path in /sys/class/net/*; do tc filter show dev ${path##*/} ingress; done 2>/dev/null || true",
@@ -61,7 +61,7 @@ fn download(site: &Site) -> Result<common::Download> {
 
 /// Every byte, every listing; and each output that shows the attachment shows clsact.
 #[test]
-fn every_byte_arrives_and_an_orderly_end_leaves_nothing() -> Result<()> {
+fn every_byte_arrives_and_orderly_end_removes_the_programs() -> Result<()> {
     let mut site = site("inkc-http", 4)?;
     common::says(&site, "kernel fast path (clsact)")?;
     let doctor = site.director.sh(&format!(
@@ -159,7 +159,7 @@ fn foreign_filter_in_front_is_reported() -> Result<()> {
 
 /// Filters stay when the dataplane is killed, and its successor replaces them.
 #[test]
-fn connections_outlive_a_killed_dataplane() -> Result<()> {
+fn connections_survive_killed_dataplane_with_clsact() -> Result<()> {
     let mut site = site("inkc-kill", 2)?;
     let mut running = download(&site)?;
     let before = filters(&site.director)?;

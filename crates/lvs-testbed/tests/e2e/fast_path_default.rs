@@ -117,7 +117,7 @@ fn dataplane_without_fast_path_removes_inherited_programs() -> Result<()> {
 
 /// The inherited state may be the cause of the crashes.
 #[test]
-fn dataplanes_that_die_in_turn_do_not_take_over_for_ever() -> Result<()> {
+fn dataplanes_that_die_in_turn_are_not_taken_over_without_end() -> Result<()> {
     require_permission()?;
     let mut site = Site::new(SiteOptions::new("inkd-tries", Forward::Nat))?;
     start(&mut site, &[])?;
@@ -135,8 +135,8 @@ fn dataplanes_that_die_in_turn_do_not_take_over_for_ever() -> Result<()> {
     Ok(())
 }
 
-/// With `--warm-restart`, a process may hold connections of a dataplane before: it is not asked for the
-/// other way, so it goes on with them.
+/// With `--warm-restart`, a process may keep connections of an earlier dataplane. The new dataplane
+/// continues them although the fast path is not configured.
 #[test]
 fn fast_path_continues_connections_of_state_keeper() -> Result<()> {
     let mut site = Site::new(SiteOptions::new("inkd-hold", Forward::Nat))?;

@@ -42,36 +42,36 @@ fn same(names: &[&str], seed: u64) {
 }
 
 #[test]
-fn nat() {
+fn fast_path_equals_dataplane_nat() {
     same(&["nat4", "nat6"], 1);
 }
 
 #[test]
-fn full_nat() {
+fn fast_path_equals_dataplane_full_nat() {
     same(&["fullnat4", "fullnat6"], 7);
 }
 
 #[test]
-fn direct_routing() {
+fn fast_path_equals_dataplane_direct_routing() {
     same(&["dr4", "dr6"], 2);
 }
 
 #[test]
-fn ipip() {
+fn fast_path_equals_dataplane_ipip() {
     same(&["ipip-4in4", "ipip-6in6", "ipip-6in4"], 3);
 }
 
 #[test]
-fn gre() {
+fn fast_path_equals_dataplane_gre() {
     same(&["gre-bare-4in4", "gre-bare-6in6"], 4);
 }
 
 #[test]
-fn gue() {
+fn fast_path_equals_dataplane_gue() {
     same(&["gue-bare-4in4", "gue-bare-6in6", "gue-6in4"], 5);
 }
 
-/// Of these the programs forward nothing, and change nothing.
+/// The programs neither forward nor change other tunnels.
 #[test]
 fn other_tunnels_are_left_alone() {
     for name in ["ipip-4in6", "gre-4in4", "gue-6in6"] {

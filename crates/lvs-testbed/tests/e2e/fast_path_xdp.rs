@@ -102,19 +102,19 @@ fn forwards(label: &str, forward: Forward) -> Result<()> {
 }
 
 #[test]
-fn nat() -> Result<()> {
+fn xdp_forwards_every_byte_nat() -> Result<()> {
     forwards("xdp-nat", Forward::Nat)
 }
 
 #[test]
 #[ignore = "long"]
-fn full_nat() -> Result<()> {
+fn xdp_forwards_every_byte_full_nat() -> Result<()> {
     forwards("xdp-fnat", Forward::FullNat)
 }
 
 #[test]
 #[ignore = "long"]
-fn direct_routing() -> Result<()> {
+fn xdp_forwards_every_byte_direct_routing() -> Result<()> {
     forwards("xdp-dr", Forward::Dr)
 }
 
@@ -165,8 +165,8 @@ fn interfaces_that_take_no_frames_get_packets() -> Result<()> {
     download.finish()
 }
 
-/// A dataplane that is killed leaves the program, and connections go on; its successor takes it
-/// over, or takes it away if it wants none.
+/// A killed dataplane leaves the program, and connections continue. Its successor takes the program
+/// over, or removes it if it is not configured.
 #[test]
 fn xdp_program_survives_dataplane() -> Result<()> {
     let mut site = site("xdp-kill", Forward::Nat)?;

@@ -12,9 +12,9 @@ use lvs_testbed::{Forward, Host, Site, SiteOptions, wait_until};
 
 /// Datagrams to an unused port, which the host counts if they reach it.
 const PORT: u16 = 9999;
-/// How long anything may take on a busy machine.
+/// Longest time of any step on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
-/// How long a datagram may take before another one is sent.
+/// Pause before another datagram is sent.
 const IN_TIME: Duration = Duration::from_millis(500);
 
 fn site(label: &str) -> Result<Site> {
@@ -33,13 +33,14 @@ fn seen(host: &Host) -> Result<u64> {
     Ok(host.counter("Udp", "NoPorts")? + six)
 }
 
-/// Sends the host a datagram of so many bytes.
+/// Sends the host a datagram of `bytes` bytes.
 fn send(site: &Site, to: IpAddr, bytes: usize) -> Result<()> {
     let script = format!("head -c {bytes} /dev/zero > /dev/udp/{to}/{PORT}");
     site.client.run("bash", &["-c", &script]).map(drop)
 }
 
-/// The host's UDP gets a datagram of so many bytes. Fragments may be sent before the dataplane knows all that it needs.
+/// Waits until the host's UDP gets a datagram of `bytes` bytes. Fragments may arrive before the
+/// dataplane has all the state that it needs.
 fn comes(site: &Site, to: IpAddr, bytes: usize) -> Result<()> {
     let before = seen(&site.director)?;
     let came = || seen(&site.director).is_ok_and(|now| now > before);
@@ -48,7 +49,8 @@ fn comes(site: &Site, to: IpAddr, bytes: usize) -> Result<()> {
     })
 }
 
-/// A rule of the host's drops a datagram of so many bytes: the rule counts it, and UDP does not.
+/// Checks that a rule of the host's drops a datagram of `bytes` bytes: the rule counts it, and UDP
+/// does not.
 fn is_dropped(site: &Site, to: IpAddr, bytes: usize) -> Result<()> {
     let dropped = || -> Result<u64> {
         let rules = site.director.sh("nft list table inet fw")?;
@@ -71,7 +73,7 @@ fn is_dropped(site: &Site, to: IpAddr, bytes: usize) -> Result<()> {
     Ok(())
 }
 
-/// Replaces the host's rules for what comes in.
+/// Replaces the host's rules for incoming packets.
 fn firewall(site: &Site, rule: &str) -> Result<()> {
     site.director.sh(
         "nft 'add table inet fw; flush table inet fw; add chain inet fw input { type filter hook input priority 0; }'",
@@ -86,7 +88,7 @@ fn firewall(site: &Site, rule: &str) -> Result<()> {
 /// Packets that the dataplane reinjects into the host meet the host's rules unchanged: fragments
 /// large and small, and whole datagrams, on a port of a VIP of the host.
 #[test]
-fn fragments_to_the_hosts_own_port_meet_its_rules() -> Result<()> {
+fn fragments_to_port_of_host_are_filtered_by_its_rules() -> Result<()> {
     let mut site = site("fragments")?;
     site.start_dataplane(&[])?;
     site.add_service(80, "rr")?;
@@ -142,15 +144,15 @@ fn fragments_to_the_hosts_own_port_meet_its_rules() -> Result<()> {
     comes(&site, four, 2000).context("rp_filter drops what is given back")
 }
 
-/// Without the right to use BPF, reinjected packets come in by the dataplane's device, and the log
-/// shows that.
+/// Without the right to use BPF, reinjected packets arrive through the dataplane's device, and the
+/// log shows that.
 #[test]
 fn without_bpf_fragments_come_in_by_the_dataplanes_device() -> Result<()> {
     let mut site = site("nobpf")?;
     let launcher = ["setpriv", "--bounding-set=-bpf,-sys_admin", "--"];
     site.start_dataplane_by(&launcher, &[])?;
     site.add_service(80, "rr")?;
-    common::says(&site, "come in by lvs-host0")?;
+    common::says(&site, "arrive on lvs-host0")?;
     let vip: IpAddr = site.vip.into();
     firewall(&site, "")?;
     comes(&site, vip, 3000)?;

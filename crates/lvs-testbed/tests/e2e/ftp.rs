@@ -16,7 +16,7 @@ use lvs_testbed::{Forward, Site, SiteOptions, Vip, content, servers};
 /// Long enough for aggregates of segments in both directions.
 const SIZE: u64 = 3 << 20;
 
-/// A site with an FTP server on every real server, and a file to be had from all of them.
+/// A site with an FTP server on every real server, and a file that all of them serve.
 struct Ftp {
     site: Site,
     _servers: Vec<Proc>,
@@ -32,7 +32,7 @@ impl Ftp {
         Self::told(options, dataplane, |_| None)
     }
 
-    /// The same with servers that announce another address than their own.
+    /// Runs the test with servers that announce another address than their own.
     fn told(
         options: SiteOptions,
         dataplane: &[&str],
@@ -332,7 +332,7 @@ fn nat_of_an_address_that_the_dataplane_owns_without_offloads() -> Result<()> {
 
 /// The host routes the packets to the dataplane, those of data connections from port 20 as well.
 #[test]
-fn nat_through_a_tun_device() -> Result<()> {
+fn ftp_transfers_work_through_tun_device() -> Result<()> {
     let mut options = options("ftp-hop", Forward::Nat);
     options.vip = Vip::Dataplane;
     options.ip_forward = true;
@@ -342,7 +342,7 @@ fn nat_through_a_tun_device() -> Result<()> {
 }
 
 #[test]
-fn nat_of_ipv6() -> Result<()> {
+fn ftp_transfers_work_nat_ipv6() -> Result<()> {
     let ftp = Ftp::new(options("ftp-six", Forward::Nat), &["--helper", "ftp"])?;
     let vip = IpAddr::V6(ftp.site.vip6);
     ftp.serve(SocketAddr::new(vip, 21), "-s rr")?;

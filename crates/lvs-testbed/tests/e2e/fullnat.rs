@@ -1,5 +1,5 @@
-//! Full NAT: the director's local addresses stand for clients, so that the servers' gateway may be
-//! anything.
+//! Full NAT: the director's local addresses replace those of clients, so that servers may use any
+//! gateway.
 
 use crate::common;
 
@@ -134,7 +134,7 @@ fn local_addresses_that_the_dataplane_answers_for() -> Result<()> {
 /// Listings and rules: a name of its own, a round trip, and nothing of it where the program is
 /// called ipvsadm.
 #[test]
-fn listings_and_rules() -> Result<()> {
+fn full_nat_is_listed_and_restored() -> Result<()> {
     let site = common::site(options("fullnat-rules"))?;
     site.add_service(80, "rr")?;
     let listing = site.lvsadm("-L -n")?;
@@ -169,7 +169,7 @@ fn listings_and_rules() -> Result<()> {
 
 /// Path MTU discovery both ways behind narrow hops, and a server that refuses.
 #[test]
-fn icmp_finds_its_way() -> Result<()> {
+fn full_nat_translates_icmp_errors() -> Result<()> {
     let site = common::site(options("fullnat-icmp"))?;
     site.add_service(80, "rr")?;
     let router = site.router.as_ref().expect("a routed site has a router");

@@ -62,32 +62,32 @@ fn run(name: &str) {
 }
 
 #[test]
-fn pipeline() {
+fn fuzz_pipeline_keeps_its_properties() {
     run("pipeline");
 }
 
 #[test]
-fn operations() {
+fn fuzz_operations_agree_with_the_model() {
     run("operations");
 }
 
 #[test]
-fn rules() {
+fn fuzz_rules_do_not_panic() {
     run("rules");
 }
 
 #[test]
-fn sync_decode() {
+fn fuzz_sync_decode_does_not_panic() {
     run("sync_decode");
 }
 
 #[test]
-fn peer_decode() {
+fn fuzz_peer_decode_does_not_panic() {
     run("peer_decode");
 }
 
 #[test]
-fn replies() {
+fn fuzz_replies_do_not_panic() {
     run("replies");
 }
 

@@ -91,7 +91,7 @@ fn five_situations_with_vip_of_host() -> Result<()> {
 }
 
 #[test]
-fn five_situations_with_vip_of_dataplane() -> Result<()> {
+fn dataplane_vip_works_in_five_network_setups() -> Result<()> {
     five_situations(Vip::Dataplane, "own-vip")
 }
 
@@ -125,7 +125,7 @@ fn one_armed_nat_with_the_dataplanes_own_vip() -> Result<()> {
 
 /// Without offloads every segment is small and its checksum finished; with them it is neither.
 #[test]
-fn links_without_offloads_and_with_a_small_mtu() -> Result<()> {
+fn transfers_work_without_offloads_and_with_a_small_mtu() -> Result<()> {
     for forward in [Forward::Nat, Forward::Dr, Forward::Tun] {
         for (offloads, mtu) in [(false, 1500), (true, 1280), (true, 9000)] {
             let mut options = SiteOptions::new("links", forward);

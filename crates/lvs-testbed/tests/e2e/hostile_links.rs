@@ -1,6 +1,6 @@
 //! A sample of the hostile frames through real backends: packet sockets on veth links, the device
-//! that leads to the host, and the TUN backend. The dataplane lives, goes on balancing, and knows
-//! what became of every frame.
+//! that leads to the host, and the TUN backend. The dataplane survives, continues to balance, and
+//! counts the fate of every frame.
 
 use crate::common;
 
@@ -145,7 +145,7 @@ fn accounts_for(site: &mut Site, least: usize) -> Result<()> {
 }
 
 #[test]
-fn packet_sockets_and_the_way_to_the_host() -> Result<()> {
+fn hostile_frames_through_packet_sockets_are_all_counted() -> Result<()> {
     let mut options = SiteOptions::new("hostile-veth", Forward::Nat);
     options.servers = 2;
     options.vip = Vip::Dataplane;
@@ -169,7 +169,7 @@ fn packet_sockets_and_the_way_to_the_host() -> Result<()> {
 }
 
 #[test]
-fn tun_backend() -> Result<()> {
+fn hostile_frames_through_tun_backend_are_all_counted() -> Result<()> {
     let mut options = SiteOptions::new("hostile-tun", Forward::Nat);
     options.servers = 2;
     options.vip = Vip::Dataplane;

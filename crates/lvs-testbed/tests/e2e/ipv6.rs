@@ -73,7 +73,7 @@ fn virt6(site: &Site) -> SocketAddr {
 }
 
 #[test]
-fn nat() -> Result<()> {
+fn ipv6_requests_are_served_nat() -> Result<()> {
     for vip in [Vip::Host, Vip::Dataplane] {
         let site = site("v6-nat", Forward::Nat, vip)?;
         add(&site, virt6(&site), true, "-m")?;
@@ -88,7 +88,7 @@ fn nat() -> Result<()> {
 }
 
 #[test]
-fn direct_routing() -> Result<()> {
+fn ipv6_requests_are_served_direct_routing() -> Result<()> {
     for vip in [Vip::Host, Vip::Dataplane, Vip::Routed] {
         let site = site("v6-dr", Forward::Dr, vip)?;
         add(&site, virt6(&site), true, "-g")?;
@@ -132,7 +132,7 @@ fn tunnels_of_ipv4_in_ipv4() -> Result<()> {
 }
 
 #[test]
-fn tunnels_of_ipv6_in_ipv6() -> Result<()> {
+fn ipv6_requests_are_served_through_ipv6_tunnels() -> Result<()> {
     tunnels("t66", true, true)
 }
 

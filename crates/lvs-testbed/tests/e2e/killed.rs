@@ -18,11 +18,11 @@ use nix::sys::signal::Signal;
 
 /// Bytes a second for each download.
 const RATE: u64 = 60_000;
-/// So many show that none breaks; pauses are measured with more.
+/// Number of downloads of a test; measurements use more.
 const FEW: u64 = 60;
 /// Time without a dataplane.
 const DEAD: Duration = Duration::from_secs(5);
-/// Between two dataplanes that are killed.
+/// Pause between two killed dataplanes.
 const ALIVE: Duration = Duration::from_secs(5);
 
 /// The state keeper of connections when a dataplane is killed.
@@ -31,10 +31,10 @@ enum By {
     /// The kernel fast path.
     Kernel,
     /// A process that holds the connection table.
-    Holder,
-    /// The same, with a table for each of several packet workers.
+    StateKeeper,
+    /// A process that holds a table for each of several packet workers.
     Workers,
-    /// The same, with the device that the host routes packets through.
+    /// A process that holds the connection table and the device that the host routes packets through.
     Device,
 }
 
@@ -42,7 +42,7 @@ impl By {
     const fn arguments(self) -> &'static [&'static str] {
         match self {
             Self::Kernel => &["--fast-path", "on"],
-            Self::Holder => &["--fast-path", "off", "--warm-restart", "on"],
+            Self::StateKeeper => &["--fast-path", "off", "--warm-restart", "on"],
             Self::Workers => &["--warm-restart", "on", "--workers", "3"],
             Self::Device => &["--warm-restart", "on", "--backend", "tun"],
         }
@@ -52,9 +52,9 @@ impl By {
 /// The end of a dataplane.
 #[derive(Clone, Copy, Debug)]
 enum End<'a> {
-    /// It goes on.
+    /// The dataplane continues.
     None,
-    /// It is killed, and one of the same kind takes its place.
+    /// The dataplane is killed, and another one of the same version replaces it.
     Killed,
     /// It is killed, one from this directory takes its place and is killed, and one of the first
     /// kind takes that one's.
@@ -100,7 +100,7 @@ fn downloads(
     let all = || {
         let all = match by {
             By::Kernel => requests(&site).is_ok_and(|requests| requests > 20 * number),
-            By::Holder | By::Workers | By::Device => {
+            By::StateKeeper | By::Workers | By::Device => {
                 established(&site).is_ok_and(|connections| connections == number)
             }
         };
@@ -166,7 +166,7 @@ fn start(site: &mut Site, by: By, directory: Option<&str>) -> Result<()> {
     site.start_dataplane_by(&launcher, words)
 }
 
-/// Kills the dataplane; after a while another one goes on.
+/// Kills the dataplane; after a while another one replaces it.
 fn replace(site: &mut Site, by: By, directory: Option<&str>) -> Result<()> {
     let mut dataplane = site.dataplane.take().context("it runs")?;
     dataplane.signal(Signal::SIGKILL)?;
@@ -207,7 +207,7 @@ fn killed_dataplane_keeps_downloads_fast_path() -> Result<()> {
 #[ignore = "long"]
 fn killed_dataplane_keeps_downloads_with_state_keeper() -> Result<()> {
     for (label, forward) in [("holdn", Forward::Nat), ("holdd", Forward::Dr)] {
-        downloads(label, (forward, By::Holder), FEW, End::Killed)?;
+        downloads(label, (forward, By::StateKeeper), FEW, End::Killed)?;
     }
     Ok(())
 }
@@ -238,7 +238,7 @@ fn killed_dataplane_keeps_downloads_in_other_tables() -> Result<()> {
     options.servers = 2;
     options.paced = Some(RATE);
     let mut site = Site::new(options)?;
-    start(&mut site, By::Holder, None)?;
+    start(&mut site, By::StateKeeper, None)?;
     site.add_service(80, "rr")?;
     let number = FEW;
     let mut load = LoadOptions::new(format!("{}:80", site.vip).parse()?);
@@ -274,12 +274,12 @@ fn killed_dataplane_keeps_downloads_in_other_tables() -> Result<()> {
 fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     let mut site = Site::new(SiteOptions::new("holde", Forward::Nat))?;
     let director = site.director.clone();
-    let holders = || director.sh("ss -xlH | grep -c lvs-state || true");
-    let gone = || holders().is_ok_and(|holders| holders.trim() == "0");
-    let by = By::Holder;
+    let keepers = || director.sh("ss -xlH | grep -c lvs-state || true");
+    let gone = || keepers().is_ok_and(|keepers| keepers.trim() == "0");
+    let by = By::StateKeeper;
     start(&mut site, by, None)?;
     site.add_service(80, "rr")?;
-    ensure!(holders()?.trim() == "1", "{}", holders()?);
+    ensure!(keepers()?.trim() == "1", "{}", keepers()?);
     let program = lvs_testbed::programs::find("lvs-dataplane")?;
     let program = program.display().to_string();
     let refused = director.sh(&format!("{program} --warm-restart on 2>&1 || true"))?;
@@ -290,7 +290,7 @@ fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
         dataplane.wait(Duration::from_secs(10)).map(drop)
     };
     kill(&mut site, Signal::SIGKILL)?;
-    ensure!(holders()?.trim() == "1", "{}", holders()?);
+    ensure!(keepers()?.trim() == "1", "{}", keepers()?);
     // The host does not see what nobody handles.
     let rules = director.sh("nft list tables")?;
     ensure!(rules.contains("lvs-"), "{rules}");
@@ -316,7 +316,7 @@ const ALL: [(&str, Forward); 3] = [("n", Forward::Nat), ("d", Forward::Dr), ("t"
 
 #[test]
 #[ignore = "by hand: takes two minutes and measures pauses"]
-fn many_in_the_kernel() -> Result<()> {
+fn connections_survive_kills_in_the_kernel() -> Result<()> {
     for (label, forward) in ALL.into_iter().chain([("f", Forward::FullNat)]) {
         compared(&format!("inkm{label}"), (forward, By::Kernel))?;
     }
@@ -325,7 +325,7 @@ fn many_in_the_kernel() -> Result<()> {
 
 #[test]
 #[ignore = "by hand: takes two minutes and measures pauses"]
-fn many_of_several_workers_and_through_a_device() -> Result<()> {
+fn connections_survive_kills_of_several_workers_and_through_a_device() -> Result<()> {
     for (label, forward) in ALL {
         compared(&format!("holdw{label}"), (forward, By::Workers))?;
     }
@@ -334,14 +334,14 @@ fn many_of_several_workers_and_through_a_device() -> Result<()> {
 
 #[test]
 #[ignore = "by hand: takes two minutes and measures pauses"]
-fn many_with_a_holder() -> Result<()> {
+fn connections_survive_kills_with_a_state_keeper() -> Result<()> {
     for (label, forward) in ALL {
-        compared(&format!("holdm{label}"), (forward, By::Holder))?;
+        compared(&format!("holdm{label}"), (forward, By::StateKeeper))?;
     }
     Ok(())
 }
 
-/// One version goes on with what the other has left, and back.
+/// One version continues with the state of the other version, and back.
 fn with_another_version(by: By) -> Result<()> {
     let other = std::env::var("LVS_OTHER_BIN_DIR").context("LVS_OTHER_BIN_DIR is not set")?;
     let full_nat = (by == By::Kernel).then_some(("f", Forward::FullNat));
@@ -354,12 +354,12 @@ fn with_another_version(by: By) -> Result<()> {
 
 #[test]
 #[ignore = "by hand: needs the programs of another version in LVS_OTHER_BIN_DIR"]
-fn many_with_another_version_in_the_kernel() -> Result<()> {
+fn connections_survive_another_version_in_the_kernel() -> Result<()> {
     with_another_version(By::Kernel)
 }
 
 #[test]
 #[ignore = "by hand: needs the programs of another version in LVS_OTHER_BIN_DIR"]
-fn many_with_another_version_and_a_holder() -> Result<()> {
-    with_another_version(By::Holder)
+fn connections_survive_another_version_with_a_state_keeper() -> Result<()> {
+    with_another_version(By::StateKeeper)
 }

@@ -124,7 +124,8 @@ impl Bed {
         )
     }
 
-    /// Starts the API server, which knows an administrator, and the directors by `token`.
+    /// Starts the API server, with the accounts of an administrator, and of the directors by
+    /// `token`.
     fn start_api_server(&mut self, token: &str) -> Result<()> {
         let program = std::env::var("LVS_KUBE_APISERVER")
             .context("LVS_KUBE_APISERVER names no API server: make test-kubernetes")?;
@@ -357,7 +358,7 @@ impl Bed {
         self.directors[index].as_mut().context("it runs")
     }
 
-    /// Its exit code says whether something is wrong, which some steps expect.
+    /// Runs `lvsd status`, whose exit code reports faults that some steps expect.
     fn status_as(&self, index: usize, options: &str) -> String {
         let Ok(program) = programs::find("lvsd") else {
             return String::new();
@@ -421,7 +422,7 @@ impl Bed {
         })
     }
 
-    /// The states of connections with a server, as the first director knows them.
+    /// The states of connections with a server in the first director's table.
     fn states(&self, server: &str) -> Result<Vec<String>> {
         let listed = connections(&self.site.lvsadm("-L -n -c")?)?.into_iter();
         let listed = listed.filter(|one| one.destination == server);
@@ -520,7 +521,7 @@ impl Endpoint {
         Ok(pod)
     }
 
-    /// It ends when its last connection has ended.
+    /// Waits until its last connection has ended.
     fn end(&self, bed: &Bed) -> Result<()> {
         let server = format!("{}:80", self.address);
         bed.wait("the last connection of a pod to end", |bed| {
@@ -569,7 +570,7 @@ impl Downloads {
         Ok(Self { clients, hurry })
     }
 
-    /// They have gone on until now, and all of the rest comes.
+    /// Checks that the downloads are not broken, and receives the rest.
     fn finish(mut self) -> Result<()> {
         ensure!(
             self.clients.is_running(),
@@ -714,7 +715,8 @@ fn rolling_update(bed: &mut Bed) -> Result<Vec<Endpoint>> {
     Ok(all)
 }
 
-/// All pods of a node terminate, and a download from one of them goes on. Returns the pods that are left.
+/// Terminates all pods of a node, while a download from one of them continues. Returns the
+/// remaining pods.
 fn drain_of_a_node(bed: &mut Bed, mut all: Vec<Endpoint>) -> Result<Vec<Endpoint>> {
     let download = Downloads::start(bed, "drain", 1)?;
     let server = bed.wait_download(&pods(&all))?;

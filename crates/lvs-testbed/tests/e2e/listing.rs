@@ -13,7 +13,7 @@ use serde_json::Value;
 const CONNECTIONS: usize = 6000;
 
 #[test]
-fn many_connections_are_listed_whole_while_others_come_and_go() -> Result<()> {
+fn listing_is_complete_while_other_connections_open_and_close() -> Result<()> {
     let mut options = SiteOptions::new("listing", Forward::Nat);
     options.servers = 2;
     let site = common::site(options)?;

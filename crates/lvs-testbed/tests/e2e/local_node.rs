@@ -14,7 +14,7 @@ fn web_server(site: &Site, port: u16) -> Result<Proc> {
     nginx(&site.director, &options)
 }
 
-/// How many of the requests each of them has served.
+/// Number of the requests that each of them has served.
 fn served(site: &Site, load: &LoadOptions, expected: &[(&str, u64)]) -> Result<()> {
     let report = common::ok(site.client.load(load)?, load.requests)?;
     let expected = expected

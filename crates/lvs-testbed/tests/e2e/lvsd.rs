@@ -40,7 +40,7 @@ fn start(site: &Site, arguments: &[&str]) -> Result<Proc> {
     site.director.spawn(programs::find("lvsd")?, &words)
 }
 
-/// How many servers are listed with a weight above 0.
+/// Number of servers that are listed with a weight above 0.
 fn usable(site: &Site) -> usize {
     let listing = site.lvsadm("-L -n").unwrap_or_default();
     rows(&listing)
@@ -115,7 +115,7 @@ fn checks_reload_and_stop() -> Result<()> {
 }
 
 #[test]
-fn not_one_request_is_lost_while_lvsd_is_killed_and_started_again() -> Result<()> {
+fn killed_and_restarted_lvsd_loses_no_request() -> Result<()> {
     let site = site("killed")?;
     configure(&site, 3)?;
     let mut lvsd = start(&site, &[])?;
@@ -369,7 +369,7 @@ fn replacing_reload_loses_no_request() -> Result<()> {
 /// All three programs with a standard error that is full, that no process reads, and whose reader
 /// has exited, under 500 downloads.
 #[test]
-fn unread_output_stops_nothing() -> Result<()> {
+fn unread_output_does_not_block_lvsd() -> Result<()> {
     let site = site("unread")?;
     // lvsd warns of these times before anything else.
     let path = configure(&site, 3)?.display().to_string();

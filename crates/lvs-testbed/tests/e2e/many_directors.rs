@@ -30,13 +30,13 @@ fn nothing_breaks(scenario: Scenario, forward: Forward) -> Result<()> {
 
 #[test]
 #[ignore = "needs BIRD"]
-fn one_of_three_is_taken_out_of_service_and_comes_back_dr() -> Result<()> {
+fn one_of_three_directors_in_maintenance_and_back_dr() -> Result<()> {
     nothing_breaks(Scenario::Members, Forward::Dr)
 }
 
 #[test]
 #[ignore = "needs BIRD"]
-fn one_of_three_is_taken_out_of_service_and_comes_back_by_ipv6_dr() -> Result<()> {
+fn one_of_three_directors_in_maintenance_and_back_by_ipv6_dr() -> Result<()> {
     let options = ClusterOptions {
         ipv6: true,
         ..options(Forward::Dr, DOWNLOADS)
@@ -49,7 +49,7 @@ fn one_of_three_is_taken_out_of_service_and_comes_back_by_ipv6_dr() -> Result<()
 
 #[test]
 #[ignore = "needs BIRD"]
-fn one_of_three_is_taken_out_of_service_and_comes_back_tun() -> Result<()> {
+fn one_of_three_directors_in_maintenance_and_back_tun() -> Result<()> {
     nothing_breaks(Scenario::Members, Forward::Tun)
 }
 
@@ -61,13 +61,13 @@ fn dataplane_dies_and_returns_tun() -> Result<()> {
 
 #[test]
 #[ignore = "needs BIRD"]
-fn directors_that_did_not_hear_each_other_are_in_step_again_dr() -> Result<()> {
+fn directors_are_in_sync_again_after_disconnection_dr() -> Result<()> {
     nothing_breaks(Scenario::Partition, Forward::Dr)
 }
 
 #[test]
 #[ignore = "needs BIRD"]
-fn nothing_breaks_while_an_dataplane_is_stopped_or_datagrams_are_lost_tun() -> Result<()> {
+fn downloads_survive_stopped_dataplane_and_lost_datagrams_tun() -> Result<()> {
     let scenarios = [Scenario::Stopped, Scenario::Loss];
     let outcomes = play_in_turn(&scenarios, &options(Forward::Tun, 30))?;
     for outcome in &outcomes {
@@ -91,7 +91,7 @@ fn without_synchronisation_connections_of_a_drained_server_wait_dr() -> Result<(
 
 #[test]
 #[ignore = "needs BIRD and etcd"]
-fn nothing_breaks_while_etcd_is_gone_dr() -> Result<()> {
+fn downloads_survive_loss_of_etcd_dr() -> Result<()> {
     nothing_breaks(Scenario::Etcd, Forward::Dr)
 }
 
@@ -109,7 +109,7 @@ fn routing_daemons_follow_the_tun_backend() -> Result<()> {
 
 #[test]
 #[ignore = "needs BIRD"]
-fn nothing_breaks_when_bird_is_killed_or_the_power_goes_tun() -> Result<()> {
+fn downloads_survive_killed_bird_and_power_failure_tun() -> Result<()> {
     let outcomes = play_in_turn(
         &[Scenario::Bird, Scenario::Power],
         &options(Forward::Tun, 60),
@@ -245,7 +245,7 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
         said.contains("other directors are to be preferred"),
         "{said}"
     );
-    ensure!(said.contains("is lvsd gone?"), "{said}");
+    ensure!(said.contains("does lvsd run?"), "{said}");
     wait_until("the end of it", Duration::from_secs(20), || {
         !has_route(&site, "proto 7")
     })?;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, wait_until};
 
-/// How long anything may take on a busy machine.
+/// Longest time of any step on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
 
 #[test]
@@ -69,7 +69,7 @@ fn mark_groups_ports_and_rules_pass_or_drop_other_ports() -> Result<()> {
 /// curl's status for a refused connection.
 const REFUSED: &str = "7";
 
-/// How curl ends that has one second, by its status.
+/// Exit status of curl with a limit of one second.
 fn fetched(site: &Site, port: u16) -> Result<String> {
     let vip = site.vip;
     let status = site.client.sh(&format!(
@@ -78,7 +78,7 @@ fn fetched(site: &Site, port: u16) -> Result<String> {
     Ok(status.trim().to_owned())
 }
 
-/// It ends so, though perhaps not at once on a busy machine.
+/// Waits until curl ends with this status; a busy machine may take longer.
 fn ends_with(site: &Site, port: u16, wanted: &str) -> Result<()> {
     let mut last = String::new();
     wait_until(&format!("curl to end with {wanted}"), SOON, || {

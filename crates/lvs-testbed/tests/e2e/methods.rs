@@ -25,7 +25,7 @@ macro_rules! method {
             }
 
             #[test]
-            fn bulk_both_ways_iperf_and_dns() -> Result<()> {
+            fn methods_forward_bulk_iperf_and_dns() -> Result<()> {
                 let site = common::site(options("bulk", 2))?;
                 site.add_service(80, "rr")?;
                 common::bulk(&site)?;
@@ -33,7 +33,7 @@ macro_rules! method {
             }
 
             #[test]
-            fn servers_come_and_go() -> Result<()> {
+            fn requests_follow_added_and_removed_servers() -> Result<()> {
                 common::administration(&common::site(options("admin", 3))?)
             }
         }

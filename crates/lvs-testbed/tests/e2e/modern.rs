@@ -71,7 +71,7 @@ impl Daemon<'_> {
         self.program.as_ref().context("it was started")
     }
 
-    /// Waits for the service to have so many servers.
+    /// Waits until the service has `servers` servers.
     fn has(&self, servers: usize) -> Result<()> {
         let listed = || self.site.lvsadm("-L -n").unwrap_or_default();
         let count = || rows(&listed()).iter().filter(|row| row.is_server()).count();

@@ -15,7 +15,7 @@ use lvs_testbed::{
     content, programs, servers, wait_until,
 };
 
-/// How long a change may take until traffic is as before: much more than it does.
+/// Longest time from a change until traffic is as before; much more than it needs.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn site(label: &str, forward: Forward, change: impl FnOnce(&mut SiteOptions)) -> Result<Site> {
@@ -32,7 +32,7 @@ fn is_logged_once(site: &Site, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// How often the dataplane has logged `what`.
+/// Number of times that the dataplane has logged `what`.
 fn logged(site: &Site, what: &str) -> usize {
     let log = site.dataplane.as_ref().map(Proc::log).unwrap_or_default();
     log.lines().filter(|line| line.contains(what)).count()
@@ -80,7 +80,7 @@ impl<'a> Download<'a> {
         Ok(download)
     }
 
-    /// It must have survived whatever happened.
+    /// Checks that the download has survived all events.
     fn finish(mut self) -> Result<()> {
         let status = self.program.wait(Duration::from_secs(70))?;
         ensure!(status.success(), "{status}: {}", self.program.log());
@@ -106,7 +106,7 @@ fn new_connections(site: &Site, what: &str) -> Result<()> {
 }
 
 #[test]
-fn interface_that_flaps_is_renamed_shrinks_or_is_replaced_is_used() -> Result<()> {
+fn changed_or_replaced_interface_is_used_again() -> Result<()> {
     let site = site("flaps", Forward::Nat, |_| {})?;
     site.add_service(80, "rr")?;
     let director = &site.director;
@@ -265,8 +265,8 @@ fn changed_link_layer_address_of_server_is_used() -> Result<()> {
     Ok(())
 }
 
-/// A server that is gone: its clients receive an ICMP error, as from a router, and do not wait for
-/// ever.
+/// The clients of an unreachable server receive an ICMP error, as from a router, and do not wait
+/// without end.
 #[test]
 fn clients_of_unreachable_server_receive_icmp_error() -> Result<()> {
     for forward in [Forward::Nat, Forward::Dr, Forward::Tun] {
@@ -292,7 +292,7 @@ fn clients_of_unreachable_server_receive_icmp_error() -> Result<()> {
     Ok(())
 }
 
-/// A director that stands by knows its gateway before the first packet for a client: it may have to
+/// A standby director resolves its gateway before the first packet for a client: it may have to
 /// take over at any time.
 #[test]
 fn gateway_is_resolved_in_advance() -> Result<()> {

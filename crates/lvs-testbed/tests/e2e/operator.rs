@@ -10,7 +10,7 @@ use lvs_testbed::listing::rows;
 use lvs_testbed::{Forward, Proc, SiteOptions, programs, wait_until};
 use serde_json::Value;
 
-/// How long anything may take on a busy machine.
+/// Longest time of any step on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
 
 fn options(label: &str) -> SiteOptions {

@@ -37,7 +37,7 @@ fn key(site: &Site, name: &str, key: &str) -> Result<String> {
     Ok(path.display().to_string())
 }
 
-/// A dataplane that talks to one at `peer`, and knows nothing of one that was killed.
+/// A dataplane with the peer at `peer`, and without state of a killed one.
 fn dataplane(site: &Site, director: &Host, peer: &str, key: &str) -> Result<Proc> {
     let extra = ["--sync-peer", peer, "--sync-key", key];
     site.start_dataplane_on(director, &[], &[&extra[..], &ALONE].concat())
@@ -308,7 +308,7 @@ fn invalid_peer_options_are_reported() -> Result<()> {
     Ok(())
 }
 
-/// How the tables of the only peer compare: `alike`, `differ`, `alarm`.
+/// Comparison of the tables of the only peer: `alike`, `differ`, `alarm`.
 fn tables(site: &Site, director: &Host) -> String {
     let state = state(site, director).ok();
     let word = state.and_then(|state| state["tables"][0]["state"].as_str().map(str::to_owned));
@@ -430,12 +430,12 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
     shows("both have the same services and servers")?;
     for dataplane in [&one, &two] {
         wait("the log to say so", || {
-            dataplane.log().contains("director does again")
+            dataplane.log().contains("as this director again")
         })
         .with_context(|| dataplane.log())?;
         let log = dataplane.log();
         ensure!(log.matches("has not chosen").count() == 1, "{log}");
-        ensure!(log.matches("director does again").count() == 1, "{log}");
+        ensure!(log.matches("as this director again").count() == 1, "{log}");
     }
 
     // A server that has no weight, and had another one before, has other slots of mh.
@@ -495,7 +495,7 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
     Ok(())
 }
 
-/// Datagrams to the service from a port of the client: so many of such a length.
+/// Sends a number of datagrams of a length to the service, from a port of the client.
 const SEND: &str = r#"
 use IO::Socket::INET;
 my ($vip, $from, $count, $length) = @ARGV;

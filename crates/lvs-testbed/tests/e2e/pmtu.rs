@@ -33,7 +33,7 @@ fn router(site: &Site) -> Result<&Host> {
     site.router.as_ref().context("a routed site has a router")
 }
 
-/// Which of the router's ways are narrow.
+/// The narrow routes of the router.
 #[derive(Clone, Copy, Debug)]
 enum Narrow {
     /// To the client: answers do not fit.
@@ -118,7 +118,7 @@ fn every_hop(site: &mut Site, hops: &[Narrow], kinds: &[(bool, bool, &str)]) -> 
 }
 
 #[test]
-fn nat() -> Result<()> {
+fn pmtu_is_discovered_nat() -> Result<()> {
     let mut site = site("pmtu-nat", Forward::Nat)?;
     let hops = [Narrow::Client, Narrow::Director];
     every_hop(
@@ -170,7 +170,7 @@ fn nat_to_a_server_behind_a_narrow_hop() -> Result<()> {
 }
 
 #[test]
-fn tunnels_of_ipv4() -> Result<()> {
+fn pmtu_is_discovered_tunnels_of_ipv4() -> Result<()> {
     let mut site = site("pmtu-tun4", Forward::Tun)?;
     every_hop(
         &mut site,
@@ -185,7 +185,7 @@ fn tunnels_of_ipv4() -> Result<()> {
 }
 
 #[test]
-fn tunnels_of_ipv6() -> Result<()> {
+fn pmtu_is_discovered_tunnels_of_ipv6() -> Result<()> {
     let mut site = site("pmtu-tun6", Forward::Tun)?;
     every_hop(
         &mut site,
@@ -201,7 +201,7 @@ fn tunnels_of_ipv6() -> Result<()> {
 
 /// The narrow hop is on the way of the client, which is all that there is with direct routing.
 #[test]
-fn direct_routing() -> Result<()> {
+fn pmtu_is_discovered_direct_routing() -> Result<()> {
     let mut options = SiteOptions::new("pmtu-dr", Forward::Dr);
     options.servers = 1;
     let mut site = Site::new(options)?;
@@ -230,7 +230,7 @@ fn direct_routing() -> Result<()> {
 
 /// Without path MTU discovery, the host before the narrow hop fragments too long packets.
 #[test]
-fn switched_off() -> Result<()> {
+fn pmtu_discovery_switched_off_fragments() -> Result<()> {
     let mut site = site("pmtu-off", Forward::Tun)?;
     narrow(&mut site, Narrow::Servers)?;
     site.start_dataplane(&["--sysctl", "pmtu_disc=0"])?;
@@ -252,7 +252,7 @@ fn switched_off() -> Result<()> {
 /// Frames of 9,000 bytes between client and director, 1,500 to the servers: refused with an error,
 /// cut or lowered, and never lost.
 #[test]
-fn jumbo_frames_on_one_side() -> Result<()> {
+fn pmtu_is_discovered_with_jumbo_frames_on_one_side() -> Result<()> {
     for clamp in [&[][..], &["--clamp-mss", "auto"]] {
         let mut options = SiteOptions::new("jumbo", Forward::Nat);
         options.servers = 1;

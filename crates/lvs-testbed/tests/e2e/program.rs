@@ -8,7 +8,7 @@ fn testbed(arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn every_way_of_forwarding_has_scenarios() {
+fn every_forwarding_method_has_scenarios() {
     let output = testbed(&["cluster", "--list"]);
     assert!(output.status.success(), "{output:?}");
     let text = String::from_utf8_lossy(&output.stdout);

@@ -1,5 +1,6 @@
-//! The quick start of docs/operating.md, as it stands there: each block in its host's namespace, in
-//! order. And each block of README.md and docs/*.md that begins with a dataplane in the background.
+//! Runs the quick start of docs/operating.md as printed: each block in its host's namespace, in
+//! order. Also runs each block of README.md and docs/*.md that begins with a dataplane in the
+//! background.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -53,7 +54,7 @@ fn starts_dataplane(block: &str) -> bool {
     })
 }
 
-/// As a newcomer pastes it: `lvsadm` runs before the dataplane answers.
+/// A newcomer pastes the block at once: `lvsadm` runs before the dataplane answers.
 #[test]
 fn block_that_starts_a_dataplane_works_in_one_paste() -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

@@ -76,7 +76,7 @@ fn check(site: &Site, total: usize) -> Result<()> {
 /// Every datagram is scheduled separately: only the Call-ID keeps a call together.
 #[test]
 #[ignore = "needs SIPp"]
-fn one_packet_scheduling_by_call() -> Result<()> {
+fn sip_datagrams_of_a_call_share_a_server() -> Result<()> {
     let (site, _programs) = site("sip-ops", "-o")?;
     call(&site, "a", "-p 6001")?;
     check(&site, CALLS)?;
@@ -108,7 +108,7 @@ fn connections(site: &Site) -> Result<usize> {
 /// A connection for each port: those of one call lead to the same server.
 #[test]
 #[ignore = "needs SIPp"]
-fn connections_by_call() -> Result<()> {
+fn sip_connections_of_a_call_share_a_server() -> Result<()> {
     // A port that comes again is that of a connection, whatever is called: its server gets it.
     'anew: for label in ["sip-conn", "sip-conn2", "sip-conn3", "sip-conn4"] {
         let (site, _programs) = site(label, "")?;

@@ -25,7 +25,7 @@ fn directors(forward: Forward, rate: u64) -> Result<(Site, Proc)> {
     Ok((site, standby))
 }
 
-/// Gives the second director the services of the first.
+/// Copies the services of the first director to the second.
 fn copy_services(site: &Site) -> Result<()> {
     let rules = site.lvsadm("-S -n")?;
     let program = programs::find("lvsadm")?;
@@ -49,7 +49,7 @@ fn reason(site: &Site, director: &Host, name: &str) -> Result<u64> {
 
 /// Bytes of a download per second.
 const RATE: u64 = 60_000;
-/// The backup may need so long until it knows all connections.
+/// Longest time until the backup has all connections.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Clients with one download after the other, each over one connection, and so always amid a download.
@@ -456,7 +456,7 @@ fn sync_messages_of_own_users_are_ignored() -> Result<()> {
     Ok(())
 }
 
-/// Where sockets of UDP send from that are neither bound to a group nor to everything.
+/// Source addresses of UDP sockets that are neither bound to a group nor to the wildcard address.
 fn sources(director: &Host) -> Result<Vec<Ipv4Addr>> {
     let table = director.sh("cat /proc/net/udp")?;
     let sockets = table.lines().skip(1).filter_map(|line| {

@@ -137,7 +137,7 @@ fn vip_of_real_server_answers_no_arp() -> Result<()> {
 }
 
 #[test]
-fn nothing_is_left_behind() -> Result<()> {
+fn testbed_end_removes_processes_and_namespaces() -> Result<()> {
     let mut testbed = Testbed::new("gone")?;
     let [one, two] = testbed.hosts(["one", "two"])?;
     testbed.expose(&[&one])?;

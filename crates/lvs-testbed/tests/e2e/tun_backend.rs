@@ -47,7 +47,7 @@ fn steered(site: &Site) -> Result<String> {
 }
 
 #[test]
-fn nat() -> Result<()> {
+fn tun_backend_forwards_every_byte_nat() -> Result<()> {
     let site = site("hop-nat", Forward::Nat, 4)?;
     common::requests_and_listings(&site)
 }
@@ -62,7 +62,7 @@ fn nat_bulk_and_datagrams() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn tunnels() -> Result<()> {
+fn tun_backend_forwards_every_byte_tunnels() -> Result<()> {
     let site = site("hop-tun", Forward::Tun, 4)?;
     common::requests_and_listings(&site)
 }
@@ -77,14 +77,14 @@ fn tunnels_bulk_and_datagrams() -> Result<()> {
 }
 
 #[test]
-fn servers_come_and_go() -> Result<()> {
+fn tun_backend_follows_added_and_removed_servers() -> Result<()> {
     common::administration(&site("hop-admin", Forward::Nat, 3)?)
 }
 
 /// Full NAT answers to addresses that the host routes to the dataplane like virtual ones; a client
 /// on the director itself is served like all others.
 #[test]
-fn full_nat() -> Result<()> {
+fn tun_backend_forwards_every_byte_full_nat() -> Result<()> {
     let site = site("hop-fullnat", Forward::FullNat, 2)?;
     site.add_service(80, "rr")?;
     let mut load = site.load();
@@ -168,7 +168,7 @@ fn traffic6(site: &Site, options: &[&str], servers6: bool) -> Result<()> {
 }
 
 #[test]
-fn ipv6() -> Result<()> {
+fn tun_backend_forwards_every_byte_ipv6() -> Result<()> {
     let nat = site("hop-nat6", Forward::Nat, 2)?;
     traffic6(&nat, &["-m"], true)?;
     let tunnels = site("hop-tun6", Forward::Tun, 2)?;
@@ -205,8 +205,8 @@ fn links_without_offloads_and_with_a_small_mtu() -> Result<()> {
     Ok(())
 }
 
-/// Datagrams that come in fragments have no ports for a policy rule to look at, and a narrow link
-/// behind the director is the director's to complain about.
+/// Fragmented datagrams have no ports for a policy rule. For a narrow link behind the director, the
+/// director sends the ICMP error.
 #[test]
 fn fragments_and_a_narrow_link() -> Result<()> {
     let site = site("hop-fragments", Forward::Nat, 1)?;
@@ -331,8 +331,8 @@ fn rules_and_routes_go_with_services_and_with_the_dataplane() -> Result<()> {
     is_not(&site)
 }
 
-/// The kernel forgets proxy neighbours of an interface that goes down, and some programs delete
-/// rules that they do not know.
+/// The kernel removes proxy neighbours of an interface that goes down, and some programs delete
+/// unknown rules.
 #[test]
 fn tun_backend_restores_removed_rules_and_routes() -> Result<()> {
     let site = site("hop-flap", Forward::Nat, 1)?;
@@ -479,7 +479,7 @@ fn packets_lose_one_hop() -> Result<()> {
 }
 
 #[test]
-fn without_packet_sockets_the_backend_is_chosen_by_itself() -> Result<()> {
+fn tun_backend_is_chosen_without_packet_sockets() -> Result<()> {
     let mut site = prepared("hop-auto", Forward::Nat, 1, Vip::Dataplane)?;
     site.start_dataplane_by(&NET_ADMIN_ONLY, &[])?;
     let dataplane = site.dataplane.as_ref().context("started above")?;
@@ -523,7 +523,7 @@ fn tun_backend_disabled_forwarding_is_reported() -> Result<()> {
 /// The daemon checks its file against the backend, starts the dataplane, checks servers past it,
 /// and owns the address.
 #[test]
-fn under_the_daemon() -> Result<()> {
+fn tun_backend_works_under_lvsd() -> Result<()> {
     let site = prepared("hop-lvsd", Forward::Nat, 2, Vip::Dataplane)?;
     let before = common::host_state(&site)?;
     let file = site.testbed.dir().join("lvsd.toml");

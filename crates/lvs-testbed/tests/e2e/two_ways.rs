@@ -23,16 +23,16 @@ fn same(names: &[&str], seed: u64) {
 }
 
 #[test]
-fn nat() {
+fn both_userspace_paths_agree_nat() {
     same(&["nat4", "nat6"], 11);
 }
 
 #[test]
-fn direct_routing() {
+fn both_userspace_paths_agree_direct_routing() {
     same(&["dr4", "dr6"], 12);
 }
 
 #[test]
-fn tunnels() {
+fn both_userspace_paths_agree_tunnels() {
     same(&["ipip-4in4", "ipip-6in4", "gre-4in4"], 13);
 }

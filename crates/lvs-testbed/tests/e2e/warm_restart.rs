@@ -1,5 +1,5 @@
-//! A dataplane that is killed: what its successor in the same network namespace takes over, what one
-//! in another namespace does not, and what is dropped while there is none.
+//! A killed dataplane: the state that its successor in the same network namespace takes over, the
+//! state that one in another namespace does not, and the packets dropped while there is none.
 
 use crate::common;
 
@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Site, SiteOptions, programs, wait_until};
 use nix::sys::signal::Signal;
 
-/// How long anything may take on a busy machine.
+/// Longest time of any step on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
 const KERNEL: [&str; 2] = ["--fast-path", "on"];
 const HOLDER: [&str; 4] = ["--fast-path", "off", "--warm-restart", "on"];
@@ -30,7 +30,7 @@ fn ways() -> Result<Vec<&'static [&'static str]>> {
 
 /// The kernel gives the number of a namespace that is gone to the next one.
 #[test]
-fn dataplane_in_a_namespace_that_is_gone_has_no_successor() -> Result<()> {
+fn dataplane_of_removed_namespace_has_no_successor() -> Result<()> {
     super::fast_path::require_permission()?;
     let mut site = Site::new(SiteOptions::new("wr-ns", Forward::Nat))?;
     site.start_dataplane(&KERNEL)?;
@@ -170,7 +170,7 @@ fn services_by_mark_and_sctp_are_held_without_a_dataplane() -> Result<()> {
 
 /// State of a namespace that is gone is another tenant's.
 #[test]
-fn files_of_namespaces_that_are_gone_are_swept_at_a_start() -> Result<()> {
+fn files_of_removed_namespaces_are_deleted_at_a_start() -> Result<()> {
     // Others cannot see all processes.
     super::fast_path::require_permission()?;
     let mut site = Site::new(SiteOptions::new("wr-sweep", Forward::Nat))?;

@@ -50,7 +50,7 @@ fn shared(site: &Site, least: u64) -> Result<()> {
 }
 
 #[test]
-fn nat() -> Result<()> {
+fn workers_forward_every_byte_nat() -> Result<()> {
     let site = site(options("nat", Forward::Nat))?;
     // A connection that two workers served would be listed twice.
     let before = common::resets(&site)?;
@@ -78,7 +78,7 @@ fn nat() -> Result<()> {
 }
 
 #[test]
-fn bulk_and_datagrams() -> Result<()> {
+fn workers_forward_bulk_and_datagrams() -> Result<()> {
     let mut options = options("bulk", Forward::Nat);
     options.servers = 2;
     let site = site(options)?;
@@ -89,7 +89,7 @@ fn bulk_and_datagrams() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn direct_routing() -> Result<()> {
+fn workers_forward_every_byte_direct_routing() -> Result<()> {
     let site = site(options("dr", Forward::Dr))?;
     common::requests_and_listings(&site)?;
     shared(&site, 20)
@@ -97,7 +97,7 @@ fn direct_routing() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn tunnels() -> Result<()> {
+fn workers_forward_every_byte_tunnels() -> Result<()> {
     let site = site(options("tun", Forward::Tun))?;
     common::requests_and_listings(&site)?;
     shared(&site, 20)
@@ -105,14 +105,14 @@ fn tunnels() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn full_nat() -> Result<()> {
+fn workers_forward_every_byte_full_nat() -> Result<()> {
     let site = site(options("fullnat", Forward::FullNat))?;
     common::requests_and_listings(&site)?;
     shared(&site, 20)
 }
 
 #[test]
-fn ipv6() -> Result<()> {
+fn workers_forward_every_byte_ipv6() -> Result<()> {
     let mut options = options("v6", Forward::Nat);
     options.servers = 2;
     let site = site(options)?;
@@ -130,7 +130,7 @@ fn ipv6() -> Result<()> {
 
 /// Active and passive, with the helper: data connections are where their control connections are.
 #[test]
-fn ftp() -> Result<()> {
+fn workers_forward_ftp() -> Result<()> {
     let mut site = Site::new(options("ftp", Forward::Nat))?;
     site.start_dataplane(&["--workers", "4", "--helper", "ftp"])?;
     let _servers = site

@@ -99,7 +99,7 @@ impl Caller {
         namespace(&self.directory, NETWORK)
     }
 
-    /// The same, opened.
+    /// The open network namespace.
     pub(super) fn open_network(&self) -> Option<File> {
         self.file(NETWORK, OFlags::RDONLY).ok()
     }
@@ -335,7 +335,7 @@ pub(super) struct Buffers {
     place: Place,
 }
 
-/// Where the address of the sender and the lengths go.
+/// The memory for the address of the sender and the lengths.
 #[derive(Debug)]
 enum Place {
     /// `recvfrom`: addresses of the address and of its length.

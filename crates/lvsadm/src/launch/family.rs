@@ -60,7 +60,7 @@ const TIMEOUT_UDP: u16 = 6;
 /// The service is in the table (`IP_VS_SVC_F_HASHED`).
 pub(super) const HASHED: u32 = 2;
 
-/// The dataplane, as far as programs ask for it.
+/// The calls of a dataplane that programs use.
 pub(super) trait Dataplane {
     fn change(&mut self, call: Call) -> Result<(), Errno>;
     /// All services, or one; [`Errno::ESRCH`] if that does not exist.

@@ -100,7 +100,7 @@ impl Node {
         }
     }
 
-    /// Where a link leads to, from its own directory.
+    /// The target of a link, from its own directory.
     fn target(&self) -> Option<String> {
         match self {
             Self::Link => Some(format!("sys/net/{INSIDE}/{NET}")),
@@ -118,7 +118,7 @@ impl Node {
     }
 }
 
-/// The links that the kernel knows, by their numbers.
+/// The kernel's links, by their numbers.
 #[derive(Debug, Default)]
 struct Links {
     all: Vec<(Overlay, String)>,
@@ -151,7 +151,7 @@ struct Content {
 }
 
 impl Content {
-    /// Takes room for the text, unless open files have too many bytes.
+    /// Reserves room for the text, unless open files have too many bytes.
     fn fit(&mut self) -> Result<(), Errno> {
         while self.taken < self.text.len() {
             self.taken += BYTES_STEP;

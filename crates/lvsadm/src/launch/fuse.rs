@@ -24,14 +24,14 @@ pub(super) const BATCH_FORGET: u32 = 42;
 
 /// Longest data of a `WRITE`.
 pub(super) const WRITE_MAX: usize = 4096;
-/// Room for a request. The kernel wants that of [`WRITE_MAX`] and 4,096 bytes beside it.
+/// Size of a request's buffer. The kernel requires [`WRITE_MAX`] and 4,096 further bytes.
 pub(super) const REQUEST_MAX: usize = 2 * WRITE_MAX + 4096;
 
 /// Length of `struct fuse_in_header` and of `struct fuse_out_header`.
 const IN: usize = 40;
 const OUT: usize = 16;
 
-/// For how long the kernel may use what it was told about a name.
+/// Time that the kernel may use an answer about a name.
 const VALID_SECONDS: u64 = 60;
 
 /// A request.

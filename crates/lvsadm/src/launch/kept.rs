@@ -20,7 +20,7 @@ pub(super) struct Kept {
     daemons: Vec<SyncDaemon>,
     timeouts: Option<Timeouts>,
     sysctls: BTreeMap<String, String>,
-    /// There was too much, and nothing is kept.
+    /// Whether there was too much data, and none is kept.
     is_full: bool,
 }
 
@@ -32,7 +32,7 @@ struct Service {
 }
 
 impl Kept {
-    /// Nothing is configured, or too much to be kept.
+    /// Whether there is no configuration, or too much to keep.
     pub(super) fn is_empty(&self) -> bool {
         self.len() == 0 && self.daemons.is_empty() && self.timeouts.is_none()
     }
@@ -41,7 +41,7 @@ impl Kept {
         self.services.len() + self.servers + self.sysctls.len()
     }
 
-    /// Keeps a change that was made. `false`: from now on there is too much.
+    /// Records a change that was made. `false` if there is too much from now on.
     pub(super) fn keep(&mut self, call: &Call) -> bool {
         if matches!(call, Call::ServiceFlush {}) {
             self.services.clear();
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn too_much_is_not_kept() {
+    fn configuration_above_limit_is_not_kept() {
         let mut kept = Kept::default();
         assert!(kept.keep(&Call::ServiceAdd(add(1, "rr"))));
         let all = u32::try_from(CHANGES_MAX).expect("a small number");

@@ -172,7 +172,7 @@ fn execute(command: &[OsString]) -> u8 {
     }
 }
 
-/// Puts this process under the filter, and starts its supervisor.
+/// Installs the filter for this process, and starts its supervisor.
 fn launch(socket: Option<&OsStr>) -> Result<(), String> {
     // The supervisor leaves the directory of the program.
     let address = socket.map(|text| match Address::new(text) {
@@ -238,7 +238,7 @@ fn launch(socket: Option<&OsStr>) -> Result<(), String> {
     Ok(())
 }
 
-/// Why no filter could be installed.
+/// The reason why no filter could be installed.
 fn refusal(error: &io::Error) -> String {
     let fix = match error.raw_os_error().map(Errno::from_raw) {
         Some(Errno::EACCES) => "run it as root (CAP_SYS_ADMIN)",

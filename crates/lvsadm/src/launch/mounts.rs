@@ -17,7 +17,7 @@ use rustix::mount::{
     mount_change, move_mount, open_tree,
 };
 
-/// Where the supervisor's file system is.
+/// The directory of the supervisor's file system.
 const PLACE: &str = "/proc/sys/net";
 
 /// Mounts that are made when the supervisor answers.

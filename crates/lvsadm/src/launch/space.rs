@@ -27,7 +27,7 @@ use super::log;
 const PATIENCE_SECONDS: i64 = 5;
 /// For how long the servers of a dump are those that the same thread asks for next.
 const LISTING: Duration = Duration::from_secs(1);
-/// Dumps that are being sent at a time in a namespace.
+/// Greatest number of simultaneous dumps in a namespace.
 const DUMPS_MAX: usize = 16;
 
 /// A namespace, with a socket in it that sends answers.
@@ -37,7 +37,7 @@ pub(super) struct Space {
     pub(super) address: Address,
     pub(super) id: NamespaceId,
     pub(super) namespace: File,
-    /// Its number, as sockets tell it.
+    /// Its number, from a socket.
     pub(super) cookie: u64,
     /// The user namespaces whose capabilities count in it.
     pub(super) owners: Vec<NamespaceId>,
@@ -53,7 +53,7 @@ pub(super) struct Space {
 struct Link {
     client: Option<Client>,
     steering: Option<Steering>,
-    /// Another `lvs-run` has the lock that keeps lvsd away.
+    /// Whether another `lvs-run` has the lock that keeps lvsd away.
     is_shared: bool,
     /// Its last failure, which is logged once.
     failure: String,
@@ -168,7 +168,7 @@ impl Space {
         }
     }
 
-    /// Takes the lock that keeps lvsd away from another `lvs-run` that has ended.
+    /// Tries to take the lock that keeps lvsd away from another `lvs-run`, which has ended.
     pub(super) fn retry_lock(&self) {
         if let Ok(mut link) = self.link.try_lock()
             && link.is_shared

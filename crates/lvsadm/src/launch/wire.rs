@@ -158,7 +158,7 @@ impl Writer {
         Self(all)
     }
 
-    /// As [`new`](Self::new), of generic netlink.
+    /// A socket of generic netlink, as of [`new`](Self::new).
     pub(super) fn generic(
         kind: u16,
         flags: u16,

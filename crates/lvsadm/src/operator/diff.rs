@@ -40,7 +40,7 @@ fn services(run: &mut Invocation<'_>, at: &Address) -> Result<Vec<ServiceInfo>, 
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Difference {
     service: ServiceId,
-    /// How they differ, one thing a line.
+    /// The differences, one a line.
     what: Vec<String>,
 }
 
@@ -85,7 +85,7 @@ fn differences(here: &[ServiceInfo], there: &[ServiceInfo]) -> Vec<Difference> {
     differ
 }
 
-/// How a service differs.
+/// The differences of a service.
 fn service(here: &ServiceInfo, there: &ServiceInfo) -> Vec<String> {
     let mut all = Vec::new();
     let (ours, theirs) = (&here.config, &there.config);

@@ -19,7 +19,7 @@ use crate::program::Invocation;
 
 /// Time between two polls.
 const POLL: Duration = Duration::from_millis(500);
-/// How long lvsd may take to have the dataplane do what it was asked.
+/// Longest time that lvsd may take to apply a request to the dataplane.
 const GRACE: Duration = Duration::from_secs(30);
 /// A line of progress at least this often.
 const LINE: Duration = Duration::from_secs(10);
@@ -71,7 +71,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         let Some(info) = target.look()? else {
             writeln!(
                 run.output,
-                "{server} of {} was deleted by somebody else",
+                "{server} of {} was deleted by another program",
                 target.name
             )?;
             return Ok(0);
@@ -81,7 +81,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         // lvsd takes a moment to have the dataplane do what it was asked.
         if info.config.weight != 0 && (target.settled || progress.started.elapsed() >= GRACE) {
             return Err(Trouble::Dataplane(format!(
-                "somebody else has set the weight of {server} to {}",
+                "another program has set the weight of {server} to {}",
                 info.config.weight
             )));
         }
@@ -214,7 +214,7 @@ impl Target {
         )
     }
 
-    /// Gives it its weight again.
+    /// Restores its weight.
     fn undo(
         &mut self,
         run: &mut Invocation<'_>,

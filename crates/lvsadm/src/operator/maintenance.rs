@@ -1,4 +1,4 @@
-//! `lvsadm maintenance` and `lvsadm undrain`: what people want of a server, kept by `lvsd`.
+//! `lvsadm maintenance` and `lvsadm undrain`: operator overrides of a server, kept by `lvsd`.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -93,7 +93,7 @@ pub(super) fn daemon(run: &Invocation<'_>) -> Result<Option<Daemon>, Trouble> {
     Daemon::connect(run.address()).map_err(Trouble::Dataplane)
 }
 
-/// Has the daemon take a wish.
+/// Sends an operator override to the daemon.
 pub(super) fn ask(daemon: &mut Daemon, spec: AdminSpec) -> Result<AdminDone, Trouble> {
     daemon.admin(&spec).map_err(Trouble::Dataplane)
 }
@@ -131,7 +131,7 @@ pub(super) fn spec(target: Target, state: AdminState, words: &Words) -> Result<A
     })
 }
 
-/// The person at the keyboard, as far as that is known.
+/// The local user, if known.
 fn who() -> Option<String> {
     let name = std::env::var("SUDO_USER")
         .or_else(|_| std::env::var("USER"))

@@ -38,7 +38,7 @@ use crate::session::warn;
 
 /// An option of a command.
 pub(crate) struct Flag {
-    /// As it is typed: `--deadline`, `-w`.
+    /// The option as typed: `--deadline`, `-w`.
     pub(crate) name: &'static str,
     /// The name of its argument; empty without one.
     pub(crate) argument: &'static str,
@@ -67,12 +67,12 @@ pub(crate) struct Operator {
     run: fn(&mut Invocation<'_>, &Words) -> Outcome,
 }
 
-/// Why a command failed.
+/// The reason why a command failed.
 #[derive(Debug)]
 pub(crate) enum Trouble {
     /// A wrong command line.
     Usage(String),
-    /// No dataplane to talk to.
+    /// There is no dataplane.
     Absent(String),
     /// The dataplane, or lvsd, refused.
     Dataplane(String),
@@ -224,7 +224,7 @@ pub(crate) fn connect(run: &mut Invocation<'_>) -> Result<Client, Trouble> {
     run.client().map_err(Trouble::Absent)
 }
 
-/// Has the dataplane change something, and prints its warnings.
+/// Requests a change from the dataplane, and prints its warnings.
 pub(crate) fn change(
     run: &mut Invocation<'_>,
     client: &mut Client,

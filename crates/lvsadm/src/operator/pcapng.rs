@@ -1,4 +1,4 @@
-//! The file format pcapng, as far as it takes to write packets with comments.
+//! The part of the file format pcapng that packets with comments need.
 
 use std::io::{self, Write};
 

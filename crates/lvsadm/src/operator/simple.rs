@@ -160,7 +160,7 @@ pub(super) fn sysctl(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     Ok(0)
 }
 
-/// Why the dataplane refused a name or a value.
+/// The reason why the dataplane refused a name or a value.
 fn sysctl_trouble(name: &str, value: Option<&str>, error: Error) -> Trouble {
     let Error::Refused(_) = error else {
         return error.into();

@@ -9,7 +9,7 @@ use super::{Outcome, Trouble, Words, connect, duration};
 use crate::program::Invocation;
 use crate::session::json;
 
-/// Between two looks.
+/// Pause between two checks.
 const PERIOD: Duration = Duration::from_millis(100);
 /// Milliseconds after which a peer counts as silent; it compares every two seconds.
 const UNHEARD: u64 = 4_000;
@@ -64,7 +64,7 @@ fn text(state: &SyncState) -> String {
         ("not understood", state.malformed),
         ("connections that make no sense", state.nonsense),
         ("connections without room", state.no_room),
-        ("told again what was missing", state.repairs),
+        ("replicated again what was missing", state.repairs),
         ("told everything anew", state.told_anew),
         (
             "services that are too many to be compared",
@@ -79,7 +79,7 @@ fn text(state: &SyncState) -> String {
     text
 }
 
-/// Which services differ from those of other directors.
+/// The services that differ from those of peers.
 fn tables(state: &SyncState) -> String {
     let mut text = String::new();
     for (n, info) in state.tables.iter().enumerate() {
@@ -120,7 +120,7 @@ fn comparison(info: &TablesInfo) -> String {
     }
 }
 
-/// Which virtual addresses are announced by routes.
+/// The virtual addresses that are announced by routes.
 fn announced(info: &Info) -> String {
     if info.announced.is_empty() {
         return String::new();
@@ -139,7 +139,7 @@ fn announced(info: &Info) -> String {
     }
     if let Some(ago) = info.announced_ago.filter(|ago| *ago > 3) {
         text.push_str(&format!(
-            "nobody has said for {ago} s which are to be announced: is lvsd gone?\n"
+            "the list of addresses to announce was not renewed for {ago} s: does lvsd run?\n"
         ));
     }
     text
@@ -199,7 +199,7 @@ mod tests {
             "192.0.2.10                              announced\n",
             "2001:db8::10                            leaving: other",
             "192.0.2.11                              withdrawn\n    the host has one already\n",
-            "nobody has said for 12 s",
+            "was not renewed for 12 s",
         ] {
             assert!(said.contains(part), "{part}: {said}");
         }

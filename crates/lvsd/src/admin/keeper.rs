@@ -50,7 +50,7 @@ impl fmt::Debug for Keeper {
 pub struct Kept(Option<oneshot::Receiver<Result<(), String>>>);
 
 impl Kept {
-    /// There is nothing to wait for.
+    /// A keeper without a file, whose writes complete at once.
     pub(super) const fn nowhere() -> Self {
         Self(None)
     }
@@ -183,7 +183,7 @@ pub(super) fn put_aside(path: &Path) -> io::Result<PathBuf> {
         }
     }
     Err(io::Error::other(format!(
-        "there are {ASIDE_MAX} such files; remove those that nobody needs"
+        "there are {ASIDE_MAX} such files; remove the unneeded ones"
     )))
 }
 

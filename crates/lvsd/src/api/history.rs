@@ -18,7 +18,7 @@ const SERVICES_MAX: usize = 4096;
 /// The recorded history.
 #[derive(Debug, Default)]
 pub struct History {
-    /// When, in seconds since 1970.
+    /// Times of the samples, in seconds since 1970.
     times: VecDeque<u64>,
     total: Series,
     services: HashMap<String, Series>,
@@ -43,7 +43,7 @@ struct Point {
     out_bytes: f32,
 }
 
-/// A history as it is told: columns of one length.
+/// A history in the API: columns of one length.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[cfg_attr(test, derive(serde::Deserialize))]
 pub struct Told {
@@ -111,7 +111,7 @@ impl Series {
 }
 
 impl History {
-    /// Takes a point, unless nothing is known of the dataplane yet.
+    /// Records a sample, unless the dataplane has not reported yet.
     pub fn take(&mut self, snapshot: &Snapshot, now: u64) -> bool {
         if snapshot.dataplane().is_none() && snapshot.services().next().is_none() {
             return false;
@@ -155,7 +155,7 @@ impl History {
         true
     }
 
-    /// That of a service, or of everything; nothing for one without.
+    /// The history of a service, or of everything; `None` for a service without one.
     pub fn told(&self, service: Option<&str>) -> Option<Told> {
         let series = match service {
             Some(name) => self.services.get(name)?,
@@ -173,7 +173,7 @@ mod tests {
     use crate::api::overview::tests::snapshot;
 
     #[test]
-    fn of_more_services_than_may_have_a_history_the_first_have_one() {
+    fn history_above_limit_keeps_the_first_services() {
         let mut snapshot = snapshot("web");
         let one = snapshot.status.services[0].clone();
         snapshot.status.services = (0..SERVICES_MAX + 10)

@@ -23,7 +23,7 @@ use super::{Api, routes};
 const HEAD_MAX: usize = 16 << 10;
 /// Headers of a request.
 const HEADERS_MAX: usize = 64;
-/// How long the line and the headers may take.
+/// Longest time that the request line and the headers may take.
 const HEAD_LIMIT: Duration = Duration::from_secs(10);
 /// Listens; a daemon that is started again may, too.
 pub(super) fn bind(address: SocketAddr) -> io::Result<TcpListener> {

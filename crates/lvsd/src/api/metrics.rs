@@ -113,7 +113,7 @@ struct View {
     counts: tally::Counts,
 }
 
-/// A service, as the daemon and the dataplane know it.
+/// The state of a service in the daemon and the dataplane.
 struct Service<'a> {
     status: &'a ServiceStatus,
     dataplane: Option<&'a ServiceInfo>,
@@ -130,7 +130,7 @@ impl<'a> Service<'a> {
         ]
     }
 
-    /// Not 0 while the dataplane has not said: that would be a reset to who reads counters.
+    /// `None` until the dataplane has reported: readers of counters would see a 0 as a reset.
     fn live(&self) -> Option<Counts> {
         self.dataplane.map(|info| info.stats.live)
     }
@@ -365,7 +365,7 @@ impl View {
         }
         out.gauges(
             "lvs_admin_entries",
-            "Wishes of people about servers that hold",
+            "Active operator overrides of servers",
             |out| {
                 for state in [AdminState::Drain, AdminState::Maintenance] {
                     let of = status.admin.iter().filter(|e| e.spec.state == state);
@@ -617,7 +617,7 @@ impl View {
             (
                 "host",
                 "lvs_left_to_host",
-                "Packets left or given back to the host, by the reason",
+                "Packets passed to or reinjected into the host, by the reason",
             ),
             (
                 "kernel",
@@ -646,7 +646,7 @@ impl View {
     fn totals(out: &mut Out<'_>, total: &Counts) -> fmt::Result {
         out.counter(
             "lvs_connections",
-            "Connections of all services, also of those that are gone",
+            "Connections of all services, including removed ones",
             total.conns,
         )?;
         out.counters("lvs_packets", "Packets of all services", |out| {
@@ -676,7 +676,7 @@ impl View {
             .collect();
         out.gauges(
             "lvs_server_up",
-            "Whether the checks of a server succeed; absent if nobody has checked it",
+            "Whether the checks of a server succeed; absent before the first check",
             |out| {
                 for (service, server) in &all {
                     let up = match server.status.health.as_str() {
@@ -745,7 +745,7 @@ impl View {
         )?;
         out.gauges(
             "lvs_server_out_of_service",
-            "Whether people keep a server from new connections",
+            "Whether an operator keeps a server from new connections",
             |out| {
                 for (service, server) in &all {
                     let out_of = server.status.admin != AdminState::Ready;
@@ -862,7 +862,7 @@ fn services_out(out: &mut Out<'_>, services: &[Service<'_>], connected: bool) ->
     )?;
     out.gauges(
         "lvs_service_servers",
-        "Servers of a service in the file, by what their checks say",
+        "Servers of a service in the file, by the result of their checks",
         |out| {
             for service in services {
                 for health in ["up", "suspicious", "down", "unknown", "unchecked"] {

@@ -53,17 +53,17 @@ pub(crate) use peer::{FULL, Peer};
 use places::ConnectionLimits;
 pub(crate) use places::{ConnectionSlot, Holder};
 
-/// For how long what was seen is good enough.
+/// Time for which a snapshot is fresh.
 const FRESH: Duration = Duration::from_millis(500);
-/// How long the daemon's loop may take to say how everything is.
+/// Longest time that the daemon's loop may take to return its status.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Events that are kept for those who ask later.
 const EVENTS_MAX: usize = 1000;
-/// How often wrong tokens are logged.
+/// Period of the log lines about wrong tokens.
 const WRONG_TOKENS: Duration = Duration::from_secs(60);
-/// How long files may take to be taken away.
+/// Longest time that the removal of files may take.
 const ENDING: Duration = Duration::from_secs(3);
-/// How often an address is tried that cannot be listened at.
+/// Pause between two attempts to listen on an address.
 const AGAIN: Duration = Duration::from_secs(5);
 
 /// The HTTP API.
@@ -76,13 +76,13 @@ pub struct Api {
     seen: tokio::sync::Mutex<Option<(Instant, Arc<Snapshot>)>>,
     pages: Pages,
     own: Own,
-    /// When this daemon was started, in milliseconds since 1970: its events count from then on.
+    /// Start of this daemon in milliseconds since 1970: its events count from this time.
     started_ms: u64,
     token: Mutex<Result<Option<Token>, String>>,
     past: Mutex<VecDeque<Arc<Event>>>,
     history: Mutex<History>,
     tally: Arc<Tally>,
-    /// When a wrong token was last logged, and how many came since.
+    /// Time of the last log line about wrong tokens, and number of wrong tokens since.
     wrong_tokens: Mutex<(Option<Instant>, u64)>,
 }
 
@@ -107,7 +107,7 @@ impl Api {
         }
     }
 
-    /// Where the daemon says what its file says.
+    /// The channel on which the daemon publishes the settings of its file.
     pub fn settings(&self) -> watch::Sender<config::Api> {
         self.settings.clone()
     }
@@ -116,7 +116,7 @@ impl Api {
         self.settings.borrow().clone()
     }
 
-    /// A place for a connection, or for a stream. That there is none is counted.
+    /// Takes a slot for a connection, or for a stream. A refusal is counted.
     pub(crate) fn place(&self, holder: Holder) -> Option<ConnectionSlot> {
         let place = self.places.take(holder);
         if place.is_none() {
@@ -154,7 +154,7 @@ impl Api {
         }
     }
 
-    /// Has the daemon change something; what was seen before that is old.
+    /// Requests a change from the daemon, and discards older snapshots.
     pub(crate) async fn change(&self, change: ChangeRequest, who: String) -> Answer {
         let answer = request_change(&self.requests, change, who).await;
         *self.seen.lock().await = None;
@@ -203,7 +203,7 @@ impl Api {
         self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads the token anew.
+    /// Reads the token again.
     fn read_token(&self) {
         let path = self.config().token_file;
         let token = path.as_deref().map(Token::read).transpose();
@@ -231,7 +231,7 @@ impl Served {
     }
 }
 
-/// Does on a thread of its own what the settings say: listens, writes files, remembers.
+/// Applies the settings on a thread of its own: listens, writes files, records the history.
 pub fn start(api: &Arc<Api>, events: &Events, dataplane: &Address) -> Served {
     let (stop, stopped) = oneshot::channel();
     let events = events.listen();
@@ -339,7 +339,7 @@ async fn listen(address: SocketAddr, api: Arc<Api>) {
     }
 }
 
-/// Keeps the last events.
+/// Records the last events.
 async fn remember(api: Arc<Api>, mut events: broadcast::Receiver<Arc<Event>>) {
     loop {
         match events.recv().await {
@@ -356,7 +356,7 @@ async fn remember(api: Arc<Api>, mut events: broadcast::Receiver<Arc<Event>>) {
     }
 }
 
-/// Keeps an hour of health and traffic.
+/// Records an hour of health and traffic.
 async fn sample(api: Arc<Api>) {
     let mut next = Instant::now();
     loop {

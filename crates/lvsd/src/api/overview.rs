@@ -20,10 +20,10 @@ use crate::verdict::{self, ServiceState};
 
 /// Servers that are listed as broken.
 const BROKEN_MAX: usize = 200;
-/// Lines of drift, refusals and wishes that are shown of each.
+/// Greatest number of lines for each of drift, refusals and overrides.
 const LINES_MAX: usize = 100;
 
-/// Everything in brief.
+/// A summary of the status.
 #[derive(Clone, Debug, Serialize)]
 #[cfg_attr(test, derive(serde::Deserialize))]
 #[cfg_attr(test, serde(deny_unknown_fields))]
@@ -36,7 +36,7 @@ pub struct Overview {
     pub version: String,
     /// Its file.
     pub config: String,
-    /// For how many seconds it has run.
+    /// Seconds for which it has run.
     pub uptime: u64,
     /// The last reading of the file.
     pub loaded: LoadStatus,
@@ -58,13 +58,13 @@ pub struct Overview {
     pub rates: Counts,
     /// Milliseconds that checks have waited for their turn at most, lately.
     pub check_lag_ms: u64,
-    /// The first manual changes, in words.
+    /// The first manual changes, as text.
     pub drift: Vec<String>,
-    /// The first changes that the dataplane has refused, in words.
+    /// The first changes that the dataplane has refused, as text.
     pub refused: Vec<String>,
     /// The first overrides of operators.
     pub admin: Vec<AdminEntry>,
-    /// How many lines of these three are not shown.
+    /// Number of lines of these three that are not shown.
     pub left_out: usize,
     /// Servers in the file.
     pub servers: usize,
@@ -93,19 +93,19 @@ pub struct Overview {
 pub struct Broken {
     /// The name of its service.
     pub name: String,
-    /// Which service.
+    /// The service.
     pub service: ServiceId,
     /// Address and port.
     pub server: SocketAddr,
     /// `down` or `suspicious`.
     pub health: String,
-    /// Why.
+    /// The reason.
     pub reason: String,
     /// The remedy, while it is suspicious.
     #[serde(skip_serializing_if = "String::is_empty")]
     #[cfg_attr(test, serde(default))]
     pub fix: String,
-    /// For how many seconds.
+    /// Seconds for which it has been so.
     pub since: Option<u64>,
     /// Its administrative state.
     pub admin: AdminState,
@@ -120,14 +120,14 @@ pub struct Broken {
 pub struct Summary {
     /// Its name in the file.
     pub name: String,
-    /// Which one.
+    /// The service.
     pub service: ServiceId,
-    /// That in words: `tcp 192.0.2.10:80`.
+    /// The address as text: `tcp 192.0.2.10:80`.
     pub address: String,
     /// How it is: `ok`, `suspicious` (clients of a server get no answer), `degraded` (servers are down), or `broken` (it
     /// does not serve as it should).
     pub state: String,
-    /// The faults, in words.
+    /// The faults, as text.
     #[serde(skip_serializing_if = "String::is_empty")]
     #[cfg_attr(test, serde(default))]
     pub trouble: String,
@@ -139,7 +139,7 @@ pub struct Summary {
     pub down: usize,
     /// Servers whose clients get no answer.
     pub suspicious: usize,
-    /// Servers that people keep from new connections.
+    /// Servers that an operator keeps from new connections.
     pub out_of_service: usize,
     /// Active connections.
     pub active: u64,
@@ -154,7 +154,7 @@ pub struct Summary {
 #[cfg_attr(test, derive(serde::Deserialize))]
 #[cfg_attr(test, serde(deny_unknown_fields))]
 pub struct Detail {
-    /// That in words: `tcp 192.0.2.10:80`.
+    /// The address as text: `tcp 192.0.2.10:80`.
     pub address: String,
     /// The state as in `lvsd status`.
     pub status: ServiceStatus,
@@ -164,7 +164,7 @@ pub struct Detail {
     pub dataplane: Option<ServiceInfo>,
 }
 
-/// Everything in brief.
+/// A summary of a snapshot.
 pub fn overview(snapshot: &Snapshot) -> Overview {
     let status = &snapshot.status;
     let seen = &snapshot.found.seen;

@@ -37,12 +37,12 @@ pub(crate) enum Holder {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ConnectionLimits(Arc<Mutex<HashMap<Holder, usize>>>);
 
-/// One of them, given back when it is dropped.
+/// A slot for a connection, released on drop.
 #[derive(Debug)]
 pub(crate) struct ConnectionSlot(ConnectionLimits, Holder);
 
 impl ConnectionLimits {
-    /// Nothing if all are taken, or all of this holder.
+    /// Takes a slot; `None` if all slots, or all slots of this holder, are taken.
     pub(crate) fn take(&self, holder: Holder) -> Option<ConnectionSlot> {
         let holder = match holder {
             Holder::Tcp(ip) => Holder::Tcp(Prefix::source(ip)),
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn one_source_does_not_take_all_places() {
+    fn one_source_cannot_use_all_slots() {
         let places = ConnectionLimits::default();
         let source = |n: u8| Holder::Tcp(IpAddr::from([192, 0, 2, n]));
         let mut held = take_all(&places, source(1));

@@ -18,13 +18,13 @@ use super::Api;
 use crate::config;
 use crate::snapshot::Snapshot;
 
-/// How often it is written.
+/// Period of writing.
 const EVERY: Duration = Duration::from_secs(2);
-/// Of its time, connections take one part in so many.
+/// The inverse of the share of time that writing connections may take.
 const SHARE: u32 = 20;
-/// For how long a dataplane may say nothing.
+/// Longest silence of a dataplane.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// For how long it may list connections.
+/// Longest time of listing connections.
 const LISTING: Duration = Duration::from_secs(10);
 
 /// The files with the daemon's own state, written in each round.
@@ -36,7 +36,7 @@ const FILES: [&str; 4] = [
 ];
 /// The files with the dataplane's connections.
 const CONNECTIONS: [&str; 2] = ["net/ip_vs_conn", "net/ip_vs_conn_sync"];
-/// Where sysctls are.
+/// Directory of the sysctls.
 const SYSCTLS: &str = "sys/net/ipv4/vs";
 
 /// Keeps the tree that the settings name, until `stopped`, and takes it away in the end.
@@ -110,8 +110,8 @@ struct Round {
 }
 
 impl Round {
-    /// Writes the files again, or removes them while no dataplane answers.
-    /// Writes the files, and returns the errors in words.
+    /// Writes the files again, or removes them while no dataplane answers. Returns the errors as
+    /// text.
     fn write(self) -> Vec<String> {
         if !self.snapshot.status.dataplane.connected {
             remove(&self.tree.0);
@@ -206,7 +206,7 @@ impl Round {
     }
 }
 
-/// Why connections are not written.
+/// The reason why connections are not written.
 enum Refused {
     Io(io::Error),
     TooMany,
@@ -216,7 +216,7 @@ enum Refused {
 struct Tree(PathBuf);
 
 impl Tree {
-    /// The files of what the daemon knows.
+    /// Writes the files of the daemon's state.
     fn known(&self, snapshot: &Snapshot) -> io::Result<()> {
         let seen = &snapshot.found.seen;
         let mut texts: [String; FILES.len()] = Default::default();
@@ -233,7 +233,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Puts a file in the place of the old one as a whole.
+    /// Replaces a file as a whole.
     fn put(&self, name: &str, text: &str) -> io::Result<()> {
         let file = self.0.join(name);
         let (Some(directory), Some(base)) = (file.parent(), file.file_name()) else {
@@ -275,7 +275,7 @@ impl Tree {
     }
 }
 
-/// Takes the files away, and directories that are empty then; nothing else.
+/// Removes the files, and directories that are empty then; nothing else.
 fn remove(path: &Path) {
     let tree = Tree(path.to_owned());
     tree.without(&FILES);

@@ -71,7 +71,7 @@ const ASSETS: [(&str, &str, &[u8]); 6] = [
 
 type Reply = Response<Either<Full<Bytes>, Stream>>;
 
-/// Why something is not done: the code, and what to do.
+/// The HTTP status of a refusal, and the fix.
 #[derive(Debug)]
 struct Refusal(StatusCode, String);
 
@@ -101,11 +101,11 @@ struct Message {
 #[derive(Serialize)]
 #[cfg_attr(test, derive(Deserialize))]
 pub(super) struct Whoami {
-    /// How changes are signed that say nothing else.
+    /// Default author of changes.
     who: String,
-    /// It may change things.
+    /// Whether the client may make changes.
     may_change: bool,
-    /// Why not, and what to do.
+    /// The reason for the refusal, and the fix.
     #[serde(skip_serializing_if = "String::is_empty", default)]
     why: String,
 }
@@ -114,7 +114,7 @@ pub(super) struct Whoami {
 #[derive(Serialize)]
 #[cfg_attr(test, derive(Deserialize))]
 pub(super) struct Past {
-    /// When the daemon was started that has counted them, in milliseconds since 1970.
+    /// Start of the daemon that has counted them, in milliseconds since 1970.
     started_ms: u64,
     /// In their order.
     events: Vec<Event>,
@@ -282,7 +282,7 @@ async fn show(api: &Arc<Api>, head: &Parts, peer: &Peer) -> Result<Reply, Refusa
             let snapshot = snapshot().await?;
             if !snapshot.status.dataplane.connected && !snapshot.status.dataplane.idle {
                 return Err(Refusal::unavailable(
-                    "no dataplane answers; the log of lvsd says why".to_owned(),
+                    "no dataplane answers; see the log of lvsd for the reason".to_owned(),
                 ));
             }
             json(&serde_json::json!({ "dataplane": snapshot.status.dataplane.connected }))
@@ -398,7 +398,7 @@ async fn authorize(api: &Api, head: &Parts, peer: &Peer) -> Result<String, Refus
             )),
             (Err(_), _) => Err(Refusal::new(
                 StatusCode::FORBIDDEN,
-                "the token of lvsd cannot be used; its log says why and what to do",
+                "the token of lvsd cannot be used; see its log for the reason and the fix",
             )),
         }
     };

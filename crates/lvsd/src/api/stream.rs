@@ -34,7 +34,7 @@ impl Body for Stream {
     }
 }
 
-/// Tells `events` for as long as the client reads. `place` is given back then.
+/// Sends `events` for as long as the client reads. Then it releases `place`.
 pub(super) fn tell(
     events: broadcast::Receiver<Arc<Event>>,
     deadline: Deadline,

@@ -142,7 +142,7 @@ fn description() -> Value {
     serde_json::from_str(routes::OPENAPI).expect("JSON")
 }
 
-/// How a value differs from a schema, as far as the description uses schemas.
+/// The difference of a value from a schema, for the features of schemas that the description uses.
 fn differs(root: &Value, schema: &Value, value: &Value, at: &str) -> Vec<String> {
     if let Some(reference) = schema["$ref"].as_str() {
         let target = reference
@@ -667,7 +667,8 @@ async fn connections_above_the_limit_are_refused_and_counted() {
     accepting.abort();
 }
 
-/// The last thousand, whatever they are about; whoever is more than 4,096 behind misses some.
+/// The log keeps the last thousand events of any kind; a reader that is more than 4,096 behind
+/// misses some.
 #[tokio::test]
 async fn event_log_keeps_a_bounded_number_of_last_events() {
     let (api, _deeds) = api("web");

@@ -19,7 +19,7 @@ pub(super) fn connect(dataplane: &Address) -> Result<Client, String> {
     })
 }
 
-/// Has the daemon read its file again; nothing if it cannot be asked.
+/// Requests a reload from the daemon; does nothing if there is none.
 pub(super) fn reload(dataplane: &Address, force: bool) -> Result<Option<Reloaded>, String> {
     let Some(mut client) = starting::connect_daemon(dataplane)? else {
         return Ok(None);

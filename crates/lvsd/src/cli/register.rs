@@ -33,7 +33,7 @@ pub(super) struct Register {
     lease: u64,
 }
 
-/// Registers a server until a signal says that it is over, as `[cluster]` in the file says.
+/// Registers a server until a signal arrives, as `[cluster]` in the file requires.
 pub(super) fn run(file: &Path, register: &Register) -> Result<(), String> {
     let (config, _) = Config::load(file).map_err(|error| error.to_string())?;
     let cluster = config.cluster.ok_or_else(|| {
@@ -57,7 +57,7 @@ pub(super) fn run(file: &Path, register: &Register) -> Result<(), String> {
     for (option, name) in [("--pool", &register.pool), ("--id", id)] {
         if !Cluster::is_name(name) {
             return Err(format!(
-                "{option} takes 1 to 128 characters without blanks and slashes"
+                "{option} takes 1 to 128 characters without whitespace and slashes"
             ));
         }
     }
@@ -115,7 +115,7 @@ async fn keep(cluster: &Cluster, key: &str, value: &str, lease: Duration) -> Res
     }
 }
 
-/// Keeps a key at a member until that fails; why it does.
+/// Renews a key at a member until that fails; returns the reason.
 async fn stay(
     client: &mut Client,
     held: &mut Option<i64>,

@@ -20,7 +20,7 @@ use crate::clock::Now;
 use crate::config::Announce;
 use crate::watchdog::{Pulse, TURN_LIMIT};
 
-/// Between two questions whether the dataplane is ready.
+/// Pause between two queries whether the dataplane is ready.
 const PERIOD: Duration = Duration::from_millis(100);
 /// The interval at which an unchanged announcement is sent again.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -32,9 +32,9 @@ pub(crate) enum Ability {
     Unknown,
     /// The service has its quorum.
     Quorum,
-    /// It has not, and the sorry server serves.
+    /// The service lacks its quorum, and the sorry server serves.
     Sorry,
-    /// It has not.
+    /// The service lacks its quorum.
     None,
 }
 
@@ -53,10 +53,10 @@ pub(crate) fn standing(services: &[Ability]) -> Option<Standing> {
     }
 }
 
-/// When a maintenance began.
+/// Time at which a maintenance began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Began {
-    /// So many seconds after boot.
+    /// Seconds after boot.
     At(u64),
     /// Before this boot, or at an unknown time.
     Earlier,

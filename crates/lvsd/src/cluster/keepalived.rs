@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn without_the_table_there_is_nothing_to_print() {
+    fn keepalived_config_without_vrrp_table_is_an_error() {
         let why = text(&Config::default(), &[]).unwrap_err();
         assert!(why.contains("no [vrrp]"), "{why}");
     }

@@ -20,7 +20,7 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    /// One that begins now.
+    /// A maintenance that begins now.
     pub(super) fn begin(who: Option<String>, why: Option<String>, now: Now) -> Self {
         Self {
             wish: Maintenance {

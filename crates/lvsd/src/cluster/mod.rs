@@ -42,7 +42,7 @@ pub use maintenance::path as maintenance_path;
 use readiness::Readiness;
 use track::Fitness;
 
-/// How often it is seen whether the track file is as it was written.
+/// Period of the checks of the track file.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// The name of the instance in keepalived's configuration and messages.
@@ -53,9 +53,9 @@ pub const INSTANCE: &str = "lvs";
 pub struct ClusterPaths {
     /// The dataplane.
     pub dataplane: Address,
-    /// Where is kept that the director is in maintenance.
+    /// Path of the file that records maintenance of the director.
     pub maintenance: PathBuf,
-    /// Beats as long as the daemon's loop goes on.
+    /// Heartbeat of the daemon's loop.
     pub turns: Pulse,
 }
 
@@ -88,11 +88,11 @@ struct Running {
     /// The last state from keepalived, also if an earlier daemon received it.
     state: State,
     written: Option<i16>,
-    /// Why the track file was not written.
+    /// The error of the last write of the track file.
     trouble: Option<String>,
-    /// When the track file is looked at.
+    /// Times at which the track file is checked.
     looks: Interval,
-    /// Another process had changed it at the last look.
+    /// Whether another process had changed it at the last check.
     meddled: bool,
 }
 
@@ -162,7 +162,7 @@ impl Cluster {
         }
     }
 
-    /// The changes of addresses that are announced by routes, in words.
+    /// The changes of addresses that are announced by routes, as text.
     fn take_announced(&mut self) -> Vec<String> {
         let Some(announcer) = &mut self.announcer else {
             return Vec::new();
@@ -224,7 +224,7 @@ impl Cluster {
         }
     }
 
-    /// Takes the news as events, in words.
+    /// Takes the news as events, as text.
     pub(crate) fn take(&mut self) -> Vec<(&'static str, String)> {
         let vrrp = self.take_vrrp().map(|words| ("vrrp", words));
         let announced = self.take_announced().into_iter();
@@ -241,7 +241,7 @@ impl Cluster {
             running.keep();
             match now {
                 State::Master => "keepalived: this director is active",
-                State::Backup => "keepalived: this director stands by",
+                State::Backup => "keepalived: this director is standby",
                 State::Fault => "keepalived: this director cannot be active",
                 State::Stopped | State::Unknown => {
                     "keepalived has stopped: this director is not active"
@@ -374,7 +374,7 @@ impl Cluster {
         let mut warnings = Vec::new();
         if self.maintenance.is_some() && vrrp.is_none() && announce.is_none() {
             warnings.push(
-                "nothing follows the maintenance: the file has neither [vrrp] nor services with vip = \"announce\", whoever moves the addresses has to ask `lvsd maintenance status`"
+                "nothing follows the maintenance: the file has neither [vrrp] nor services with vip = \"announce\": the program that moves the addresses must query `lvsd maintenance status`"
                     .to_owned(),
             );
         }
@@ -420,7 +420,7 @@ impl Running {
         make_directory_of(&path);
         if let Err(error) = replace(&path, self.state.word().as_bytes(), 0o600) {
             tracing::warn!(
-                "cannot keep what keepalived said in {}: {error}; an lvsd that is started again gives the addresses up until keepalived says more",
+                "cannot store keepalived's report in {}: {error}; a restarted lvsd releases the addresses until keepalived reports again",
                 path.display()
             );
         }
@@ -437,7 +437,7 @@ impl Running {
         }
         if meddled && !self.meddled {
             tracing::warn!(
-                "somebody has removed or changed the track file {}; {value} is written again",
+                "another process has removed or changed the track file {}; {value} is written again",
                 path.display()
             );
         }
@@ -450,7 +450,7 @@ impl Running {
         make_directory_of(path);
         let error = replace(path, format!("{value}\n").as_bytes(), 0o644).err()?;
         Some(format!(
-            "cannot write the track file {}: {error}; keepalived goes on with the last number",
+            "cannot write the track file {}: {error}; keepalived continues with the last number",
             path.display()
         ))
     }
@@ -529,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn without_vrrp_addresses_are_the_dataplanes() {
+    fn addresses_without_vrrp_are_the_dataplanes() {
         assert!(Cluster::recall(None).may_own());
     }
 

@@ -7,12 +7,12 @@ use lvs_api::{Address, Client};
 use lvs_core::api::{Call, SyncState};
 use tokio::sync::watch;
 
-/// Between two questions.
+/// Pause between two queries.
 const PERIOD: Duration = Duration::from_millis(100);
 /// A dataplane that does not answer for this time is assumed not to forward packets.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How the dataplane stands.
+/// Readiness of the dataplane.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Readiness {
     pub(super) ready: bool,

@@ -16,11 +16,11 @@ pub(super) const UNFIT: i16 = -254;
 /// The fitness of a director to be active.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fitness {
-    /// It has received the connections of its peers.
+    /// Whether it has received the connections of its peers.
     pub(super) ready: bool,
     /// All its services have their quorum.
     pub(super) quorum: bool,
-    /// It is in maintenance.
+    /// Whether it is in maintenance.
     pub(super) maintenance: bool,
 }
 

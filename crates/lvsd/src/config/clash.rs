@@ -17,18 +17,18 @@ pub(crate) struct Taken<P> {
     owners: HashMap<IpAddr, (VipMode, P)>,
     /// By protocol and address, within which they may overlap.
     many: HashMap<(Protocol, IpAddr), Vec<(ManyPorts, P)>>,
-    /// By the mark that stands for them.
+    /// Services with many ports, by their mark.
     marks: HashMap<u32, (ManyPorts, P)>,
 }
 
-/// Why two services exclude each other.
+/// The reason why two services exclude each other.
 #[derive(Debug)]
 pub(crate) struct Clash<P> {
     pub(crate) title: String,
     pub(crate) help: &'static str,
     /// The position of the other service, and the message for it.
     pub(crate) first: (P, &'static str),
-    /// It is about `vip`, and not about the address.
+    /// Whether it concerns `vip`, not the address.
     pub(crate) about_vip: bool,
 }
 
@@ -44,7 +44,7 @@ impl<P> Default for Taken<P> {
 }
 
 impl<P: Clone> Taken<P> {
-    /// Takes a service, whose address stands at `address` and whose `vip` at `vip`.
+    /// Adds a service, whose address is at `address` and whose `vip` at `vip`.
     pub(crate) fn take(&mut self, service: &Service, address: P, vip: P) {
         self.ids.insert(service.id, address.clone());
         if let Some(many) = &service.ports {
@@ -58,7 +58,7 @@ impl<P: Clone> Taken<P> {
         }
     }
 
-    /// Why a service cannot be beside those that were taken.
+    /// The conflicts of a service with the accepted services.
     pub(crate) fn clashes(&self, service: &Service) -> Vec<Clash<P>> {
         let all = [
             self.same(service),
@@ -108,7 +108,7 @@ impl<P: Clone> Taken<P> {
         })
     }
 
-    /// One address cannot be the dataplane's and the host's at once.
+    /// Checks that an address is not the dataplane's and the host's at the same time.
     fn owner(&self, service: &Service) -> Option<Clash<P>> {
         let address = service.virtual_ip()?;
         if service.vip == VipMode::Auto {

@@ -22,7 +22,7 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// As it is now.
+    /// The present facts of the host.
     pub fn read() -> Self {
         let file = std::fs::read_to_string("/etc/group").ok();
         Self {

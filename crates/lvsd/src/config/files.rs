@@ -171,7 +171,7 @@ mod tests {
         for (part, words) in [
             ("[[service]]\nadress = 1\n", "b.toml:2:1"),
             ("[[service]\n", "not valid TOML"),
-            ("x = 1\n", "`x` stands in no table"),
+            ("x = 1\n", "`x` is in no table"),
             (
                 "[sysctl]\nsync_version = 0\n",
                 "[sysctl] belongs into the main file",
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_cannot_be_read_are_not_taken_for_none() {
+    fn unreadable_parts_are_an_error() {
         let directory = tempfile::tempdir().unwrap();
         let (main, parts) = (
             directory.path().join("lvsd.toml"),

@@ -1,4 +1,4 @@
-//! Whether a server can serve a service, as far as its address decides that.
+//! Checks whether the address of a server permits it in a service.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,7 +7,7 @@ use lvs_core::{Family, Forwarding};
 
 use super::check::virtual_address;
 
-/// Why a server cannot serve a service.
+/// The reason why a server cannot serve a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unfit {
     pub(crate) title: String,

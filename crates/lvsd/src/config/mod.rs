@@ -62,19 +62,19 @@ pub struct Config {
     pub sync: Option<Vec<SyncDaemon>>,
     /// If set, the dataplane owns the virtual addresses only while keepalived is active.
     pub vrrp: Option<Vrrp>,
-    /// How names of servers are looked up.
+    /// Settings of the look-ups of servers' names.
     pub lookups: Lookups,
     /// The connection to etcd, which directors share.
     pub cluster: Option<Cluster>,
     /// The connection to Kubernetes.
     pub kubernetes: Option<kubernetes::Settings>,
-    /// How addresses are announced by routes.
+    /// Settings of the announcement of addresses by routes.
     pub announce: Announce,
     /// Sysctls to set, name and value.
     pub sysctls: Vec<(String, String)>,
     /// Rules that give packets firewall marks, in the dataplane's words.
     pub marks: Vec<String>,
-    /// Whose new connections services take, all of them; `None` leaves the dataplane's.
+    /// The global filter of new connections; `None` keeps the dataplane's filter.
     pub filter: Option<SourceFilter>,
     /// The services, in the order of the file.
     pub services: Vec<Service>,
@@ -85,15 +85,15 @@ pub struct Config {
 /// `discover` of a service: the source of further servers, and their settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Discovery {
-    /// Where they come from.
+    /// The source of the servers.
     pub source: Source,
-    /// The line where that stands.
+    /// Its line.
     pub line: usize,
     /// The port of servers that come without one.
     pub port: u16,
     /// Their settings in the dataplane, with the weight of servers that come without one.
     pub config: ServerConfig,
-    /// How their health is found out.
+    /// The health check.
     pub check: Option<Check>,
 }
 
@@ -115,23 +115,22 @@ pub struct Daemon {
     pub notify: Vec<String>,
     /// The user and the group that it runs as.
     pub notify_user: Option<(u32, u32)>,
-    /// Time after which that program is ended; `None` for [`Self::NOTIFY_TIMEOUT`].
+    /// Time after which that program is killed; `None` for [`Self::NOTIFY_TIMEOUT`].
     pub notify_timeout: Option<Duration>,
 }
 
 /// `[api]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Api {
-    /// Where HTTP is answered.
+    /// Addresses on which HTTP is served.
     pub listen: Vec<SocketAddr>,
-    /// Names under which it is asked, besides those of this host.
+    /// Permitted values of `Host`, besides the names of this host.
     pub allowed_hosts: Vec<String>,
-    /// Where the token is that allows changes over TCP.
+    /// Path of the file with the token that allows changes over TCP.
     pub token_file: Option<PathBuf>,
     /// The directory of a tree like `/proc`.
     pub procfs: Option<PathBuf>,
-    /// It lists connections while there are at most so many; `None` for
-    /// [`Self::PROCFS_CONNECTIONS`].
+    /// Greatest number of connections that it lists; `None` for [`Self::PROCFS_CONNECTIONS`].
     pub procfs_connections: Option<usize>,
     /// With the dashboard.
     pub dashboard: bool,
@@ -157,7 +156,7 @@ impl Daemon {
     pub const MAX_REMOVE: u8 = 50;
     /// The default time limit of the notification program.
     pub const NOTIFY_TIMEOUT: Duration = Duration::from_secs(10);
-    /// So few servers may always go.
+    /// Number of servers that a change may always remove.
     const FEW: usize = 10;
 
     /// Whether a reload may leave `after` of `before` servers.
@@ -189,7 +188,7 @@ pub struct Dataplane {
     pub profile: Option<String>,
     /// The dataplane owns every VIP.
     pub own_vips: bool,
-    /// Addresses that stand for clients with full NAT, and hairpin; `None` leaves the dataplane's.
+    /// Local addresses of full NAT, and hairpin; `None` keeps the dataplane's.
     pub local: Option<LocalPool>,
     /// Application helpers.
     pub helpers: Vec<String>,
@@ -234,7 +233,7 @@ pub struct Dataplane {
 pub struct Vrrp {
     /// The interface for VRRP advertisements.
     pub interface: String,
-    /// Which of them belong together.
+    /// The number that directors of one cluster share.
     pub router_id: u8,
     /// Before this director's state is added.
     pub priority: u8,
@@ -244,9 +243,9 @@ pub struct Vrrp {
     pub peers: Vec<IpAddr>,
     /// The addresses that the host has while it is active.
     pub addresses: Vec<HostAddress>,
-    /// Where keepalived reads how able this director is.
+    /// Path of the track file, from which keepalived reads the readiness of this director.
     pub track_file: PathBuf,
-    /// Where keepalived writes whether it is active.
+    /// Path of the FIFO into which keepalived writes whether it is active.
     pub fifo: PathBuf,
 }
 
@@ -267,12 +266,12 @@ impl Vrrp {
     pub(crate) const PRIORITY_ENOUGH: i64 = 1 - (Self::MAINTENANCE + Self::BELOW_QUORUM) as i64;
 }
 
-/// How addresses are announced by routes.
+/// Settings of the announcement of addresses by routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Announce {
-    /// How long other directors are preferred before an address is withdrawn, in maintenance.
+    /// Time in maintenance in which other directors are preferred before an address is withdrawn.
     pub drain: Duration,
-    /// How long the dataplane continues to announce without messages from lvsd.
+    /// Time that the dataplane continues to announce without messages from lvsd.
     pub hold: Duration,
 }
 
@@ -292,22 +291,22 @@ pub struct HostAddress {
     pub ip: IpAddr,
     /// Bits of its network.
     pub len: u8,
-    /// Where it is; keepalived's own choice is the interface of the advertisements.
+    /// Its interface; keepalived's default is the interface of the advertisements.
     pub device: Option<String>,
 }
 
 /// The peers that replicate connections with this director.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peers {
-    /// Where they are.
+    /// Their addresses.
     pub addresses: Vec<String>,
     /// File with the key that they share.
     pub key_file: String,
-    /// Where they connect to.
+    /// The address on which this director accepts them.
     pub listen: Option<String>,
-    /// How long to wait at first for those that cannot be reached.
+    /// Longest wait at the start for unreachable peers.
     pub wait: Option<Duration>,
-    /// How long their services and servers may differ.
+    /// Longest time that their services and servers may differ.
     pub alarm: Option<Duration>,
 }
 
@@ -420,7 +419,7 @@ impl Dataplane {
     }
 }
 
-/// Whose address a VIP is.
+/// The owner of a VIP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum VipMode {
     /// The dataplane's, unless the host has it when the file is loaded.
@@ -448,7 +447,7 @@ pub enum OnCheckFailure {
 /// `[[service]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
-    /// The line where it stands, from 1.
+    /// Its line, from 1.
     pub line: usize,
     /// Name in logs.
     pub name: String,
@@ -456,35 +455,34 @@ pub struct Service {
     pub id: ServiceId,
     /// Its settings in the dataplane.
     pub config: ServiceConfig,
-    /// The ports that its mark stands for, where it has many.
+    /// The ports of its mark, if it has many.
     pub ports: Option<ManyPorts>,
-    /// Whose address the VIP is.
+    /// The owner of the VIP.
     pub vip: VipMode,
-    /// Whose new connections it takes.
+    /// The filter of its new connections.
     pub filter: SourceFilter,
-    /// How the daemon serves it itself; `None` if a dataplane does.
+    /// Proxy settings, if lvsd serves it; `None` if a dataplane does.
     pub proxy: Option<proxy::Options>,
     /// The action on a server whose check fails.
     pub on_check_failure: OnCheckFailure,
     /// Weight 0 keeps new connections from a server, and they go to the others.
     pub quiesces_at_zero: bool,
-    /// How long a server that has left the file may keep its connections.
+    /// Time that a server that has left the file may keep its connections.
     pub drain: Duration,
-    /// How many servers it needs.
+    /// Number of servers that it requires.
     pub quorum: Quorum,
     /// The action on its VIP below the quorum.
     pub below_quorum: BelowQuorum,
     /// Its servers are down until a check has passed, also where they serve when the daemon
     /// starts.
     pub alpha: bool,
-    /// It goes when the daemon ends.
+    /// Whether it is removed when the daemon ends.
     pub omega: bool,
-    /// Percentage of its servers of which at least so many are up; below it all are taken to be.
-    /// 0 for none.
+    /// Least percentage of its servers that are up; below it, all count as up. 0 for no minimum.
     pub min_share: u8,
     /// The server that replaces the others below the quorum.
     pub sorry: Option<Server>,
-    /// Where further servers come from.
+    /// Source of further servers.
     pub discovery: Option<Discovery>,
     /// The list of servers is incomplete: the dataplane may have servers that belong to it. Always
     /// false for the file alone.
@@ -499,9 +497,9 @@ pub struct Service {
 /// `down`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quorum {
-    /// From so many on.
+    /// Number of servers from which on the service has its quorum.
     pub up: u32,
-    /// Below so many no longer; at most `up`.
+    /// Number of servers below which it loses its quorum; at most `up`.
     pub down: u32,
 }
 
@@ -514,7 +512,7 @@ impl Default for Quorum {
 /// The action on the VIP of a service below its quorum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BelowQuorum {
-    /// The dataplane goes on owning it.
+    /// The dataplane continues to own it.
     #[default]
     Keep,
     /// The dataplane gives it up, so that another director can have it.
@@ -532,7 +530,7 @@ impl Service {
         }
     }
 
-    /// Counts its lines behind so many others.
+    /// Adds `by` to its line numbers.
     pub(crate) fn move_lines(&mut self, by: usize) {
         self.line += by;
         if let Some(discovery) = &mut self.discovery {
@@ -552,13 +550,13 @@ impl Service {
 /// `[[service.server]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Server {
-    /// The line where it stands, from 1.
+    /// Its line, from 1.
     pub line: usize,
     /// Address and port.
     pub address: SocketAddr,
     /// Its settings in the dataplane while it is healthy.
     pub config: ServerConfig,
-    /// How its health is found out; without it, it is taken to be healthy.
+    /// The health check; without it, the server counts as healthy.
     pub check: Option<Check>,
 }
 
@@ -666,10 +664,10 @@ impl Config {
     }
 }
 
-/// Why a file gave no configuration.
+/// The reason why a file has no configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read {path}: {source}; {}", cure(source))]
     Read {
         /// The file.
@@ -677,7 +675,7 @@ pub enum LoadError {
         /// The error of the system.
         source: std::io::Error,
     },
-    /// It is not UTF-8, as TOML is.
+    /// The file is not UTF-8, which TOML requires.
     #[error(
         "{path}, line {line}: byte {offset} of the file (0x{byte:02x}) is not UTF-8, as TOML has to be; \
          convert it (`iconv -f ISO-8859-1 -t UTF-8`), or put back the file that was meant if this is not text"
@@ -692,7 +690,7 @@ pub enum LoadError {
         /// Its value.
         byte: u8,
     },
-    /// It is wrong.
+    /// The configuration is invalid.
     #[error("{0}")]
     Refused(Box<Report>),
 }

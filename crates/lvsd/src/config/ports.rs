@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn one_port_is_an_ordinary_service() {
+    fn range_of_one_port_is_an_ordinary_service() {
         for text in [
             "192.0.2.10:80",
             "[fd00::1]:443",

@@ -24,26 +24,26 @@ pub(super) struct RawConfig {
     pub(super) dataplane: RawDataplane,
     /// Connections are replicated between directors.
     pub(super) sync: RawSync,
-    /// The virtual addresses move between directors, as keepalived's VRRP says.
+    /// The virtual addresses move between directors by keepalived's VRRP.
     pub(super) vrrp: Option<Spanned<RawVrrp>>,
-    /// How names of servers are looked up.
+    /// Look-ups of servers' names.
     pub(super) dns: Option<Spanned<RawDns>>,
     /// The services and servers that directors share in etcd.
     pub(super) cluster: Option<Spanned<RawCluster>>,
     /// The Services of Kubernetes that directors serve.
     pub(super) kubernetes: Option<Spanned<RawKubernetes>>,
-    /// How addresses of services with `vip = "announce"` are announced by routes.
+    /// Announcement of addresses of services with `vip = "announce"` by routes.
     pub(super) announce: Option<Spanned<RawAnnounce>>,
     /// Sysctls under the kernel's names (`/proc/sys/net/ipv4/vs/`).
     pub(super) sysctl: BTreeMap<Spanned<String>, Spanned<Scalar>>,
     pub(super) service: Vec<Spanned<RawService>>,
     /// Keys that services have unless they set their own; merged into each service as a table.
     pub(super) defaults: RawDefaults,
-    /// The same table as text, for services of etcd.
+    /// The `[defaults]` table as text, for services of etcd.
     #[serde(skip)]
     pub(super) defaults_text: String,
     pub(super) mark: Vec<Spanned<RawMark>>,
-    /// For all services.
+    /// Filter of all services.
     pub(super) filter: Option<Spanned<RawFilter>>,
 }
 
@@ -64,11 +64,11 @@ pub(super) struct RawDaemon {
     /// Manual changes to services of lvsd are undone or only reported: `revert` or `report`.
     /// Default: `revert`.
     pub(super) manual_changes: Option<Spanned<String>>,
-    /// Program, and its arguments, that is told of events. Default: none.
+    /// Program, and its arguments, that receives events. Default: none.
     pub(super) notify: Option<Spanned<OneOrMore>>,
     /// User that it runs as. Default: `nobody`.
     pub(super) notify_user: Option<Spanned<String>>,
-    /// Time after which that program is ended. Default: 10s.
+    /// Time after which that program is killed. Default: 10s.
     pub(super) notify_timeout: Option<Spanned<RawDuration>>,
 }
 
@@ -85,7 +85,7 @@ pub(super) struct RawApi {
     pub(super) token_file: Option<Spanned<String>>,
     /// Directory of a tree like `/proc`, with `net/ip_vs`. Default: none.
     pub(super) procfs: Option<Spanned<String>>,
-    /// It has `net/ip_vs_conn` while there are at most so many connections. Default: 100000.
+    /// Greatest number of connections that `net/ip_vs_conn` lists. Default: 100000.
     pub(super) procfs_connections: Option<Spanned<Whole>>,
     /// Whether `listen` serves the dashboard. Default: true.
     pub(super) dashboard: Option<bool>,
@@ -108,16 +108,17 @@ pub(super) struct RawDataplane {
     /// Group, by name or number, whose members may change things over the control socket. Default:
     /// none.
     pub(super) group: Option<Spanned<String>>,
-    /// Group whose members, and nobody else without that right, may look. Default: everybody may.
+    /// Group whose members may read; other users need the right to make changes. Default: all
+    /// users.
     pub(super) readers: Option<Spanned<String>>,
-    /// How long the dataplane may say nothing until it is ended and replaced. Default: 10s.
+    /// Time without an answer after which the dataplane is killed and replaced. Default: 10s.
     pub(super) hang_limit: Option<Spanned<RawDuration>>,
     /// `kernel` or `modern`. Default: `kernel`.
     pub(super) profile: Option<Spanned<String>>,
     /// The dataplane owns the address of every service, also of those typed by hand. Default: false.
     pub(super) own_vips: Option<bool>,
-    /// Addresses that stand for clients towards servers with `forward = "fullnat"`: the host's, or
-    /// ones that the dataplane answers for. Default: those that the dataplane was started with.
+    /// Local addresses towards servers with `forward = "fullnat"`: the host's, or addresses that
+    /// the dataplane answers for. Default: the dataplane's.
     pub(super) local_addresses: Option<Spanned<OneOrMore>>,
     /// NAT translates both ends where replies would not come back here. Default: false.
     pub(super) hairpin: Option<Spanned<bool>>,
@@ -125,11 +126,10 @@ pub(super) struct RawDataplane {
     pub(super) helper: Option<Spanned<OneOrMore>>,
     /// Echo requests to addresses that the dataplane owns: `answer` or `drop`. Default: `answer`.
     pub(super) echo: Option<Spanned<String>>,
-    /// Where requests to services must be routed back to: `off`, `loose` or `strict`. Default:
-    /// `off`.
+    /// Reverse-path check of requests to services: `off`, `loose` or `strict`. Default: `off`.
     pub(super) reverse_path: Option<Spanned<String>>,
-    /// Whether established connections are forwarded by the kernel fast path: `off`, `auto` or `on`.
-    /// Default: `auto`, and nobody is told to mend it if it is not possible.
+    /// Whether the kernel fast path forwards established connections: `off`, `auto` or `on`.
+    /// Default: `auto`, without a warning if the host does not support it.
     pub(super) fast_path: Option<Spanned<String>>,
     /// Whether a process holds connections, should the dataplane be killed: `off`, `auto` or `on`.
     /// Default: `off`.
@@ -207,28 +207,29 @@ pub(super) struct RawSyncPeers {
     pub(super) mismatch_alarm_after: Option<Spanned<RawDuration>>,
 }
 
-/// `[vrrp]`: the virtual addresses move between directors, as keepalived says.
+/// `[vrrp]`: the virtual addresses move between directors by keepalived's VRRP.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawVrrp {
-    /// Interface on which the directors hear each other. Required.
+    /// Interface of the directors' advertisements. Required.
     pub(super) interface: Option<Spanned<String>>,
-    /// Which directors belong together, 1 to 255. Required.
+    /// Number that the directors of one cluster share, 1 to 255. Required.
     pub(super) router_id: Option<Spanned<Whole>>,
     /// 1 to 254. The same on all: then nothing moves without need. Default: 200.
     pub(super) priority: Option<Spanned<Whole>>,
     /// Time between two advertisements; three that are missed mean a director is gone. Default:
     /// 300ms.
     pub(super) advert: Option<Spanned<RawDuration>>,
-    /// Addresses of the other directors, where they do not hear each other by multicast. Default:
-    /// none.
+    /// Addresses of the other directors, for networks without multicast. Default: none.
     pub(super) peers: Option<Spanned<OneOrMore>>,
     /// Addresses that the host has while this director is active, such as the servers' gateway:
     /// `10.0.0.254/24 dev eth1`. Default: none.
     pub(super) host_addresses: Option<Spanned<OneOrMore>>,
-    /// Where keepalived is told how able this director is. Default: /run/lvs/vrrp.track.
+    /// File from which keepalived reads the readiness of this director. Default:
+    /// /run/lvs/vrrp.track.
     pub(super) track_file: Option<Spanned<String>>,
-    /// Where keepalived tells whether this director is active. Default: /run/lvs/vrrp.fifo.
+    /// FIFO into which keepalived writes whether this director is active. Default:
+    /// /run/lvs/vrrp.fifo.
     pub(super) fifo: Option<Spanned<String>>,
 }
 
@@ -265,10 +266,9 @@ pub(super) struct RawCluster {
     pub(super) user: Option<Spanned<String>>,
     /// File with the password of that user. Required with `user`.
     pub(super) password_file: Option<Spanned<String>>,
-    /// Name of this director among the others. Default: that of the host.
+    /// Name of this director among the others. Default: the host's.
     pub(super) director: Option<Spanned<String>>,
-    /// Time after which a director that says nothing is taken for gone, in whole seconds. Default:
-    /// 10s.
+    /// Time without a renewal after which etcd removes a director, in whole seconds. Default: 10s.
     pub(super) lease: Option<Spanned<RawDuration>>,
     /// Time after which a member that does not answer counts as gone, and the next one is asked.
     /// Default: 3s.
@@ -301,7 +301,7 @@ pub(super) struct RawKubernetes {
     pub(super) default_class: Option<bool>,
     /// Namespace and name of the Lease of the director that writes addresses. Default: `lvsd/lvsd`.
     pub(super) lease: Option<Spanned<String>>,
-    /// Name of this director among the others. Default: that of the host.
+    /// Name of this director among the others. Default: the host's.
     pub(super) director: Option<Spanned<String>>,
     /// Time after which the API server counts as gone if it does not answer. Default: 5s.
     pub(super) timeout: Option<Spanned<RawDuration>>,
@@ -359,7 +359,7 @@ pub(super) struct RawService {
     /// `192.0.2.10:*`; or an array of them. This or `fwmark` is required.
     #[serde(rename = "address")]
     pub(super) addresses: Option<Spanned<Addresses>>,
-    /// One of them: a service with several stands here once for each.
+    /// One address: a service with several is listed once for each.
     #[serde(skip)]
     pub(super) address: Option<Spanned<String>>,
     /// `tcp`, `udp` or `sctp`. Default: `tcp`.
@@ -373,15 +373,15 @@ pub(super) struct RawService {
     /// `sh-fallback`, `sh-port`, `mh-fallback`, `mh-port`, `flag-1`, `flag-2`, `flag-3`. Default:
     /// none.
     pub(super) scheduler_flags: Option<Vec<Spanned<String>>>,
-    /// Schedule each UDP datagram by itself. Default: false.
+    /// Schedule each UDP datagram separately. Default: false.
     pub(super) one_packet: Option<Spanned<bool>>,
     /// Keep a client on its server. Default: off.
     pub(super) persistence: Option<Spanned<RawPersistence>>,
     /// `nat`, `dr`, `tun`, `fullnat` or `proxy`. Required here or at every server.
     pub(super) forward: Option<Spanned<String>>,
-    /// How it is proxied. Default: plainly.
+    /// Settings of a proxied service. Default: no header of the PROXY protocol.
     pub(super) proxy: Option<Spanned<RawProxy>>,
-    /// Whose address the VIP is: `own`, `host`, `announce` or `auto`. Default: `auto`.
+    /// Owner of the VIP: `own`, `host`, `announce` or `auto`. Default: `auto`.
     pub(super) vip: Option<Spanned<String>>,
     /// Health check of every server: a table, or `"none"`. Default: none, with a warning.
     pub(super) check: Option<Spanned<RawCheck>>,
@@ -392,7 +392,7 @@ pub(super) struct RawService {
     /// The action on the connections of a server that is removed: `kernel`, `reset`,
     /// `reschedule` or `drop`. Default: `kernel`.
     pub(super) on_server_down: Option<Spanned<String>>,
-    /// How long a server that has left the file may keep its connections. Default: 30s.
+    /// Time that a server that has left the file may keep its connections. Default: 30s.
     pub(super) drain: Option<Spanned<RawDuration>>,
     /// Servers that it needs: a number, or a table. Default: 1.
     pub(super) quorum: Option<Spanned<RawQuorum>>,
@@ -412,7 +412,7 @@ pub(super) struct RawService {
     pub(super) slow_start: Option<Spanned<RawDuration>>,
     /// The limits of the service. Default: no limits.
     pub(super) limits: Option<RawLimits>,
-    /// Whose new connections it takes. Default: everybody's.
+    /// Sources of accepted new connections. Default: all sources.
     pub(super) filter: Option<Spanned<RawFilter>>,
     /// Source of further servers: `{ dns = "_http._tcp.example.org" }`, `{ etcd = "web" }`.
     /// Default: none.
@@ -464,11 +464,11 @@ pub(super) struct RawProxy {
     /// The header that tells servers the client's address: `v1` or `v2` of the PROXY protocol.
     /// Default: none.
     pub(super) send: Option<Spanned<String>>,
-    /// Clients say first for whom they speak, by the PROXY protocol. Default: false.
+    /// Clients send a header of the PROXY protocol first. Default: false.
     pub(super) accept: Option<Spanned<bool>>,
-    /// How long a connection to a server may take. Default: 5s.
+    /// Longest time of a connection attempt to a server. Default: 5s.
     pub(super) connect_timeout: Option<Spanned<RawDuration>>,
-    /// How long nothing may move. Default: 15m, of datagrams 5m.
+    /// Longest time without data. Default: 15m, of datagrams 5m.
     pub(super) idle_timeout: Option<Spanned<RawDuration>>,
 }
 
@@ -476,13 +476,13 @@ pub(super) struct RawProxy {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawFilter {
-    /// Networks whose connections are taken. Default: none.
+    /// Networks whose connections are accepted. Default: none.
     pub(super) allow: Option<Spanned<OneOrMore>>,
     /// Networks whose connections are refused. Default: none.
     pub(super) deny: Option<Spanned<OneOrMore>>,
-    /// Files with more of the former. Default: none.
+    /// Files with further accepted networks. Default: none.
     pub(super) allow_file: Option<Spanned<OneOrMore>>,
-    /// Files with more of the latter. Default: none.
+    /// Files with further refused networks. Default: none.
     pub(super) deny_file: Option<Spanned<OneOrMore>>,
 }
 
@@ -514,9 +514,9 @@ pub(super) enum RawPassive {
 /// `quorum = 2`, or `quorum = { up = 3, down = 2 }`.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum RawQuorum {
-    /// Both.
+    /// The same number for `up` and `down`.
     Number(Whole),
-    /// Each.
+    /// A number for each of them.
     Table(RawQuorumTable),
 }
 
@@ -557,7 +557,8 @@ impl RawTarget {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawPersistence {
-    /// How long a client is remembered after its last new connection. Default: `6m`, as ipvsadm's.
+    /// Time that a client is remembered after its last new connection. Default: `6m`, as with
+    /// ipvsadm.
     pub(super) timeout: Option<Spanned<RawDuration>>,
     /// Which clients count as one: a dotted mask (IPv4) or a prefix length. Default: each address
     /// on its own.
@@ -570,8 +571,8 @@ pub(super) struct RawPersistence {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawServer {
-    /// Address and port; without a port, the service's, and where that has many, the one that the
-    /// client asked for. Required.
+    /// Address and port; without a port, the service's. With many ports, the destination port of
+    /// the client. Required.
     pub(super) address: Option<Spanned<String>>,
     /// 0 to 2147483647; 0 takes no new connections. Default: 1.
     pub(super) weight: Option<Spanned<Whole>>,
@@ -613,7 +614,7 @@ pub(super) struct RawTunnelTable {
 /// `check = { ... }` or `check = "none"`.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum RawCheck {
-    /// The string, whatever it says.
+    /// Any string.
     Word(String),
     /// The table.
     Table(Box<RawCheckTable>),
@@ -631,14 +632,14 @@ pub(super) struct RawCheckTable {
     pub(super) timeout: Option<Spanned<RawDuration>>,
     /// Good checks in a row that bring a server back. Default: 2.
     pub(super) rise: Option<Spanned<Whole>>,
-    /// Failed checks in a row that take it out. Default: 3.
+    /// Failed checks in a row after which the server is down. Default: 3.
     pub(super) fall: Option<Spanned<Whole>>,
     /// Time between the starts of two checks while their results speak against what is known.
     /// Default: a fifth of `interval`.
     pub(super) fast_interval: Option<Spanned<RawDuration>>,
     /// Percentage by which each interval varies. Default: 5.
     pub(super) jitter: Option<Spanned<Whole>>,
-    /// On which way the check goes: `server` or `service`. Default: `server`.
+    /// Path of the check: `server`, or `service` through the VIP. Default: `server`.
     pub(super) via: Option<Spanned<String>>,
     /// Whether a suspicious server is taken out; or attempts of clients to connect, in a row, after which it is asked at
     /// once. Default: `false`.
@@ -666,7 +667,7 @@ impl RawCheckTable {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawMark {
-    /// Interface that the packets come in on. Default: any.
+    /// Interface on which the packets arrive. Default: any.
     pub(super) interface: Option<Spanned<String>>,
     /// Address or network that they come from. Default: any.
     pub(super) source: Option<Spanned<String>>,
@@ -679,9 +680,9 @@ pub(super) struct RawMark {
     pub(super) ports: Option<Spanned<Scalar>>,
     /// The mark that they get, 1 to 4294967295; this, `drop` or `host` is required.
     pub(super) mark: Option<Spanned<Whole>>,
-    /// They are discarded.
+    /// The packets are discarded.
     pub(super) drop: Option<Spanned<bool>>,
-    /// They are left to the host.
+    /// The packets are passed to the host.
     pub(super) host: Option<Spanned<bool>>,
 }
 

@@ -24,8 +24,8 @@ pub(super) const NOWHERE: Range<usize> = usize::MAX..usize::MAX;
 /// Services of a file. Each takes some kilobytes, however few bytes it has in the file.
 pub(crate) const SERVICES_MAX: usize = 100_000;
 
-/// Reads `text`, as far as possible, and reports the errors in it. `defaults` is the text of a table
-/// for all services; one in `text` replaces it.
+/// Reads all valid parts of `text`, and reports its errors. `defaults` is the text of a table for
+/// all services; such a table in `text` replaces it.
 pub(super) fn shape(text: &str, defaults: &str) -> (Option<RawConfig>, Findings) {
     let tree = match syntax::parse(text) {
         Ok(tree) => tree,
@@ -72,7 +72,7 @@ pub(super) fn part(text: &str) -> Findings {
                 Diagnostic::error(key.span(), format!("[{name}] belongs into the main file"))
                     .help("a file of conf.d has [[service]] and [[mark]] only")
             }
-            _ => Diagnostic::error(key.span(), format!("`{name}` stands in no table"))
+            _ => Diagnostic::error(key.span(), format!("`{name}` is in no table"))
                 .help("a file of conf.d has [[service]] and [[mark]] only"),
         };
         reader.findings.push(finding);
@@ -103,7 +103,8 @@ pub(super) fn remote(text: &str) -> Result<(), String> {
     }
     match table.values().any(|value| runs_programs(value.get_ref())) {
         true => Err(
-            "checks with type = \"exec\" run programs here: they stand in files only".to_owned(),
+            "checks with type = \"exec\" run programs here: they are permitted in files only"
+                .to_owned(),
         ),
         false => Ok(()),
     }
@@ -314,7 +315,7 @@ impl<'a> Reader<'a> {
         self.read_in(&mut value)
     }
 
-    /// As [`read`](Self::read); removes the invalid parts from `value`.
+    /// Reads as [`read`](Self::read); removes the invalid parts from `value`.
     fn read_in<T: Deserialize<'a>>(&mut self, value: &mut Spanned<DeValue<'a>>) -> Option<T> {
         // Every round removes something, and there are no more of them than keys that `T` has.
         loop {
@@ -489,7 +490,7 @@ fn take_array<'a>(table: &mut DeTable<'a>, name: &'a str) -> Vec<Spanned<DeValue
     }
 }
 
-/// The same for the entries of a table.
+/// Reads the entries of a table in the same way.
 fn take_table<'a>(
     table: &mut DeTable<'a>,
     name: &'a str,

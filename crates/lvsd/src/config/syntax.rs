@@ -1,4 +1,4 @@
-//! Errors of syntax in TOML, in words that lead to the cause.
+//! Syntax errors in TOML, with texts that lead to the cause.
 
 use std::ops::Range;
 

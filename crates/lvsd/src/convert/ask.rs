@@ -11,7 +11,7 @@ use landlock::{
 };
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How long keepalived may take to print.
+/// Longest time that keepalived may take to print.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Time between two looks at it.
 const LOOK: Duration = Duration::from_millis(20);

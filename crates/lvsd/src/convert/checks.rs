@@ -71,7 +71,7 @@ const TIMEOUT_MAX: f64 = 600.0;
 /// The most failures that take a server out.
 const FALL_MAX: f64 = 1000.0;
 
-/// Why `warmup` is lost.
+/// The reason why `warmup` is lost.
 pub(super) const WARMUP: &str =
     "first checks are not delayed; a server is not used before its first check";
 
@@ -106,7 +106,7 @@ pub(super) fn depth(check: &Check) -> u8 {
     }
 }
 
-/// No check.
+/// The absence of a check.
 pub(super) fn none() -> Check {
     Check::from([("none", String::new())])
 }
@@ -202,11 +202,11 @@ pub(super) fn keepalived(item: &Item, context: &Context<'_>, lost: &mut Vec<Stri
             lost.push(item.lost_of(
                 name,
                 match item.name() {
-                    "nb_get_retry" => "keepalived passes over it here, too",
+                    "nb_get_retry" => "keepalived ignores it here, too",
                     "warmup" => WARMUP,
                     "alpha" => "set `start_down` of the service",
                     "log_all_failures" => "`lvsd status` has the last reason",
-                    _ => "there is no counterpart",
+                    _ => "lvsd has no equivalent",
                 },
             ));
         }
@@ -303,7 +303,7 @@ fn instead(item: &Item, kind: &str, mut check: Check, why: &str, lost: &mut Vec<
     none()
 }
 
-/// How often, and for how long.
+/// Interval and timeout of checks.
 fn rhythm(item: &Item, around: &[&Item], check: &mut Check) {
     // The last number that keepalived takes, of the innermost block that has one.
     let last = |block: &Item, name: &str, of_check: bool| {
@@ -388,7 +388,7 @@ fn pages(item: &Item, around: &[&Item], check: &mut Check, lost: &mut Vec<String
                 }
                 "regex" => match changes_meaning(url) {
                     Some(word) => lost.push(
-                        item.lost_of(name, &format!("it would be another check without `{word}`")),
+                        item.lost_of(name, &format!("without `{word}` the check would differ")),
                     ),
                     None => {
                         let regex = item.escaped().into_iter().next().unwrap_or_default();
@@ -406,7 +406,7 @@ fn pages(item: &Item, around: &[&Item], check: &mut Check, lost: &mut Vec<String
                 "virtualhost" => own = Some(item.word(1).to_owned()),
                 "digest" => lost.push(item.lost_of(name, "pages are not compared by their digest")),
                 "" => {}
-                _ => lost.push(item.lost_of(name, "there is no counterpart")),
+                _ => lost.push(item.lost_of(name, "lvsd has no equivalent")),
             }
         }
         if url.find("path").is_none() {
@@ -543,7 +543,7 @@ fn mail(item: &Item, check: &mut Check, lost: &mut Vec<String>) {
             .iter()
             .filter(|item| item.name() != "connect_port")
         {
-            lost.push(item.lost_of(name, "there is no counterpart"));
+            lost.push(item.lost_of(name, "lvsd has no equivalent"));
         }
     }
 }

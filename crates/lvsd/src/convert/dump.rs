@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::keepalived::{following, range};
 
-/// Addresses that ranges may stand for.
+/// Greatest number of addresses in ranges.
 const ROOM: usize = super::ADDRESSES_MAX;
 
 /// Services by name, `192.0.2.1:80 tcp` or `mark 7 ipv4`.

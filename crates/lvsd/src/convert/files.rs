@@ -5,7 +5,7 @@ use std::path::{Component, Path, PathBuf};
 
 use super::LENGTH_MAX;
 
-/// Patterns that braces may stand for, and files that a pattern may name.
+/// Greatest number of patterns from braces, and of files of a pattern.
 const MATCHES_MAX: usize = 1024;
 
 /// The text of a file.
@@ -62,7 +62,7 @@ fn braces(pattern: &str) -> Result<Vec<String>, String> {
     while let Some(next) = open.pop() {
         if done.len() + open.len() >= MATCHES_MAX {
             return Err(format!(
-                "its braces stand for more than {MATCHES_MAX} names"
+                "its braces expand to more than {MATCHES_MAX} names"
             ));
         }
         match first_braces(&next) {
@@ -103,7 +103,7 @@ fn first_braces(text: &str) -> Option<(&str, Vec<&str>, &str)> {
     None
 }
 
-/// The paths that a pattern without braces stands for.
+/// The paths that match a pattern without braces.
 pub(super) fn glob(directory: &Path, pattern: &str) -> Result<Vec<PathBuf>, String> {
     let mut paths = vec![directory.to_owned()];
     for component in Path::new(pattern).components() {
@@ -178,7 +178,7 @@ fn fits(pattern: &[char], name: &[char]) -> bool {
     }
 }
 
-/// How much of a pattern a character fits.
+/// Number of bytes of a pattern that match a character.
 fn one(pattern: &[char], c: char) -> Option<usize> {
     match pattern {
         ['?', ..] => Some(1),
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn file_that_is_too_long_is_refused_and_not_cut() {
+    fn too_long_file_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("long.conf");
         let file = std::fs::File::create(&path).unwrap();

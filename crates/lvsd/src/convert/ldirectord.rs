@@ -43,7 +43,7 @@ struct Settings {
 }
 
 impl Settings {
-    /// Takes a line; false if it is none of these.
+    /// Reads a line; false if it has another key.
     fn take(&mut self, key: &str, value: &str, said: &Said, lost: &mut Vec<String>) -> bool {
         let number = digits(value).parse::<f64>().ok();
         let number = number.filter(|n| *n > 0.0 && n.is_finite());
@@ -142,8 +142,8 @@ pub(super) fn read(text: &str) -> Read {
     }
 }
 
-/// A line below `virtual` as ldirectord reads it: `#` begins a comment within quotes as well, and a
-/// tab is four blanks.
+/// A line below `virtual` in ldirectord's syntax: `#` begins a comment within quotes as well, and a
+/// tab is four spaces.
 fn below_virtual(line: &str) -> Cow<'_, str> {
     let end = line.find('#').unwrap_or(line.len());
     match line[..end].contains('\t') {
@@ -152,7 +152,7 @@ fn below_virtual(line: &str) -> Cow<'_, str> {
     }
 }
 
-/// A line without the comment that stands behind a value.
+/// A line without the comment after its value.
 fn without_comment(line: &str) -> &str {
     let (mut quoted, mut blank) = (false, true);
     for (at, c) in line.char_indices() {
@@ -174,19 +174,19 @@ fn no(value: &str) -> bool {
     value.eq_ignore_ascii_case("no") || value.eq_ignore_ascii_case("off")
 }
 
-/// The first part of a value that consists of such characters; empty if there is none.
+/// The first part of a value that consists of such characters; empty without one.
 pub(super) fn first(value: &str, is_part: fn(char) -> bool) -> &str {
     let rest = value.find(is_part).map_or("", |start| &value[start..]);
     let end = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
     &rest[..end]
 }
 
-/// The first word of a value, whatever stands around it.
+/// The first word of a value.
 pub(super) fn word(value: &str) -> &str {
     first(value, |c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// The first digits of a value, whatever stands around them.
+/// The first digits of a value.
 fn digits(value: &str) -> &str {
     first(value, |c| c.is_ascii_digit())
 }
@@ -197,7 +197,7 @@ pub(super) fn quoted(value: &str) -> Option<&str> {
     inner.rfind('"').map(|end| &inner[..end])
 }
 
-/// Why e-mail is lost.
+/// The reason why e-mail is lost.
 const MAIL: &str = "lvsd sends no e-mail: use `notify` in [lvsd]";
 
 fn global(key: &str, value: &str, said: &Said, globals: &mut Settings, lost: &mut Vec<String>) {
@@ -374,7 +374,7 @@ impl Building {
                 return;
             }
             "login" | "passwd" | "database" | "secret" => "no check of lvsd's logs in to a server",
-            "load" | "ignorecase" => "there is no counterpart",
+            "load" | "ignorecase" => "lvsd has no equivalent",
             "fallbackcommand" => "see `notify` in [lvsd], for all events of all services",
             "emailalert" | "emailalertfreq" | "emailalertstatus" | "smtp" => MAIL,
             "comment" => "it is for e-mail, which lvsd does not send",

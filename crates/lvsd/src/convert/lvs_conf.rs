@@ -63,7 +63,7 @@ pub(super) fn read(text: &str) -> Read {
             | "RUN_REALSERVERS_CONF" => {
                 lose("addresses and routes are the host's (`lvsadm realserver-setup`)");
             }
-            _ => lose("there is no counterpart"),
+            _ => lose("lvsd has no equivalent"),
         }
     }
     for service in &mut services {

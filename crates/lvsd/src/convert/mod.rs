@@ -79,14 +79,14 @@ pub fn kind(name: &str, text: &str) -> Option<SourceFormat> {
 pub const LENGTH_MAX: u64 = 16 << 20;
 /// Files that may be included, and how deep.
 const INCLUDES_MAX: usize = 256;
-/// Addresses that ranges and groups may stand for.
+/// Greatest number of addresses in ranges and groups.
 const ADDRESSES_MAX: usize = 65_536;
 
-/// The files that an `include` of a file in this directory stands for, each with its name and text;
-/// or why there are none.
+/// The files of an `include` of a file in this directory, each with its name and text; or the
+/// reason why they are missing.
 pub type Include<'a> = &'a dyn Fn(&Path, &str) -> Result<Vec<(String, String)>, String>;
 
-/// How a file is read.
+/// Settings of reading a file.
 pub struct Options<'a> {
     /// Reads included files of keepalived.
     pub include: Include<'a>,
@@ -214,7 +214,7 @@ fn begin(name: &str, local_addresses: &[IpAddr]) -> String {
     toml
 }
 
-/// Why nothing came of a file, of which this was lost.
+/// The reason why a file gave no result, and the lost parts.
 fn nothing(name: &str, lost: &[String]) -> String {
     /// Statements that are listed.
     const TOLD: usize = 3;
@@ -249,7 +249,7 @@ fn join_twins(services: &mut Vec<Service>) {
     *services = joined;
 }
 
-/// Leaves each address and mark to the first service that has it.
+/// Removes each address and mark from all services but the first one that has it.
 fn without_twins(services: &mut Vec<Service>, lost: &mut Vec<String>) {
     let mut seen: HashMap<(String, String), String> = HashMap::new();
     services.retain_mut(|service| {
@@ -284,7 +284,7 @@ fn without_twins(services: &mut Vec<Service>, lost: &mut Vec<String>) {
     });
 }
 
-/// Leaves each name to the first service that has it.
+/// Makes names unique: the first service keeps its name.
 fn unique_names(services: &mut [Service]) {
     let mut seen = HashSet::new();
     for service in services {
@@ -300,7 +300,7 @@ fn unique_names(services: &mut [Service]) {
     }
 }
 
-/// Takes out servers that are virtual servers: their packets would go round.
+/// Removes servers that are virtual servers: their packets would loop.
 fn without_loops(services: &mut [Service]) {
     let mut all: HashMap<IpAddr, HashSet<u16>> = HashMap::new();
     for at in services.iter().flat_map(Service::endpoints) {

@@ -112,7 +112,7 @@ impl Negotiation {
     /// Adds the request of this protocol to `check`, which has its intervals already.
     ///
     /// # Errors
-    /// If there is no counterpart, as text.
+    /// If lvsd has no equivalent, as text.
     pub(super) fn negotiate(
         &self,
         mut check: Check,
@@ -122,7 +122,7 @@ impl Negotiation {
         let kind = match protocol {
             "http" | "https" | "smtp" | "dns" => protocol,
             "submission" => "smtp",
-            other => return Err(format!("service={other}: there is no counterpart")),
+            other => return Err(format!("service={other}: lvsd has no equivalent")),
         };
         let mut lost = Vec::new();
         check.insert("type", quote(kind));
@@ -222,7 +222,7 @@ impl Negotiation {
     /// The check by a program, which gets the virtual and the real address and port.
     ///
     /// # Errors
-    /// If there is no counterpart, as text.
+    /// If lvsd has no equivalent, as text.
     pub(super) fn external(
         &self,
         mut check: Check,

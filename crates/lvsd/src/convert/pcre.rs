@@ -10,7 +10,7 @@ use std::str::Chars;
 /// The end of the text, or before the newline at it.
 const END: &str = r"(?:\n?\z)";
 
-/// Why an expression is refused.
+/// The reason why an expression is refused.
 type Why = String;
 
 /// The expression for the crate `regex` that matches the same texts.
@@ -37,7 +37,7 @@ pub(super) fn converted(regex: &str, caseless: bool) -> Result<String, Why> {
 struct Reader<'a> {
     rest: Peekable<Chars<'a>>,
     out: String,
-    /// Something in it means bytes, where the crate means characters.
+    /// Whether a part of it counts bytes, where the crate counts characters.
     by_bytes: bool,
     /// `$` matches at the end of each line.
     lines: bool,
@@ -182,7 +182,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// The byte that an escape stands for.
+    /// The byte of an escape sequence.
     fn code(&mut self, c: char) -> Result<u8, Why> {
         Ok(match c {
             'n' => b'\n',
@@ -330,7 +330,7 @@ impl Reader<'_> {
     /// The next member of a class. The bytes of a character beyond ASCII are added at once, as each
     /// of them is a member.
     fn members(&mut self, class: &mut String) -> Result<Option<Member>, Why> {
-        let c = self.rest.next().ok_or("a class does not end")?;
+        let c = self.rest.next().ok_or("a character class is not closed")?;
         Ok(Some(match c {
             '[' if matches!(self.rest.peek(), Some(':' | '.' | '=')) => {
                 let mut ahead = self.rest.clone();
@@ -351,7 +351,7 @@ impl Reader<'_> {
                 Member::Set(format!("[:{name}:]"))
             }
             '\\' => {
-                let c = self.rest.next().ok_or("a class does not end")?;
+                let c = self.rest.next().ok_or("a character class is not closed")?;
                 match c {
                     'd' | 'D' | 'w' | 'W' | 's' | 'S' => {
                         self.by_bytes = true;
@@ -393,7 +393,7 @@ impl Reader<'_> {
 /// Signs of the crate that have a meaning in a class, beside those that have one everywhere.
 const IN_CLASS: &str = "#&-~";
 
-/// Adds a byte that stands for itself; `more` signs have a meaning there.
+/// Adds a literal byte; `more` signs have a meaning there.
 fn push_byte(out: &mut String, byte: u8, more: &str) {
     match byte {
         b'\n' => out.push_str("\\n"),
@@ -421,7 +421,7 @@ mod tests {
             .is_match(text)
     }
 
-    /// Each was asked of Perl.
+    /// The expected results are Perl's.
     #[test]
     fn pcre_expression_matches_the_same_texts() {
         let all: [(&str, &[u8], &[u8]); 32] = [
@@ -522,7 +522,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn pcre_expression_of_any_text_does_not_panic(text in "\\PC{0,40}", caseless: bool) {
+        fn pcre_parser_accepts_any_text(text in "\\PC{0,40}", caseless: bool) {
             let _ = converted(&text, caseless);
         }
     }

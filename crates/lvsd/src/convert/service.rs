@@ -14,7 +14,7 @@ pub(super) type Keys = BTreeMap<&'static str, String>;
 /// A service.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Service {
-    /// Where it is in its file.
+    /// Its position in its file.
     pub(super) at: String,
     pub(super) addresses: Vec<String>,
     pub(super) fwmark: Option<(u32, bool)>,
@@ -31,7 +31,7 @@ pub(super) struct Service {
 /// A quorum by weight.
 #[derive(Clone, Debug)]
 pub(super) struct Quorum {
-    /// Where it is in its file.
+    /// Its position in its file.
     pub(super) at: String,
     pub(super) quorum: u64,
     pub(super) hysteresis: u64,
@@ -40,18 +40,18 @@ pub(super) struct Quorum {
 /// A server for the time below the quorum.
 #[derive(Clone, Debug)]
 pub(super) struct Sorry {
-    /// Where it is in its file, and as what.
+    /// Its position in its file, and its kind.
     pub(super) said: String,
     pub(super) ip: IpAddr,
     pub(super) port: Option<u16>,
-    /// Of its own.
+    /// Its own keys.
     pub(super) keys: Keys,
 }
 
 /// A server.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Server {
-    /// Where it is in its file.
+    /// Its position in its file.
     pub(super) at: String,
     pub(super) address: String,
     pub(super) keys: Keys,
@@ -122,7 +122,7 @@ impl Service {
         }
     }
 
-    /// Leaves of servers with one address the first.
+    /// Keeps the first of several servers with one address.
     pub(super) fn without_twins(&mut self) {
         let ports: HashSet<u16> = self.endpoints().map(|at| at.port()).collect();
         let only = ports.iter().next().copied().filter(|_| ports.len() == 1);
@@ -142,7 +142,7 @@ impl Service {
         self.addresses.iter().filter_map(|text| text.parse().ok())
     }
 
-    /// Takes the servers of another service for the same addresses.
+    /// Adds the servers of another service for the same addresses.
     pub(super) fn join(&mut self, other: Self) {
         self.lost.push(format!(
             "{}: there is a virtual server for these addresses ({}): the servers are added to that one, as with \
@@ -333,7 +333,7 @@ impl Server {
         }
     }
 
-    /// Takes its port, which its own check goes on to ask.
+    /// Takes its port, which its own check keeps.
     pub(super) fn take_port(&mut self) {
         let Some(at) = self.endpoint() else {
             return;
@@ -352,7 +352,7 @@ impl Server {
 pub(super) struct Needed {
     pub(super) up: usize,
     pub(super) down: usize,
-    /// It does not matter which servers they are.
+    /// Whether the numbers are right for any choice of servers.
     pub(super) exact: bool,
     /// All servers together have as much weight.
     pub(super) within: bool,
@@ -393,7 +393,7 @@ pub(super) fn asks_a_port(check: &BTreeMap<&'static str, String>) -> bool {
     kind.is_some_and(|kind| kind != "\"ping\"" && kind != "\"exec\"")
 }
 
-/// Stands for the port of the server in the command of a check.
+/// Placeholder for the port of the server in the command of a check.
 const PORT: &str = "\"{port}\"";
 
 /// Whether the check runs a program and passes the port of the server to it.
@@ -403,7 +403,7 @@ fn names_port(check: &Keys) -> bool {
         .is_some_and(|command| command.contains(PORT))
 }
 
-/// Tells the program of a check this port, whatever the server's.
+/// Sets this port in the command of a check, whatever the server's.
 pub(super) fn fix_port(check: &mut Keys, port: u16) {
     if let Some(command) = check.get_mut("command") {
         *command = command.replace(PORT, &quote(&port.to_string()));
@@ -471,7 +471,7 @@ pub(super) fn scheduler(word: &str) -> Result<&'static str, String> {
     let about = BUILT_IN.iter().find(|about| about.name == word);
     about
         .map(|about| about.name)
-        .ok_or_else(|| format!("scheduler {word}: there is none of this name; wlc is used"))
+        .ok_or_else(|| format!("scheduler {word}: unknown scheduler; wlc is used"))
 }
 
 /// A port by number, or by one of the names that such files have.

@@ -131,7 +131,7 @@ fn groups_of_a_file_have_a_common_bound() {
 }
 
 #[test]
-fn macros_have_bounds() {
+fn macros_above_limits_are_refused() {
     let server = "virtual_server 192.0.2.1 80 {\n real_server 10.0.0.1 80 {\n }\n}\n";
     let lost = |macros: &str| {
         let text = format!("{macros}\n{server}");
@@ -186,7 +186,7 @@ fn ranges_of_a_file_have_a_common_bound() {
 }
 
 #[test]
-fn keepalived() {
+fn keepalived_file_is_converted() {
     let (done, config) = converted(SourceFormat::Keepalived, KEEPALIVED);
     assert_eq!(config.services.len(), 4 + 1);
     let web = &config.services[0];
@@ -362,7 +362,7 @@ fn each_check_of_ldirectord_has_its_counterpart() {
 }
 
 #[test]
-fn ldirectord() {
+fn ldirectord_file_is_converted() {
     let text = "checktimeout=3\ncheckinterval=1\nquiescent=yes\nlogfile=\"local0\"\n\
              virtual=192.0.2.10:http\n\
              \treal=10.0.0.11:80 gate 5\n\treal=10.0.0.12->10.0.0.14:80 gate\n\
@@ -388,7 +388,7 @@ fn ldirectord() {
 }
 
 #[test]
-fn lvs_conf() {
+fn lvs_conf_file_is_converted() {
     let text = "#lvs_nat.conf\nLVS_TYPE=VS_NAT\nINITIAL_STATE=on\nVIP=eth0:110 192.168.1.110 255.255.255.255 192.168.1.110\n\
              DIP=eth0 192.168.1.9 192.168.1.0 255.255.255.0 192.168.1.255\n\
              SERVICE=t telnet rr 10.1.1.2:telnet 10.1.1.3\nSERVICE=u 53 wlc 10.1.1.2:53,3\n";
@@ -403,7 +403,7 @@ fn lvs_conf() {
 }
 
 #[test]
-fn twins_are_joined_and_loops_left_out() {
+fn services_with_one_address_are_joined_and_loops_left_out() {
     let text = "virtual_server 192.0.2.1 80 { protocol TCP\n real_server 192.0.2.1 80 { weight 1 }\nreal_server 10.0.0.1 80 { weight 1 }\n}\n";
     let (done, config) = converted(SourceFormat::Keepalived, &text.repeat(2));
     assert_eq!(
@@ -429,7 +429,7 @@ fn twins_are_joined_and_loops_left_out() {
     );
 }
 
-/// `keepalived -t` of keepalived 2.2.7 says the same of each.
+/// `keepalived -t` of keepalived 2.2.7 agrees on each.
 #[test]
 fn keepalived_defaults_are_converted() {
     let servers = |config: &Config| -> Vec<String> {
@@ -624,7 +624,7 @@ fn ldirectord_defaults_are_converted() {
 
 /// A server of a mark has no port, so that it is whatever listens at its address.
 #[test]
-fn loops_by_way_of_a_mark_are_left_out() {
+fn loops_through_a_mark_are_left_out() {
     let (done, config) = converted(
         SourceFormat::Keepalived,
         "virtual_server 192.0.2.1 80 {\n protocol TCP\n real_server 10.0.0.1 80 {\n }\n}\n\
@@ -700,7 +700,7 @@ fn long_word_is_not_repeated_whole() {
 }
 
 #[test]
-fn quorum_of_servers_has_as_much_weight() {
+fn quorum_of_servers_equals_quorum_of_weights() {
     use super::service::servers_of_quorum;
     let needed = |weights: &[u64], quorum, hysteresis| {
         let needed = servers_of_quorum(weights, quorum, hysteresis);
@@ -733,9 +733,9 @@ fn file_kinds_are_distinguished() {
 }
 
 proptest! {
-    /// Nothing panics, and what comes out is TOML that `lvsd` reads as far as words go.
+    /// The converter never panics, and its result is TOML that `lvsd` parses.
     #[test]
-    fn anything_goes(
+    fn converter_accepts_any_text(
         words in proptest::collection::vec(
             prop_oneof![
                 "[a-z0-9.:{}=,!#\"\n\\-> \t]{0,12}",
@@ -1052,8 +1052,8 @@ fn statement_behind_another_one_is_named_and_other_blocks_keep_their_lines() {
                 real_server 10.0.0.1 80 { weight 7 inhibit_on_failure\nTCP_CHECK { connect_port 81 retry 4 } } }\n";
     let (done, _) = converted(SourceFormat::Keepalived, text);
     for named in [
-        "inhibit_on_failure: keepalived passes over",
-        "retry 4: keepalived passes over",
+        "inhibit_on_failure: keepalived ignores",
+        "retry 4: keepalived ignores",
     ] {
         assert!(
             done.lost.iter().any(|lost| lost.contains(named)),
@@ -1065,7 +1065,7 @@ fn statement_behind_another_one_is_named_and_other_blocks_keep_their_lines() {
 }
 
 #[test]
-fn check_that_is_lost_is_named_so_before_another_one() {
+fn lost_check_is_reported_before_its_replacement() {
     for checks in [
         "BFD_CHECK {\nname b\n}\nPING_CHECK {\n}",
         "PING_CHECK {\n}\nFILE_CHECK {\n}",
@@ -1083,7 +1083,7 @@ fn check_that_is_lost_is_named_so_before_another_one() {
 
 /// ldirectord 1.186 has these ports of checks.
 #[test]
-fn server_without_port_is_asked_at_the_port_of_its_kind_of_service() {
+fn server_without_port_is_checked_at_the_port_of_its_kind_of_service() {
     for (text, expected, named) in [
         (
             "virtual=192.0.2.1:8080\n\tservice=http\n\tREAL",

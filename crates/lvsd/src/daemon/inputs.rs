@@ -85,7 +85,7 @@ impl<P: Prober> Inputs<P> {
         drained || self.unheard() != before
     }
 
-    /// Passes the dataplane's view of the servers to the checks.
+    /// Reports the dataplane's view of the servers to the checks.
     fn inform_checks(&mut self, found: &Found) {
         let serving = found.servers.iter().filter(|(_, seen)| seen.weight > 0);
         let serving = serving.map(|((_, server), _)| *server).collect();

@@ -209,7 +209,7 @@ pub async fn run<P: Prober>(
     result
 }
 
-/// Takes events until a signal ends it.
+/// Handles events until a signal ends the loop.
 async fn turn<P: Prober>(
     mut daemon: Daemon<P>,
     mut link: Box<Links>,
@@ -320,7 +320,7 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    /// Takes an input.
+    /// Handles an input.
     fn take(&mut self, input: Input) {
         match input {
             Input::Cluster => self.take_cluster(),
@@ -329,7 +329,7 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    /// Takes the news of keepalived and of the dataplane's readiness and announcements.
+    /// Handles the news of keepalived and of the dataplane's readiness and announcements.
     fn take_cluster(&mut self) {
         let before = self.goal.desired.vips.is_empty();
         for (event, words) in self.inputs.cluster.take() {

@@ -242,7 +242,7 @@ impl<P: Prober> Daemon<P> {
         }
         let (before, after) = (in_force.servers(), expanded.servers());
         let message = format!(
-            "what sources say has changed: {} (there were {before})",
+            "the answers of sources have changed: {} (there were {before})",
             counted(after, "server")
         );
         tracing::info!(event = "sources", "{message}");
@@ -273,7 +273,7 @@ impl<P: Prober> Daemon<P> {
         ok
     }
 
-    /// Loads a file that was read, and returns the result in words.
+    /// Loads a file that was read, and returns the result as text.
     fn load_file(&mut self, file: Result<Read, LoadError>, link: &Links) -> Result<String, String> {
         let path = self.reloader.path.display().to_string();
         let Read {
@@ -364,7 +364,7 @@ pub fn loaded_at_start() -> LoadStatus {
     }
 }
 
-/// The reason why the file at `path` is not in force, in words.
+/// The reason why the file at `path` is not in force, as text.
 pub fn refused(path: &str, error: &LoadError) -> String {
     match error {
         LoadError::Refused(report) => format!(
@@ -420,7 +420,7 @@ pub fn too_much_away(
             format!(
                 "{left} of {servers} servers left, which is less than `max_removed_percent` allows"
             ),
-            "if that is meant, use `lvsd reload --force`",
+            "if this is intended, use `lvsd reload --force`",
         )
     })
 }
@@ -434,7 +434,7 @@ mod tests {
     const KUBERNETES: &str = "[kubernetes]\nserver = \"http://192.0.2.5:6443\"\ndirector = \"d1\"\n\
          [[kubernetes.pool]]\nname = \"public\"\naddresses = \"192.0.2.0/24\"\n";
 
-    /// A service with so many servers.
+    /// A service with `servers` servers.
     fn service(address: &str, servers: u8) -> String {
         let servers = (1..=servers).map(|n| format!("{{ address = \"10.0.0.{n}:80\" }}"));
         let servers: Vec<String> = servers.collect();
@@ -444,7 +444,7 @@ mod tests {
         )
     }
 
-    /// A file, and what Kubernetes has besides.
+    /// A file, and the configuration from Kubernetes.
     fn read(file: &str, of_kubernetes: &str) -> (Config, Expanded) {
         let (config, _) = Config::from_toml("f", file).unwrap();
         let text = Text {

@@ -76,14 +76,14 @@ impl Reporter {
         });
     }
 
-    /// Lets the notify command process the events so far, within its timeout.
+    /// Waits until the notify command has processed the events so far, within its timeout.
     pub(super) async fn finish_commands(self) {
         let limit = self.notice.borrow().limit;
         let (end, ended) = self.commands;
         // A task that has ended does not receive it.
         let _ = end.send(());
         if tokio::time::timeout(limit, ended).await.is_err() {
-            tracing::warn!("the notify command was not told of everything within {limit:?}");
+            tracing::warn!("the notify command has not received all events within {limit:?}");
         }
     }
 
@@ -100,8 +100,8 @@ impl Reporter {
         self.notify.send("STOPPING=1");
     }
 
-    /// Sends the state to the service manager as far as it has changed: `now` in one line, and
-    /// whether the daemon is ready. `reads`: a reload is in progress.
+    /// Sends the state to the service manager if it has changed: `now` in one line, and whether the
+    /// daemon is ready. `reads`: a reload is in progress.
     pub(super) fn state(&mut self, now: String, settled: bool, reads: bool) {
         let ready = settled || self.started.elapsed() >= READY_LIMIT;
         if ready && !self.ready {
@@ -236,7 +236,7 @@ impl Reporter {
             ),
             (true, false) => tell(
                 "panic_off",
-                format!("{servers}: those that are down get no connections again"),
+                format!("{servers}: down servers get no connections again"),
             ),
             _ => {}
         }

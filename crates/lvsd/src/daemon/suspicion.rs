@@ -17,7 +17,7 @@ use crate::reconcile::Health;
 /// Too many clients of a server got no answer in the last minute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Suspicion {
-    /// When that was first seen.
+    /// Time of the first observation.
     pub(super) since: Instant,
     /// The connections of the last minute.
     attempts: Attempts,
@@ -25,14 +25,14 @@ pub(super) struct Suspicion {
 }
 
 impl Suspicion {
-    /// The cause in words.
+    /// The cause as text.
     pub(super) fn cause(&self) -> String {
         let Attempts { opened, unanswered } = self.attempts;
         let opened = opened.max(unanswered);
         format!("{unanswered} of {opened} connections of clients got no answer in the last minute")
     }
 
-    /// The remedy in words.
+    /// The fix as text.
     pub(super) fn fix(&self, server: SocketAddr) -> String {
         guidance::for_unanswered(server, self.forwarding)
     }

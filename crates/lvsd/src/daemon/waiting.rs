@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::Signal;
 use crate::dataplane::{Links, Stopped};
 
-/// How long a stopping dataplane is waited for.
+/// Longest wait for a stopping dataplane.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
 /// The fix for a dataplane that does not answer.
@@ -52,17 +52,17 @@ impl Signals {
             }
         }
         tracing::info!(
-            "told to stop; waiting up to {STOP_LIMIT:?} for {dataplane}, which is at a request"
+            "stopping; waiting up to {STOP_LIMIT:?} for {dataplane}, which handles a request"
         );
         tokio::time::sleep(STOP_LIMIT).await;
         Err(format!(
-            "told to stop, and {dataplane} does not answer; it still runs: {UNSTICK}"
+            "stopping, but {dataplane} does not answer; it still runs: {UNSTICK}"
         ))
     }
 }
 
-/// Stops the dataplane and waits until it is gone. One of ours that was asked and does not end is
-/// killed.
+/// Stops the dataplane and waits until it has ended. A dataplane that this lvsd started and that
+/// does not end is killed.
 pub(super) async fn stop(link: Box<Links>) -> Result<(), String> {
     let dataplane = link.dataplane();
     match link.contact().0 {
@@ -98,7 +98,7 @@ pub(super) async fn stop(link: Box<Links>) -> Result<(), String> {
     Ok(())
 }
 
-/// Does something that blocks, away from the loop.
+/// Runs a blocking function outside the loop.
 pub(super) async fn blocking<T: Send + 'static>(
     mut link: Box<Links>,
     work: impl FnOnce(&mut Links, Instant) -> T + Send + 'static,

@@ -30,7 +30,7 @@ pub(super) struct CarryOut<'a> {
     broken: HashSet<ServiceId>,
     /// The numbers of changes that have no line of their own in the log.
     unlogged: Numbers,
-    /// The refusals of the dataplane, in words.
+    /// The refusals of the dataplane, as text.
     pub(super) refusals: Vec<String>,
     /// The weights that it was given.
     pub(super) weights: Weights,
@@ -403,7 +403,7 @@ mod tests {
     /// The number of requests is in proportion to the number of changes, even if the dataplane
     /// refuses many of them.
     #[test]
-    fn many_refusals_do_not_multiply() {
+    fn many_refusals_need_bounded_requests() {
         let mut changes = Vec::new();
         for n in 0..200 {
             changes.push(service(n, if n % 2 == 0 { "rr" } else { "no-such" }));

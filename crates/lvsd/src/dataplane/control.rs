@@ -11,7 +11,7 @@ use lvs_core::api::{
 /// The reason why a request to the dataplane failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// It answered that it will not; nothing has changed.
+    /// The dataplane refused the request; nothing has changed.
     #[error("{}", .0.message)]
     Refused(Failure),
     /// The connection to it has ended.

@@ -1,4 +1,4 @@
-//! Changes in words, with the names and places of the file.
+//! Changes as text, with the names and places of the file.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -54,7 +54,7 @@ impl<'a> Names<'a> {
         self.service(id, "")
     }
 
-    /// A change in words.
+    /// A change as text.
     pub(super) fn describe(&self, change: &Call, tense: Tense) -> String {
         let verb = |wish: &'static str, done: &'static str| match tense {
             Tense::Wish => wish,
@@ -146,7 +146,7 @@ impl<'a> Names<'a> {
                 self.service(service, "")
             ),
             Call::ServerArrange { service, .. } => format!(
-                "{} the servers of {} in the order of the file, which its scheduler goes by",
+                "{} the servers of {} in the order of the file, which its scheduler uses",
                 verb("put", "put"),
                 self.service(service, "")
             ),
@@ -169,7 +169,7 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// Where it stands in the file: ` at lvsd.toml:14`.
+    /// Its position in the file: ` at lvsd.toml:14`.
     fn place(&self, id: &ServiceId, server: Option<SocketAddr>) -> String {
         let Some(service) = self.services.get(id) else {
             return String::new();
@@ -215,7 +215,7 @@ pub(super) fn without_dataplane(how: Option<&str>, seen: &DataplaneView) -> &'st
     let mut vips = vips.peekable();
     let all_own = vips.peek().is_some() && vips.all(|vip| seen.info.own_vips.contains(&vip));
     match all_own {
-        true => "nobody answers for the VIPs until there is another",
+        true => "no dataplane answers for the VIPs until another one starts",
         false => {
             "the host's own stack sees packets for VIPs that are on the host or routed to it, until there is another"
         }
@@ -257,9 +257,9 @@ mod tests {
             (killed, true, false, "established connections go on"),
             (None, true, false, "unless it was stopped, established"),
             (stopped, true, false, "the host's own stack sees"),
-            (stopped, true, true, "nobody answers"),
+            (stopped, true, true, "no dataplane answers"),
             (killed, false, false, "the host's own stack sees"),
-            (None, false, true, "nobody answers"),
+            (None, false, true, "no dataplane answers"),
         ] {
             let told = without_dataplane(how, &view(fast_path, own));
             assert!(told.starts_with(words), "{how:?} {fast_path} {own}: {told}");

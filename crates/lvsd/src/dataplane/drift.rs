@@ -51,7 +51,7 @@ impl Base {
         }
     }
 
-    /// Takes note of a change that we have made.
+    /// Records a change that we have made.
     pub(super) fn note(&mut self, change: &Call) {
         match change {
             Call::ServiceAdd(spec) | Call::ServiceEdit(spec) => {
@@ -168,7 +168,7 @@ impl Drift {
             .collect()
     }
 
-    /// The manual changes that are left as they are, in words.
+    /// The manual changes that stay, as text.
     pub(super) fn in_words(&self, desired: &Desired) -> Vec<String> {
         let names = Names::new(desired);
         let left = self.left.iter();

@@ -45,7 +45,7 @@ impl FakeDataplane {
         }
     }
 
-    /// Which servers so many clients would get.
+    /// The servers that this number of clients would get.
     pub(crate) fn choices(&self, id: ServiceId, clients: u16) -> Vec<Option<SocketAddr>> {
         let shard = self.0.shard(0).expect("the only one");
         let ServiceId::Tcp { address } = id else {
@@ -151,9 +151,9 @@ struct State {
     refuses: bool,
     /// Takes requests and does not answer.
     hangs: bool,
-    /// One does not get an answer.
+    /// Whether a request waits without an answer.
     hung: bool,
-    /// Does not answer, until it is killed.
+    /// Whether it does not answer until it is killed.
     silent: bool,
     /// Attempts to connect to which the dataplane does not answer: it is still starting.
     slow: u32,
@@ -190,7 +190,7 @@ pub(crate) enum Fault {
 }
 
 impl World {
-    /// Has the next requests go wrong.
+    /// Makes the next requests fail.
     pub(crate) fn go_wrong(&self, faults: &[Fault]) {
         self.state().faults = faults.to_vec();
     }
@@ -249,7 +249,7 @@ impl World {
         self.state().changes.clone()
     }
 
-    /// How many requests to change something any dataplane was sent.
+    /// Number of changing requests to all dataplanes.
     pub(crate) fn requests(&self) -> usize {
         self.state().requests
     }

@@ -16,7 +16,7 @@ use crate::reconcile::{Actual, Desired};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Given {
-    /// Which dataplane.
+    /// The dataplane.
     dataplane: String,
     /// The sysctls that were set, and their values before.
     sysctls: BTreeMap<String, String>,

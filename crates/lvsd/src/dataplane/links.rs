@@ -85,7 +85,7 @@ impl Links {
         self.dataplane.news()
     }
 
-    /// Takes one step towards `goal`, as [`Link::step`].
+    /// Makes one step towards `goal`, as [`Link::step`].
     pub fn step(&mut self, goal: &Goal, changed: bool, now: Instant) -> Step {
         let mut proxied = None;
         if goal.proxied.is_some() || self.proxy.is_some() {
@@ -139,7 +139,7 @@ impl Links {
         link.step(&goal, changed, now)
     }
 
-    /// The manual changes since the last call, in words.
+    /// The manual changes since the last call, as text.
     pub fn take_manual_changes(&mut self) -> Vec<String> {
         self.dataplane.take_manual_changes()
     }
@@ -149,7 +149,7 @@ impl Links {
         self.dataplane.contact()
     }
 
-    /// The dataplane in words.
+    /// The dataplane as text.
     pub fn dataplane(&self) -> String {
         self.dataplane.dataplane()
     }

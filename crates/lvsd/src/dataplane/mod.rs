@@ -67,7 +67,7 @@ const FOREIGN_GRACE: Duration = Duration::from_secs(3);
 /// The lifetime after which a dataplane is started again without a pause.
 const STABLE: Duration = Duration::from_secs(60);
 
-/// The default of `hang_limit`: a dataplane that does not answer for so long is ended and replaced.
+/// The default of `hang_limit`: a dataplane that is silent for this time is killed and replaced.
 const HANG_LIMIT: Duration = Duration::from_secs(10);
 /// The limit of time for the answer to a request to stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
@@ -84,7 +84,7 @@ pub enum ConnectError {
     /// A process listens and does not answer.
     #[error("{why}")]
     Silent {
-        /// The reason in words.
+        /// The reason as text.
         why: String,
         /// Its process id, if known.
         pid: Option<u32>,
@@ -105,7 +105,7 @@ pub trait Host: Send + 'static {
     /// In words, with a remedy.
     fn start(&mut self, options: &Dataplane) -> Result<(), String>;
 
-    /// The end, in words, of the dataplane that [`start`](Self::start) started, if it has ended.
+    /// The end, as text, of the dataplane that [`start`](Self::start) started, if it has ended.
     fn ended(&mut self) -> Option<String>;
 
     /// Kills a dataplane that was started and never answered.
@@ -186,20 +186,20 @@ pub enum Step {
     Interrupted,
     /// There is no dataplane yet. The next step is due after this time.
     Waiting(Duration),
-    /// No dataplane can be had; at start-up only.
+    /// No dataplane is available; at start-up only.
     Fatal(String),
 }
 
 /// The state of a dataplane, and its differences from the goal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// The refusals of the dataplane, in words.
+    /// The refusals of the dataplane, as text.
     pub refused: Vec<String>,
     /// Services whose addresses are occupied by services that lvsd does not own.
     pub conflicts: HashSet<ServiceId>,
     /// Servers with weight 0 by a manual change.
     pub drained: HashSet<(ServiceId, SocketAddr)>,
-    /// Manual changes that are left as they are, in words.
+    /// Manual changes that stay, as text.
     pub drift: Vec<String>,
     /// The number of lvsd's services that neither file nor sources name; they stay until etcd and
     /// Kubernetes have answered.
@@ -247,13 +247,13 @@ pub struct ObservedServer {
 /// The result of a request to stop the dataplane.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Stopped {
-    /// It was asked, or there is no dataplane.
+    /// The dataplane was asked, or there is none.
     Asked,
     /// The dataplane had ended already; contains its exit status, if available.
     Already(String),
-    /// It did not answer and was killed; the reason.
+    /// The dataplane did not answer and was killed; the reason.
     Killed(String),
-    /// It could not be asked; the reason.
+    /// The dataplane could not be asked; the reason.
     Not(String),
 }
 
@@ -352,7 +352,7 @@ impl Link {
         Arc::clone(&self.news)
     }
 
-    /// Lets the flag of another link interrupt it.
+    /// Shares the flag that interrupts it with another link.
     fn share_news(&mut self, news: Arc<AtomicBool>) {
         self.news = news;
     }
@@ -372,7 +372,7 @@ impl Link {
         self.control.is_some()
     }
 
-    /// Takes one step towards `goal`. `changed`: the goal differs from the last one.
+    /// Makes one step towards `goal`. `changed`: the goal differs from the last one.
     pub fn step(&mut self, goal: &Goal, changed: bool, now: Instant) -> Step {
         if let Some(pid) = self.pid
             && !self.host.alive(pid)
@@ -411,7 +411,7 @@ impl Link {
         }
     }
 
-    /// The manual changes since the last call, in words.
+    /// The manual changes since the last call, as text.
     pub fn take_manual_changes(&mut self) -> Vec<String> {
         std::mem::take(&mut self.memory.deeds)
     }
@@ -421,8 +421,9 @@ impl Link {
         (self.pid, self.control.is_some())
     }
 
-    /// Handles a dataplane that listens, perhaps as process `pid`, and does not answer. If an lvsd has
-    /// started it, it is ended so that another can start. Otherwise only an operator may end it.
+    /// Handles a dataplane that listens, perhaps as process `pid`, and does not answer. If an lvsd
+    /// has started it, it is killed so that another can start. Otherwise only an operator may stop
+    /// it.
     fn hangs(&mut self, why: String, pid: Option<u32>, now: Instant) -> Step {
         let ours = pid.filter(|pid| self.host.started_by_us(*pid));
         if let Some(pid) = ours {
@@ -898,7 +899,7 @@ impl Link {
         }
     }
 
-    /// The end, in words, of a dataplane that no longer answers, if it has ended.
+    /// The end, as text, of a dataplane that no longer answers, if it has ended.
     fn gone(&mut self) -> Option<String> {
         if let Some(how) = self.host.ended() {
             return Some(how);
@@ -960,7 +961,7 @@ fn log_drained(names: &Names<'_>, changes: &[given::DrainChange]) {
 #[derive(Debug)]
 struct Loss {
     why: String,
-    /// It exists and does not answer.
+    /// Whether it exists and does not answer.
     silent: bool,
 }
 

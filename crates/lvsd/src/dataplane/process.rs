@@ -27,7 +27,7 @@ const MARK: (&str, &str) = ("LVS_STARTED_BY", "lvsd");
 /// The suffix of the file with the settings of a dataplane, after the name of its socket.
 pub const GIVEN: &str = ".lvsd.json";
 
-/// How long a process that was killed may take to be gone.
+/// Longest time until a killed process has ended.
 const END_LIMIT: Duration = Duration::from_secs(5);
 
 /// This machine, with the dataplane at a socket.
@@ -269,7 +269,7 @@ pub fn end_politely(pid: u32, signal: Signal, limit: Duration) -> Result<(), Str
     match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit)) {
         Ok(1) => Ok(()),
         _ => Err(format!(
-            "lvsd (pid {pid}) has not ended yet; its log says what it waits for"
+            "lvsd (pid {pid}) has not ended yet; see in its log what it waits for"
         )),
     }
 }
@@ -297,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_lock_a_socket() {
+    fn socket_has_one_lock() {
         let name = Address::new(format!("@lvsd-test-{}", std::process::id()));
         let first = lock(&name).unwrap();
         let second = lock(&name).unwrap_err();

@@ -45,7 +45,7 @@ pub fn connect(
 /// With the patience that it has but for changes.
 struct Connection(Client, Duration);
 
-/// How long changes may take at least: thousands of servers are one request.
+/// Least timeout of changes: thousands of servers are one request.
 const CHANGES_PATIENCE: Duration = Duration::from_secs(60);
 
 fn translate(error: Error) -> ControlError {

@@ -12,7 +12,7 @@ use super::*;
 use crate::config::{Files, OnCheckFailure, OnDrift};
 use crate::reconcile::{DesiredServer, DesiredService, Health};
 
-/// Something that happens.
+/// An event of the test.
 #[derive(Clone, Debug)]
 enum Event {
     /// The file, or the health of servers, is another one.
@@ -23,11 +23,11 @@ enum Event {
     Crash,
     /// The next requests go wrong so.
     Wrong(Vec<Fault>),
-    /// Somebody gives a server another weight, not 0, which would be a drain.
+    /// Another program sets a server's weight, not to 0, which would be a drain.
     Weight(u8, u8, i32),
-    /// Somebody deletes a server.
+    /// Another program deletes a server.
     Delete(u8, u8),
-    /// Somebody deletes a service.
+    /// Another program deletes a service.
     DeleteService(u8),
     /// Time passes.
     Step,
@@ -134,7 +134,7 @@ impl Daemon {
         };
     }
 
-    /// Until the dataplane holds the goal, and a look more.
+    /// Runs until the dataplane has the goal, and one check more.
     fn settle(&mut self) {
         self.world.go_wrong(&[]);
         let mut good = 0;
@@ -151,7 +151,7 @@ impl Daemon {
         panic!("it does not settle: {:?}", self.step(true));
     }
 
-    /// Services of ours with their servers, and VIPs.
+    /// lvsd's services with their servers, and VIPs.
     fn held(&self) -> (BTreeMap<String, Shown>, BTreeSet<IpAddr>) {
         let held = self.world.dataplane().0;
         let told = |service: &ServiceInfo| {

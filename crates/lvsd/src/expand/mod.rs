@@ -35,9 +35,9 @@ pub struct Expanded {
     pub services: Vec<Service>,
     /// Rules that give services of many ports their marks, in the dataplane's words.
     pub port_marks: Vec<String>,
-    /// The files and keys that services stand in.
+    /// The files and keys of services.
     pub files: Files,
-    /// The answers of DNS and etcd that cannot be used, in words.
+    /// The unusable answers of DNS and etcd, as text.
     pub left_out: Vec<String>,
     /// The keys of etcd that are among the services: their names, and their texts.
     pub in_force: Vec<(String, String)>,
@@ -45,7 +45,7 @@ pub struct Expanded {
     pub revision: Revision,
     /// The services of Kubernetes that are in force, and those that are refused.
     pub kubernetes: Made,
-    /// How many of the services, the last ones, are of Kubernetes.
+    /// Number of services, the last ones, that are from Kubernetes.
     of_kubernetes: usize,
     /// etcd or Kubernetes has not answered yet, so the list of services may be incomplete.
     pub awaits_services: bool,
@@ -157,7 +157,7 @@ impl Expanded {
         made
     }
 
-    /// Takes the servers that DNS and etcd name.
+    /// Adds the servers that DNS and etcd name.
     fn take_servers(&mut self, gathered: &Gathered, etcd: Option<&Etcd>, present: &Present) {
         for service in &mut self.services {
             let Some(discovery) = service.discovery.clone() else {
@@ -205,7 +205,7 @@ impl Expanded {
             && self.awaits_services == other.awaits_services
     }
 
-    /// How many servers all services have.
+    /// Number of servers of all services.
     pub fn servers(&self) -> usize {
         self.services.iter().map(|s| s.servers.len()).sum()
     }

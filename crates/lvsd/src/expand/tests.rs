@@ -22,7 +22,7 @@ fn read(text: &str) -> Config {
     config
 }
 
-/// The services of `text` with what DNS says of a name.
+/// The services of `text` with the DNS records of a name.
 fn with(text: &str, name: &str, records: &[Record]) -> Expanded {
     let gathered = Gathered {
         dns: [(name.to_owned(), records.to_vec())].into(),
@@ -450,7 +450,7 @@ fn kubernetes(name: &str, services: &[(&str, &str, Option<&str>)]) -> Gathered {
 }
 
 #[test]
-fn expand_services_of_kubernetes_come_behind_the_file_and_wrong_ones_are_left_out_alone() {
+fn expand_kubernetes_services_follow_the_file_and_only_wrong_ones_are_left_out() {
     let own = remote("192.0.2.2:80", "10.0.0.2:30080");
     let same = remote("192.0.2.1:80", "10.0.0.3:30080");
     let wrong = own.replace("address = \"192", "protocol = \"x\"\naddress = \"192");

@@ -1,9 +1,9 @@
-//! Advice of a server in the answer to a good check: the weight that it wants.
+//! Advice of a server in the answer to a successful check: its own weight.
 
-/// Connections that a server wants, by its own word.
+/// A weight that a server requests for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weight {
-    /// So many hundredths of its configured weight.
+    /// A weight in percent of the configured weight.
     Percent(u16),
     /// This weight.
     Exactly(i32),
@@ -12,14 +12,14 @@ pub enum Weight {
 /// The advice of a check. A missing value leaves the one before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Advice {
-    /// The weight that it is to have; `None`: nothing said.
+    /// The requested weight; `None` without a request.
     pub weight: Option<Weight>,
-    /// Whether it wants no new connections; `None`: nothing said.
+    /// Whether the server refuses new connections; `None` if it does not report it.
     pub drains: Option<bool>,
 }
 
 impl Advice {
-    /// Nothing.
+    /// No advice.
     pub const NONE: Self = Self {
         weight: None,
         drains: None,
@@ -33,7 +33,7 @@ impl Advice {
         }
     }
 
-    /// Takes what is new; true if that changes anything.
+    /// Merges new advice; true if that changes anything.
     pub fn take(&mut self, new: Self) -> bool {
         let before = *self;
         self.weight = new.weight.or(self.weight);

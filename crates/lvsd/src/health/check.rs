@@ -16,7 +16,7 @@ pub struct Check {
     pub via: Option<Via>,
     /// Time between the starts of two checks.
     pub interval: Duration,
-    /// The same while the results speak against what is known.
+    /// The interval while results contradict the known state.
     pub fast_interval: Duration,
     /// Percentage by which each interval varies.
     pub jitter: u8,
@@ -33,7 +33,7 @@ pub struct Check {
 /// The effect of clients without an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Passive {
-    /// After so many failed attempts to connect in a row, the server is asked at once.
+    /// This number of consecutive failed connection attempts starts a check at once.
     Asks(u32),
     /// A suspicious server is taken out.
     TakesOut,
@@ -54,7 +54,7 @@ impl Check {
         Ok(self)
     }
 
-    /// Everything but the timing. Checks with the same identity share one state.
+    /// All fields except the timing. Checks with the same identity share one state.
     pub fn identity(&self) -> (Probe, SocketAddr, Option<Via>) {
         (self.probe.clone(), self.server, self.via)
     }

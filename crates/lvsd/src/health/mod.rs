@@ -56,18 +56,18 @@ pub struct Serving {
     pub vips: Option<BTreeSet<IpAddr>>,
 }
 
-/// How long the first failed check of a server waits for the dataplane to be asked.
+/// Longest wait of a server's first failed check for an answer of the dataplane.
 const DATAPLANE_LIMIT: Duration = Duration::from_secs(1);
 
 /// A question has another answer than before.
 #[derive(Clone, Debug)]
 pub struct Report {
     check: Arc<Check>,
-    /// Which task says so; one that was replaced in the meantime is not listened to.
+    /// The reporting task; reports of a replaced task are ignored.
     task: u64,
     /// `None` as long as nothing is known.
     up: Option<bool>,
-    /// Why it is down now, in words; empty while it is not.
+    /// The reason why it is down, as text; empty while it is up.
     reason: String,
     /// The last check has failed, for that reason.
     failed: bool,
@@ -79,9 +79,9 @@ pub struct Report {
 /// A check that this host cannot make.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotMade {
-    /// When the first of a row of checks could not be made.
+    /// Time of the first check of a row that could not be made.
     pub since: Instant,
-    /// Why the last one could not be made.
+    /// The reason why the last check could not be made.
     pub reason: String,
 }
 
@@ -92,31 +92,31 @@ pub struct News {
     pub changes: Vec<Change>,
     /// Servers that are still down, for a reason that was not logged since they went down.
     pub reasons: Vec<(Key, String)>,
-    /// The server wants another weight than before.
+    /// Whether the server requests a new weight.
     pub advice: bool,
 }
 
 /// A change of state, for the log.
 #[derive(Clone, Debug)]
 pub struct Change {
-    /// Which server.
+    /// The server.
     pub key: Key,
     /// Its new state.
     pub up: bool,
-    /// Why it is down.
+    /// The reason why it is down.
     pub reason: String,
-    /// How long the old state lasted; `None` for the first result.
+    /// Duration of the old state; `None` for the first result.
     pub lasted: Option<Duration>,
 }
 
 /// Durations and delays of checks since the start.
 #[derive(Debug, Default)]
 pub struct Timing {
-    /// From when a check was due until it began.
+    /// Delay from the due time of a check to its start.
     pub lag: Quantiles,
-    /// From its begin to its result.
+    /// Time from its start to its result.
     pub duration: Quantiles,
-    /// The same by kind and result, for whoever scrapes it.
+    /// Counts by kind and result, for metrics.
     tally: Arc<Tally>,
 }
 
@@ -125,21 +125,21 @@ pub struct Timing {
 pub struct Checks<P> {
     prober: Arc<P>,
     tasks: HashMap<Arc<Check>, Task>,
-    /// Which question says how a server is.
+    /// The check that decides about each server.
     questions: HashMap<Key, Arc<Check>>,
     next: u64,
     permits: Arc<Permits>,
     timing: Arc<Timing>,
     serving: watch::Sender<Option<Arc<Serving>>>,
     sender: mpsc::UnboundedSender<Report>,
-    /// Where the tasks run.
+    /// The runtime of the tasks.
     runtime: Handle,
 }
 
 /// A demand upon a task because of clients without an answer.
 #[derive(Debug)]
 enum Prompt {
-    /// Asks at once: so many attempts to connect have failed.
+    /// Starts a check at once: this number of connection attempts has failed.
     Ask(u32),
     /// Takes the server out, for this reason.
     TakeOut(String),
@@ -158,7 +158,7 @@ struct Task {
     id: u64,
     keys: Vec<Key>,
     up: Option<bool>,
-    /// Why it is down.
+    /// The reason why it is down.
     reason: String,
     /// The reasons that were logged since it went down, up to [`REASONS_MAX`].
     logged: Vec<String>,
@@ -176,11 +176,11 @@ struct Task {
 /// The state of a checked server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known {
-    /// Whether it is up; `None` if nobody knows yet.
+    /// Whether it is up; `None` until known.
     pub up: Option<bool>,
-    /// Why it is down now.
+    /// The reason why it is down now.
     pub reason: String,
-    /// For how long it has been so.
+    /// Time for which it has been so.
     pub lasted: Duration,
     /// Set while this host cannot make its check.
     pub not_made: Option<NotMade>,
@@ -201,7 +201,7 @@ impl<P: Prober> Checks<P> {
         Self::counted_in(prober, runtime, Arc::default())
     }
 
-    /// The same; what they take is counted in `tally`.
+    /// Checks whose resource use is counted in `tally`.
     pub fn counted_in(
         prober: P,
         runtime: Option<Handle>,
@@ -225,8 +225,8 @@ impl<P: Prober> Checks<P> {
         (checks, receiver)
     }
 
-    /// Makes these checks, each for a server of a service, and no others. A check that has not changed goes on
-    /// undisturbed; one that asks the same in another rhythm keeps what it knows.
+    /// Sets the checks, each for a server of a service. An unchanged check continues; a check with
+    /// the same probe and another timing keeps its state.
     #[expect(
         clippy::mutable_key_type,
         reason = "what a check was made of does not change"
@@ -364,9 +364,9 @@ impl<P: Prober> Checks<P> {
         news
     }
 
-    /// Takes what the dataplane does: one failed check does not condemn a server that it gives
-    /// connections to and of which nothing else is known, and none goes by way of a virtual
-    /// address that it does not answer for.
+    /// Sets the state of the dataplane. One failed check does not take out a server that gets
+    /// connections and has no other result. No check uses a virtual address that the dataplane does
+    /// not answer for.
     pub fn take_serving(&self, serving: Serving) {
         self.serving.send_replace(Some(Arc::new(serving)));
     }
@@ -462,39 +462,39 @@ impl<P: Prober> Checks<P> {
         self.questions.keys().filter_map(times).collect()
     }
 
-    /// How many questions this host cannot ask, for long.
+    /// Number of probes that this host has not been able to make for long.
     pub fn not_made(&self) -> usize {
         let tasks = self.tasks.values();
         tasks.filter(|task| task.not_made.is_some()).count()
     }
 
-    /// How many questions are asked, of however many services.
+    /// Number of probes, whatever the number of services.
     pub fn len(&self) -> usize {
         self.tasks.len()
     }
 
-    /// Nobody is asked anything.
+    /// Whether there are no checks.
     pub fn is_empty(&self) -> bool {
         self.tasks.is_empty()
     }
 
-    /// How late checks began, and how long they took.
+    /// Delay and duration of checks.
     pub fn timing(&self) -> Arc<Timing> {
         Arc::clone(&self.timing)
     }
 
-    /// How late checks have begun at most since this was last asked.
+    /// Greatest delay of checks since the last call.
     pub fn lag(&self) -> Duration {
         self.timing.lag.take_longest()
     }
 
-    /// The same, without an end to it.
+    /// The lag, without a new start of its measurement.
     pub fn peek_lag(&self) -> Duration {
         self.timing.lag.longest()
     }
 }
 
-/// One question, asked for ever.
+/// The endless task of one check.
 struct Runner<P> {
     prober: Arc<P>,
     permits: Arc<Permits>,
@@ -502,7 +502,7 @@ struct Runner<P> {
     serving: watch::Receiver<Option<Arc<Serving>>>,
     sender: mpsc::UnboundedSender<Report>,
     prompts: mpsc::Receiver<Prompt>,
-    /// Until then, good checks do not count: clients got no answer.
+    /// Time until which good checks do not count: clients got no answer.
     out_until: Option<Instant>,
     record: Arc<Mutex<Record>>,
     task: u64,
@@ -590,7 +590,7 @@ impl<P: Prober> Runner<P> {
         }
     }
 
-    /// Takes the server out because clients got no answer; false if nobody wants to know any more.
+    /// Takes the server out because clients got no answer; false if the receiver is gone.
     fn take_out(&mut self, cause: String) -> bool {
         self.out_until = Some(Instant::now() + OUT);
         self.state.condemn().is_none() || self.report(format!("{cause} (passive)"), true)
@@ -601,7 +601,7 @@ impl<P: Prober> Runner<P> {
         self.out_until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Asks because clients got no answer; false if nobody wants to know any more.
+    /// Checks because clients got no answer; false if the receiver is gone.
     async fn prompted(&mut self, attempts: u32, due: Instant) -> bool {
         self.timing.tally.prompted();
         let result = self.probe(due).await;
@@ -646,7 +646,7 @@ impl<P: Prober> Runner<P> {
         result
     }
 
-    /// Takes a result; false if nobody wants to know any more.
+    /// Reports a result; false if the receiver is gone.
     async fn take(&mut self, result: Result<Advice, ProbeError>) -> bool {
         let server = self.check.server;
         if result.is_err() && !self.has_way() {
@@ -681,7 +681,7 @@ impl<P: Prober> Runner<P> {
         !(news || unmade.long().is_some()) || self.report(reason, !good)
     }
 
-    /// Takes that the check could not be made; false if the daemon is ending.
+    /// Records that the check could not be made; false if the receiver is gone.
     fn take_unmade(&mut self, reason: String) -> bool {
         let before = self.unmade.long();
         if self.unmade.count == 0 {
@@ -707,7 +707,7 @@ impl<P: Prober> Runner<P> {
         self.sender.send(report).is_ok()
     }
 
-    /// Whether the dataplane gives the server connections, as far as is known or can be asked in time.
+    /// Whether the dataplane gives the server connections, if the answer is known in time.
     async fn serves(&mut self) -> bool {
         let asked = self.serving.wait_for(Option::is_some);
         match tokio::time::timeout(DATAPLANE_LIMIT, asked).await {
@@ -718,7 +718,8 @@ impl<P: Prober> Runner<P> {
         }
     }
 
-    /// Whether the dataplane answers for the address by whose way the check goes, if it goes by any.
+    /// Whether the dataplane answers for the virtual address of a through-VIP check; true for other
+    /// checks.
     fn has_way(&self) -> bool {
         let serving = self.serving.borrow();
         let vips = serving.as_ref().and_then(|serving| serving.vips.as_ref());
@@ -751,7 +752,7 @@ const NOT_MADE_MIN: u32 = 3;
 /// another one each time.
 const REASONS_MAX: usize = 8;
 
-/// Bytes of a reason: servers and programs have a say in some.
+/// Greatest bytes of a reason: servers and programs can influence some.
 const REASON_MAX: usize = 256;
 
 /// A reason without what is beyond [`REASON_MAX`].

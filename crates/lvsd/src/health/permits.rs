@@ -18,7 +18,7 @@ const PER_TARGET: usize = 64;
 /// Descriptors of probes in all, whatever this process may have.
 const MOST: usize = 16_384;
 const LEAST: usize = 64;
-/// Descriptors for everything else; and of all that there may be, one in so many.
+/// Descriptors for all other purposes; and the inverse of their share of all descriptors.
 const RESERVED: usize = 128;
 const OTHERS_PART: usize = 4;
 
@@ -27,7 +27,7 @@ const OTHERS_PART: usize = 4;
 pub(super) enum TargetHealth {
     /// Its last probe succeeded.
     Good,
-    /// It did not, or there was none.
+    /// The server did not answer, or there was no answer yet.
     Doubtful,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct Permit<'a> {
 }
 
 impl Permits {
-    /// As many as this process may have descriptors for.
+    /// Permits for as many probes as the process may open descriptors.
     pub(super) fn new() -> Self {
         let limit = getrlimit(Resource::Nofile).current;
         let files = limit.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX));
@@ -71,7 +71,7 @@ impl Permits {
         }
     }
 
-    /// Waits for the right to probe `target`, with so many descriptors.
+    /// Waits for the right to probe `target`, with this number of descriptors.
     pub(super) async fn get(
         &self,
         target: IpAddr,
@@ -103,7 +103,7 @@ impl Permits {
     }
 }
 
-/// Descriptors that probes may have, of so many.
+/// Descriptors that probes may have, out of `files`.
 fn of_files(files: usize) -> usize {
     let most = files.saturating_sub(RESERVED + files / OTHERS_PART);
     most.clamp(LEAST, MOST)
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_target_does_not_take_all() {
+    async fn one_target_cannot_use_all_permits() {
         let permits = Permits::with(1000);
         let mut held = Vec::new();
         for _ in 0..PER_TARGET {

@@ -9,7 +9,7 @@ use lvs_api::{Address, Client, Error};
 use lvs_core::api::{Call, Done, ServiceId};
 use tokio::sync::{mpsc, oneshot};
 
-/// How long the dataplane may say nothing.
+/// Longest silence of the dataplane.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Checks that wait for the dataplane.
 const WAITING: usize = 1024;

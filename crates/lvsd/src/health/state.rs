@@ -3,11 +3,11 @@
 /// The health of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// It serves, or nobody checks it.
+    /// The server serves, or has no check.
     Up,
-    /// It is to get no new connections.
+    /// The server gets no new connections.
     Down,
-    /// Not checked yet: what the dataplane does with it now goes on.
+    /// Not checked yet: the dataplane's present state stays.
     Unknown,
 }
 
@@ -23,7 +23,7 @@ pub struct State {
 }
 
 impl State {
-    /// Nothing known, or `up` as known from before.
+    /// An unknown state, or `up` as remembered.
     pub fn new(rise: u32, fall: u32, up: Option<bool>) -> Self {
         Self {
             rise,
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn rise_and_fall() {
+    fn state_changes_after_rise_and_fall() {
         let mut state = State::new(2, 3, None);
         assert_eq!(flips(&mut state, "+++--+---+-++-", false), "U.......D...U.");
         assert_eq!(flips(&mut State::new(2, 3, None), "-++", false), "D.U");

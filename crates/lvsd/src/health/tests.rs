@@ -3,7 +3,7 @@ use std::sync::Mutex;
 use super::*;
 use crate::config::{Config, checks_of};
 
-/// Always up, unless told otherwise; remembers when it was asked.
+/// A probe that succeeds unless set otherwise, and records its calls.
 #[derive(Clone, Default)]
 struct Well {
     down: Arc<Mutex<bool>>,
@@ -73,7 +73,7 @@ async fn check_state_is_kept_only_for_identical_check() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn services_that_ask_the_same_share_one_probe() {
+async fn services_with_the_same_check_share_one_probe() {
     let well = Well::default();
     let (mut checks, mut reports) = Checks::new(well.clone(), None);
     let tcp = "type = \"tcp\", interval = \"1s\", jitter = 0";
@@ -94,7 +94,7 @@ async fn services_that_ask_the_same_share_one_probe() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn in_doubt_it_asks_again_soon() {
+async fn contradicting_result_is_checked_again_soon() {
     let well = Well::default();
     let (mut checks, mut reports) = Checks::new(well.clone(), None);
     let check = "type = \"tcp\", interval = \"10s\", fast_interval = \"1s\", jitter = 0, fall = 3, rise = 2";
@@ -114,7 +114,7 @@ async fn in_doubt_it_asks_again_soon() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn intervals_vary_as_far_as_they_may() {
+async fn intervals_vary_within_their_limit() {
     let well = Well::default();
     let (mut checks, _reports) = Checks::new(well.clone(), None);
     checks.set(checks_of(
@@ -159,7 +159,7 @@ async fn first_failed_check_of_serving_server_is_repeated() {
     }
 }
 
-/// Clients alone condemn nobody: whoever wants to can have any number of attempts fail.
+/// Clients alone take no server out: any client can let any number of attempts fail.
 #[tokio::test(start_paused = true)]
 async fn unanswered_clients_trigger_a_check_at_once() {
     let well = Well::default();
@@ -225,7 +225,7 @@ async fn unanswered_clients_trigger_a_check_at_once() {
 
 /// Long answers of servers and programs are shortened in messages.
 #[tokio::test(start_paused = true)]
-async fn reasons_are_short() {
+async fn long_reasons_are_cut() {
     struct Wordy;
     impl Prober for Wordy {
         async fn probe(&self, _: &Check) -> Result<Advice, ProbeError> {
@@ -248,7 +248,7 @@ async fn reasons_are_short() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn checks_say_how_many_descriptors_they_need() {
+async fn checks_reserve_the_descriptors_that_they_need() {
     let (mut checks, _reports) = Checks::new(Well::default(), None);
     let exec = "type = \"exec\", command = \"/bin/true\"";
     checks.set(checks_of(
@@ -257,7 +257,7 @@ async fn checks_say_how_many_descriptors_they_need() {
     assert_eq!(checks.descriptors(), 1 + 4);
 }
 
-/// Answers what it is told to, and remembers nothing.
+/// A probe with a fixed answer.
 #[derive(Clone)]
 struct Told(Arc<Mutex<Result<Advice, ProbeError>>>);
 

@@ -8,7 +8,7 @@ const STEPS: usize = 8;
 /// 1 µs to an hour.
 const BUCKETS: usize = 32 * STEPS;
 
-/// Times, of which any share can be asked for.
+/// Samples of times, for quantiles.
 #[derive(Debug)]
 pub struct Quantiles {
     buckets: Box<[AtomicU64]>,
@@ -35,7 +35,7 @@ impl Quantiles {
         self.longest_us.fetch_max(us, Relaxed);
     }
 
-    /// How many were counted.
+    /// Number of samples.
     pub fn len(&self) -> u64 {
         self.buckets.iter().map(|n| n.load(Relaxed)).sum()
     }
@@ -81,7 +81,7 @@ impl Quantiles {
         Duration::ZERO
     }
 
-    /// How many took at most so long, an eighth more or less.
+    /// Number of samples up to `time`, an eighth more or less.
     pub fn within(&self, time: Duration) -> u64 {
         let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let upto = self.buckets.iter().take(bucket(us) + 1);

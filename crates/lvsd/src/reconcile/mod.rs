@@ -53,7 +53,7 @@ pub struct Desired {
     pub port_marks: Vec<String>,
     /// The source filter of all services; `None` keeps the present one.
     pub filter: Option<SourceFilter>,
-    /// Addresses that stand for clients with full NAT; `None` leaves those that are there.
+    /// Local addresses of full NAT; `None` keeps the present ones.
     pub local: Option<LocalPool>,
     /// If set, the list of services may be incomplete: services of the dataplane stay until all
     /// sources have answered.
@@ -77,19 +77,19 @@ pub struct Unnamed {
 /// A service as it should be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DesiredService {
-    /// Which one.
+    /// The service.
     pub id: ServiceId,
     /// Its name in the log.
     pub name: String,
-    /// Where it stands in the file.
+    /// Its line in the file.
     pub line: usize,
     /// Its settings.
     pub config: ServiceConfig,
-    /// Whose new connections it takes.
+    /// The filter of its new connections.
     pub filter: SourceFilter,
     /// The action on a server that is down.
     pub on_check_failure: OnCheckFailure,
-    /// How long a server that is no longer wanted may keep its connections.
+    /// Time that a server that is no longer configured may keep its connections.
     pub drain: Duration,
     /// Its servers.
     pub servers: Vec<DesiredServer>,
@@ -107,14 +107,14 @@ pub struct DesiredService {
 pub struct DesiredServer {
     /// Address and port.
     pub address: SocketAddr,
-    /// Where it stands in the file.
+    /// Its line in the file.
     pub line: usize,
     /// Settings while it is up.
     pub config: ServerConfig,
     /// Whether it is.
     pub health: Health,
-    /// Its checks go by way of the service: while it gets no connections it is there all the same,
-    /// with weight 0.
+    /// Whether it stays while it gets no connections, with weight 0, because its checks are
+    /// through-VIP checks.
     pub stays: bool,
     /// It is in maintenance: it goes as one that is no longer in the file does.
     pub leaves: bool,
@@ -135,7 +135,7 @@ pub struct Actual {
     pub marks: Vec<String>,
     /// Its filters that are not off, by service; without one, that of all.
     pub filters: HashMap<Option<ServiceId>, FilterLists>,
-    /// Its addresses that stand for clients, where some are desired.
+    /// Its local addresses, if some are desired.
     pub local: LocalPool,
     /// Servers that are no longer wanted and have had their time.
     pub overdue: HashSet<(ServiceId, SocketAddr)>,
@@ -154,7 +154,7 @@ pub struct Plan {
     pub held: Vec<(ServiceId, SocketAddr)>,
     /// Services that no source names, and that stay until all sources have answered.
     pub unnamed: Vec<ServiceId>,
-    /// The first so many changes are about servers whose health has changed.
+    /// Number of first changes that concern servers whose health has changed.
     pub urgent: usize,
 }
 

@@ -97,9 +97,9 @@ impl<'a> OneService<'a> {
         self.arrange(servers, before);
     }
 
-    /// Has the servers stand in the order of the file, where the scheduler goes by it: a server
-    /// stands where it was added, and each director adds when its own checks succeed. `before`:
-    /// how many changes concern others.
+    /// Restores the order of the file among the servers, if the scheduler uses it: a new server is
+    /// last, and each director adds servers when its own checks succeed. `before`: number of
+    /// changes that concern others.
     fn arrange(&mut self, there: &[ServerInfo], before: (usize, usize)) {
         let about = About::of(&self.desired.config.scheduler);
         if !about.is_some_and(|about| about.goes_by_order) {

@@ -1,4 +1,4 @@
-//! Random dataplanes and wishes, and what no list of changes may do; then case by case.
+//! Random dataplanes and configurations, and properties of each list of changes; then case by case.
 
 use lvs_core::Forwarding;
 use lvs_core::api::{ServerSpec, ServiceSpec};
@@ -204,7 +204,7 @@ fn unnamed_service_keeps_vip_and_marks_until_all_sources_answered() {
 }
 
 #[test]
-fn local_addresses_come_before_servers_and_go_after_them() {
+fn local_addresses_are_added_before_servers_and_removed_after_them() {
     let pool = |hosts: &[u8], hairpin| LocalPool {
         addresses: hosts.iter().map(|&n| IpAddr::from([10, 0, 0, n])).collect(),
         hairpin,
@@ -230,7 +230,7 @@ proptest! {
     /// Any dataplane takes the plan as one list; it gives what was wanted, leaves the rest alone,
     /// and nothing is left to do afterwards.
     #[test]
-    fn reaches_the_goal(desired in desired(), history in history()) {
+    fn changes_from_any_state_reach_the_goal(desired in desired(), history in history()) {
         let mut dataplane = dataplane(&history);
         let before = actual(&dataplane);
         let plan = diff(&desired, &before);
@@ -283,7 +283,7 @@ proptest! {
 
     /// Between two changes a service never has fewer good servers than both before and after.
     #[test]
-    fn no_service_is_without_servers_on_the_way(desired in desired(), history in history()) {
+    fn changes_leave_no_service_without_servers(desired in desired(), history in history()) {
         let mut dataplane = dataplane(&history);
         let before = actual(&dataplane);
         let plan = diff(&desired, &before);
@@ -448,7 +448,7 @@ fn directors_with_different_check_histories_choose_the_same_servers() {
 }
 
 #[test]
-fn another_tunnel_is_an_edit() {
+fn changed_tunnel_is_an_edit() {
     let config = ServiceConfig::new(lvs_core::Family::V4, "rr");
     let tunnelled = |tunnel| ServerConfig {
         tunnel,
@@ -678,7 +678,7 @@ fn sync_daemons_match_the_file() {
 }
 
 #[test]
-fn health_comes_first() {
+fn health_changes_come_first() {
     let plan = replaced(
         &[(1, 1, 0), (2, 1, 0), (3, 0, 0)],
         &[(4, Health::Up), (2, Health::Down), (3, Health::Up)],

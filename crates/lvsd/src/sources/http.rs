@@ -26,7 +26,7 @@ const REFUSAL_MAX: usize = 300;
 /// A server of HTTP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// It talks TLS.
+    /// Whether it uses TLS.
     pub secure: bool,
     /// Its address or name.
     pub host: String,
@@ -72,10 +72,10 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// Why a request has no answer.
+/// The reason why a request has no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Error {
-    /// Nobody answers, or nothing that can be understood; in words.
+    /// No answer, or an invalid one; as text.
     Failed(String),
     /// The answer is longer than is read.
     TooLong,
@@ -149,7 +149,7 @@ impl Connection {
 pub(super) struct Lines {
     body: Incoming,
     text: Vec<u8>,
-    /// No end of a line is in so many bytes of it.
+    /// Number of bytes that contain no end of a line.
     seen: usize,
     _connection: Option<Connection>,
 }
@@ -222,7 +222,7 @@ pub(super) async fn collect(body: Incoming) -> Result<Vec<u8>, Error> {
     Ok(all)
 }
 
-/// An error in words.
+/// An error as text.
 pub(super) fn failed(error: &impl fmt::Display) -> Error {
     Error::Failed(error.to_string())
 }

@@ -14,7 +14,7 @@ const FILE_MAX: u64 = 64 << 20;
 /// Time between two writes.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Where it is, for the daemon with the file at `config`.
+/// Its path, for the daemon with the file at `config`.
 pub(super) fn path(directory: &Path, config: &Path) -> PathBuf {
     let admin = admin::path(directory, config);
     let name = admin.to_string_lossy();
@@ -35,7 +35,7 @@ pub(super) fn read(path: &Path) -> Gathered {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Gathered::default(),
         Err(error) => {
             tracing::error!(
-                "cannot read {}: {error}; what DNS, etcd and Kubernetes said last is not known until they answer",
+                "cannot read {}: {error}; the last answers of DNS, etcd and Kubernetes are unknown until they answer again",
                 path.display()
             );
             return Gathered::default();
@@ -43,7 +43,7 @@ pub(super) fn read(path: &Path) -> Gathered {
     };
     serde_json::from_slice(&text).unwrap_or_else(|error| {
         tracing::error!(
-            "{} is broken ({error}); what DNS, etcd and Kubernetes said last is not known until they answer",
+            "{} is broken ({error}); the last answers of DNS, etcd and Kubernetes are unknown until they answer again",
             path.display()
         );
         Gathered::default()
@@ -74,7 +74,7 @@ pub(super) async fn keep(path: Option<PathBuf>, shared: Arc<Shared>) {
             Err(error) if !complained => {
                 complained = true;
                 tracing::error!(
-                    "cannot keep what DNS, etcd and Kubernetes say in {}: {error}; an lvsd that is started while they are gone would not know it; --state names another directory",
+                    "cannot store the answers of DNS, etcd and Kubernetes in {}: {error}; an lvsd that starts while they are unreachable would lack them; --state names another directory",
                     path.display()
                 );
             }

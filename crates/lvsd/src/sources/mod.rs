@@ -78,7 +78,7 @@ impl Gathered {
     }
 }
 
-/// A pause after so many failures in a row: longer each time, and not the same for all.
+/// A pause after `failures` failures in a row: longer each time, with a random part.
 pub(crate) fn retry(failures: u32, least: Duration) -> Duration {
     let doubled = least.saturating_mul(1 << failures.saturating_sub(1).min(5));
     let whole = doubled.min(RETRY_MAX.max(least));
@@ -97,14 +97,14 @@ fn random() -> f64 {
 struct SourceState {
     /// When it last answered, in seconds since 1970; nothing if that was a daemon before this one.
     answered: Option<u64>,
-    /// Why it does not, since it last did.
+    /// The error since the last success.
     trouble: Option<String>,
     answers: u64,
     failures: u64,
 }
 
 impl SourceState {
-    /// Records an answer, or the reason why there is none; `known`: an earlier answer applies.
+    /// Records an answer, or the reason of its absence; `known`: an earlier answer applies.
     fn take<T>(&mut self, what: &str, known: bool, result: &Result<T, String>) {
         match result {
             Ok(_) => {
@@ -118,7 +118,7 @@ impl SourceState {
                 self.failures += 1;
                 if self.trouble.as_ref() != Some(why) {
                     let holds = match known {
-                        true => "what it said last holds",
+                        true => "its last answer stays in force",
                         false => "it is not known yet: what the dataplane has stays",
                     };
                     tracing::warn!(event = "source_lost", "{what}: {why}; {holds}");
@@ -135,7 +135,7 @@ struct Shared {
     state: Mutex<State>,
     /// The daemon is to look.
     news: Notify,
-    /// It is to be kept.
+    /// Notification that the answer is to be stored.
     keep: Notify,
     /// Notified when the daemon has news for other directors.
     tell: Notify,
@@ -299,7 +299,7 @@ impl Shared {
         self.lock().refused_by_daemon.clone()
     }
 
-    /// Their liveness is unknown.
+    /// Marks the liveness of the directors as unknown.
     fn forget_directors(&self) {
         self.lock().view.directors.clear();
     }
@@ -323,7 +323,7 @@ impl Shared {
 #[derive(Debug)]
 pub(crate) struct Sources {
     shared: Arc<Shared>,
-    /// Where it is kept.
+    /// Path of the stored copy.
     path: Option<PathBuf>,
     /// Their thread, from the first one on.
     runtime: Option<Handle>,
@@ -427,7 +427,7 @@ impl Sources {
         }
     }
 
-    /// Follows an etcd, and notes the texts of its services that are right.
+    /// Watches an etcd, and records the valid texts of its services.
     fn set_etcd(&mut self, cluster: Option<&Cluster>, in_force: &[(String, String)]) {
         let stays = match (&self.etcd, cluster) {
             (Some((now, _)), Some(cluster)) => now == cluster,
@@ -466,7 +466,7 @@ impl Sources {
         }
     }
 
-    /// Follows a Kubernetes, and notes what the daemon has made of its services.
+    /// Watches a Kubernetes, and records the daemon's use of its services.
     fn set_kubernetes(&mut self, settings: Option<&kubernetes::Settings>, made: &Made) {
         let stays = self.kubernetes.as_ref().map(|(now, _)| now) == settings;
         if !stays && let Some((_, task)) = self.kubernetes.take() {
@@ -514,7 +514,7 @@ impl Sources {
         }
     }
 
-    /// The thread, which is started if there is none.
+    /// The thread, started on the first call.
     fn runtime(&mut self) -> Option<Handle> {
         if self.runtime.is_none() {
             let started = start();
@@ -532,7 +532,7 @@ impl Sources {
         self.runtime.clone()
     }
 
-    /// There is something new.
+    /// Waits until there is a new answer.
     pub(crate) async fn changed(&self) {
         self.shared.news.notified().await;
     }
@@ -542,7 +542,7 @@ impl Sources {
         self.shared.lock().gathered.clone()
     }
 
-    /// How they are.
+    /// Status of the sources.
     pub(crate) fn status(&self) -> Vec<SourceStatus> {
         let state = self.shared.lock();
         let status = state.dns.iter().map(|(name, standing)| SourceStatus {

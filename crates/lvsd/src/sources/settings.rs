@@ -26,7 +26,7 @@ impl Cluster {
     pub const LEASE: Duration = Duration::from_secs(10);
     /// The default time limit of a request.
     pub const TIMEOUT: Duration = Duration::from_secs(3);
-    /// How long a lease may last.
+    /// Permitted durations of a lease.
     pub const LEASES: RangeInclusive<Duration> = Duration::from_secs(2)..=Duration::from_secs(3600);
     /// Bytes of a prefix or a name.
     pub(crate) const NAME_MAX: usize = 128;
@@ -62,7 +62,7 @@ impl Default for Lookups {
     }
 }
 
-/// Where servers come from besides the file.
+/// Source of servers besides the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// A name in DNS, in lower case and without a dot at its end.

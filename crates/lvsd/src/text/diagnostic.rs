@@ -30,7 +30,7 @@ pub(crate) fn bounded(mut lines: Vec<String>) -> Vec<String> {
     lines
 }
 
-/// How bad it is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Severity {
     /// The file is refused.
@@ -109,7 +109,7 @@ impl Diagnostic {
         self
     }
 
-    /// The same in a text that has so many bytes before this one's.
+    /// The same at an offset of `by` bytes.
     fn shifted(mut self, by: usize) -> Self {
         let shift = |span: &mut Range<usize>| *span = span.start + by..span.end + by;
         shift(&mut self.primary.0);
@@ -215,7 +215,7 @@ pub(crate) struct Findings {
 }
 
 impl Findings {
-    /// Takes a finding.
+    /// Adds a finding.
     pub(crate) fn push(&mut self, finding: Diagnostic) {
         self.reported += usize::from(finding.severity == Severity::Error);
         let mut hasher = DefaultHasher::new();
@@ -230,7 +230,7 @@ impl Findings {
         }
     }
 
-    /// Takes the findings of another reading.
+    /// Adds the findings of another reading.
     pub(crate) fn append(&mut self, other: Self) {
         let more = other.more();
         other
@@ -241,29 +241,29 @@ impl Findings {
         self.counts[1] += more[1];
     }
 
-    /// The same in a text that has so many bytes before this one's.
+    /// The same at an offset of `by` bytes.
     pub(crate) fn shifted(mut self, by: usize) -> Self {
         let kept = self.kept.into_iter();
         self.kept = kept.map(|finding| finding.shifted(by)).collect();
         self
     }
 
-    /// How many errors were reported so far.
+    /// Number of errors so far.
     pub(crate) const fn reported(&self) -> usize {
         self.reported
     }
 
-    /// Nothing was found.
+    /// Whether there are no findings.
     pub(crate) fn is_empty(&self) -> bool {
         self.counts == [0, 0]
     }
 
-    /// There are so many errors that the rest of the file need not be read.
+    /// Whether there are so many errors that the rest of the file need not be read.
     pub(crate) const fn is_full(&self) -> bool {
         self.counts[Severity::Error as usize] >= COUNTED_MAX
     }
 
-    /// How many errors and warnings are not kept.
+    /// Number of errors and warnings that are not kept.
     pub(crate) fn more(&self) -> [usize; 2] {
         self.counts.map(|count| count.saturating_sub(KEPT_MAX))
     }
@@ -282,11 +282,11 @@ pub struct Report {
     pub path: String,
     /// Its text, with that of the files of `conf.d` behind it.
     pub text: String,
-    /// Which part of the text is which file.
+    /// The files in the text.
     pub files: Files,
     /// The findings, in the order of the text; the first ones, if there are very many.
     pub findings: Vec<Diagnostic>,
-    /// How many errors and warnings there are besides.
+    /// Number of further errors and warnings.
     pub more: [usize; 2],
 }
 
@@ -341,7 +341,7 @@ impl Report {
         all
     }
 
-    /// As one text, with colours where `coloured`.
+    /// The report as one text, with colours if `coloured`.
     pub fn render(&self, coloured: bool) -> String {
         self.lines(coloured).join("\n\n")
     }

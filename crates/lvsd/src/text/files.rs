@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, ErrorKind, Read};
 use std::ops::Range;
 
-/// Where the files of a configuration begin in its text.
+/// Start of each file of a configuration in its text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Files {
     parts: Vec<Part>,
@@ -44,7 +44,7 @@ impl Files {
         }
     }
 
-    /// The same files, whose whole text is `text`.
+    /// The same files with `text` as their whole text.
     pub(crate) fn of(mut self, text: &str) -> Self {
         self.lines = lines(text);
         self

@@ -96,7 +96,7 @@ impl Keys<'_> {
         }
     }
 
-    /// The place of a key's value; that of the table, if there is none.
+    /// The place of a key's value; that of the table, if the key is missing.
     pub(crate) fn place(&self, key: &str) -> Range<usize> {
         self.value(key).map_or_else(|| self.table(), Spanned::span)
     }

@@ -63,7 +63,7 @@ const IPVS: &str = "write it below [sync.ipvs]";
 const REMOVED: [(&str, &str); 6] = [
     (
         "agree",
-        "remove it: each director decides by itself which servers are down",
+        "remove it: each director decides on its own which servers are down",
     ),
     (
         "compat",

@@ -12,7 +12,7 @@ use toml::Spanned;
 pub(crate) enum Value {
     /// `"..."`
     String(String),
-    /// A whole number; one that does not fit stands as the nearest that does.
+    /// A whole number; one out of range becomes the nearest in range.
     Integer(i64),
     /// A number with a fraction.
     Float(f64),

@@ -1,5 +1,5 @@
-//! Files of other programs, as people publish them: each becomes a file that `lvsd check`
-//! takes, and says what of it was lost. `convert/README.md` has where their shapes are from.
+//! Published files of other programs: each becomes a file that `lvsd check` accepts, with a list of
+//! the lost parts. `convert/README.md` lists the sources of their shapes.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -41,7 +41,7 @@ fn checked(path: &Path) -> (Converted, Config) {
 }
 
 #[test]
-fn published_files() {
+fn published_files_are_converted() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convert");
     let all = files(&directory);
     assert_eq!(all.len(), 20);
@@ -128,7 +128,7 @@ fn samples_of_debian_packages() {
     println!("{seen} samples with virtual servers");
 }
 
-/// Each file of `convert/cases` says in lines that begin with `#=` what becomes of it.
+/// Each file of `convert/cases` has its expected result in lines that begin with `#=`.
 #[test]
 fn cases_convert_as_annotated() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convert/cases");

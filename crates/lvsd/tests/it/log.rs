@@ -1,4 +1,4 @@
-//! The program with outputs that take nothing: its exit code still tells.
+//! The program with blocked outputs: its exit code is still right.
 
 use std::fs::{File, OpenOptions};
 use std::process::{Command, ExitStatus};

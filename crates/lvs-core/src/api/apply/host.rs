@@ -27,7 +27,7 @@ pub trait Host {
         false
     }
 
-    /// The MTU of a network interface in bytes; `None` if there is none of this name.
+    /// The MTU of a network interface in bytes; `None` if no interface has this name.
     fn mtu(&self, interface: &str) -> Option<u32> {
         let _ = interface;
         Some(1500)
@@ -45,7 +45,7 @@ pub struct Permissive;
 
 impl Host for Permissive {}
 
-/// Something that a change requires of the host's packet interception.
+/// A requirement of a change for the host's packet interception.
 #[derive(Clone, Copy, Debug)]
 pub enum Need<'a> {
     /// A service to be added.

@@ -40,7 +40,7 @@ pub struct Done {
 pub struct Refused {
     /// The first change that cannot be made, from 0.
     pub change: usize,
-    /// Why.
+    /// The failure.
     pub failure: Failure,
 }
 
@@ -66,12 +66,12 @@ impl Applied {
         self.services.iter().map(|&key| key.into())
     }
 
-    /// Nothing concerns the packet side.
+    /// Whether the change does not concern the packet side.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Nothing but services is concerned, each of which is named.
+    /// Whether the change concerns only services, all of which are named.
     pub fn is_services_only(&self) -> bool {
         !(self.flushed || self.marks || self.vips || self.local || self.settings)
     }

@@ -170,7 +170,7 @@ impl Step<'_> {
     }
 }
 
-/// Whether the scheduler of a service that has been checked goes by the servers' answers.
+/// Whether the scheduler of a checked service uses the latency of the servers' answers.
 fn measures(control: &Control, config: &ServiceConfig) -> bool {
     let scheduler = control.scheduler(&config.scheduler);
     scheduler.is_ok_and(|scheduler| scheduler.needs_replies())

@@ -20,9 +20,9 @@ use crate::conn::Draft;
 pub struct Adoption {
     /// Handles of slots that look used.
     handles: Vec<u32>,
-    /// Of these, the one to look at next.
+    /// The next of them to examine.
     next: usize,
-    /// Entries of the overflow, by the order in which they came.
+    /// Entries of the overflow, in the order of their insertion.
     overflow: Vec<(u64, u32)>,
     /// Advance of the previous process's clock.
     ahead: Duration,

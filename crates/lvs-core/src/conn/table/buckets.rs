@@ -16,7 +16,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use super::memory::{Layout, Region};
 
-/// In the word of a bucket: an entry for which it is the first bucket lies in the overflow.
+/// Bit in the word of a bucket: an entry for which it is the first bucket is in the overflow.
 pub(super) const OVERFLOWED: u64 = 0x80;
 /// Seven bits of each byte.
 const TAGS: u64 = 0x7f7f_7f7f_7f7f_7f7f;
@@ -38,12 +38,12 @@ pub(super) struct Buckets {
     pub(super) first: usize,
     pub(super) second: usize,
     pub(super) tag: u64,
-    /// Of the first bucket.
+    /// The first bucket of the entry.
     pub(super) home: usize,
 }
 
 impl Buckets {
-    /// Of `buckets` in all.
+    /// The buckets of a hash in a table of `buckets`.
     #[inline]
     pub(super) fn of(hash: u64, buckets: u32) -> Self {
         let scaled = |half: u64| ((half * u64::from(buckets)) >> 32) as usize;
@@ -55,14 +55,13 @@ impl Buckets {
         }
     }
 
-    /// The slot where the entry lies if that was free when it came, and its bucket not about to be
-    /// full.
+    /// The slot of the entry if it was free at the insertion, and its bucket was not nearly full.
     #[inline]
     pub(super) const fn home(&self) -> usize {
         self.first * Layout::WAYS + self.home
     }
 
-    /// Whether an entry may lie in this bucket.
+    /// Whether an entry may be in this bucket.
     pub(super) const fn contains(&self, bucket: usize) -> bool {
         self.first == bucket || self.second == bucket
     }
@@ -93,7 +92,7 @@ pub(super) fn lanes(word: u64, tag: u64) -> impl Iterator<Item = usize> + Clone 
 pub(super) struct Tags<'a>(pub(super) &'a Region);
 
 impl<'a> Tags<'a> {
-    /// Where the word of a bucket lies.
+    /// The word of a bucket.
     #[inline]
     pub(super) fn place(self, bucket: usize) -> &'a AtomicU64 {
         self.0.word(bucket)

@@ -1,4 +1,4 @@
-//! Entries that the same packets find: which of them is the newest, and where they lie.
+//! Entries that match the same packets: their order of age, and their slots.
 
 use alloc::vec::Vec;
 
@@ -73,8 +73,8 @@ impl ConnTable {
         }
     }
 
-    /// The newest entry of those that the overflow's index knows, which the packets of a side find
-    /// as one like this.
+    /// The newest of the entries in the overflow's index that packets of a side match like this
+    /// one.
     fn newest_like(&self, draft: &Draft, side: Side) -> Option<u32> {
         if side == Side::Out && !draft.has_out_side() {
             return None;
@@ -136,7 +136,7 @@ impl ConnTable {
         true
     }
 
-    /// Takes an entry out of the overflow's index.
+    /// Removes an entry from the overflow's index.
     pub(super) fn leave(&mut self, handle: u32) {
         let entry = self.slots.entry(handle);
         let (word, has_out_side) = (entry.word0(), entry.has_out_side());
@@ -198,7 +198,7 @@ impl ConnTable {
         }
     }
 
-    /// Gives an entry of unknown client port the port of its first packet
+    /// Sets the unknown client port of an entry to the port of its first packet
     /// (`ip_vs_conn_fill_cport`).
     pub(crate) fn set_client_port(&mut self, handle: u32, port: u16) {
         self.change(handle, |draft| {
@@ -207,7 +207,7 @@ impl ConnTable {
         });
     }
 
-    /// Gives a template ports that no lookup asks for (`ip_vs_check_template`).
+    /// Sets ports of a template that no look-up uses (`ip_vs_check_template`).
     pub(crate) fn hide_template(&mut self, handle: u32) {
         self.change(handle, |draft| {
             draft.key.virt.set_port(u16::MAX);

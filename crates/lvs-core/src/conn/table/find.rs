@@ -1,4 +1,4 @@
-//! Which entry a packet belongs to.
+//! The look-up of the entry of a packet.
 
 use core::net::{IpAddr, SocketAddr, SocketAddrV4};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -295,7 +295,7 @@ impl ConnTable {
         Found::none(first)
     }
 
-    /// As [`find_narrow`](Self::find_narrow), of the wide slots.
+    /// Finds an entry in the wide slots, as [`find_narrow`](Self::find_narrow) in the narrow ones.
     fn find_wide(
         &self,
         client: [u64; 2],
@@ -363,7 +363,7 @@ impl ConnTable {
         }
     }
 
-    /// As [`note_source`](Self::note_source), of the source that `ahead` was made for.
+    /// Notes the source that `ahead` was made for, as [`note_source`](Self::note_source).
     #[inline]
     pub(crate) fn note_stranger(&self, ahead: &Ahead) {
         let aim = ahead.side(true, 0);
@@ -516,12 +516,12 @@ impl ConnTable {
 #[derive(Clone, Copy, Debug)]
 pub struct Ahead {
     narrow: bool,
-    /// Of the source as a client, and of the destination.
+    /// The aims for the source as a client, and for the destination.
     sides: [Aim; 2],
 }
 
 impl Ahead {
-    /// Nothing is known.
+    /// No aim is known.
     pub(crate) const NONE: Self = Self {
         narrow: true,
         sides: [Aim::NONE; 2],
@@ -538,18 +538,18 @@ impl Ahead {
     }
 }
 
-/// An invalid identity: each valid one lies in [`IDENTITY`]. 0 is valid, the template of a mark has
-/// it.
+/// An invalid identity: each valid one is within [`IDENTITY`]. 0 is valid: the template of a mark
+/// has it.
 const NOBODY: u64 = u64::MAX;
 const _: () = assert!(IDENTITY != NOBODY);
 
-/// Where one end's entry lies, if there is one.
+/// Position of the entry of one end, if there is one.
 #[derive(Clone, Copy, Debug)]
 struct Aim {
     /// [`NOBODY`] without a hint.
     identity: u64,
     hash: u64,
-    /// Where it is likely to lie, or [`NO_SLOT`].
+    /// Its probable slot, or [`NO_SLOT`].
     slot: u32,
 }
 
@@ -583,7 +583,7 @@ impl Strangers {
         self.place(identity).store(identity, Relaxed);
     }
 
-    /// It is a client's from now on.
+    /// Removes an address and port from the record: an entry has it as its client now.
     #[inline]
     pub(super) fn forget(&self, client: SocketAddr, protocol: Protocol) {
         if let IpAddr::V4(addr) = client.ip() {
@@ -601,11 +601,11 @@ impl Default for Strangers {
     }
 }
 
-/// Where a look-up ends.
+/// Result of a look-up.
 enum Found {
     /// In a slot in place.
     Entry(u32),
-    /// Nothing there is the newest: the overflow knows, if anybody does.
+    /// The newest entry is not there; the overflow may have it.
     Perhaps,
     Nothing,
 }

@@ -25,14 +25,14 @@ pub(crate) const PROBES: usize = 2 * WIDTH;
 pub(crate) struct Index {
     /// Lines, from [`first`](Self::first) on.
     places: Vec<u64>,
-    /// Where the first line begins: lines are cache lines.
+    /// Index of the first line: lines are cache lines.
     first: usize,
     /// Number of lines less one; a power of two less one.
     mask: usize,
 }
 
 impl Index {
-    /// For `references` of them.
+    /// An index for `references` references.
     pub(crate) fn new(references: usize) -> Self {
         let lines = references.div_ceil(LOAD).max(1).next_power_of_two();
         // Fresh zero pages need not be written, aligned ones of a type of our own would be.
@@ -77,7 +77,7 @@ impl Index {
         }
     }
 
-    /// Takes a reference out.
+    /// Removes a reference.
     pub(crate) fn remove(&mut self, hash: u64, old: u32) {
         if let Some(place) = self.place_of(hash, old) {
             self.places[place] = 0;
@@ -111,7 +111,7 @@ impl Index {
         Some(line + found)
     }
 
-    /// Where the two lines of a hash begin.
+    /// Index of the first of the two lines of a hash.
     #[inline]
     #[expect(
         clippy::cast_possible_truncation,

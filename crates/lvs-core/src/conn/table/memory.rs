@@ -38,7 +38,7 @@ pub struct Layout {
     pub keys: [u64; 2],
 }
 
-/// There is no memory of this size to be had.
+/// No memory of this size is available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfMemory {
     /// Bytes of the table that it was for.
@@ -57,10 +57,10 @@ impl fmt::Display for OutOfMemory {
 
 impl core::error::Error for OutOfMemory {}
 
-/// Why memory that was found is not taken over.
+/// Reasons to refuse the memory of a predecessor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayoutError {
-    /// It does not begin with a table's description.
+    /// The memory does not begin with a table's description.
     Foreign,
     /// It was written by a version of this crate with another layout, which is this number.
     Version(u64),

@@ -151,7 +151,7 @@ impl Slots {
         }
     }
 
-    /// The buckets where an entry with these addresses lies, if its region has any.
+    /// The buckets of an entry with these addresses, if its region has any.
     fn buckets_of(&self, narrow: bool, client: SocketAddr, protocol: Protocol) -> Option<Buckets> {
         let buckets = self.buckets(narrow);
         (buckets > 0).then(|| Buckets::of(self.hash(narrow, client, protocol), buckets))
@@ -195,14 +195,14 @@ pub(crate) struct ConnTable {
     parts: Vec<u32>,
     /// Used slots in place: narrow ones, wide ones.
     used: [usize; 2],
-    /// Of each, whether look-ups try an entry's [home](buckets) before the tags.
+    /// For each family, whether look-ups try an entry's [home](buckets) before the tags.
     at_home: [bool; 2],
     due: Vec<u32>,
     /// Entries without a known client port.
     portless: usize,
     /// Entries of IPv4 clients in wide slots.
     mixed: usize,
-    /// How many entries each one controls that has [`flag::CONTROLS`].
+    /// Number of entries that each entry with [`flag::CONTROLS`] controls.
     controlled: Sparse<u32>,
     /// When the timer that was last synchronised ends, in ticks of 4 ms; the lower two bits count
     /// retries.
@@ -292,7 +292,7 @@ impl ConnTable {
 
     // --- coming and going ------------------------------------------------------------------------
 
-    /// Takes an entry in, as the newest of its equals, and starts its timer; `None`, and nothing
+    /// Inserts an entry, as the newest of its equals, and starts its timer; `None`, and nothing
     /// changed, if the table is full.
     pub(crate) fn insert(&mut self, draft: &Draft, now: Instant) -> Option<u32> {
         if self.len >= self.capacity {
@@ -344,7 +344,7 @@ impl ConnTable {
         None
     }
 
-    /// Takes an entry out and frees its slot.
+    /// Removes an entry and frees its slot.
     pub(crate) fn remove(&mut self, handle: u32) {
         let entry = self.slots.entry(handle);
         self.wheel.disarm(handle, entry);
@@ -440,7 +440,7 @@ impl ConnTable {
 
     // --- time ------------------------------------------------------------------------------------
 
-    /// Lets the entry's timer run for its timeout from `now` (`ip_vs_conn_put`).
+    /// Starts the entry's timer with its timeout from `now` (`ip_vs_conn_put`).
     #[inline]
     pub(crate) fn restart(&mut self, handle: u32, now: Instant) {
         let entry = self.slots.entry(handle);
@@ -456,7 +456,7 @@ impl ConnTable {
         self.wheel.arm(handle, entry);
     }
 
-    /// Has the timer of an entry fire at this time.
+    /// Sets the time at which the timer of an entry fires.
     pub(crate) fn restart_until(&mut self, handle: u32, at: Instant) {
         let entry = self.slots.entry(handle);
         entry.set_expires(at);
@@ -488,8 +488,7 @@ impl ConnTable {
         self.wheel.next_tick(&self.slots, tick_of(now), budget)
     }
 
-    /// Entries of the tick that [`due_tick`](Self::due_tick) has found, out of the wheel, as far as
-    /// they are due.
+    /// Due entries of the tick that [`due_tick`](Self::due_tick) has found, removed from the wheel.
     pub(crate) fn take_due(&mut self, now: Instant, budget: &mut usize) -> Vec<u32> {
         let mut due = core::mem::take(&mut self.due);
         due.clear();
@@ -515,7 +514,7 @@ impl ConnTable {
         due
     }
 
-    /// Takes back the vector of [`take_due_by`](Self::take_due_by), for its memory.
+    /// Returns the vector of [`take_due_by`](Self::take_due_by), so that its memory is used again.
     pub(crate) fn recycle(&mut self, due: Vec<u32>) {
         self.due = due;
     }
@@ -537,7 +536,7 @@ impl ConnTable {
         }
     }
 
-    /// One more is controlled by this one.
+    /// Counts one more entry that this one controls.
     pub(crate) fn add_controlled(&mut self, handle: u32) {
         let entry = self.slots.entry(handle);
         let controlled = self.controlled.entry(handle);
@@ -548,7 +547,7 @@ impl ConnTable {
         *controlled += 1;
     }
 
-    /// One less is.
+    /// Counts one less.
     pub(crate) fn drop_controlled(&mut self, handle: u32) {
         if self.get(handle).has(flag::CONTROLS)
             && let Some(controlled) = self.controlled.get_mut(handle)
@@ -569,7 +568,7 @@ impl ConnTable {
     }
 }
 
-/// So many seconds later.
+/// The time `seconds` after `now`.
 #[inline]
 fn after(now: Instant, seconds: u32) -> Instant {
     let span = u64::from(seconds) * 1_000_000_000;

@@ -18,7 +18,7 @@ use super::slot::{Entry, narrow, protocol_part, wide, wide_identity, wire};
 use crate::Protocol;
 use crate::conn::NO_SLOT;
 
-/// Which packets an entry is found by.
+/// The side whose packets find an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     /// Packets from the client to the virtual address, and replies of connections that are not
@@ -69,7 +69,7 @@ impl Tie {
     };
 }
 
-/// Index, ties and free slots of the overflow. The entries themselves lie in the table's memory.
+/// Index, ties and free slots of the overflow. The entries themselves are in the table's memory.
 #[derive(Debug)]
 pub(super) struct Overflow {
     index: Index,
@@ -107,7 +107,7 @@ impl Overflow {
         self.used
     }
 
-    /// From now on, the slots up to this one may be in use.
+    /// Marks the slots up to this one as possibly in use.
     pub(super) const fn set_used(&mut self, used: u32) {
         self.used = used;
     }
@@ -124,12 +124,12 @@ impl Overflow {
         Some(self.used - 1)
     }
 
-    /// Takes back a slot.
+    /// Returns a slot.
     pub(super) fn give_back(&mut self, slot: u32) {
         self.free.push(slot);
     }
 
-    /// Hash of a client's address and port and of the other end.
+    /// Hash of the client's address and port and of the address and port of the other end.
     pub(super) fn hash(&self, protocol: Protocol, client: SocketAddr, peer: SocketAddr) -> u64 {
         if let (IpAddr::V4(from), IpAddr::V4(to)) = (client.ip(), peer.ip()) {
             let from = narrow(from.octets(), client.port()) | protocol_part(protocol);
@@ -213,7 +213,7 @@ impl Overflow {
         }
     }
 
-    /// Nothing is in it any more, as far as it knows.
+    /// Whether it is empty, as far as it knows.
     #[cfg(test)]
     pub(super) fn is_clear(&self) -> bool {
         self.ties.is_empty()

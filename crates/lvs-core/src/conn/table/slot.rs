@@ -253,7 +253,7 @@ impl Draft {
     }
 }
 
-/// An entry where it lies.
+/// An entry in its slot.
 #[derive(Clone, Copy)]
 pub(crate) struct Entry<'a> {
     /// The words that look-ups compare.
@@ -370,7 +370,7 @@ impl<'a> Entry<'a> {
         self.front[n].store(others | hop, Relaxed);
     }
 
-    /// When the timer fires.
+    /// Time at which the timer fires.
     #[inline]
     pub(crate) fn expires(self) -> Instant {
         Instant::from_nanos(self.hot(HOT_DEADLINE))
@@ -383,7 +383,7 @@ impl<'a> Entry<'a> {
         self.hot[HOT_DEADLINE].store(at.as_nanos(), Release);
     }
 
-    /// When the timer was started last: at the entry's last packet.
+    /// Time of the last start of the timer: the entry's last packet.
     pub(crate) fn last_restart(self) -> Instant {
         let timeout = u64::from(self.timeout()) * 1_000_000_000;
         Instant::from_nanos(self.expires().as_nanos().saturating_sub(timeout))
@@ -489,7 +489,7 @@ impl<'a> Entry<'a> {
         Some(self.control()).filter(|control| control & TEMPLATE_BIT == 0)
     }
 
-    /// When the wheel looks at it; [`UNARMED`] if it is not in.
+    /// Time at which the wheel visits the entry; [`UNARMED`] if it is not in the wheel.
     #[inline]
     pub(super) fn armed(self) -> u32 {
         high(self.hot(HOT_CONTROL))
@@ -548,7 +548,7 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// From now on its packets come to userspace.
+    /// Evicts the connection from the kernel fast path: its packets come to userspace.
     pub(crate) fn withdraw(self) {
         self.set_kind(kind::LIVE, false);
     }
@@ -576,7 +576,7 @@ impl<'a> Entry<'a> {
         self.method() == Forwarding::Nat && self.word0() & kind::TEMPLATE == 0
     }
 
-    /// Everything about it but its timer.
+    /// All fields of an entry except its timer.
     pub(crate) fn draft(self) -> Draft {
         Draft {
             key: Key {

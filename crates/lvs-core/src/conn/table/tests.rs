@@ -13,7 +13,7 @@ use crate::{Forwarding, State};
 
 /// The record of the server of entries that were bound again.
 const REBOUND: u32 = 1000;
-/// No limit to the work of a call.
+/// A call without a limit of its work.
 const ALL: usize = usize::MAX;
 
 fn key(n: u16) -> Key {
@@ -30,7 +30,7 @@ fn draft(n: u16, timeout: u32) -> Draft {
     draft
 }
 
-/// Everything that is due up to `now`, in order.
+/// All entries that are due up to `now`, in order.
 fn due(table: &mut ConnTable, now: Instant) -> Vec<u16> {
     let mut ports = Vec::new();
     loop {
@@ -232,7 +232,7 @@ fn nat(client: u16, virt: SocketAddr, server: SocketAddr) -> Draft {
 /// One client's port to every port of an address, and to one port of as many addresses with one
 /// server: the hash of the client alone leads all of them to the same buckets.
 #[test]
-fn many_destinations_of_one_client_port_build_no_chain() {
+fn many_destinations_of_one_client_port_make_no_long_chain() {
     let mut table = ConnTable::new(1 << 17, 1);
     let server: SocketAddr = "10.1.0.1:80".parse().unwrap();
     let virt = |n: u16| {
@@ -465,7 +465,7 @@ fn timer_burst_is_spread_before_its_deadline() {
     assert_eq!(due(&mut table, deadline).len(), 50_000);
 }
 
-/// A table that knows its entries and nothing else.
+/// A simple model of a table, which has only its entries.
 #[derive(Default)]
 struct Naive {
     /// The newest last.
@@ -611,7 +611,7 @@ fn ops() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Words that outlive the table which lies in them.
+/// Memory that outlives the table in it.
 fn lent(layout: &Layout) -> [&'static [core::sync::atomic::AtomicU64]; 5] {
     let sizes = [
         layout.narrow_words(),

@@ -5,7 +5,7 @@ use core::ops::Range;
 
 use super::{ConnTable, PART};
 
-/// Free slots that take as long to look at as an entry to list.
+/// Free slots whose visit costs as much as one listed entry.
 const ENTRY_COST: usize = 16;
 
 impl ConnTable {
@@ -38,9 +38,8 @@ impl ConnTable {
         })
     }
 
-    /// The next entry in use from slot `at` on, which moves behind it; `None` if there is none
-    /// before the budget of slots to look at is spent, or the end
-    /// ([`slots_len`](Self::slots_len)) is reached.
+    /// The next entry in use from slot `at` on; `at` advances past it. `None` at the end
+    /// ([`slots_len`](Self::slots_len)), or if the budget of slots is spent before the next entry.
     pub(crate) fn walk(&self, at: &mut usize, budget: &mut usize) -> Option<u32> {
         while *at < self.slots_len() && *budget > 0 {
             *budget -= 1;
@@ -71,7 +70,7 @@ impl ConnTable {
         (piece, (at < self.slots_len()).then_some(at))
     }
 
-    /// How many slots there are in those regions that have entries.
+    /// Number of slots in the regions that have entries.
     pub(crate) fn populated_len(&self) -> usize {
         self.populated().map(|region| region.len()).sum()
     }

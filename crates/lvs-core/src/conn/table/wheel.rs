@@ -37,7 +37,7 @@ const TICKS: usize = 2 << PAGE_BITS;
 const PAGES: usize = 2 << PAGE_BITS;
 const BOOKS: usize = 64;
 const BUCKETS: usize = TICKS + PAGES + BOOKS;
-/// How far ahead a record may lie.
+/// Greatest distance of a record in the future.
 const SPAN: u64 = (BOOKS as u64 - 1) << (2 * PAGE_BITS);
 /// Ticks are kept modulo this.
 const ARMED_MASK: u64 = (1 << 31) - 1;
@@ -63,7 +63,7 @@ pub(crate) const fn start_of(tick: u64) -> Instant {
     Instant::from_nanos(tick << TICK_SHIFT)
 }
 
-/// Where the wheel finds the slots of its records.
+/// Access of the wheel to the slots of its records.
 pub(super) trait Entries {
     fn entry(&self, handle: u32) -> Entry<'_>;
 
@@ -77,21 +77,21 @@ pub(crate) struct Wheel {
     heads: Vec<u32>,
     /// Records in it.
     fills: Vec<u32>,
-    /// One bit a bucket: it has records.
+    /// One bit for each bucket that has records.
     occupied: Vec<u64>,
     /// All chunks; the first is used by none.
     chunks: Vec<u32>,
     /// The first of the chunks that were used and are free, and how many were used.
     free: u32,
     used: u32,
-    /// Where the record of a handle lies, while it has one.
+    /// Position of the record of each handle that has one.
     places: Vec<u32>,
     /// The tick being worked on: every earlier one is done.
     tick: u64,
     /// Records of a portion of the page that is distributed, and the number to distribute now.
     portion: usize,
     owed: usize,
-    /// How far in the page the portions are.
+    /// Progress of the portions within the page.
     portioned: u64,
     linked: usize,
     /// Something in the present tick was looked at and is not due yet.
@@ -123,7 +123,7 @@ impl Wheel {
         }
     }
 
-    /// Makes sure that a slot comes up when its deadline is reached.
+    /// Inserts a slot into the wheel, so that it is due at its deadline.
     #[inline]
     pub(super) fn arm(&mut self, handle: u32, entry: Entry<'_>) {
         let deadline = tick_of(entry.expires());
@@ -137,7 +137,7 @@ impl Wheel {
         entry.set_armed(self.link(handle, deadline));
     }
 
-    /// Takes a slot out, if it is in.
+    /// Removes a slot from the wheel, if it is there.
     pub(super) fn disarm(&mut self, handle: u32, entry: Entry<'_>) {
         if entry.armed() != UNARMED {
             self.unlink(handle);
@@ -448,7 +448,7 @@ impl Wheel {
     }
 }
 
-/// Where a chunk begins.
+/// Index of the first word of a chunk.
 const fn at(chunk: u32) -> usize {
     (chunk as usize) << CHUNK_SHIFT
 }

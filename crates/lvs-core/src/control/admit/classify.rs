@@ -23,7 +23,7 @@ use crate::{
 /// that was chosen.
 const OTHERS: usize = 8;
 
-/// Why a packet opens no connection.
+/// Reasons why a packet opens no connection.
 pub(in crate::control) enum Refused<U> {
     Accept(AcceptReason),
     Drop(DropReason),
@@ -55,7 +55,7 @@ impl From<Refused<core::convert::Infallible>> for Verdict {
     }
 }
 
-/// How many packets a connection is for.
+/// Number of packets that a connection is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::control) enum Packets {
     /// One-packet scheduling: the connection ends with its first packet.
@@ -78,7 +78,7 @@ pub(in crate::control) enum By<T> {
 pub(in crate::control) trait State {
     type Opened;
     type Template: Copy;
-    /// Why a preview cannot foresee a step.
+    /// The reason why a preview cannot foresee a step.
     type Unknown;
 
     fn control(&self) -> &Control;
@@ -101,7 +101,7 @@ pub(in crate::control) trait State {
         now: Instant,
     ) -> Result<(), DropReason>;
 
-    /// The part of a datagram that the persistence engine goes by.
+    /// The part of a datagram that the persistence engine uses.
     fn engine_data<'a>(&mut self, ask: &Ask<'a>) -> Result<Option<&'a [u8]>, Self::Unknown>;
 
     /// A template that leads to a server which may be used.
@@ -112,7 +112,7 @@ pub(in crate::control) trait State {
         now: Instant,
     ) -> Option<(Self::Template, Arc<Server>)>;
 
-    /// Keeps a new template; `None` if there is no room for it.
+    /// Stores a new template; `None` if there is no room for it.
     fn make_template(
         &mut self,
         template: Template,
@@ -122,7 +122,7 @@ pub(in crate::control) trait State {
 
     fn restart_template(&mut self, template: Self::Template, now: Instant);
 
-    /// Has the service's scheduler choose.
+    /// Chooses a server by the service's scheduler.
     fn pick(
         &mut self,
         service: u32,

@@ -319,14 +319,14 @@ impl<'a> Ask<'a> {
         }
     }
 
-    /// The part of the datagram that the persistence engine goes by. Embedded or not UDP, there is
-    /// none.
+    /// The part of the datagram that the persistence engine uses; `None` for embedded packets and
+    /// for other protocols than UDP.
     fn engine_data(&self) -> Option<&'a [u8]> {
         let message = self.payload.filter(|_| self.protocol == Protocol::UDP);
         message.and_then(persistence_sip::call_id)
     }
 
-    /// The port of the server that the connection goes to.
+    /// The destination port at the server.
     fn port_at(&self, server: &Server) -> u16 {
         match server.addr().port() {
             0 => self.virt.port(),

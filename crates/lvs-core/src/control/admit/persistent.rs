@@ -1,4 +1,4 @@
-//! Persistence templates: what they are found by, and which may be used.
+//! Persistence templates: their keys, and the usable ones.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 

@@ -92,7 +92,7 @@ impl Replacement {
 /// Last command of the client of a control connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Mode {
-    /// Nothing that the server's reply matters to.
+    /// The server's reply has no effect.
     #[default]
     Active,
     /// PASV.
@@ -105,7 +105,7 @@ enum Mode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Session {
     mode: Mode,
-    /// Of the server's stream; nothing changes the client's.
+    /// Shift of the server's stream; the client's stream is never changed.
     shift: Shift,
     /// The last changed reply: its number and mode. It may have to be sent again.
     changed: Option<(u32, Mode)>,
@@ -113,7 +113,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Follows a segment.
+    /// Tracks a segment.
     fn follow(&mut self, from: From, tcp: &Tcp<'_>) -> Relation {
         let relation = track::follow(&mut self.track, from, tcp, self.shift);
         if relation == Relation::New {
@@ -499,7 +499,7 @@ mod tests {
             self.director.handle_packet(&meta, NOW)
         }
 
-        /// The server that a client's segment goes to.
+        /// Sends a segment of the client, and returns its server.
         fn request(
             &mut self,
             flags: u8,

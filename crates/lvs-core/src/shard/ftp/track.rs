@@ -22,14 +22,14 @@ pub(super) enum From {
     Server,
 }
 
-/// How a segment relates to the tracked connection.
+/// Relation of a segment to the tracked connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Relation {
-    /// It belongs to the connection.
+    /// The segment belongs to the connection.
     Known,
     /// The tracking begins with it.
     New,
-    /// It belongs to no connection.
+    /// The segment belongs to no connection.
     Foreign,
 }
 
@@ -88,7 +88,7 @@ enum Step {
     To(State),
     /// The segment passes and is not followed.
     Ignore,
-    /// Connection tracking does not know such a segment.
+    /// Connection tracking rejects the segment.
     Invalid,
 }
 
@@ -164,17 +164,17 @@ impl Offer {
 struct Stream {
     /// Past the last byte that was sent.
     end: u32,
-    /// How far the window of the other side has reached.
+    /// End of the other side's window.
     limit: u32,
     /// The largest window that this side has announced; 0 until it has sent something.
     window: u32,
     /// The scale of its window.
     scale: u8,
-    /// How far it has acknowledged the other stream.
+    /// Highest acknowledgement of the other stream.
     acknowledged: Option<u32>,
     /// The offers of its SYN.
     offer: Offer,
-    /// It has begun the end of the connection.
+    /// Whether the side has begun to close the connection.
     closes: bool,
     /// The beginning was not seen, so that numbers out of the window count as well.
     liberal: bool,
@@ -208,7 +208,7 @@ struct Last {
     offer: Offer,
     /// An ignored SYN may cause a challenge (RFC 5961).
     challenge: bool,
-    /// Both sides have sent a SYN.
+    /// Whether both sides have sent a SYN.
     both: bool,
 }
 
@@ -240,7 +240,7 @@ pub(super) struct Track {
     assured: bool,
 }
 
-/// Follows a segment. `shift` is that of the server's stream.
+/// Tracks a segment. `shift` is that of the server's stream.
 pub(super) fn follow(
     track: &mut Option<Track>,
     from: From,
@@ -614,7 +614,7 @@ impl Track {
 
 /// The effect of a reset.
 enum Reset {
-    /// It is older than what has been acknowledged.
+    /// The segment is older than the acknowledged data.
     Foreign,
     /// The connection ends, whatever the numbers are.
     Ends,
@@ -675,7 +675,7 @@ mod tests {
     }
 
     #[test]
-    fn track_forged_segments_do_not_carry_a_stream_around_the_circle() {
+    fn track_forged_segments_do_not_wrap_sequence_numbers() {
         const WINDOW_MAX: u32 = 1 << 30;
         let mut track = None;
         assert!(bare(&mut track, From::Client, ACK, 1001, 5001));

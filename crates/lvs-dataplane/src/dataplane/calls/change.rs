@@ -1,4 +1,4 @@
-//! Calls that change something: one way in for all of them.
+//! Changing calls: the common entry of all of them.
 
 use std::net::IpAddr;
 

@@ -41,7 +41,7 @@ impl Handle {
         keys.iter().map(|key| self.service_info(key, now)).collect()
     }
 
-    /// One service, with its servers in pieces.
+    /// Describes one service, with its servers in pieces.
     fn service_info(&self, key: &ServiceKey, now: Instant) -> Result<ServiceInfo, Failure> {
         let mut told: Option<ServiceInfo> = None;
         loop {

@@ -175,7 +175,7 @@ impl Handle {
         end(out)
     }
 
-    /// The addresses that stand for clients.
+    /// The local addresses of full NAT.
     pub(super) fn local_info(&self) -> Result<LocalInfo, Failure> {
         let (pool, hairpin) = {
             let control = self.context.control();

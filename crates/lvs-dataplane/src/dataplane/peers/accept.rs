@@ -11,7 +11,7 @@ use lvs_core::api::Waiting;
 use tracing::{error, info, warn};
 
 use super::frame::{Handshake, INTRODUCTION_LEN, Introduction, PROOF_LEN};
-use super::{Peer, Peers, bind, is_missing, teller};
+use super::{Peer, Peers, bind, is_missing, sender};
 use crate::random::random;
 use lvs_process::deadline;
 use lvs_sys::Poller;
@@ -84,7 +84,7 @@ pub(super) fn run(peers: &Arc<Peers>, socket: Option<TcpListener>) {
                     serve(&all, &of, &stream, &handshake);
                 }
             };
-            if peers.spawn("lvs-peer-tells", serves).is_err() {
+            if peers.spawn("lvs-peer-sends", serves).is_err() {
                 peer.state().greeting -= 1;
             }
         }
@@ -165,12 +165,12 @@ fn try_greet(peers: &Peers, peer: &Peer, stream: &TcpStream) -> io::Result<Optio
     let ours = Introduction::new(peers.identity, random()?);
     let handshake = Handshake::new(&peers.key, theirs, ours);
     let mut answer = ours.to_bytes().to_vec();
-    answer.extend(handshake.teller_proof());
+    answer.extend(handshake.sender_proof());
     let mut to = stream;
     to.write_all(&answer)?;
     let mut proof = [0; PROOF_LEN];
     read_until(stream, &mut proof, until)?;
-    if !handshake.is_listener(&proof) {
+    if !handshake.is_receiver(&proof) {
         return Ok(None);
     }
     // First this director takes over the connections of the peer's earlier run.
@@ -207,7 +207,7 @@ fn serve(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, handshake: &H
         let _ = before.shutdown(Shutdown::Both);
     }
     info!("{} listens", peer.address);
-    teller::run(peers, peer, stream, handshake);
+    sender::run(peers, peer, stream, handshake);
     {
         let mut state = peer.state();
         if state.telling == mine {

@@ -1,8 +1,8 @@
-//! The handshake of two peers and the format of their messages. In this protocol, the *teller* is
-//! the sender of connections, and the *listener* is the receiver.
+//! The handshake of two peers and the format of their messages. The *sender*
+//! sends connections, and the *receiver* stores them.
 //!
 //! ```text
-//! listener ─ magic 8 | identity 16 | nonce 32 ──────────────────────────────▶ teller
+//! receiver ─ magic 8 | identity 16 | nonce 32 ──────────────────────────────▶ sender
 //!          ◀─ magic 8 | identity 16 | nonce 32 | proof 32 ──────────────────
 //!          ─ proof 32 ──────────────────────────────────────────────────────▶
 //!
@@ -127,13 +127,13 @@ impl Introduction {
     }
 }
 
-/// Both introductions, and the key.
+/// The introductions of both peers, and the key.
 #[derive(Debug)]
 pub(super) struct Handshake {
     key: Key,
-    listener: [u8; INTRODUCTION_LEN],
-    teller: [u8; INTRODUCTION_LEN],
-    /// Both peers support digests of services.
+    receiver: [u8; INTRODUCTION_LEN],
+    sender: [u8; INTRODUCTION_LEN],
+    /// Whether both peers support digests of services.
     services: bool,
 }
 
@@ -143,12 +143,12 @@ const TOLD: &str = "lvs peer: what is told";
 const ASKED: &str = "lvs peer: what is asked";
 
 impl Handshake {
-    pub(super) fn new(key: &Key, listener: Introduction, teller: Introduction) -> Self {
+    pub(super) fn new(key: &Key, receiver: Introduction, sender: Introduction) -> Self {
         Self {
             key: key.clone(),
-            listener: listener.to_bytes(),
-            teller: teller.to_bytes(),
-            services: listener.compares_services() && teller.compares_services(),
+            receiver: receiver.to_bytes(),
+            sender: sender.to_bytes(),
+            services: receiver.compares_services() && sender.compares_services(),
         }
     }
 
@@ -158,41 +158,41 @@ impl Handshake {
     }
 
     fn code(&self, label: &str) -> [u8; 32] {
-        self.key.code(label, &[&self.listener, &self.teller])
+        self.key.code(label, &[&self.receiver, &self.sender])
     }
 
-    pub(super) fn teller_proof(&self) -> [u8; PROOF_LEN] {
+    pub(super) fn sender_proof(&self) -> [u8; PROOF_LEN] {
         self.code(TELLER)
     }
 
-    pub(super) fn listener_proof(&self) -> [u8; PROOF_LEN] {
+    pub(super) fn receiver_proof(&self) -> [u8; PROOF_LEN] {
         self.code(LISTENER)
     }
 
-    /// Whether the proof of a teller is right, compared in constant time.
-    pub(super) fn is_teller(&self, proof: &[u8; PROOF_LEN]) -> bool {
+    /// Whether the proof of a sender is right, compared in constant time.
+    pub(super) fn is_sender(&self, proof: &[u8; PROOF_LEN]) -> bool {
         self.verify(TELLER, proof)
     }
 
-    /// Whether the proof of a listener is right, compared in constant time.
-    pub(super) fn is_listener(&self, proof: &[u8; PROOF_LEN]) -> bool {
+    /// Whether the proof of a receiver is right, compared in constant time.
+    pub(super) fn is_receiver(&self, proof: &[u8; PROOF_LEN]) -> bool {
         self.verify(LISTENER, proof)
     }
 
     fn verify(&self, label: &str, proof: &[u8; PROOF_LEN]) -> bool {
         let mut mac = new_mac(&self.key.0);
         mac.update(label.as_bytes());
-        mac.update(&self.listener);
-        mac.update(&self.teller);
+        mac.update(&self.receiver);
+        mac.update(&self.sender);
         mac.verify_slice(proof).is_ok()
     }
 
-    /// The authentication state of frames from the teller.
+    /// The authentication state of frames from the sender.
     pub(super) fn told(&self) -> Sequence {
         Sequence::new(self.code(TOLD))
     }
 
-    /// The authentication state of frames from the listener.
+    /// The authentication state of frames from the receiver.
     pub(super) fn asked(&self) -> Sequence {
         Sequence::new(self.code(ASKED))
     }
@@ -201,18 +201,18 @@ impl Handshake {
 /// The type of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// From the teller: the keys of its digests, 16 bytes.
+    /// From the sender: the keys of its digests, 16 bytes.
     Keys = 1,
-    /// From the teller: items.
+    /// From the sender: items.
     Items = 2,
-    /// From the teller: a serial number of 8 bytes, the digest of all connections after the frames
+    /// From the sender: a serial number of 8 bytes, the digest of all connections after the frames
     /// before this one, and the digests of its services.
     Digest = 3,
-    /// From the teller: the full sync is complete.
+    /// From the sender: the full sync is complete.
     Whole = 4,
-    /// From the listener: the ranges that the teller shall replicate again, 2 bytes each.
+    /// From the receiver: the ranges that the sender shall replicate again, 2 bytes each.
     Want = 5,
-    /// From the listener: the serial number of a digest that it has compared.
+    /// From the receiver: the serial number of a digest that it has compared.
     Seen = 6,
 }
 
@@ -231,7 +231,7 @@ impl Kind {
     }
 }
 
-/// The keys of a teller's digests, in the format of a frame.
+/// The keys of a sender's digests, in the format of a frame.
 pub(super) fn keys(bytes: [u8; 16]) -> [u64; 2] {
     let (words, _) = bytes.as_chunks();
     [words[0], words[1]].map(u64::from_be_bytes)
@@ -261,7 +261,7 @@ impl fmt::Display for FrameError {
                 f.write_str("it says nothing any more")
             }
             Self::Io(error) => error.fmt(f),
-            Self::TooLong => f.write_str("it sends what is longer than anything should be"),
+            Self::TooLong => f.write_str("it sends a frame above the maximum length"),
             Self::Forged => f.write_str("something on the way has changed what it sends"),
             Self::Malformed => {
                 f.write_str("it sends what cannot be understood: is it of another version?")
@@ -361,11 +361,11 @@ mod tests {
     #[test]
     fn proof_is_valid_for_one_side_one_key_and_one_session() {
         let ours = handshake(b"one", 1);
-        assert!(ours.is_teller(&ours.teller_proof()) && ours.is_listener(&ours.listener_proof()));
-        assert!(!ours.is_teller(&ours.listener_proof()), "not sent back");
+        assert!(ours.is_sender(&ours.sender_proof()) && ours.is_receiver(&ours.receiver_proof()));
+        assert!(!ours.is_sender(&ours.receiver_proof()), "not sent back");
         for other in [handshake(b"two", 1), handshake(b"one", 2)] {
-            assert!(!ours.is_teller(&other.teller_proof()));
-            assert!(!ours.is_listener(&other.listener_proof()));
+            assert!(!ours.is_sender(&other.sender_proof()));
+            assert!(!ours.is_receiver(&other.receiver_proof()));
         }
         let bytes = Introduction {
             identity: [3; 16],
@@ -384,8 +384,8 @@ mod tests {
         };
         assert!(new.compares_services() && !old.compares_services());
         assert_eq!(Introduction::parse(&new.to_bytes()), Some(new));
-        let both = |listener, teller| {
-            Handshake::new(&Key::of(b"one"), listener, teller).compares_services()
+        let both = |receiver, sender| {
+            Handshake::new(&Key::of(b"one"), receiver, sender).compares_services()
         };
         assert!(both(new, new) && !both(new, old) && !both(old, new));
         // The proofs cover the marker: removing it on the way makes the proofs wrong.
@@ -393,11 +393,11 @@ mod tests {
         without.nonce[31] = 0;
         assert!(!without.compares_services());
         let [told, heard] = [new, without].map(|it| Handshake::new(&Key::of(b"one"), new, it));
-        assert!(!heard.is_teller(&told.teller_proof()));
+        assert!(!heard.is_sender(&told.sender_proof()));
     }
 
     #[test]
-    fn frames_are_read_as_they_were_sealed_and_in_their_order() {
+    fn sealed_frames_are_opened_unchanged_and_in_order() {
         let handshake = handshake(b"one", 1);
         let (mut sealed, mut ends) = (Vec::new(), Vec::new());
         let mut told = handshake.told();
@@ -466,7 +466,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn nothing_received_panics(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
+        fn frame_parser_accepts_any_bytes(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
             let mut from = &bytes[..];
             proptest::prop_assert!(handshake(b"one", 1).told().read(&mut from).is_err());
         }

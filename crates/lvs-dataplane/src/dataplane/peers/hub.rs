@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn queue_of_slow_listener_requests_full_sync() {
+    fn queue_of_slow_receiver_requests_full_sync() {
         let (hub, slow) = (Hub::default(), Arc::new(Outgoing::default()));
         assert!(hub.add(slow.clone()));
         let items: Arc<[u8]> = vec![0; 1 << 20].into();

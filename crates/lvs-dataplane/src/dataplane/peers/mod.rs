@@ -2,12 +2,11 @@
 //! them at first (full sync) and then the changes (updates). So a director that returns with an
 //! empty table has the connections of its peers before it receives packets.
 //! [`lvs_core::sync::bulk`] decides which connections are sent; this module has keys, sessions and
-//! threads. In its names, the *teller* of a session is the sender of connections, and the
-//! *listener* is the receiver.
+//! threads. The *sender* of a session sends connections, and the *receiver* stores them.
 //!
 //! ```text
-//! lvs-worker-N ─ changes, pieces of a walk, digests ─▶ Outgoing, bounded ─▶ lvs-peer-tells ─▶ peer
-//! peer ─▶ lvs-peer-hears ─ portions, few at a time ─▶ mailbox of lvs-worker-N
+//! lvs-worker-N ─ changes, pieces of a walk, digests ─▶ Outgoing, bounded ─▶ lvs-peer-sends ─▶ peer
+//! peer ─▶ lvs-peer-gets ─ portions, few at a time ─▶ mailbox of lvs-worker-N
 //! ```
 //!
 //! There is a TCP connection for each direction: a director connects to each of its peers, and
@@ -16,9 +15,9 @@
 mod accept;
 mod frame;
 mod hub;
-mod listener;
+mod receiver;
+mod sender;
 mod tables;
-mod teller;
 #[cfg(test)]
 mod tests;
 
@@ -250,7 +249,7 @@ impl Peers {
         this.on_worker(move |decider| decider.shard.keep_ledger(keys));
         for peer in &this.peers {
             let (peers, peer) = (this.clone(), peer.clone());
-            this.spawn("lvs-peer-hears", move || listener::run(&peers, &peer))
+            this.spawn("lvs-peer-gets", move || receiver::run(&peers, &peer))
                 .map_err(failed)?;
         }
         let peers = this.clone();
@@ -327,7 +326,8 @@ impl Peers {
         }
     }
 
-    /// As [`on_worker`](Self::on_worker), and waits for the answer; `None` if there is none.
+    /// Asks a worker as [`on_worker`](Self::on_worker), and waits for the answer; `None` without an
+    /// answer.
     fn ask_worker<T: Send + 'static>(
         &self,
         job: impl FnOnce(&mut Decider, lvs_core::Instant) -> T + Send + 'static,

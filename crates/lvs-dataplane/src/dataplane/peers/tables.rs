@@ -62,11 +62,11 @@ impl Own {
 pub(super) enum Said {
     /// The directors have differed for too long.
     Differ(String),
-    /// They do not differ any more, or the peer was started again.
+    /// The tables no longer differ, or the peer was started again.
     Alike(String),
 }
 
-/// How a peer's services compare with those of this director.
+/// Comparison of a peer's services with the services of this director.
 #[derive(Debug, Default)]
 pub(super) struct Comparison {
     identity: Option<[u8; 16]>,
@@ -85,7 +85,7 @@ struct Difference {
 }
 
 impl Comparison {
-    /// Begins a session; `told`: the peer sends digests. Returns the log line, if there is one.
+    /// Begins a session; `told`: the peer sends digests. Returns the log line, if any.
     pub(super) fn begin(&mut self, identity: [u8; 16], told: bool) -> Option<Said> {
         let mut said = None;
         // A peer that was started again has no services at first.
@@ -140,9 +140,9 @@ impl Comparison {
                 )))
             }
             (None, true) => Some(Said::Alike(match self.differ.len() {
-                0 => "chooses as this director does again".to_owned(),
+                0 => "chooses the same servers as this director again".to_owned(),
                 n => format!(
-                    "chooses as this director does again, but for {n} services that have just changed"
+                    "chooses the same servers as this director again, but for {n} services that have just changed"
                 ),
             })),
             _ => None,

@@ -107,7 +107,7 @@ struct Listens {
     stream: TcpStream,
     told: Sequence,
     asked: Sequence,
-    teller: JoinHandle<()>,
+    sender: JoinHandle<()>,
 }
 
 /// A receiving peer of an older version, connected to a dataplane whose packet worker has ended.
@@ -124,13 +124,13 @@ fn listens_to(parts: Option<&Parts>, introduced: Introduction) -> Listens {
     let handshake = Handshake::new(&Key::of(KEY), introduced, ours);
     let (told, asked) = (handshake.told(), handshake.asked());
     let all = peers.clone();
-    let teller = thread::spawn(move || teller::run(&all, &all.peers[0], &theirs, &handshake));
+    let sender = thread::spawn(move || sender::run(&all, &all.peers[0], &theirs, &handshake));
     Listens {
         peers,
         stream,
         told,
         asked,
-        teller,
+        sender,
     }
 }
 
@@ -149,7 +149,7 @@ impl Listens {
 }
 
 #[test]
-fn listener_that_does_not_read_gets_one_full_sync() {
+fn receiver_that_does_not_read_gets_one_full_sync() {
     let mut it = listens();
     assert_eq!(it.read_whole(), 0);
     assert_eq!(it.peers.report().told_anew, 0);
@@ -163,7 +163,7 @@ fn listener_that_does_not_read_gets_one_full_sync() {
     let report = it.peers.report();
     assert_eq!(report.told_anew, 1);
     drop(it.stream);
-    it.teller.join().expect("it ends");
+    it.sender.join().expect("it ends");
     assert_eq!(counted(&it.peers), (0, 0));
 }
 
@@ -197,7 +197,7 @@ fn recorded() -> Handshake {
 }
 
 #[test]
-fn invalid_frame_of_listener_closes_session_and_is_counted() {
+fn invalid_frame_of_receiver_closes_session_and_is_counted() {
     type Make = fn(&mut Sequence) -> Vec<u8>;
     let cases: [(Make, (u64, u64)); 8] = [
         // A frame of the greatest length.
@@ -205,7 +205,7 @@ fn invalid_frame_of_listener_closes_session_and_is_counted() {
         (|_| too_long(), (1, 0)),
         (|asked| changed(sealed(asked, Kind::Want, &[0; 2])), (1, 0)),
         (|asked| sealed(asked, Kind::Seen, &[0; 7]), (0, 1)),
-        // A frame that only a teller sends, and frames whose kind was changed on the way.
+        // A frame that only a sender sends, and frames whose kind was changed on the way.
         (|asked| sealed(asked, Kind::Items, &[]), (0, 1)),
         (|asked| unknown(sealed(asked, Kind::Seen, &[0; 8])), (1, 0)),
         // A repeated frame, and a frame of another session.
@@ -228,7 +228,7 @@ fn invalid_frame_of_listener_closes_session_and_is_counted() {
         }
         let mut rest = Vec::new();
         let _ = it.stream.read_to_end(&mut rest);
-        it.teller.join().expect("it ends");
+        it.sender.join().expect("it ends");
         assert_eq!(counted(&it.peers), expected);
     }
 }
@@ -242,7 +242,7 @@ fn too_long() -> Vec<u8> {
 }
 
 #[test]
-fn invalid_frame_of_teller_closes_session_and_is_counted() {
+fn invalid_frame_of_sender_closes_session_and_is_counted() {
     type Make<'a> = &'a dyn Fn(&mut Sequence) -> Vec<u8>;
     let keys = |told: &mut Sequence| sealed(told, Kind::Keys, &[0; 16]);
     // Digests without a service, of one, and of a part of one.
@@ -264,7 +264,7 @@ fn invalid_frame_of_teller_closes_session_and_is_counted() {
         (&|_| too_long(), (1, 0)),
         (&|told| changed(sealed(told, Kind::Keys, &[0; 16])), (1, 0)),
         (&|told| sealed(told, Kind::Keys, &[0; PAYLOAD_MAX]), (0, 1)),
-        // Empty items, a frame that only a listener sends, and frames whose kind was changed on the
+        // Empty items, a frame that only a receiver sends, and frames whose kind was changed on the
         // way.
         (
             &|told| [keys(told), sealed(told, Kind::Items, &[0; 99])].concat(),
@@ -285,7 +285,7 @@ fn invalid_frame_of_teller_closes_session_and_is_counted() {
         let (socket, address) = listener();
         let peers = peers(address);
         let all = peers.clone();
-        let hears = thread::spawn(move || listener::run(&all, &all.peers[0]));
+        let hears = thread::spawn(move || receiver::run(&all, &all.peers[0]));
         let (mut stream, _) = socket.accept().expect("it connects");
         let mut theirs = [0; INTRODUCTION_LEN];
         stream.read_exact(&mut theirs).expect("it is introduced");
@@ -293,11 +293,11 @@ fn invalid_frame_of_teller_closes_session_and_is_counted() {
         let ours = Introduction::new([2; 16], [2; 24]);
         let handshake = Handshake::new(&Key::of(KEY), theirs, ours);
         let mut bytes = ours.to_bytes().to_vec();
-        bytes.extend(handshake.teller_proof());
+        bytes.extend(handshake.sender_proof());
         stream.write_all(&bytes).expect("it fits");
         let mut proof = [0; PROOF_LEN];
         stream.read_exact(&mut proof).expect("a proof");
-        assert!(handshake.is_listener(&proof));
+        assert!(handshake.is_receiver(&proof));
         let bytes = make(&mut handshake.told());
         stream.write_all(&bytes).expect("it fits");
         if expected == (0, 0) {
@@ -314,7 +314,7 @@ fn invalid_frame_of_teller_closes_session_and_is_counted() {
     }
 }
 
-/// The first digest that a director sends to a listener.
+/// The first digest that a director sends to a receiver.
 fn first_digest(parts: &Parts, worker: &mut Worker, introduced: Introduction) -> Vec<u8> {
     let mut it = listens_to(Some(parts), introduced);
     let digest = thread::scope(|scope| {
@@ -334,11 +334,11 @@ fn first_digest(parts: &Parts, worker: &mut Worker, introduced: Introduction) ->
         reads.join().expect("no panic")
     });
     drop(it.stream);
-    while !it.teller.is_finished() {
+    while !it.sender.is_finished() {
         run_jobs(parts, worker);
         thread::yield_now();
     }
-    it.teller.join().expect("it ends");
+    it.sender.join().expect("it ends");
     assert_eq!(it.peers.counts.malformed.load(Ordering::Relaxed), 0);
     digest
 }
@@ -401,7 +401,7 @@ fn digests_of_most_services_are_sent_to_peers_with_that_feature() {
 /// A peer is in sync after a comparison without a difference, and the time that it was not in sync
 /// is exact.
 #[test]
-fn how_a_peer_stands() {
+fn peer_state_follows_its_connections() {
     let peers = peers(([192, 0, 2, 2], 8848).into());
     let peer = &peers.peers[0];
     let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds));

@@ -41,7 +41,7 @@ const META_MARK: u32 = 3;
 /// The first 32-bit register (`NFT_REG32_00`); there are sixteen.
 pub(super) const REG: u32 = 8;
 
-/// Where a payload expression counts from.
+/// The header at which a payload expression begins to count.
 #[derive(Clone, Copy)]
 pub(super) enum Base {
     Link = 0,

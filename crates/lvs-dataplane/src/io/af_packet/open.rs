@@ -1,4 +1,4 @@
-//! How a packet socket is opened: its options, its filter, its rings.
+//! Opening of a packet socket: its options, its filter, its rings.
 
 use std::io;
 use std::sync::Arc;
@@ -236,7 +236,7 @@ impl Group {
     }
 }
 
-/// How frames are received.
+/// The method of receiving frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     Ring,
@@ -330,7 +330,7 @@ impl<'a> Opening<'a> {
             Ok(back) => Some(back),
             Err(error) => {
                 tracing::warn!(
-                    "what is given back to the host cannot come in by {name} ({error}), but by {}: rules of the host that name an \
+                    "packets cannot be reinjected into the host on {name} ({error}), but on {}: rules of the host that name an \
                      interface should name that one too",
                     HostDevice::NAME
                 );

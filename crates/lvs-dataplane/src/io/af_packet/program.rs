@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn both_directions_are_one_workers() {
+    fn both_directions_of_a_connection_have_one_worker() {
         let all = addresses();
         let steering = steering(false);
         let pairs: [(IpAddr, IpAddr, IpAddr); 2] = [
@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn icmp_errors_belong_to_the_connection_that_they_are_about() {
+    fn icmp_error_goes_to_worker_of_its_connection() {
         let (table, _) = addresses();
         let (client, virt) = (
             IpAddr::from([192, 0, 2, 7]),

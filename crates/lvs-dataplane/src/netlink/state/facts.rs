@@ -20,9 +20,9 @@ pub struct Link {
     pub mac: Option<LinkAddress>,
     /// Its MTU.
     pub mtu: u32,
-    /// It is set up (`IFF_UP`).
+    /// Whether it is set up (`IFF_UP`).
     pub up: bool,
-    /// It is set up and has a carrier (`IFF_RUNNING`).
+    /// Whether it is set up and has a carrier (`IFF_RUNNING`).
     pub running: bool,
     /// Neighbours are not resolved on it (`IFF_NOARP`).
     pub no_arp: bool,
@@ -71,13 +71,13 @@ impl Address {
 pub enum RouteKind {
     /// Sends them on.
     Unicast,
-    /// They are for this host.
+    /// Packets to the address are for this host.
     Local,
-    /// They are for all hosts of a link.
+    /// Packets to the address are for all hosts of a link.
     Broadcast,
-    /// As `Local`, for an address that several hosts have.
+    /// Packets are for this host, as with `Local`; several hosts have the address.
     Anycast,
-    /// They are for a group.
+    /// Packets to the address are for a group.
     Multicast,
     /// Drops them silently.
     Blackhole,
@@ -106,7 +106,7 @@ impl RouteKind {
     }
 }
 
-/// Where packets to a destination go.
+/// The route of packets to a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RouteHit {
     /// The type of the route.
@@ -168,7 +168,7 @@ pub struct Changes {
     pub routes: bool,
     /// These neighbours (interface and address).
     pub neighbours: Vec<(u32, IpAddr)>,
-    /// One of them has another link-layer address, or has none any more.
+    /// Whether one of them has a new link-layer address, or has lost it.
     pub moved: bool,
     /// A rule, route or proxy neighbour of the TUN backend was deleted.
     pub steering: bool,

@@ -519,7 +519,7 @@ fn via_of(value: &[u8]) -> Option<IpAddr> {
     ip_of(family, value.get(2..)?)
 }
 
-/// Takes the first next hop of several that is alive; returns its flags.
+/// Reads the first live next hop of several; returns its flags.
 fn first_hop(family: u8, mut value: &[u8], hit: &mut RouteHit) -> Option<u32> {
     let mut last = RTNH_F_DEAD;
     while let Some(len) = u16_at(value, 0) {

@@ -18,7 +18,7 @@ pub(super) struct Route {
 /// A routing table of one family: longest prefix first, then the least metric.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Table {
-    /// How many prefixes there are of each length, longest first.
+    /// Number of prefixes of each length, longest first.
     lengths: Vec<(u8, usize)>,
     routes: SharedMap<Prefix, Vec<Route>>,
 }

@@ -100,7 +100,7 @@ pub(crate) fn sh(command: &str) -> String {
     text
 }
 
-/// As [`sh`], but says only whether it succeeded.
+/// Runs a command as [`sh`], and returns whether it succeeded.
 pub(crate) fn try_sh(command: &str) -> bool {
     Command::new("sh")
         .args(["-ec", command])

@@ -44,12 +44,13 @@ impl DirectorLab {
         }
     }
 
-    /// An IP packet comes from the client's gateway; what leaves, without link headers.
+    /// Handles an IP packet of the client's gateway; returns the packets that leave, without link
+    /// headers.
     pub fn request(&mut self, ip: &[u8], offload: Offload) -> Vec<(PortId, Frame)> {
         self.send(CLIENTS, CL_MAC, ip, offload)
     }
 
-    /// An IP packet comes from a server.
+    /// Handles an IP packet of a server.
     pub fn answer(&mut self, ip: &[u8], offload: Offload) -> Vec<(PortId, Frame)> {
         self.send(SERVERS, SV_MAC, ip, offload)
     }

@@ -40,8 +40,8 @@ pub const CL_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xff, 0, 0, 0, 0, 0, 1);
 pub const GW_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xff, 0, 0, 0, 0, 0, 2);
 pub const SV_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 1, 0, 0, 0, 0, 0, 0xffff);
 
-/// 10.1.0.0/16 and fd00:1::/64 are the servers' link, everything else lies behind a gateway on the
-/// clients' link.
+/// 10.1.0.0/16 and fd00:1::/64 are the servers' link; all other addresses are behind a gateway on
+/// the clients' link.
 pub fn table() -> Table {
     let port = |mac, mtu, ethernet| PortInfo {
         mac,
@@ -89,7 +89,7 @@ pub fn set_mtu(net: &mut Table, mtu: [u32; 2]) {
     }
 }
 
-/// No port takes unfinished checksums and aggregates, or all do.
+/// Sets whether all ports accept unfinished checksums and super-packets.
 pub fn set_offload(net: &mut Table, offload: bool) {
     for port in &mut net.ports {
         port.offload = offload;
@@ -214,7 +214,7 @@ pub struct Lab {
     pub pmtu_disc: bool,
     pub now: Instant,
     pub requests: Vec<Request>,
-    /// Frames reinjected into the host on the port that they came in by.
+    /// Frames reinjected into the host on the port of their arrival.
     pub returned: Vec<(PortId, Vec<u8>)>,
 }
 
@@ -249,7 +249,7 @@ impl Lab {
         lab
     }
 
-    /// The dataplane owns the VIPs, the host does not know them.
+    /// Makes the VIPs the dataplane's; the host does not have them.
     pub fn own_vips(&mut self) {
         self.net.own = self.net.vips.clone();
         self.intercept.own_vips = self.net.vips.clone();

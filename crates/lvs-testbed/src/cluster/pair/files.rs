@@ -9,8 +9,8 @@ use crate::netns::wait_until;
 use crate::programs;
 
 impl Lab {
-    /// Removes the track file of the director that stands by, and restarts its keepalived, which
-    /// makes one of its own; and the FIFO of the active one, which goes on with the one that is gone.
+    /// Removes the track file of the standby director, and restarts its keepalived, which makes a
+    /// new one; also removes the FIFO of the active director, which continues with the removed one.
     pub(super) fn lose_files(&mut self) -> Result<()> {
         self.wait_state(1, "backup")?;
         let calm = self.doctor(1)?;
@@ -38,7 +38,7 @@ impl Lab {
         Ok(())
     }
 
-    /// After it, nothing is wrong any more.
+    /// Restarts keepalived, after which there is no fault.
     pub(super) fn restart_keepalived(&mut self, index: usize) -> Result<()> {
         self.tell(&format!("director {}: keepalived is restarted", index + 1));
         let director = &mut self.directors[index];

@@ -18,7 +18,7 @@ const PSH: u8 = 8;
 const ACK: u8 = 0x10;
 const URG: u8 = 0x20;
 
-/// How far a number is from the right one.
+/// Differences of a number from the right one.
 const DISTANCES: [u32; 16] = [
     1,
     2,
@@ -52,7 +52,7 @@ struct Segment {
     payload: Vec<u8>,
 }
 
-/// One control connection, as both of its ends see it.
+/// One control connection, as seen by both of its ends.
 struct Dialogue {
     entropy: Entropy<'static>,
     client: SocketAddr,
@@ -143,7 +143,7 @@ impl Dialogue {
         self.steps.push(step(&note, segment.from, &ip));
     }
 
-    /// The segment that the stream goes on with.
+    /// The next segment of the stream.
     fn right(&mut self, from: Side, flags: u8, payload: &[u8]) -> Segment {
         let [client, server] = self.next;
         let seen = server.wrapping_add(self.growth);

@@ -18,7 +18,7 @@ const GATEWAY: [u8; 6] = [2, 0, 0, 0, 0, 0xc2];
 const SYN: u8 = 2;
 const ACK: u8 = 0x10;
 
-/// Where a frame comes in.
+/// The side on which a frame arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     Clients,
@@ -109,7 +109,7 @@ impl Traffic {
         vec![step(note, side, &ip)]
     }
 
-    /// An error about what is not translated is not counted here if it comes in fragments.
+    /// Whether it is an untranslated error in fragments, which is not counted here.
     fn is_uncounted(&self, note: &str) -> bool {
         note.starts_with("error of a server") && !self.scene.is_nat()
     }
@@ -374,7 +374,7 @@ impl Traffic {
         self.error(self.scene.bystander, client.ip(), &quoted)
     }
 
-    /// An error that comes from the clients' side, for a server.
+    /// An error from the clients' side, for a server.
     fn stray_error(&mut self) -> Vec<u8> {
         let client = self.client();
         let mut server = self.server();
@@ -423,7 +423,7 @@ impl Traffic {
 
     // --- complaints about tunnels ----------------------------------------------------------------
 
-    /// A router complains about a tunnel packet; then comes a request.
+    /// A router reports an error about a tunnel packet; then a request arrives.
     fn complaint(&mut self) -> Vec<Value> {
         let (client, server) = (self.client(), self.server());
         let vip = self.scene.vip;
@@ -518,7 +518,7 @@ impl Traffic {
 
     // --- shapes ----------------------------------------------------------------------------------
 
-    /// Gives a packet an identification of its own, and mostly "don't fragment".
+    /// Sets an identification of the packet, and mostly "don't fragment".
     fn number(&mut self, ip: &mut [u8]) {
         self.id = self.id.wrapping_add(1);
         if ip[0] >> 4 == 4 {

@@ -83,7 +83,7 @@ pub(crate) fn measured(mut once: impl FnMut() -> Result<Option<String>>) -> Resu
 /// has to wait for it.
 pub(crate) struct Download {
     client: Proc,
-    /// There it is when the rest may come.
+    /// File whose existence lets the server send the rest.
     hurry: PathBuf,
 }
 
@@ -105,13 +105,13 @@ impl Download {
         Ok(Self { client, hurry })
     }
 
-    /// Nothing has broken it so far.
+    /// Checks that the download is not broken so far.
     pub(crate) fn goes_on(&mut self) -> Result<()> {
         ensure!(self.client.is_running(), "it ended: {}", self.client.log());
         Ok(())
     }
 
-    /// It has gone on until now, and all of the rest comes.
+    /// Checks that the download is not broken, and receives the rest.
     pub(crate) fn finish(mut self) -> Result<()> {
         self.goes_on()?;
         std::fs::write(&self.hurry, "")?;
@@ -156,7 +156,7 @@ fn wait_for_whole_snapshot(site: &Site) -> Result<()> {
     })
 }
 
-/// The requests must have gone to the first servers in these numbers.
+/// Checks that the first servers received these numbers of requests.
 pub(crate) fn spread(report: &LoadReport, expected: &[u64]) -> Result<()> {
     let names: Vec<String> = (1..=expected.len())
         .map(|number| format!("rs{number}"))
@@ -533,7 +533,7 @@ pub(crate) fn mixed_load(site: &Site) -> LoadOptions {
     load
 }
 
-/// The same requests to the first real server itself.
+/// Sends the same requests to the first real server itself.
 pub(crate) fn direct(site: &Site, load: &LoadOptions) -> LoadOptions {
     LoadOptions {
         target: (site.real_address(0), 80).into(),

@@ -57,7 +57,7 @@ fn state(info: &Info, findings: &mut Findings) {
                 if peer.trouble.is_empty() { "" } else { ": " },
                 peer.trouble
             ),
-            "lvsadm sync on both shows how they stand: is it up, can each connect to the other (TCP, the port of --sync-listen), and \
+            "lvsadm sync on both shows their state: is it up, can each connect to the other (TCP, the port of --sync-listen), and \
              is the key the same?",
         );
     }
@@ -88,7 +88,7 @@ fn state(info: &Info, findings: &mut Findings) {
     }
 }
 
-/// Where established connections are forwarded, if nothing is to be done about it.
+/// The path on which established connections are forwarded, if there is nothing to do about it.
 pub(super) fn fast_path(info: &FastPathInfo) -> Option<String> {
     if info.active {
         let by = &info.attached_by;

@@ -12,7 +12,7 @@ use serde_json::Value;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Device {
     pub(super) name: String,
-    /// The one above it with the packet socket, if what comes in passes this one whole before.
+    /// The device above it with the packet socket, if incoming packets pass this one whole before.
     pub(super) above: Option<String>,
     /// XDP programs, by their names if the kernel reports them.
     pub(super) xdp: Vec<String>,
@@ -48,7 +48,7 @@ pub(super) fn all(ports: &[&str], links: &str) -> Vec<Device> {
     devices
 }
 
-/// The devices below another: the kernel passes on to the upper one the frames that come in there.
+/// The devices below another: the kernel passes their incoming frames to the upper one.
 fn below(link: &Value, links: &[Value]) -> Vec<String> {
     match link["linkinfo"]["info_kind"].as_str().unwrap_or_default() {
         "vlan" | "macvlan" | "ipvlan" => {

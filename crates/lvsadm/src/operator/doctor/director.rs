@@ -11,7 +11,7 @@ use super::services::address_of;
 use crate::operator::maintenance::daemon;
 use crate::program::Invocation;
 
-/// The director as `lvsd` knows it; nothing is known where none runs, or it does not answer.
+/// The director in the status of `lvsd`; empty if none runs, or it does not answer.
 #[derive(Debug, Default)]
 pub(super) struct Director(Status);
 
@@ -22,7 +22,7 @@ impl Director {
         Self(status.unwrap_or_default())
     }
 
-    /// The file of `lvsd`, in words.
+    /// The file of `lvsd`, as text.
     pub(super) fn file(&self) -> &str {
         match self.0.config.as_str() {
             "" => "the file of lvsd",
@@ -35,7 +35,7 @@ impl Director {
         let file = self.file();
         let Some(status) = self.0.services.iter().find(|one| one.service == *service) else {
             return format!(
-                "lvsd manages it, and lvsd does not answer or does not know it (any more): start lvsd, or look at {file}"
+                "lvsd manages it, and lvsd does not answer or no longer has it in its configuration: start lvsd, or look at {file}"
             );
         };
         let servers = status
@@ -114,11 +114,11 @@ impl Director {
             })
     }
 
-    /// That it stands by, in words.
+    /// The reason why it is standby, as text.
     pub(super) fn stands_by(&self) -> Option<&'static str> {
         self.idle()
             .filter(|vrrp| vrrp.state == "backup" && vrrp.ready)
-            .map(|_| "this director stands by: another one has the virtual addresses")
+            .map(|_| "this director is standby: another one has the virtual addresses")
     }
 
     pub(super) fn look(&self, findings: &mut Findings) {
@@ -147,10 +147,10 @@ impl Director {
         let (what, cure) = match vrrp.state.as_str() {
             "fault" => (
                 "keepalived finds a fault, and so this director has no virtual address",
-                "is the interface of [vrrp] up, and has it an address? journalctl -u keepalived tells",
+                "is the interface of [vrrp] up, and has it an address? See journalctl -u keepalived",
             ),
             _ => (
-                "keepalived says nothing, or has stopped, and so this director has no virtual address",
+                "keepalived reports nothing, or has stopped: this director has no virtual address",
                 "systemctl restart keepalived; its file is to be what lvsd keepalived-config prints",
             ),
         };

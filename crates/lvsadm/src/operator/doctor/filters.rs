@@ -55,7 +55,7 @@ fn ruleset() -> String {
     .concat()
 }
 
-/// Where packets of services can be filtered.
+/// Advice on filters for packets of services.
 const FILTER: &str = "filter sources with `lvsadm filter add SERVICE --deny PREFIX` (SERVICE all: every service), ports and addresses with \
                       `lvsadm mark add --destination VIP --drop`; or filter on the servers, in front of the director, or in an XDP \
                       program (see docs/security.md)";
@@ -64,10 +64,10 @@ const FILTER: &str = "filter sources with `lvsadm filter add SERVICE --deny PREF
 const MEANT: &str =
     "that is right where services are to be filtered; if not, have it let them pass";
 
-/// How the names of the dataplane's own tables begin.
+/// Prefix of the names of the dataplane's own tables.
 const OWN_TABLE: &str = "lvs-";
 
-/// How the names of the dataplane's own BPF programs begin.
+/// Prefix of the names of the dataplane's own BPF programs.
 const OWN_PROGRAM: &str = "lvs_";
 
 /// A side of an interface.
@@ -112,7 +112,7 @@ impl<'a> Chain<'a> {
         }
     }
 
-    /// Whether it stands at this device.
+    /// Whether it is attached to this device.
     fn is_at(&self, device: &Device) -> bool {
         self.at.is_some_and(|(_, devices)| {
             let mut devices = devices.split(|c: char| c.is_whitespace() || "\",{}=".contains(c));
@@ -132,8 +132,8 @@ impl<'a> Chain<'a> {
     }
 }
 
-/// Firewall rules that name a service, or drop by source alone: those that do not see packets of
-/// services, and those that stand where the dataplane's packets leave.
+/// Firewall rules that name a service, or drop by source alone: rules that do not see packets of
+/// services, and rules where the dataplane's packets leave.
 fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: &mut Findings) {
     let mut chain = Chain::default();
     let mut by_source = Vec::new();
@@ -214,7 +214,7 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
         };
         findings.add(
             format!(
-                "a rule of table {}, chain {}, drops by source, and packets of services pass it all the same: \
+                "a rule of table {}, chain {}, drops by source, but packets of services bypass it: \
                  {line}{others}",
                 chain.table, chain.name
             ),
@@ -362,8 +362,8 @@ fn express_data_path(device: &Device, findings: &mut Findings) {
     }
 }
 
-/// BPF programs by their names, which `tc` does not show, at a place of an interface. What they do
-/// with packets only they know.
+/// BPF programs at a place of an interface that `tc` does not show, by their names. The effect of
+/// the programs is unknown.
 fn programs(device: &Device, place: Place, names: &[String], findings: &mut Findings) {
     let others = names.iter().filter(|name| !name.starts_with(OWN_PROGRAM));
     let others: Vec<&String> = others.collect();
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn doctor_ingress_chain_that_drops_is_a_finding() {
+    fn doctor_dropping_ingress_chain_is_a_finding() {
         for device in ["device \"eth0\"", "devices = { eth0, eth9 }"] {
             let at = format!("ingress {device} priority -500");
             let told = found(&chain(&at, "tcp dport 80 counter packets 0 bytes 0 drop"));

@@ -16,7 +16,7 @@ use super::{Outcome, Trouble, Words, connect};
 use crate::program::Invocation;
 use crate::session::json_list;
 
-/// Something that is wrong.
+/// A fault that doctor found.
 #[derive(Debug, Serialize)]
 struct Finding {
     what: String,

@@ -91,7 +91,7 @@ fn addresses(
             format!("ip addr add {vip}/{length} dev lo, or {own}")
         };
         findings.add(
-            format!("nobody here answers ARP for {vip}: it is on no interface, and the dataplane does not own it"),
+            format!("this host does not answer ARP for {vip}: it is on no interface, and the dataplane does not own it"),
             format!("{cure}; nothing while another director is to answer for it"),
         );
     }
@@ -196,8 +196,7 @@ fn too_big(report: &TooBig, findings: &mut Findings) {
     };
     findings.add(
         format!(
-            "{} packets from clients did not fit {path}{}: they had up to {} bytes, and {} fit. The clients were told \
-             by ICMP; where ICMP is filtered, connections hang",
+            "{} packets from clients did not fit {path}{}: they had up to {} bytes, and {} fit. The clients received ICMP errors; if ICMP is filtered, connections hang",
             report.packets, report.server, report.longest, report.room
         ),
         format!(

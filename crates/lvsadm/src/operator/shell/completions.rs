@@ -48,7 +48,7 @@ fn words_of(operator: &Operator) -> Vec<&'static str> {
     words
 }
 
-/// Options whose values are known: what a shell's `case` knows them by, and the values.
+/// Options with known values: the pattern of a shell's `case`, and the values.
 fn with_values() -> impl Iterator<Item = (String, String)> {
     OPTIONS.iter().chain(OWN_OPTIONS).filter_map(|option| {
         let values = values(option)?;

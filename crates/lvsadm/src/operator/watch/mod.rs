@@ -80,7 +80,7 @@ fn refresh(
     }
 }
 
-/// Where the table goes: a terminal, or else one table after the other.
+/// The output of the table: a terminal, or one table after the other.
 struct Screen {
     terminal: Option<Terminal>,
     colors: bool,

@@ -10,7 +10,7 @@ use super::{Out, Values};
 use crate::clock::unix_time;
 use crate::cluster::vrrp_states;
 
-/// Whether it is in maintenance, and how it stands with keepalived.
+/// Whether it is in maintenance, and its state with keepalived.
 pub(super) fn alone_or_not(out: &mut Out<'_>, director: &DirectorStatus) -> fmt::Result {
     out.gauge(
         "lvs_maintenance",
@@ -26,7 +26,7 @@ pub(super) fn alone_or_not(out: &mut Out<'_>, director: &DirectorStatus) -> fmt:
 fn vrrp(out: &mut Out<'_>, vrrp: &VrrpStatus) -> fmt::Result {
     out.gauges(
         "lvs_vrrp_state",
-        "1 for what keepalived has said last of the director",
+        "1 for the last state of the director that keepalived has reported",
         |out| {
             vrrp_states()
                 .try_for_each(|state| out.gauge([("state", state)], u32::from(state == vrrp.state)))
@@ -39,7 +39,7 @@ fn vrrp(out: &mut Out<'_>, vrrp: &VrrpStatus) -> fmt::Result {
     )?;
     out.gauge(
         "lvs_vrrp_ready",
-        "Whether the dataplane knows the connections of the other directors",
+        "Whether the dataplane has received the connections of its peers",
         u32::from(vrrp.ready),
     )?;
     out.gauge(
@@ -49,7 +49,7 @@ fn vrrp(out: &mut Out<'_>, vrrp: &VrrpStatus) -> fmt::Result {
     )?;
     out.counter(
         "lvs_vrrp_transitions",
-        "Changes of state that keepalived has told",
+        "Changes of state that keepalived has reported",
         vrrp.changes,
     )?;
     out.counter(
@@ -69,7 +69,7 @@ pub(super) fn dataplane(out: &mut Out<'_>, info: &Info) -> fmt::Result {
     if !info.announced.is_empty() {
         out.gauges(
             "lvs_announced",
-            "What routers are told of a virtual address: 2 announced, 1 to prefer another director, 0 nothing",
+            "Announcement of a virtual address to routers: 2 announced, 1 to prefer another director, 0 none",
             |out| {
                 for vip in &info.announced {
                     let address = vip.address.to_string();
@@ -138,7 +138,7 @@ fn peers(out: &mut Out<'_>, all: &[PeerStanding]) -> fmt::Result {
     };
     out.gauges(
         "lvs_peer_in_step",
-        "Whether all connections that another director tells are known here",
+        "Whether all replicated connections of a peer have arrived",
         |out| each(out, |one| u64::from(one.is_in_step())),
     )?;
     out.gauges(
@@ -148,7 +148,7 @@ fn peers(out: &mut Out<'_>, all: &[PeerStanding]) -> fmt::Result {
     )?;
     out.gauges(
         "lvs_peer_missing",
-        "Connections that another director tells and that are missing here, at least",
+        "Replicated connections of a peer that are missing here, at least",
         |out| each(out, |one| one.missing),
     )
 }
@@ -160,7 +160,7 @@ fn tables(out: &mut Out<'_>, all: &[TablesInfo]) -> fmt::Result {
     };
     out.gauges(
         "lvs_peer_tables_compared",
-        "Whether another director tells its services and servers, and they are compared with those here",
+        "Whether a peer sends its services and servers, and they are compared with those here",
         |out| {
             each(out, |one| {
                 let unknown = matches!(one.state, TablesState::Unknown | TablesState::Older);
@@ -170,7 +170,7 @@ fn tables(out: &mut Out<'_>, all: &[TablesInfo]) -> fmt::Result {
     )?;
     out.gauges(
         "lvs_peer_tables_differ",
-        "Services that another director has otherwise than this one, or that one of them has not",
+        "Services that differ between a peer and this director, or that one of them lacks",
         |out| each(out, |one| one.differ),
     )?;
     out.gauges(
@@ -180,7 +180,7 @@ fn tables(out: &mut Out<'_>, all: &[TablesInfo]) -> fmt::Result {
     )
 }
 
-/// Where servers and services come from besides the file, and the directors that share it.
+/// Sources of servers and services besides the file, and the directors that share them.
 pub(super) fn sources(out: &mut Out<'_>, status: &Status) -> fmt::Result {
     if status.sources.is_empty() {
         return Ok(());
@@ -222,7 +222,7 @@ pub(super) fn sources(out: &mut Out<'_>, status: &Status) -> fmt::Result {
     )?;
     out.counters(
         "lvs_source_answers",
-        "Times that a source has answered, or told a change",
+        "Times that a source has answered, or reported a change",
         |out| all().try_for_each(|(labels, source)| out.counter(labels, source.answers)),
     )?;
     out.counters(
@@ -243,7 +243,7 @@ pub(super) fn sources(out: &mut Out<'_>, status: &Status) -> fmt::Result {
     }
     out.gauge(
         "lvs_left_out",
-        "Lines of `lvsd status` about what sources say and is not in force",
+        "Lines of `lvsd status` about answers of sources that are not in force",
         status.left_out.len() as u64,
     )?;
     if status.directors.is_empty() {
@@ -282,7 +282,7 @@ mod tests {
     use crate::api::overview::tests::snapshot;
 
     #[test]
-    fn keepalived_and_maintenance() {
+    fn metrics_report_keepalived_and_maintenance() {
         let text = |snapshot| open_metrics(Arc::new(snapshot), tally::Counts::default());
         let mut snapshot = snapshot("web");
         let alone = text(snapshot.clone());

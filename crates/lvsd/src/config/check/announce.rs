@@ -9,7 +9,7 @@ use crate::config::raw::{RawConfig, RawDuration};
 use crate::config::{Announce, Service, VipMode};
 use crate::text::Diagnostic;
 
-/// How long other directors may be preferred before an address is withdrawn.
+/// Longest time in which other directors are preferred before an address is withdrawn.
 const DRAIN_MAX: Duration = Duration::from_secs(3600);
 /// The permitted times for announcements without supervision by lvsd.
 const HOLD: std::ops::RangeInclusive<Duration> =
@@ -40,7 +40,7 @@ impl Checker<'_> {
                 table.hold_without_lvsd.as_ref(),
                 "`hold_without_lvsd`",
                 HOLD,
-                "give \"15s\" to \"7d\": how long a dataplane that lvsd says nothing to goes on announcing",
+                "give \"15s\" to \"7d\": the time that a dataplane without messages from lvsd continues to announce",
             ) {
                 settings.hold = hold;
             }
@@ -75,7 +75,7 @@ impl Checker<'_> {
             self.report(
                 Diagnostic::warning(
                     vip.span(),
-                    "the directors share no connections: some break whenever routers share packets out anew",
+                    "the directors share no connections: some break whenever routers redistribute packets",
                 )
                 .help("add [sync.peers] with addresses and key_file"),
             );

@@ -64,7 +64,7 @@ impl Checker<'_> {
                 Err(_) => self.report(
                     Diagnostic::error(words.span(), format!("`{word}` is not an address with a port"))
                         .help(
-                            "write \"127.0.0.1:9560\" for this host only, \"[::]:9560\" for everybody who can reach it",
+                            "write \"127.0.0.1:9560\" for this host only, \"[::]:9560\" for every host that can reach it",
                         ),
                 ),
             }

@@ -66,7 +66,7 @@ impl Checker<'_> {
         })
     }
 
-    /// The name of this director: what the file says, or that of the host.
+    /// The name of this director: the name in the file, or the host's name.
     pub(super) fn director(
         &mut self,
         written: Option<&Spanned<String>>,
@@ -76,7 +76,7 @@ impl Checker<'_> {
             if !Cluster::is_name(name.get_ref()) {
                 let title = format!("{:?} is not the name of a director", name.get_ref());
                 self.report(Diagnostic::error(name.span(), title).help(
-                    "write 1 to 128 characters without blanks and slashes, another name on each director",
+                    "write 1 to 128 characters without whitespace and slashes, another name on each director",
                 ));
             }
             return name.get_ref().clone();
@@ -182,11 +182,8 @@ impl Checker<'_> {
         let login = self.login(raw);
         if let (Some(user), Some(_)) = (&raw.user, endpoints.iter().find(|one| !one.secure)) {
             self.report(
-                Diagnostic::warning(
-                    user.span(),
-                    "the password goes over the network in the clear",
-                )
-                .help("let the members talk TLS: https://"),
+                Diagnostic::warning(user.span(), "the password crosses the network unencrypted")
+                    .help("let the members talk TLS: https://"),
             );
         }
         Some(Access {
@@ -242,7 +239,7 @@ impl Checker<'_> {
         }
     }
 
-    /// A certificate and its key stand together, or not at all.
+    /// Checks that a certificate and its key are both present, or neither.
     pub(super) fn certificate_with_key(&mut self, (_, cert, key): Certificates<'_>) {
         for (one, other, missing) in [(cert, key, "key"), (key, cert, "cert")] {
             if let (Some(one), None) = (one, other) {
@@ -305,7 +302,7 @@ impl Checker<'_> {
         if !Cluster::is_name(name) {
             self.report(
                 Diagnostic::error(pool.span(), format!("{name:?} is not the name of a pool"))
-                    .help("write what stands behind servers/ in the keys, without blanks and slashes: { etcd = \"web\" }"),
+                    .help("write the part of the keys after servers/, without whitespace and slashes: { etcd = \"web\" }"),
             );
             return None;
         }

@@ -103,7 +103,7 @@ pub(crate) fn check_filter(words: &str) -> Result<(), (String, String)> {
             None => (None, word),
         };
         if !LEVELS.iter().any(|known| known.eq_ignore_ascii_case(level)) {
-            let title = format!("`{level}` is not a level of the log");
+            let title = format!("`{level}` is not a log level");
             let lower = level.to_lowercase();
             return Err(match meant(&lower, LEVELS) {
                 Some(meant) => (title, format!("did you mean \"{meant}\"?")),

@@ -207,8 +207,11 @@ impl Checker<'_> {
             && !sensible.contains(&limit.get_ref().0)
         {
             self.report(
-                Diagnostic::error(limit.span(), "no dataplane can be told to hang by that")
-                    .help("give 2s to 1h; a busy host can keep a dataplane waiting for a second"),
+                Diagnostic::error(
+                    limit.span(),
+                    "this time is too short or too long to detect a hang",
+                )
+                .help("give 2s to 1h; a busy host can keep a dataplane waiting for a second"),
             );
         }
     }
@@ -248,7 +251,7 @@ impl Checker<'_> {
         let Some(value) = value.filter(|value| peers && value.get_ref().0 != "1") else {
             return;
         };
-        let title = "several packet workers do not tell peers of their connections".to_owned();
+        let title = "several packet workers cannot replicate connections to peers".to_owned();
         self.report(
             Diagnostic::error(value.span(), title).help("remove `workers`, or [sync.peers]"),
         );
@@ -266,7 +269,7 @@ impl Checker<'_> {
                 "write workers = 1, a number up to {WORKERS_MAX}, or \"auto\""
             )));
         } else if text != "1" && is(raw.fast_path.as_ref(), "on") {
-            let title = "the kernel fast path goes with one packet worker".to_owned();
+            let title = "the kernel fast path requires a single packet worker".to_owned();
             self.report(
                 Diagnostic::error(value.span(), title)
                     .help("leave out workers, or write fast_path = \"off\""),
@@ -282,7 +285,7 @@ impl Checker<'_> {
         if let Some(backend) = &raw.backend
             && backend.get_ref() == "tun"
         {
-            let title = "the kernel fast path goes without the backend `tun`";
+            let title = "the kernel fast path excludes the backend `tun`";
             self.report(
                 Diagnostic::error(backend.span(), title)
                     .help("leave out backend, or write fast_path = \"off\""),
@@ -291,7 +294,7 @@ impl Checker<'_> {
         if let Some(reverse_path) = &raw.reverse_path
             && matches!(&**reverse_path.get_ref(), "loose" | "strict")
         {
-            let title = "the kernel fast path goes without checks of the reverse path";
+            let title = "the kernel fast path excludes checks of the reverse path";
             self.report(
                 Diagnostic::error(reverse_path.span(), title)
                     .help("leave out reverse_path, or write fast_path = \"off\""),
@@ -324,7 +327,7 @@ impl Checker<'_> {
         }
     }
 
-    /// The addresses that stand for clients with full NAT.
+    /// The local addresses of full NAT.
     fn local_pool(&mut self, raw: &RawDataplane) -> Option<LocalPool> {
         let mut addresses = Vec::new();
         if let Some(list) = &raw.local_addresses {
@@ -435,7 +438,7 @@ impl Checker<'_> {
     }
 }
 
-/// The words of one key of a rule, and where its value stands.
+/// The words of one key of a rule, and the position of its value.
 type RuleWords = (Range<usize>, Vec<String>);
 
 /// A rule in the dataplane's words, which are the keys of the table with dashes in front.
@@ -469,8 +472,8 @@ fn mark_words(rule: &RawMark) -> Vec<RuleWords> {
     words
 }
 
-/// A rule that the dataplane would refuse for `reason`, shown at the value that is to blame, where one
-/// is by itself.
+/// Reports a rule that the dataplane would refuse for `reason`, at the value that alone causes it,
+/// if there is one.
 fn wrong_rule(words: &[RuleWords], reason: &str, whole: Range<usize>) -> Diagnostic {
     let alone = |key: &[String]| -> Vec<String> {
         let mut rule = key.to_vec();

@@ -90,7 +90,7 @@ impl Checker<'_> {
                         at.span(),
                         "the dataplane cannot give up an address that it does not own",
                     )
-                    .help("remove this line; `notify` can tell whoever owns the address"),
+                    .help("remove this line; `notify` can inform the owner of the address"),
                 );
             }
         }

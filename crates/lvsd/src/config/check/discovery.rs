@@ -180,7 +180,7 @@ impl Checker<'_> {
         name.map(Source::Dns)
     }
 
-    /// No more names are asked for than are looked up.
+    /// Checks that there are not more names than the resolver looks up.
     pub(super) fn few_names(&mut self, raw: &RawConfig) {
         let mut names = HashSet::new();
         let mut last = None;

@@ -1,4 +1,4 @@
-//! Whose new connections are taken.
+//! Filters of new connections.
 
 use std::ops::Range;
 use std::path::Path;

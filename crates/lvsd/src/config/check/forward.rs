@@ -86,7 +86,7 @@ impl Checker<'_> {
         method
     }
 
-    /// A scheduler that goes by the servers' answers needs them to pass through the director.
+    /// Checks that answers pass through the director if the scheduler uses their latency.
     pub(super) fn sees_answers(
         &mut self,
         service: &RawService,
@@ -106,9 +106,7 @@ impl Checker<'_> {
                 at.clone(),
                 format!("the scheduler {name} needs servers that are reached by NAT"),
             )
-            .label(
-                "their answers do not pass through the director, which measures how soon they come",
-            )
+            .label("their answers do not pass through the director, which measures their latency")
             .context(scheduler.span(), "the scheduler")
             .help("set forward = \"nat\", or another scheduler, such as \"wlc\""),
         );

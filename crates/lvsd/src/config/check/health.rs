@@ -36,13 +36,13 @@ pub(super) struct CheckPlan {
     timeout: Duration,
     rise: u32,
     fall: u32,
-    /// By way of the service, and where that is said.
+    /// Position of `via`, if the check goes through the service.
     via: Option<Range<usize>>,
     passive: Option<(Passive, Range<usize>)>,
 }
 
 impl Checker<'_> {
-    /// Checks `check`; `None` if there is none or it is wrong.
+    /// Checks `check`; `None` if it is missing or wrong.
     pub(super) fn check_plan(
         &mut self,
         raw: &Spanned<RawCheck>,
@@ -115,7 +115,7 @@ impl Checker<'_> {
         })
     }
 
-    /// The way of a client to this service, of which `vip` says whose address that is.
+    /// Checks the path through this service, whose VIP has the owner `vip`.
     fn via(
         &mut self,
         plan: &CheckPlan,
@@ -190,7 +190,7 @@ impl Checker<'_> {
             ),
             Passive::Asks(_) if !tcp => (
                 "`passive` with a number is for TCP services",
-                "remove it: that nobody answers a datagram says nothing",
+                "remove it: a missing answer to a datagram proves nothing",
             ),
             Passive::Asks(_) => (
                 "`passive` with a number needs servers that are reached by NAT",

@@ -316,7 +316,7 @@ fn port(id: &ServiceId) -> u16 {
     virtual_address(id).map_or(0, |a| a.port())
 }
 
-/// A service in words: `tcp 192.0.2.10:80`, `mark 7`.
+/// A service as text: `tcp 192.0.2.10:80`, `mark 7`.
 pub(crate) fn label(id: &ServiceId) -> String {
     match id {
         ServiceId::Tcp { address } => format!("tcp {address}"),

@@ -27,7 +27,7 @@ pub(super) fn is_proxied(raw: &RawService) -> bool {
 }
 
 impl Checker<'_> {
-    /// How it is proxied; `None` if it is not.
+    /// Proxy settings; `None` if the service is not proxied.
     pub(super) fn proxy(&mut self, raw: &RawService, id: Option<&ServiceId>) -> Option<Options> {
         let Some(forward) = raw.forward.as_ref().filter(|forward| is_word(forward)) else {
             if let Some(proxy) = &raw.proxy {
@@ -66,7 +66,7 @@ impl Checker<'_> {
         match id {
             Some(ServiceId::Fwmark { .. }) => impossible(
                 place,
-                "a proxy listens at one port, and knows nothing of marks",
+                "a proxy listens on one port, and has no marks",
                 "write a [[service]] with address and port for each",
             ),
             Some(ServiceId::Sctp { .. }) => impossible(
@@ -93,7 +93,7 @@ impl Checker<'_> {
                 } else if ip.is_some_and(|address| never(address.ip())) {
                     impossible(
                         place,
-                        "nobody can listen at this address",
+                        "no program can listen on this address",
                         "give an address of this host",
                     );
                 }

@@ -15,7 +15,7 @@ use crate::config::OnCheckFailure;
 use crate::config::raw::{RawLimits, RawPersistence, RawService, Whole};
 use crate::text::Diagnostic;
 
-/// How long a server that has left the file may keep its connections by default.
+/// Default time that a server that has left the file may keep its connections.
 const DRAIN: Duration = Duration::from_secs(30);
 const DRAIN_MAX: Duration = Duration::from_secs(86_400);
 
@@ -73,7 +73,7 @@ impl Checker<'_> {
                 self.report(
                     Diagnostic::error(
                         flag.span(),
-                        format!("the scheduler {scheduler} does not know this flag"),
+                        format!("the scheduler {scheduler} has no such flag"),
                     )
                     .help(format!(
                         "remove it, or set scheduler = \"{}\" (flag `{}`)",
@@ -211,7 +211,7 @@ impl Checker<'_> {
         }
     }
 
-    /// How long a server that has left the file may keep its connections.
+    /// Time that a server that has left the file may keep its connections.
     pub(super) fn drain(&mut self, raw: &RawService, config: &ServiceConfig) -> Duration {
         let Some(drain) = &raw.drain else {
             if let (Some(at), Some(fallback)) = (&raw.scheduler, refuses_at_weight_0(config)) {

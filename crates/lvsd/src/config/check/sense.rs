@@ -18,7 +18,7 @@ use crate::config::clash::{is_it, listens_at, listens_everywhere};
 use crate::config::raw::{RawConfig, RawService};
 use crate::text::Diagnostic;
 
-/// A server, and where its address stands.
+/// A server, and the position of its address.
 pub(super) struct ServerPlace {
     pub(super) service: ServiceId,
     pub(super) address: SocketAddr,
@@ -26,7 +26,7 @@ pub(super) struct ServerPlace {
 }
 
 impl Checker<'_> {
-    /// Looks at the whole file.
+    /// Checks the file as a whole.
     pub(super) fn sense(&mut self, raw: &RawConfig, services: &[Service], marks: &[String]) {
         self.servers_that_are_services(services);
         if !self.complete {

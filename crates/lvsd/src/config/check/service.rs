@@ -71,7 +71,7 @@ impl Checker<'_> {
             self.report(
                 Diagnostic::error(name.span(), title)
                     .context(first, "the first one")
-                    .help("give each its own name; it is what the log says"),
+                    .help("give each its own name; the log uses it"),
             );
         }
     }
@@ -182,14 +182,14 @@ impl Checker<'_> {
             self.once(
                 Diagnostic::warning(
                     span,
-                    "servers have no health check: a dead one gets connections all the same",
+                    "servers have no health check: a dead one still gets connections",
                 )
                 .help("add check = { type = \"tcp\" } to the service, or check = \"none\""),
             );
         }
     }
 
-    /// Whose address the VIP is.
+    /// Reads the owner of the VIP.
     fn vip(&mut self, raw: &RawService, id: Option<ServiceId>, many_ports: bool) -> VipMode {
         let words = [
             ("auto", VipMode::Auto),
@@ -328,7 +328,7 @@ impl Checker<'_> {
                             family.span(),
                             "`family` is for a service with a mark only",
                         )
-                        .help("remove it; the address says which family it is"),
+                        .help("remove it; the address determines the family"),
                     );
                 }
                 if raw.protocol.is_some() && protocol.is_none() {

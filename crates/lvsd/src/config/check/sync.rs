@@ -24,7 +24,7 @@ const MAXLEN_MAX: i64 = 65_507;
 /// The longest time that a dataplane waits for other directors.
 const WAIT_MAX: Duration = Duration::from_secs(3600);
 
-/// How long their services and servers may differ.
+/// Limits of the time in which services and servers of two directors may differ.
 const ALARM: std::ops::RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(86_400);
 
@@ -223,7 +223,7 @@ mod tests {
     use crate::config::Config;
     use crate::config::facts::Facts;
 
-    /// As on the host that has 192.0.2.1.
+    /// Checks a configuration on a host that has 192.0.2.1.
     fn here(keys: &str) -> Result<(), String> {
         let text = format!("[sync.peers]\n{keys}\n");
         let facts = Facts::with_address([192, 0, 2, 1].into());

@@ -72,15 +72,14 @@ impl Checker<'_> {
         if interface.is_none() {
             self.report(
                 Diagnostic::error(spanned.span(), "[vrrp] has no interface").help(
-                    "add interface = \"...\": the one on which the directors hear each other",
+                    "add interface = \"...\": the one on which the directors receive each other's advertisements",
                 ),
             );
         }
         if raw.router_id.is_none() {
             self.report(
                 Diagnostic::error(spanned.span(), "[vrrp] has no router_id").help(
-                    "add router_id = 51, or another number to 255: the same on all directors that belong together, \
-                     and of nobody else on that network",
+                    "add router_id = 51, or another number to 255: the same on all directors of one cluster, and unused by others on that network",
                 ),
             );
         }
@@ -96,7 +95,7 @@ impl Checker<'_> {
                 )
                 .help(format!(
                     "give {} or more, on all directors: maintenance takes 100, a service below its quorum 50; \
-                     directors that end at 1 are not told apart",
+                     directors that end at 1 cannot be distinguished",
                     Vrrp::PRIORITY_ENOUGH
                 )),
             );
@@ -292,7 +291,7 @@ impl Checker<'_> {
             self.report(
                 Diagnostic::error(written.span(), format!("there are {} addresses", all.len()))
                     .help(format!(
-                        "name at most {ADDRESSES_MAX}; the services' own need not stand here"
+                        "name at most {ADDRESSES_MAX}; the services' own are added automatically"
                     )),
             );
         }

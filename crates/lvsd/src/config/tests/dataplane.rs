@@ -15,7 +15,7 @@ fn dataplane_icmp_options_become_arguments() {
         ("echo = \"host\"", "unknown word `host`"),
         (
             "hang_limit = \"1s\"",
-            "no dataplane can be told to hang by that",
+            "this time is too short or too long to detect a hang",
         ),
         ("clamp_mss = 535", "`535` is not a segment size"),
         ("clamp_mss = \"Auto\"", "`Auto` is not a segment size"),
@@ -77,25 +77,25 @@ fn unsupported_dataplane_key_is_refused_with_its_position() {
         (
             "fast_path = \"on\"\nbackend = \"tun\"",
             "test.toml:3:11",
-            "the kernel fast path goes without the backend `tun`",
+            "the kernel fast path excludes the backend `tun`",
             "leave out backend, or write fast_path = \"off\"",
         ),
         (
             "reverse_path = \"loose\"\nfast_path = \"on\"",
             "test.toml:2:16",
-            "the kernel fast path goes without checks of the reverse path",
+            "the kernel fast path excludes checks of the reverse path",
             "leave out reverse_path, or write fast_path = \"off\"",
         ),
         (
             "fast_path = \"on\"\nreverse_path = \"strict\"",
             "test.toml:3:16",
-            "the kernel fast path goes without checks of the reverse path",
+            "the kernel fast path excludes checks of the reverse path",
             "leave out reverse_path, or write fast_path = \"off\"",
         ),
         (
             "fast_path = \"on\"\nworkers = 4",
             "test.toml:3:11",
-            "the kernel fast path goes with one packet worker",
+            "the kernel fast path requires a single packet worker",
             "leave out workers, or write fast_path = \"off\"",
         ),
         (
@@ -126,7 +126,7 @@ fn unsupported_dataplane_key_is_refused_with_its_position() {
 }
 
 #[test]
-fn synchronisation_is_asked_for_with_an_interface() {
+fn synchronisation_requires_an_interface() {
     use lvs_core::api::SyncRole;
     assert_eq!(load("").sync, None, "it stays as it is");
     let daemons = load("[sync.ipvs]\ninterface = \"eth2\"\nsyncid = 5\n").sync;
@@ -182,7 +182,7 @@ fn peers_are_options_of_the_dataplane() {
     for count in ["2", "\"auto\""] {
         let said = errors(&workers(count));
         assert!(
-            said.contains("several packet workers do not tell"),
+            said.contains("several packet workers cannot replicate"),
             "{said}"
         );
     }
@@ -283,7 +283,7 @@ fn sysctls_have_the_ranges_of_the_dataplane() {
 }
 
 #[test]
-fn every_scheduler_and_sysctl_of_the_dataplane_can_be_asked_for() {
+fn every_scheduler_and_sysctl_of_the_dataplane_is_accepted() {
     const DOCUMENTATION: &str = include_str!("../../../../../docs/configuration.md");
     for name in lvs_core::Registry::new().names() {
         let text = tunnelled(&format!("forward = \"nat\"\nscheduler = \"{name}\""), "");

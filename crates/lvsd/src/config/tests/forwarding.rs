@@ -307,14 +307,14 @@ fn proxied_service_requires_address_of_this_host() {
             proxied(&format!("{tcp}\nvip = \"own\""), ""),
             "this host's own",
         ),
-        (proxied("fwmark = 7", ""), "knows nothing of marks"),
+        (proxied("fwmark = 7", ""), "has no marks"),
         (
             proxied(&format!("{tcp}\nprotocol = \"sctp\""), ""),
             "not SCTP",
         ),
         (
             proxied("address = \"224.0.0.1:80\"", ""),
-            "nobody can listen",
+            "no program can listen",
         ),
         (proxied(&udp("one_packet = true"), ""), "one-packet"),
         (

@@ -189,7 +189,7 @@ fn load(text: &str) -> Config {
         .0
 }
 
-/// The services of a file, without what DNS and etcd say.
+/// The services of a file, without answers of DNS and etcd.
 fn alone(config: &Config) -> Expanded {
     expand(config, &Gathered::default())
 }

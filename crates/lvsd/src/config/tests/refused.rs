@@ -59,7 +59,7 @@ fn inconsistent_settings_are_refused() {
         (
             "scheduler_flags = [\"sh-port\"]",
             "address = \"10.0.0.1:80\"",
-            "does not know this flag",
+            "has no such flag",
         ),
         (
             "check = { type = \"tcp\", timeout = \"0s\" }",
@@ -241,16 +241,13 @@ fn settings_invalid_for_start_or_dataplane_are_refused() {
     for (text, wanted) in [
         (
             "[lvsd]\nlog = \"inof\"\n".to_owned(),
-            "2:7 `inof` is not a level of the log",
+            "2:7 `inof` is not a log level",
         ),
         (
             "[lvsd]\nlog = \"lvsd=deb\"\n".into(),
-            "2:7 `deb` is not a level of the log",
+            "2:7 `deb` is not a log level",
         ),
-        (
-            "[lvsd]\nlog = \"\"\n".into(),
-            "2:7 `` is not a level of the log",
-        ),
+        ("[lvsd]\nlog = \"\"\n".into(), "2:7 `` is not a log level"),
         (
             "[lvsd]\nlog = \"l[d=debug\"\n".into(),
             "2:7 `l[d` is not a part of the program",

@@ -1,4 +1,4 @@
-//! How findings are said: their places, their order, their number.
+//! Reports of findings: their places, their order, their number.
 
 use super::*;
 
@@ -67,7 +67,7 @@ error: value of a wrong type
 }
 
 #[test]
-fn warnings_do_not_refuse() {
+fn file_with_warnings_only_is_accepted() {
     let text = "[[service]]\naddress = \"192.0.2.10:80\"\nforward = \"nat\"\ncheck = { type = \"tcp\", interval = \"1s\", timeout = \"3s\" }\n[[service.server]]\naddress = \"10.0.0.1\"\n";
     let (_, warnings) = Config::from_toml("test.toml", text).unwrap();
     assert!(
@@ -90,7 +90,7 @@ fn missing_configuration_file_is_an_error() {
 proptest::proptest! {
     /// Any text yields either a configuration or a printable report.
     #[test]
-    fn never_panics(at in 0..FULL.len(), length in 0usize..20, new in "[\\[\\]{}=\"\\n a-z0-9é.]{0,8}") {
+    fn configuration_of_any_text_does_not_panic(at in 0..FULL.len(), length in 0usize..20, new in "[\\[\\]{}=\"\\n a-z0-9é.]{0,8}") {
         let mut text = FULL.to_owned();
         let end = (at + length).min(text.len());
         text.replace_range(at..end, &new);
@@ -274,7 +274,7 @@ fn errors_are_shown_before_warnings() {
 }
 
 #[test]
-fn messages_lead_to_the_cause() {
+fn syntax_errors_name_their_cause() {
     let service = |address: &str| {
         format!(
             "[[service]]\naddress = \"{address}\"\nforward = \"nat\"\ncheck = \"none\"\n[[service.server]]\naddress = \"10.0.0.1:80\"\n"

@@ -13,7 +13,7 @@ fn checked(keys: &str, top: &str) -> String {
     )
 }
 
-/// The defaults are the same for every service, and a combination that harms clients is told.
+/// Every service has the same defaults, and a combination that harms clients gets a warning.
 #[test]
 fn defaults_of_failures_are_fixed_and_bad_combinations_warn() {
     let persistence = "persistence = { timeout = \"6m\" }";
@@ -127,7 +127,7 @@ fn port_zero_needs_persistence() {
 }
 
 #[test]
-fn settings_beyond_the_kernel_are_read() {
+fn settings_that_the_kernel_lacks_are_read() {
     let file = |service: &str| {
         format!(
             "[[service]]\naddress = \"192.0.2.10:80\"\n{service}\n[[service.server]]\naddress = \"10.0.0.11:80\"\n"
@@ -211,7 +211,7 @@ fn file_without_service_causes_warning() {
 }
 
 #[test]
-fn defaults_are_for_services_that_do_not_say_otherwise() {
+fn defaults_apply_to_services_without_their_own_keys() {
     let text = r#"
         [defaults]
         forward = "nat"
@@ -254,7 +254,7 @@ fn defaults_are_for_services_that_do_not_say_otherwise() {
 }
 
 #[test]
-fn decisions_are_checked() {
+fn quorum_and_sorry_keys_are_checked() {
     for (line, words) in [
         ("quorum = 0", "quorum 0 is out of range"),
         (
@@ -290,7 +290,7 @@ fn decisions_are_checked() {
 
 /// Nobody asks it, so that a check of the service has no need of a port of it.
 #[test]
-fn sorry_server_without_port_does_not_need_one_for_the_check() {
+fn sorry_server_without_port_needs_no_port_for_the_check() {
     let config = load(
         "[[service]]\nfwmark = 9\nforward = \"nat\"\nsorry = \"10.0.0.8\"\ncheck = { type = \"tcp\" }\n\
          servers = [\"10.0.0.2:81\"]\n",

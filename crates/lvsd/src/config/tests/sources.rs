@@ -81,7 +81,7 @@ fn source_examples_are_valid_and_match_the_pages() {
 }
 
 #[test]
-fn no_more_names_than_are_looked_up() {
+fn names_above_the_limit_of_look_ups_are_refused() {
     let service = |n: usize| {
         format!(
             "[[service]]\naddress = \"192.0.2.1:{}\"\nforward = \"nat\"\ndiscover = {{ dns = \"n{n}.example.org\" }}\n",
@@ -144,7 +144,7 @@ fn invalid_cluster_is_refused() {
         ),
         (
             "etcd = \"http://e\"\nagree = 2",
-            "each director decides by itself which servers are down",
+            "each director decides on its own which servers are down",
         ),
         (
             "etcd = \"http://e\"\nuser = \"u\"",
@@ -187,7 +187,12 @@ fn invalid_cluster_is_refused() {
     );
     let (config, report) =
         Config::from_toml("test.toml", &with(&keys)).unwrap_or_else(|e| panic!("{e}"));
-    assert!(report.to_string().contains("in the clear"), "{report}");
+    assert!(
+        report
+            .to_string()
+            .contains("crosses the network unencrypted"),
+        "{report}"
+    );
     for (mode, warned) in [(0o644, true), (0o601, true), (0o640, false), (0o400, false)] {
         let mode = std::fs::Permissions::from_mode(mode);
         std::fs::set_permissions(&file, mode.clone()).unwrap();

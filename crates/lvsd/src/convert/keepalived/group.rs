@@ -105,7 +105,7 @@ fn amount(count: u128) -> usize {
     usize::try_from(count).unwrap_or(usize::MAX)
 }
 
-/// So many addresses from `first` on, which there is room for.
+/// Addresses from `first` on; the caller checks that they exist.
 pub(in crate::convert) fn following(first: IpAddr, count: usize) -> impl Iterator<Item = IpAddr> {
     let count = u32::try_from(count).unwrap_or(u32::MAX);
     (0..count).map(move |n| match first {

@@ -17,7 +17,7 @@ use self::source::{Reader, Source, Token, shown};
 use self::words::Word;
 use super::{ADDRESSES_MAX, Options, Read};
 
-/// How deep blocks and includes may be.
+/// Greatest depth of blocks and includes.
 const DEPTH_MAX: usize = 32;
 
 /// A statement: its words and the statements of its block.
@@ -39,7 +39,7 @@ impl Item {
         self.words.get(n).map_or("", |word| word.text.as_str())
     }
 
-    /// How many words there are, the name included.
+    /// Number of words, the name included.
     pub(super) fn len(&self) -> usize {
         self.words.len()
     }
@@ -75,7 +75,7 @@ impl Item {
         self.items().iter().rev().find(|item| item.name() == name)
     }
 
-    /// As it is written, shortened.
+    /// The written text, shortened.
     pub(super) fn text(&self) -> String {
         let raw: Vec<&str> = self.words.iter().map(|word| word.raw.as_str()).collect();
         shown(&raw.join(" "))
@@ -86,7 +86,7 @@ impl Item {
         format!("{}: {}: {why}", self.at, self.text())
     }
 
-    /// The same within a block of this name.
+    /// The message of a loss within a block of this name.
     pub(super) fn lost_of(&self, name: &str, why: &str) -> String {
         format!("{}: {name}: {}: {why}", self.at, self.text())
     }
@@ -161,7 +161,7 @@ fn vrrp_addresses(item: &Item) -> Vec<IpAddr> {
 
 /// The message about a statement that keepalived does not read.
 const BEHIND: &str =
-    "keepalived passes over what stands behind another statement in its line; here it is read";
+    "keepalived ignores text after another statement in the same line; here it is read";
 
 /// Words that begin a statement behind another one in the same line of a virtual server.
 const KEYWORDS: [&str; 38] = [
@@ -221,7 +221,7 @@ fn items(source: &mut Source) -> Result<Vec<Item>, String> {
     #[derive(Default)]
     struct Open {
         items: Vec<Item>,
-        /// Of the statement whose block it is.
+        /// The words of the statement that has the block.
         words: Vec<Word>,
         line: usize,
     }
@@ -325,7 +325,7 @@ fn items(source: &mut Source) -> Result<Vec<Item>, String> {
     Ok(inner.items)
 }
 
-/// As much of a text as `length` bytes hold.
+/// The start of a text, up to `length` bytes.
 fn start(text: &str, length: usize) -> &str {
     let mut end = length.min(text.len());
     while !text.is_char_boundary(end) {

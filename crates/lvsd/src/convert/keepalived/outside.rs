@@ -179,7 +179,7 @@ fn certificate(item: &Item) -> String {
                 "keepalived does not verify servers with it; set `ca` of the checks of type https to do so"
             }
             "password" => "a key of the checks of type https has no password",
-            _ => "there is no counterpart",
+            _ => "lvsd has no equivalent",
         },
     )
 }

@@ -11,7 +11,7 @@ struct Fate {
     taken: bool,
     /// Words of it stay.
     kept: bool,
-    /// It is within a block that stays.
+    /// Whether the statement is within a block that stays.
     within: bool,
 }
 
@@ -131,7 +131,7 @@ fn copy(source: &Source, fates: &[Fate], range: std::ops::Range<usize>, text: &m
     }
 }
 
-/// Writes a statement anew.
+/// Writes a statement again.
 fn anew(item: &Item, depth: usize, text: &mut String) {
     if is_taken(item, depth) {
         return;

@@ -12,12 +12,12 @@ use crate::convert::{INCLUDES_MAX, LENGTH_MAX, Options, without_mark};
 
 /// The longest line that macros make, in bytes.
 const LINE_MAX: usize = 65_536;
-/// How deep macros may stand for macros.
+/// Greatest depth of macros in macros.
 const MACROS_DEPTH_MAX: usize = 64;
 /// Added to the length of each line that is made, so that empty lines have a bound, too.
 const LINE_COST: u64 = 16;
 
-/// Where a statement is.
+/// Position of a statement.
 #[derive(Clone, Debug, Default)]
 pub(in crate::convert) struct SourcePlace {
     /// The included file.
@@ -39,7 +39,7 @@ impl fmt::Display for SourcePlace {
 pub(super) struct Physical {
     pub(super) text: String,
     pub(super) at: SourcePlace,
-    /// How many includes lead to it.
+    /// Number of includes that lead to it.
     pub(super) depth: usize,
     /// An `include`, whose lines follow it.
     pub(super) include: bool,
@@ -47,7 +47,7 @@ pub(super) struct Physical {
     pub(super) defines: Option<String>,
     /// A line for some hosts.
     pub(super) conditional: bool,
-    /// It goes on with a definition.
+    /// Whether a definition continues on the next line.
     pub(super) continues: bool,
 }
 
@@ -81,7 +81,7 @@ pub(super) enum Token {
 #[derive(Debug, Default)]
 pub(super) struct Source {
     pub(super) lines: Vec<Physical>,
-    /// Each with its line's number in `lines`.
+    /// The tokens, each with its line number in `lines`.
     pub(super) tokens: Vec<(Token, usize)>,
     pub(super) lost: Vec<String>,
 }
@@ -649,7 +649,7 @@ fn groups(text: &str) -> Option<Vec<Vec<String>>> {
     Some(all)
 }
 
-/// As much of a text as fits into messages.
+/// The start of a text, as long as messages permit.
 pub(super) fn shown(text: &str) -> String {
     /// Bytes.
     const MOST: usize = 160;

@@ -248,7 +248,7 @@ impl Method {
         })
     }
 
-    /// Sets the keys of it; those of the block around it are what is not to be said again.
+    /// Sets its keys, except the keys that the block around it has already set.
     fn set(self, keys: &mut Keys, around: Option<&Keys>) {
         keys.insert("forward", quote(self.forward));
         let Some(tunnel) = self.tunnel else {
@@ -277,7 +277,7 @@ struct Parts {
 }
 
 impl Parts {
-    /// The family of a mark that does not say its own.
+    /// The family of a mark without its own.
     fn guessed(&self, service: &Service) -> bool {
         let tunnelled = |keys: &Keys| {
             let own = keys.get("forward").or(service.keys.get("forward"));
@@ -487,9 +487,9 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
             "snmp_name" => service.lose(item.lost("there is no SNMP; set `name` of the service")),
             "" => {}
             "nb_get_retry" | "nat_mask" => {
-                service.lose(item.lost("keepalived passes over it here, too"));
+                service.lose(item.lost("keepalived ignores it here, too"));
             }
-            _ => service.lose(item.lost("there is no counterpart")),
+            _ => service.lose(item.lost("lvsd has no equivalent")),
         }
     }
     full_nat(outer, outside, service);
@@ -675,8 +675,8 @@ fn real_server(
             "" => {}
             "nb_get_retry" => server
                 .lost
-                .push(item.lost("keepalived passes over it here, too")),
-            _ => server.lost.push(item.lost("there is no counterpart")),
+                .push(item.lost("keepalived ignores it here, too")),
+            _ => server.lost.push(item.lost("lvsd has no equivalent")),
         }
     }
     let number = |key| {
@@ -696,7 +696,7 @@ fn real_server(
     Ok(server)
 }
 
-/// keepalived wants all checks of a server to succeed; here it has one: the deepest.
+/// keepalived requires all checks of a server to succeed; here a server has one check: the deepest.
 fn add_check(server: &mut Server, check: Check, item: &Item) {
     let other = if server.check.is_empty() || checks::depth(&check) > checks::depth(&server.check) {
         std::mem::replace(&mut server.check, check)

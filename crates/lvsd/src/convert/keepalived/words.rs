@@ -9,7 +9,7 @@ pub(super) const BANG: char = '\u{F8F1}';
 pub(super) struct Word {
     /// Without its quotes.
     pub(super) text: String,
-    /// As it is in the file.
+    /// The text in the file.
     pub(super) raw: String,
     pub(super) quoted: bool,
 }
@@ -91,7 +91,7 @@ pub(super) fn pieces(line: &str) -> (Vec<Piece>, bool) {
     (all, false)
 }
 
-/// Where the quote that a text is in ends.
+/// End of the quoted text.
 fn closing(text: &str) -> Option<usize> {
     let mut escaped = false;
     for (at, c) in text.char_indices() {
@@ -135,7 +135,7 @@ pub(super) fn escaped(text: &str) -> Vec<String> {
     words
 }
 
-/// The character that the text behind a backslash stands for, and what follows it.
+/// The character of an escape sequence after a backslash, and the rest of the text.
 fn escape(text: &str) -> (Option<char>, &str) {
     let number = |digits: &str, radix: u32, most: usize| {
         let end = digits

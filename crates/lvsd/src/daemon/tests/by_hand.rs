@@ -177,7 +177,7 @@ async fn manual_drain_is_shown_and_ended() {
     daemon.stop().await;
 }
 
-/// Gives 10.0.0.1 a weight as ipvsadm does.
+/// Sets a weight of 10.0.0.1 as ipvsadm does.
 fn by_hand(world: &World, weight: i32) {
     let held = world.dataplane();
     let servers = &held.service(web()).unwrap().servers;
@@ -289,7 +289,7 @@ async fn changes_by_hand_are_put_right_or_left() {
     }
 }
 
-/// A server in maintenance keeps its connections for as long as `drain` says, and no longer.
+/// A server in maintenance keeps its connections for the time of `drain`, and no longer.
 #[tokio::test(start_paused = true)]
 async fn drain_with_deadline_ends_then() {
     let text = FILE.replace("forward = \"nat\"", "forward = \"nat\"\ndrain = \"60s\"");

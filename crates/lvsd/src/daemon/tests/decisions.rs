@@ -62,8 +62,8 @@ fn turns() -> impl proptest::strategy::Strategy<Value = Vec<Turn>> {
 proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig { cases: 32, ..Default::default() })]
 
-    /// Quorum with hysteresis, minimum share, sorry server and VIP, by whatever turns of fate and
-    /// of people.
+    /// Quorum with hysteresis, minimum share, sorry server and VIP, for any sequence of events and
+    /// overrides.
     #[test]
     fn decisions_follow_the_model(
         up in 1..=4usize,

@@ -82,7 +82,7 @@ async fn dataplane_that_does_not_stop_is_killed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn killed_and_restarted_it_disturbs_nothing() {
+async fn killed_and_restarted_daemon_changes_nothing() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon.dead.set("10.0.0.1:80", true);
     daemon

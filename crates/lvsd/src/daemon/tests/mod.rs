@@ -160,7 +160,7 @@ impl Running {
         snapshot.await.unwrap().status
     }
 
-    /// Puts 10.0.0.1 into a state.
+    /// Sets the state of 10.0.0.1.
     async fn admin(&self, state: AdminState) -> AdminDone {
         self.ask(ChangeRequest::Admin(AdminSpec {
             target: Target {
@@ -178,7 +178,7 @@ impl Running {
         .unwrap()
     }
 
-    /// Waits until the status counts so many usable servers of the service.
+    /// Waits until the status counts `wanted` usable servers of the service.
     async fn usable(&self, wanted: usize) {
         for _ in 0..2000 {
             if self.status().await.services[0].usable == wanted {
@@ -250,7 +250,7 @@ impl Log {
         String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
     }
 
-    /// Waits until it says `words`, in real time.
+    /// Waits until the status contains `words`, in real time.
     async fn says(&self, words: &str) {
         for _ in 0..10_000 {
             if self.text().contains(words) {
@@ -262,7 +262,7 @@ impl Log {
     }
 }
 
-/// Servers whose answer can be held up, for ever.
+/// Servers whose answer can be delayed without end.
 #[derive(Clone, Default)]
 struct Slow(Arc<Mutex<HashSet<SocketAddr>>>);
 

@@ -123,8 +123,7 @@ async fn reload_that_replaces_servers_waits_for_new_ones() {
     daemon.stop().await;
 }
 
-/// Rules and sysctls that have left the file go, whether lvsd was told by a reload or finds it at
-/// its start.
+/// lvsd removes rules and sysctls that have left the file, after a reload and at its start.
 #[tokio::test(start_paused = true)]
 async fn service_removed_from_file_is_removed_by_reload_and_restart() {
     let more = format!(
@@ -170,7 +169,7 @@ async fn service_removed_from_file_is_removed_by_reload_and_restart() {
     }
 }
 
-/// A plan says what a reload then does, and does nothing.
+/// A plan lists the changes of a later reload, and makes none.
 #[tokio::test(start_paused = true)]
 async fn plan_lists_changes_of_a_reload() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
@@ -211,7 +210,7 @@ async fn plan_lists_changes_of_a_reload() {
     daemon.stop().await;
 }
 
-/// Half a file is not taken for a wish, and a wish can be told from it.
+/// A reload of half a file is refused, unless it is forced.
 #[tokio::test(start_paused = true)]
 async fn reload_that_removes_most_servers_needs_force() {
     let file = |servers: u8, more: &str| {

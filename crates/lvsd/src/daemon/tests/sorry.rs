@@ -150,7 +150,7 @@ async fn sorry_server_waits_for_the_first_checks_of_all() {
 
 /// A server whose first check takes too long counts as one that is missing.
 #[tokio::test(start_paused = true)]
-async fn sorry_server_does_not_wait_for_ever() {
+async fn sorry_server_wait_is_bounded() {
     let slow = Slow::default();
     slow.hold(OTHER);
     let daemon = slow.start(&file(""));
@@ -212,7 +212,7 @@ async fn sorry_server_with_persistent_clients_is_removed_when_the_quorum_returns
     daemon.stop().await;
 }
 
-/// Servers that say which weight they want.
+/// Servers that report their own weight.
 #[derive(Clone, Default)]
 struct Agents(Dead, Arc<Mutex<HashMap<SocketAddr, u16>>>);
 

@@ -55,7 +55,7 @@ async fn services_and_servers_of_the_dataplane_stay_until_etcd_is_known() {
         text.contains("1 service of the dataplane not in the file: left as they are"),
         "{text}"
     );
-    assert!(!text.contains("what it said last holds"), "{text}");
+    assert!(!text.contains("its last answer stays in force"), "{text}");
 
     // What is done by hand to what stays is nobody's wish and nobody's loss.
     let by_hand = Call::ServiceDelete { service: second() };

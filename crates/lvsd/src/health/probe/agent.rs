@@ -1,4 +1,4 @@
-//! `type = "agent"`: a program beside the server says how it is, in the words of HAProxy's agents.
+//! `type = "agent"`: a program on the server reports its state, in the words of HAProxy's agents.
 
 use std::net::SocketAddr;
 
@@ -29,7 +29,7 @@ impl ProbeKind for Agent {
         if port == Port::default() {
             keys.report(
                 Diagnostic::error(keys.table(), "`port` of the agent is missing")
-                    .help("add the port at which it answers: port = 9707"),
+                    .help("add the port of the agent: port = 9707"),
             );
             return None;
         }
@@ -56,7 +56,11 @@ impl ProbeKind for Agent {
             |why: String| ProbeError::Server(format!("{}: {why}", self.target(asked.server)));
         let line = match answer {
             Line::Whole(line) | Line::End(line) => line,
-            Line::TooLong => return Err(wrong("it says more than 1 KiB on one line".to_owned())),
+            Line::TooLong => {
+                return Err(wrong(
+                    "its answer has more than 1 KiB on one line".to_owned(),
+                ));
+            }
         };
         let said = words::parse(&line).map_err(wrong)?;
         match said.down {
@@ -73,7 +77,7 @@ mod tests {
     use crate::health::probe::hostile::{answering, probe, serving};
 
     #[tokio::test]
-    async fn its_words_count() {
+    async fn agent_words_are_parsed() {
         let check = "{ type = \"agent\", port = 1, send = \"how?\\n\" }";
         let server = answering(b"up 50%\n").await;
         let half = Advice::weight(Weight::Percent(50));

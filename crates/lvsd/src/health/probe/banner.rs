@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn goes_from_the_file_to_the_server() {
+    async fn banner_probe_is_parsed_and_run() {
         let mut check = check("{ type = \"banner\", expect = \"220 \", timeout = \"10s\" }");
         for (words, good) in [(&b"220 mx\r\n"[..], true), (b"554 no\r\n", false)] {
             check.server = greeting(words).await;
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn its_own_keys_and_no_others() {
+    fn banner_probe_refuses_unknown_keys() {
         for (text, place, wanted) in [
             (
                 "{ type = \"banner\" }",

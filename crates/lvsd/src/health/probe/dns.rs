@@ -13,7 +13,7 @@ const ANSWER_MAX: usize = 1232;
 /// Answers of others, or to other questions, that are passed over.
 const STRANGE_MAX: usize = 16;
 
-/// Kinds of records that can be asked for.
+/// Kinds of records of a query.
 const RECORDS: &[(&str, u16)] = &[
     ("A", 1),
     ("NS", 2),
@@ -184,7 +184,7 @@ pub(super) fn question(id: u16, name: &str, record: u16) -> Option<Vec<u8>> {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Answer {
     code: u8,
-    /// Records in the answer, as it says.
+    /// Number of records that the answer announces.
     records: u16,
     /// The addresses among them.
     addresses: Vec<IpAddr>,
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn questions_and_answers() {
+    fn dns_probe_parses_answers() {
         let asked = question(7, "www.example.org.", 1).expect("a name");
         assert_eq!(&asked[12..], b"\x03www\x07example\x03org\0\0\x01\0\x01");
         assert_eq!(question(7, ".", 6).expect("a name").len(), 12 + 5);

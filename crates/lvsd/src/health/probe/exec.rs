@@ -1,4 +1,4 @@
-//! `type = "exec"`: a program's exit code says how the server is, as keepalived's `MISC_CHECK`.
+//! `type = "exec"`: a program's exit code is the result, as with keepalived's `MISC_CHECK`.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ const OUTPUT_MAX: usize = 1024;
 /// A program.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Exec {
-    /// It and its arguments.
+    /// The command and its arguments.
     command: Vec<String>,
     /// Exit codes from 2 on are weights.
     dynamic: bool,
@@ -121,8 +121,8 @@ impl ProbeKind for Exec {
     }
 }
 
-/// Waits until a program has ended: its status, and the beginning of its output. A child of it that
-/// goes on and holds the output is not waited for.
+/// Waits until a program has ended: its status, and the beginning of its output. It does not wait
+/// for children that still have the output open.
 async fn finished(
     child: &mut Child,
     output: Option<ChildStdout>,
@@ -257,7 +257,7 @@ mod tests {
 
     /// A child that writes without end neither fills the memory nor keeps the check.
     #[tokio::test]
-    async fn exec_child_that_writes_for_ever_is_not_waited_for() {
+    async fn exec_child_that_writes_endlessly_is_not_waited_for() {
         let server: SocketAddr = "127.0.0.1:81".parse().unwrap();
         let user = format!(", user = \"{}\"", rustix::process::getuid().as_raw());
         let check = shell("yes & exit 0", &user);

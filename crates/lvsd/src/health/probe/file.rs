@@ -1,4 +1,4 @@
-//! `type = "file"`: a file says how the server is, in the words of HAProxy's agents.
+//! `type = "file"`: a file contains the state of the server, in the words of HAProxy's agents.
 
 use std::collections::HashSet;
 use std::io::{self, Read};
@@ -16,7 +16,7 @@ use crate::text::{Diagnostic, Keys};
 
 /// Files that are read at a time: each has a thread, and a disk that does not answer keeps it.
 const READS_MAX: usize = 64;
-/// The same of one directory, which is on one disk.
+/// Greatest number of reads in one directory, which is on one disk.
 const DIRECTORY_MAX: usize = 8;
 
 /// A file's first line.
@@ -95,7 +95,7 @@ impl ProbeKind for File {
 #[derive(Debug, Default)]
 struct Reads {
     paths: Mutex<HashSet<PathBuf>>,
-    /// One has come back.
+    /// Notification that a read has ended.
     back: Notify,
 }
 
@@ -141,8 +141,8 @@ impl Reads {
         }
     }
 
-    /// The right to read a file, if nobody reads it, and neither too many of its directory nor too
-    /// many at all are read.
+    /// The right to read a file, if it is not being read, and the limits of its directory and of
+    /// all files permit it.
     fn begin(&'static self, path: &Path) -> Option<Reading> {
         let mut all = self.all();
         let beside = all.iter().filter(|other| other.parent() == path.parent());

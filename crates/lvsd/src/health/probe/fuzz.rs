@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use super::line::Lines;
 use super::{dns, http, ping, smtp, tls, words};
 
-/// Lets a server say `bytes` to the parser that the first of them chooses. Nothing may panic, and
-/// all must end.
+/// Sends `bytes` as a server's answer to the parser that the first byte chooses. The parser must
+/// neither panic nor loop.
 pub fn reply(bytes: &[u8]) {
     let Some((which, bytes)) = bytes.split_first() else {
         return;

@@ -1,4 +1,4 @@
-//! Servers for tests: what they say is right, wrong, endless, late, or cut off.
+//! Servers for tests: their answers are right, wrong, endless, late, or cut off.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -54,7 +54,7 @@ where
     address
 }
 
-/// Says this at once, and ends its half of the connection.
+/// Sends this at once, and closes its half of the connection.
 pub(crate) async fn answering(words: &'static [u8]) -> SocketAddr {
     serving(move |mut stream| async move {
         let _ = stream.write_all(words).await;
@@ -65,7 +65,7 @@ pub(crate) async fn answering(words: &'static [u8]) -> SocketAddr {
     .await
 }
 
-/// The same, but waits to be asked.
+/// A server that answers only after a request.
 pub(crate) async fn replying(words: &'static [u8]) -> SocketAddr {
     serving(move |mut stream| async move {
         let mut request = [0; 4096];
@@ -77,7 +77,7 @@ pub(crate) async fn replying(words: &'static [u8]) -> SocketAddr {
     .await
 }
 
-/// Waits to be asked, says the first, and then the second for ever.
+/// Waits for a request, sends the first text, and then the second without end.
 pub(crate) async fn endless_reply(first: &'static [u8], then: &'static [u8]) -> SocketAddr {
     serving(move |mut stream| async move {
         let _ = stream.read(&mut [0; 4096]).await;
@@ -87,7 +87,7 @@ pub(crate) async fn endless_reply(first: &'static [u8], then: &'static [u8]) -> 
     .await
 }
 
-/// Says this one byte at a time, a few a second.
+/// Sends this one byte at a time, a few a second.
 pub(crate) async fn dripping(words: &'static [u8]) -> SocketAddr {
     serving(move |mut stream| async move {
         for byte in words.iter().cycle() {
@@ -100,7 +100,7 @@ pub(crate) async fn dripping(words: &'static [u8]) -> SocketAddr {
     .await
 }
 
-/// Says the first, and then the second for ever, as fast as it is read.
+/// Sends the first text, and then the second without end, as fast as the client reads.
 pub(crate) async fn endless(first: &'static [u8], then: &'static [u8]) -> SocketAddr {
     serving(move |mut stream| async move {
         let _ = stream.write_all(first).await;
@@ -109,7 +109,7 @@ pub(crate) async fn endless(first: &'static [u8], then: &'static [u8]) -> Socket
     .await
 }
 
-/// Says this, and then nothing, with the connection open.
+/// Sends this, and then nothing, with the connection open.
 pub(crate) async fn stalling(words: &'static [u8]) -> SocketAddr {
     serving(move |mut stream| async move {
         let _ = stream.write_all(words).await;

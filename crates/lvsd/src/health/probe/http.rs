@@ -28,7 +28,7 @@ const HEADERS_MAX: usize = 128;
 const URLS_MAX: usize = 16;
 const REDIRECTS_MAX: i64 = 10;
 
-/// Keys of a page, which may stand for all pages or for each.
+/// Keys of a page, valid for all pages or for each.
 const PAGE: &[&str] = &["path", "method", "status", "body", "regex", "redirects"];
 
 /// Pages of a server.
@@ -177,7 +177,7 @@ impl Page {
         ranges.any(|(first, last)| (*first..=*last).contains(&status))
     }
 
-    /// Looks at the body, as far as it has come; `None` while more is needed.
+    /// Judges the body received so far; `None` while more is needed.
     fn judge(&self, body: &[u8], seen: usize, whole: bool) -> Option<Result<(), String>> {
         if let Some(text) = &self.body {
             let text = text.as_bytes();
@@ -274,7 +274,7 @@ impl Http {
         self.port.address(server)
     }
 
-    /// The name of the server, where the file says it.
+    /// The name of the server, if the file has it.
     pub(super) fn host(&self) -> Option<&str> {
         self.host.as_deref()
     }
@@ -331,7 +331,7 @@ impl Http {
 pub(super) enum Came {
     /// The expected answer.
     Good,
-    /// It is elsewhere.
+    /// The page is at another address.
     Redirect(String),
 }
 
@@ -345,7 +345,7 @@ fn authority(server: SocketAddr, scheme: &str) -> String {
     }
 }
 
-/// Where a redirect leads: always to the same server, whatever name it has there.
+/// The path of a redirect: always on the same server, whatever name the redirect has for it.
 pub(super) fn follow(
     location: &str,
     scheme: &str,
@@ -523,7 +523,7 @@ mod tests {
     const OK: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\nall is well";
 
     #[test]
-    fn statuses() {
+    fn http_statuses_are_parsed() {
         assert_eq!(status("200"), Some(vec![(200, 200)]));
         assert_eq!(status("200-299, 301"), Some(vec![(200, 299), (301, 301)]));
         for wrong in ["", "ok", "99", "600", "299-200", "200-", "200,,201"] {

@@ -26,7 +26,7 @@ pub(super) struct Lines<R> {
 }
 
 impl<R: AsyncRead + Unpin> Lines<R> {
-    /// Of at most so many bytes each.
+    /// A reader of lines of at most `longest` bytes.
     pub(super) const fn new(stream: R, longest: usize) -> Self {
         Self {
             stream,

@@ -41,12 +41,12 @@ pub(crate) use tls::Tls;
 use super::{Advice, Pins};
 use crate::text::Keys;
 
-/// Why a probe did not succeed.
+/// The reason why a probe failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProbeError {
     /// The server does not serve: the reason.
     Server(String),
-    /// This host could not make the check, which says nothing about the server: the reason.
+    /// This host could not make the check, which is no result for the server: the reason.
     Local(String),
 }
 
@@ -123,7 +123,7 @@ impl Asked<'_> {
         }
     }
 
-    /// A target in words.
+    /// A target as text.
     pub(super) fn told(&self, target: &str) -> String {
         match self.via {
             Some(via) => format!("{} by way of {}", self.server, via.virt),
@@ -171,7 +171,7 @@ impl Asked<'_> {
         Ok(socket)
     }
 
-    /// The same, for whoever has several calls that may fail.
+    /// A function that makes errors, for callers with several calls that may fail.
     fn failing(&self, target: SocketAddr) -> impl Fn(io::Error) -> ProbeError + Copy {
         move |error| self.failed(&error, target)
     }
@@ -181,7 +181,7 @@ impl Asked<'_> {
         ProbeError::of_socket(error, self.told(&target.to_string()))
     }
 
-    /// Has the next connection from `client` go to the server.
+    /// Pins the next connection from `client` to the server.
     async fn pin(&self, via: Via, client: SocketAddr) -> Result<(), ProbeError> {
         let Some(pins) = self.pins else {
             return Err(ProbeError::Local("there is no way to the dataplane".into()));
@@ -211,7 +211,7 @@ async fn own_address(target: SocketAddr) -> Result<SocketAddr, ProbeError> {
     Ok(SocketAddr::new(found.ip(), 0))
 }
 
-/// No address in particular, of the family of `like`.
+/// The unspecified address of the family of `like`.
 fn any(like: SocketAddr) -> SocketAddr {
     match like {
         SocketAddr::V4(_) => (std::net::Ipv4Addr::UNSPECIFIED, 0).into(),
@@ -236,7 +236,7 @@ impl Port {
         keys.port("port").map(Self)
     }
 
-    /// The same for one server.
+    /// The probe for one server.
     pub(crate) fn bind(self, server: SocketAddr) -> Result<Self, Misfit> {
         match self.address(server).port() {
             0 => Err(Misfit {
@@ -247,7 +247,7 @@ impl Port {
         }
     }
 
-    /// Where it leads.
+    /// The address of its destination.
     pub(crate) fn address(self, server: SocketAddr) -> SocketAddr {
         SocketAddr::new(server.ip(), self.0.unwrap_or(server.port()))
     }
@@ -273,7 +273,7 @@ pub(crate) trait ProbeKind: Clone + Sized {
     const NAME: &'static str;
     /// Its own keys, beside those that every check has.
     const KEYS: &'static [&'static str];
-    /// Good ones in a row that bring a server back, where the file does not say.
+    /// Default number of consecutive successes that bring a server back.
     const RISE: u32 = 2;
     /// Failed ones in a row that take it out.
     const FALL: u32 = 3;
@@ -282,10 +282,10 @@ pub(crate) trait ProbeKind: Clone + Sized {
     /// Descriptors that a probe has open at a time.
     const DESCRIPTORS: u32 = 1;
 
-    /// Reads its own keys. `None` if something is wrong with them, which `keys` has then been told.
+    /// Reads its own keys. `None` if some are wrong; `keys` has the errors.
     fn parse(keys: &mut Keys<'_>) -> Option<Self>;
 
-    /// Where its port is, if it asks at one.
+    /// Its port, if it has one.
     fn port(&mut self) -> Option<&mut Port> {
         None
     }
@@ -299,7 +299,7 @@ pub(crate) trait ProbeKind: Clone + Sized {
         Ok(bound)
     }
 
-    /// Where it goes, for messages.
+    /// Its destination, for messages.
     fn target(&self, server: SocketAddr) -> String;
 
     /// One probe. It is dropped when the check's timeout is over.
@@ -338,7 +338,7 @@ macro_rules! kinds {
                 },)+
             ];
 
-            /// The same for one server.
+            /// The check for one server.
             pub(crate) fn bind(&self, server: SocketAddr) -> Result<Self, Misfit> {
                 match self {
                     $($(#[$attribute])* Self::$kind(probe) => probe.bind(server).map(Self::$kind),)+
@@ -366,7 +366,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// Where it goes, for messages.
+            /// Its destination, for messages.
             pub fn target(&self, server: SocketAddr) -> String {
                 match self {
                     $($(#[$attribute])* Self::$kind(probe) => probe.target(server),)+
@@ -410,8 +410,8 @@ mod tests {
 
     const DOCUMENTATION: &str = include_str!("../../../../../docs/configuration.md");
 
-    /// The kinds and keys that `text` does not have: a heading for each kind, and each key in what
-    /// stands under it.
+    /// The kinds and keys that `text` lacks: each kind needs a heading, and each key must be under
+    /// it.
     fn undocumented(text: &str) -> Vec<String> {
         let mut missing = Vec::new();
         for kind in Probe::KINDS {
@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_unique() {
+    fn probe_type_names_are_unique() {
         for (n, kind) in Probe::KINDS.iter().enumerate() {
             let again = Probe::KINDS[n + 1..].iter().any(|k| k.name == kind.name);
             assert!(!again, "{}", kind.name);

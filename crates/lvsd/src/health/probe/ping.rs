@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_and_answers() {
+    fn ping_answer_matches_its_request() {
         let v4 = request([127, 0, 0, 1].into(), 0x1234);
         let sum: u32 = v4
             .chunks(2)
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn this_host_answers_where_it_may_be_asked() {
+    async fn ping_of_this_host_succeeds_if_permitted() {
         for server in ["127.0.0.1:1", "[::1]:1"] {
             let server: SocketAddr = server.parse().unwrap();
             let open = open(server.ip());

@@ -31,7 +31,7 @@ impl ProbeKind for Tcp {
                     keys.table(),
                     "a TCP check of a service that is not TCP",
                 )
-                .help("give the check a `port` on which the servers take TCP connections, if it is meant"),
+                .help("give the check a `port` on which the servers take TCP connections, if TCP is intended"),
             );
         }
         Some(Self { port })
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn open_and_closed() {
+    async fn tcp_probe_fails_at_closed_port() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let open = listener.local_addr().unwrap();
         let server = SocketAddr::new(open.ip(), 1);

@@ -23,13 +23,13 @@ use tokio_rustls::client::TlsStream;
 use super::ProbeError;
 use crate::text::{Diagnostic, Keys};
 
-/// How a server is met.
+/// TLS settings of a connection to a server.
 #[derive(Clone)]
 pub(crate) struct Tls {
     /// The settings from which it was made: equal settings give equal behaviour.
     made_of: Arc<MadeOf>,
     config: Arc<ClientConfig>,
-    /// For another attempt, at a server of TLS 1.2 that wants its certificate's curve to be named.
+    /// For another attempt, at a server of TLS 1.2 that requires the curve of its certificate.
     curves: Option<Arc<ClientConfig>>,
 }
 
@@ -38,11 +38,11 @@ struct MadeOf {
     ca: Option<Vec<u8>>,
     cert: Option<Vec<u8>>,
     key: Option<Secret>,
-    /// The name that it has to have, and is asked for.
+    /// The name that the certificate must have, and that the client sends.
     sni: Option<String>,
 }
 
-/// A private key, which nobody is shown.
+/// A private key, which is never displayed.
 #[derive(PartialEq, Eq, Hash)]
 struct Secret(Vec<u8>);
 
@@ -72,7 +72,7 @@ impl Hash for Tls {
     }
 }
 
-/// The cryptography of this build; or why there is none.
+/// The cryptography of this build; or the reason why it is missing.
 pub(super) fn provider() -> Result<Arc<CryptoProvider>, String> {
     #[cfg(feature = "ring")]
     return Ok(Arc::new(rustls::crypto::ring::default_provider()));
@@ -286,13 +286,13 @@ fn is_refused(error: &io::Error) -> bool {
     inner == Some(&refused)
 }
 
-/// Where it is wrong, why, and what to do.
+/// The wrong key, the reason and the fix.
 pub(crate) type Wrong = (&'static str, String, String);
 
 /// With `curves` for TLS 1.2 alone, naming curves of certificates that no key is exchanged with.
 fn config(of: &MadeOf, curves: bool) -> Result<ClientConfig, Wrong> {
     let provider =
-        provider().map_err(|why| ("type", "`https` is not to be had here".to_owned(), why))?;
+        provider().map_err(|why| ("type", "`https` is not available here".to_owned(), why))?;
     let provider = match of.ca {
         None if curves => naming_curves(&lenient(&provider)),
         None => lenient(&provider),

@@ -100,8 +100,8 @@ fn fits(answer: &[u8], wanted: &[Option<u8>]) -> bool {
             .all(|(byte, wanted)| wanted.is_none_or(|wanted| wanted == *byte))
 }
 
-/// Bytes: the text of one key, or the hexadecimal digits of the other, of which a pair `XX` stands
-/// for any byte.
+/// Bytes: the text of one key, or the hexadecimal digits of the other, in which a pair `XX` matches
+/// any byte.
 fn bytes(
     keys: &mut Keys<'_>,
     text: &str,
@@ -161,7 +161,7 @@ mod tests {
     use crate::health::probe::hostile::probe;
 
     #[test]
-    fn bytes_in_hexadecimal() {
+    fn udp_bytes_in_hexadecimal_are_parsed() {
         assert_eq!(from_hex("01 fF", false), Ok(vec![Some(1), Some(255)]));
         assert_eq!(from_hex("0aXX", true), Ok(vec![Some(10), None]));
         for wrong in ["0", "xx", "+1", "1g", "é"] {

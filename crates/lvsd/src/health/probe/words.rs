@@ -11,14 +11,14 @@ const PERCENT_MAX: u16 = 25_600;
 /// The content of a line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Said {
-    /// Why the server does not serve, where it says so.
+    /// The reason that the server gives for its refusal.
     pub(super) down: Option<String>,
     /// The rest of it.
     pub(super) advice: Advice,
 }
 
-/// Reads a line: words that spaces or commas part, in any case of letters; `#` begins a
-/// description. A word that is not known, or none at all, is an error, in words.
+/// Parses a line: words separated by spaces or commas, in any case of letters; `#` begins a
+/// description. An unknown word, or none at all, is an error.
 pub(super) fn parse(line: &[u8]) -> Result<Said, String> {
     let text = String::from_utf8_lossy(line);
     let (words, description) = match text.split_once('#') {

@@ -59,7 +59,7 @@ pub(super) struct Answer {
 pub(super) enum Came {
     /// An answer; without records, if the name has none.
     Answer(Answer),
-    /// It does not fit: it has to be asked for over TCP.
+    /// The answer does not fit: ask again over TCP.
     Cut,
     /// An answer to another query, or from another sender.
     Strange,
@@ -125,7 +125,7 @@ pub(super) fn read(bytes: &[u8], id: u16, name: &str, kind: RecordKind) -> Came 
     }
 }
 
-/// The records of `name`, or of the name that it stands for.
+/// The records of `name`, or of its canonical name.
 fn answer(packet: &Packet<'_>, name: &str, kind: RecordKind) -> Answer {
     let mut answer = Answer {
         records: Vec::new(),
@@ -274,7 +274,7 @@ mod tests {
     proptest! {
         /// Any bytes are accepted or refused; an accepted message has no more records than bytes.
         #[test]
-        fn anything_may_come(mut bytes in proptest::collection::vec(any::<u8>(), 0..600), at in any::<bool>()) {
+        fn dns_parser_accepts_any_bytes(mut bytes in proptest::collection::vec(any::<u8>(), 0..600), at in any::<bool>()) {
             if at && bytes.len() > 2 {
                 bytes[..2].copy_from_slice(&7u16.to_be_bytes());
             }
@@ -283,7 +283,7 @@ mod tests {
 
         /// A good answer, damaged.
         #[test]
-        fn damaged_answers(changes in proptest::collection::vec((2usize..200, any::<u8>()), 0..8), end in 0usize..200) {
+        fn damaged_dns_answers_are_refused(changes in proptest::collection::vec((2usize..200, any::<u8>()), 0..8), end in 0usize..200) {
             let srv = RData::SRV(SRV { priority: 1, weight: 2, port: 3, target: Name::new("a.example.org").unwrap() });
             let mut bytes = reply(&[("www.example.org", 60, a(1)), ("www.example.org", 60, srv), ("www.example.org", 60, a(2))]);
             for (at, byte) in changes {

@@ -15,7 +15,7 @@ use crate::sources::Lookups;
 /// Names that are looked up.
 pub(crate) const NAMES_MAX: usize = 1024;
 
-/// A name as it is asked for, in lower case and without a dot at its end.
+/// A name for a query, in lower case and without a dot at its end.
 pub(crate) fn name_of(text: &str) -> Option<String> {
     let name = text.strip_suffix('.').unwrap_or(text).to_ascii_lowercase();
     let label = |label: &str| {
@@ -30,7 +30,7 @@ pub(crate) fn is_srv(name: &str) -> bool {
     name.starts_with('_')
 }
 
-/// Follows a name until it is aborted.
+/// Looks a name up repeatedly until the task is aborted.
 pub(super) fn follow(name: String, lookups: Lookups, shared: Arc<Shared>) -> JoinHandle<()> {
     tokio::spawn(async move {
         let mut failures = 0;
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names() {
+    fn dns_names_are_normalised() {
         for (text, name) in [
             ("_http._tcp.Example.org.", "_http._tcp.example.org"),
             ("a", "a"),

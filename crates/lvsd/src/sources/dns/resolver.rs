@@ -13,17 +13,17 @@ use super::message::{self, Answer, Came, DATAGRAM_MAX, Data, RecordKind};
 use crate::sources::Lookups;
 use crate::sources::Record;
 
-/// Where the host's own name servers are.
+/// The file with the host's own name servers.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 /// Name servers of that file that are asked, as the C library does.
 const NAME_SERVERS_MAX: usize = 3;
-/// How often each is asked.
+/// Number of attempts for each name server.
 const ROUNDS: usize = 2;
 /// Datagrams of others that are passed over.
 const STRANGE_MAX: usize = 64;
 /// Hosts that a name of services leads to.
 const TARGETS_MAX: usize = 256;
-/// Servers that a name stands for.
+/// Greatest number of servers of a name.
 pub(crate) const RECORDS_MAX: usize = 1024;
 
 /// Looks a name up: returns its servers in a stable order, and their TTL in seconds.

@@ -37,27 +37,27 @@ impl fmt::Debug for Password {
     }
 }
 
-/// How members are met.
+/// Access to the members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// Where they are.
+    /// Addresses of the members.
     pub endpoints: Vec<Endpoint>,
     /// The certificates of both sides.
     pub(crate) tls: Option<Tls>,
     /// The name and password of this client.
     pub login: Option<(String, Password)>,
-    /// How long a request may take.
+    /// Longest time of a request.
     pub timeout: Duration,
 }
 
-/// Why a request has no answer.
+/// The reason why a request has no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Error {
-    /// No answer, or an invalid one; the reason as text.
+    /// There was no answer, or an invalid one; the reason as text.
     Failed(String),
     /// The answer is longer than is read.
     TooLong,
-    /// It is refused: the number of gRPC, and why.
+    /// The request is refused: gRPC's number, and the reason.
     Refused(u32, String),
 }
 
@@ -221,8 +221,8 @@ impl Client {
         })
     }
 
-    /// Keys in their order, from `range.key` on, as many as fit into an answer: fewer are asked
-    /// for where they are long.
+    /// Keys in their order, from `range.key` on, as many as fit into an answer: the client requests
+    /// fewer if they are long.
     pub(super) async fn range(&mut self, mut range: Range) -> Result<Ranged, Error> {
         loop {
             match self.call::<Ranged>("/v3/kv/range", &range).await {
@@ -258,14 +258,14 @@ impl Client {
         }
     }
 
-    /// Keeps a lease; false if it is no more.
+    /// Renews a lease; false if it no longer exists.
     pub(crate) async fn keep(&mut self, id: i64) -> Result<bool, Error> {
         let id = Number(id);
         let kept: Streamed<Granted> = self.call("/v3/lease/keepalive", &Lease { id }).await?;
         match (kept.result, kept.error) {
             (_, Some(wrong)) => Err(Error::refused(wrong)),
             (Some(kept), None) => Ok(kept.ttl.0 > 0),
-            (None, None) => Err(Error::Failed("says nothing about a lease".to_owned())),
+            (None, None) => Err(Error::Failed("has no lease in its answer".to_owned())),
         }
     }
 
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn members() {
+    fn etcd_members_are_parsed() {
         for (text, shown) in [
             ("https://10.0.0.5:2379", "https://10.0.0.5:2379"),
             ("http://[2001:db8::5]:1/", "http://[2001:db8::5]:1"),

@@ -124,7 +124,7 @@ pub(crate) struct Director {
     pub(crate) left_out: bool,
 }
 
-/// Everything under the prefix.
+/// All keys under the prefix.
 #[derive(Clone, Debug, Default)]
 pub(in crate::sources) struct Model {
     pub(in crate::sources) etcd: Etcd,
@@ -246,7 +246,7 @@ impl Model {
         Ok(concerns)
     }
 
-    /// The key without the prefix, if it is one of ours.
+    /// The key without the prefix, if it has the prefix.
     fn rest(&self, kv: &KeyValue) -> Option<String> {
         let key = std::str::from_utf8(&kv.key.0).ok()?;
         let rest = key.strip_prefix(&self.etcd.prefix)?;
@@ -559,7 +559,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn anything_may_come(key in "/lvs/(services|servers|directors|x)/[a-z/]{0,12}", value: Vec<u8>) {
+        fn etcd_keys_of_any_content_do_not_panic(key in "/lvs/(services|servers|directors|x)/[a-z/]{0,12}", value: Vec<u8>) {
             let mut model = Model::new("/lvs/");
             let mut one = kv(&key, "", 2);
             one.value = Bytes(value);

@@ -277,7 +277,7 @@ pub(super) fn read<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
     serde_json::from_slice(text).map_err(|error| format!("answers what is no answer ({error})"))
 }
 
-/// Why something is refused.
+/// The reason of a refusal.
 pub(super) fn wrong(text: &[u8]) -> Option<Wrong> {
     // `error` and `message` are the same text; both are there.
     #[derive(Default, Deserialize)]
@@ -319,7 +319,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn base64() {
+    fn base64_of_any_bytes_round_trips() {
         for (bytes, text) in [
             ("", ""),
             ("f", "Zg=="),

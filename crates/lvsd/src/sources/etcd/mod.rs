@@ -37,9 +37,9 @@ use self::message::{Bytes, Number, Range, Ranged, end_of};
 use super::{Shared, retry};
 use crate::sources::Cluster;
 
-/// Keys that are asked for at once.
+/// Number of keys in a request.
 const PAGE: i64 = 500;
-/// Between two looks whether the member still has a majority behind it.
+/// Pause between two checks that the member still has a majority.
 const PROBE: Duration = Duration::from_secs(5);
 /// So many looks in a row that find another number of keys are no coincidence.
 const DIFFER_MAX: u32 = 3;
@@ -50,18 +50,18 @@ const WELL: Duration = Duration::from_secs(10);
 /// The time between two attempts of a request that is not permitted.
 const FORBIDDEN: Duration = Duration::from_secs(60);
 
-/// The state of etcd besides services and servers.
+/// The state of etcd in addition to services and servers.
 #[derive(Clone, Debug, Default)]
 pub(super) struct View {
     /// Messages about invalid keys and empty pools.
     pub(super) left_out: Vec<String>,
     /// The directors that live.
     pub(super) directors: BTreeMap<String, Director>,
-    /// Why this director is not among them.
+    /// The reason why this director is not among them.
     pub(super) untold: Option<String>,
 }
 
-/// Follows etcd until the task is aborted.
+/// Watches etcd until the task is aborted.
 pub(super) fn follow(settings: Cluster, shared: Arc<Shared>) -> JoinHandle<()> {
     tokio::spawn(async move {
         let access = Arc::new(settings.access.clone());
@@ -111,7 +111,7 @@ pub(super) fn follow(settings: Cluster, shared: Arc<Shared>) -> JoinHandle<()> {
     })
 }
 
-/// At that time, if there is one.
+/// Waits until that time, if there is one.
 async fn timer(at: Option<Instant>) {
     match at {
         Some(at) => sleep_until(at).await,
@@ -135,7 +135,7 @@ struct Owed {
 }
 
 impl Owed {
-    /// No overdue change: all changes up to `revision` are delivered.
+    /// A state without overdue changes: all changes up to `revision` are delivered.
     fn of(revision: i64) -> Self {
         Self {
             told: revision,
@@ -153,7 +153,7 @@ impl Owed {
         let behind: HashMap<_, _> = found.filter(|&(key, at)| lacks(key, at)).collect();
         let still = |(key, at): (&u64, &i64)| behind.contains_key(key) && lacks(*key, *at);
         if self.behind.iter().any(still) {
-            return Some("what its keys have now was not told");
+            return Some("the present values of its keys were not sent");
         }
         let latest = page.kvs.iter().map(|kv| kv.mod_revision.0).max();
         self.latest = latest.unwrap_or(self.latest).max(self.latest);
@@ -164,7 +164,7 @@ impl Owed {
         // A deletion may not have been delivered yet.
         let differs = usize::try_from(page.count.0) != Ok(known.len());
         self.differ = if differs { self.differ + 1 } else { 0 };
-        (self.differ >= DIFFER_MAX).then_some("it has another number of keys than it told of")
+        (self.differ >= DIFFER_MAX).then_some("it has another number of keys than it reported")
     }
 }
 
@@ -181,14 +181,14 @@ struct Session<'a> {
     lease: Option<i64>,
     /// The last entry written under it.
     written: Option<Director>,
-    /// When the lease is to be kept, or asked for.
+    /// Time at which the lease is renewed, or requested.
     keep_at: Instant,
     /// The last time at which another process wrote the record of this director.
     twin: Option<Instant>,
 }
 
 impl Session<'_> {
-    /// Until something goes wrong.
+    /// Runs until an error.
     async fn run(&mut self) -> Result<Infallible, Error> {
         loop {
             self.list().await?;
@@ -241,7 +241,7 @@ impl Session<'_> {
             && model.etcd.services.len() < before.services.len()
         {
             return Err(Error::Failed(format!(
-                "is another cluster than before, or an older copy of it, and lacks {} of {} services: it is not believed until they are written again",
+                "is another cluster than before, or an older copy of it, and lacks {} of {} services: its services are ignored until they are written again",
                 before.services.len() - model.etcd.services.len(),
                 before.services.len()
             )));
@@ -325,7 +325,7 @@ impl Session<'_> {
     fn read_anew(&self, why: &str) {
         tracing::warn!(
             event = "read_anew",
-            "etcd, {}: {why}; known up to revision {}, all keys are read anew",
+            "etcd, {}: {why}; complete up to revision {}, all keys are read again",
             self.settings.prefix,
             self.seen
         );
@@ -348,7 +348,7 @@ impl Session<'_> {
         Ok(page)
     }
 
-    /// Keeps the lease, or asks for one.
+    /// Renews the lease, or requests one.
     async fn keep(&mut self) -> Result<(), Error> {
         self.keep_at = Instant::now() + self.settings.lease / 3;
         if let Some(id) = self.lease {
@@ -381,7 +381,7 @@ impl Session<'_> {
     fn lose_lease(&mut self) {
         tracing::warn!(
             event = "lease_lost",
-            "etcd took this director for gone; it registers itself again"
+            "etcd has removed this director; it registers itself again"
         );
         self.lease = None;
         self.written = None;
@@ -515,7 +515,7 @@ mod tests {
         // A later change was delivered, and this one was not.
         let told = [("b", 19), ("d", 2)];
         let why = look(19, &[("b", 19), ("c", 18)], &told).0;
-        assert_eq!(why, Some("what its keys have now was not told"));
+        assert_eq!(why, Some("the present values of its keys were not sent"));
     }
 
     #[test]

@@ -121,7 +121,7 @@ fn introduce(peers: &Peers, stream: &mut TcpStream) -> Result<([u8; 16], Handsha
     let ours = Introduction::new(peers.identity, random().map_err(away)?);
     stream.write_all(&ours.to_bytes()).map_err(away)?;
     let mut theirs = [0; INTRODUCTION_LEN];
-    let closed = "it closes the connection: is this director among its peers, under the address that it sees? Its log tells";
+    let closed = "it closes the connection: is this director among its peers, under the address that it sees? See its log";
     let read = |stream: &mut TcpStream, bytes: &mut [u8]| match read_until(stream, bytes, until) {
         Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Err(refused(closed)),
         Err(error) => Err(away(error)),
@@ -136,13 +136,13 @@ fn introduce(peers: &Peers, stream: &mut TcpStream) -> Result<([u8; 16], Handsha
     let handshake = Handshake::new(&peers.key, ours, theirs);
     let mut proof = [0; PROOF_LEN];
     read(stream, &mut proof)?;
-    if !handshake.is_teller(&proof) {
+    if !handshake.is_sender(&proof) {
         return Err(refused(
             "it has another key: compare `sha256sum` of the key files",
         ));
     }
     stream
-        .write_all(&handshake.listener_proof())
+        .write_all(&handshake.receiver_proof())
         .map_err(away)?;
     Ok((theirs.identity, handshake))
 }
@@ -204,7 +204,7 @@ fn hear(
     let (keys, number) = (frame::keys(keys), peer.number);
     peers.on_worker(move |decider| decider.shard.listen_to(number, keys));
     peer.step(Step::Bulk);
-    info!("{} tells its connections", peer.address);
+    info!("{} replicates its connections", peer.address);
     let (reply, answers) = channel();
     let mut portions = Portions {
         peers,
@@ -243,7 +243,7 @@ fn hear(
                     let took = begun.elapsed();
                     info!(
                         connections = received,
-                        "{} has told everything, in {took:.1?}", peer.address
+                        "the full sync from {} is complete, in {took:.1?}", peer.address
                     );
                     peer.has_told_everything(received, took);
                     whole = true;

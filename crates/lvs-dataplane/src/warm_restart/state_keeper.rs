@@ -70,7 +70,7 @@ const DONE: u8 = b'+';
 
 /// The dataplane's connection to its state keeper.
 #[derive(Debug)]
-pub struct Holder {
+pub struct StateKeeper {
     name: Vec<u8>,
     /// The shared memory. Its file lock excludes other dataplanes.
     memory: File,
@@ -82,7 +82,7 @@ fn refused(what: impl Into<String>) -> io::Error {
     io::Error::other(what.into())
 }
 
-impl Holder {
+impl StateKeeper {
     /// Connects to the state keeper for the dataplane of this name, and starts one if there is
     /// none. To be called while the process may still start programs.
     ///
@@ -211,7 +211,7 @@ fn opened(memory: BorrowedFd<'_>) -> io::Result<File> {
 fn locked(shared: BorrowedFd<'_>) -> io::Result<File> {
     let memory = opened(shared)?;
     flock(&memory, FlockOperation::NonBlockingLockExclusive)
-        .map_err(|_| refused("another dataplane has the holder of this name"))?;
+        .map_err(|_| refused("another dataplane has the state keeper of this name"))?;
     Ok(memory)
 }
 
@@ -245,12 +245,12 @@ fn start(name: &[u8]) -> io::Result<Child> {
     let started = Instant::now();
     while connect(name).is_err() {
         if let Some(status) = child.try_wait()? {
-            return Err(refused(format!("the holder has ended: {status}")));
+            return Err(refused(format!("the state keeper has ended: {status}")));
         }
         if started.elapsed() > START {
             let _ = child.kill();
             let _ = child.wait();
-            return Err(refused("the holder does not answer"));
+            return Err(refused("the state keeper does not answer"));
         }
         thread::sleep(Duration::from_millis(5));
     }
@@ -260,7 +260,9 @@ fn start(name: &[u8]) -> io::Result<Child> {
 fn connect(name: &[u8]) -> io::Result<UnixStream> {
     let stream = Address::Abstract(name.to_vec()).connect()?;
     if peer_cred(&stream)?.uid != own_uid() {
-        return Err(refused("the holder of this name belongs to another user"));
+        return Err(refused(
+            "the state keeper of this name belongs to another user",
+        ));
     }
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
@@ -293,7 +295,7 @@ fn call_once(name: &[u8], what: u8, with: Option<BorrowedFd<'_>>) -> io::Result<
     send(&stream, what, with)?;
     let (answer, descriptor) = receive(&stream)?;
     if answer != DONE {
-        return Err(refused("the holder refuses"));
+        return Err(refused("the state keeper refuses"));
     }
     Ok(descriptor)
 }
@@ -452,7 +454,7 @@ mod tests {
     use super::*;
 
     /// A state keeper on a thread of this process.
-    fn holder(of: &str) -> (String, thread::JoinHandle<io::Result<()>>) {
+    fn state_keeper(of: &str) -> (String, thread::JoinHandle<io::Result<()>>) {
         let name = format!("test-{of}-{}", std::process::id());
         let full = format!("lvs-state:{name}");
         let abstract_name = full.clone().into_bytes();
@@ -465,19 +467,19 @@ mod tests {
 
     #[test]
     fn leftovers_of_dataplane_are_locked_by_one_successor() -> io::Result<()> {
-        let (name, running) = holder("found");
+        let (name, running) = state_keeper("found");
         let layout = Layout::new(1000, 7);
-        let first = WarmRestart::open(layout, 1, Holder::of(&name)?)?;
+        let first = WarmRestart::open(layout, 1, StateKeeper::of(&name)?)?;
         assert!(!first.is_successor());
         assert!(first.area().save(b"services"));
-        let refused = Holder::of(&name).map(drop).expect_err("it is in use");
+        let refused = StateKeeper::of(&name).map(drop).expect_err("it is in use");
         assert!(
             refused.to_string().contains("another dataplane"),
             "{refused}"
         );
         drop(first);
         // A table with another seed has the same layout: the seed in the memory is used.
-        let second = WarmRestart::open(Layout::new(1000, 8), 1, Holder::of(&name)?)?;
+        let second = WarmRestart::open(Layout::new(1000, 8), 1, StateKeeper::of(&name)?)?;
         assert!(second.is_successor() && second.memories_left()?.is_none());
         assert_eq!(second.area().saved().as_deref(), Some(&b"services"[..]));
         drop(second);
@@ -485,32 +487,32 @@ mod tests {
         for (size, tables, were) in [(2000, 1, 1), (1000, 3, 1), (1000, 3, 3), (1000, 1, 3)] {
             let layout = Layout::new(size, 7);
             for done in [false, true] {
-                let next = WarmRestart::open(layout, tables, Holder::of(&name)?)?;
+                let next = WarmRestart::open(layout, tables, StateKeeper::of(&name)?)?;
                 assert!(next.is_successor());
                 assert_eq!(next.memories()?.len(), tables);
                 let left = next.memories_left()?.map(|left| left.len());
                 assert_eq!(left, Some(were), "{size} {tables}");
                 assert_eq!(next.area().saved().as_deref(), Some(&b"services"[..]));
-                Holder::of(&name).map(drop).expect_err("it is in use");
+                StateKeeper::of(&name).map(drop).expect_err("it is in use");
                 if done {
                     next.has_taken_over()?;
                     assert!(next.memories_left()?.is_none());
-                    Holder::of(&name).map(drop).expect_err("it is in use");
+                    StateKeeper::of(&name).map(drop).expect_err("it is in use");
                 }
             }
         }
-        let last = WarmRestart::open(Layout::new(1000, 7), 1, Holder::of(&name)?)?;
+        let last = WarmRestart::open(Layout::new(1000, 7), 1, StateKeeper::of(&name)?)?;
         assert!(last.is_successor() && last.memories_left()?.is_none());
         last.end();
         running.join().expect("it ends")?;
-        assert!(!Holder::clean_up(&name)?);
+        assert!(!StateKeeper::clean_up(&name)?);
         Ok(())
     }
 
     /// A dataplane does not use memory that it cannot read.
     #[test]
     fn successor_with_unreadable_memory_starts_without_state() -> io::Result<()> {
-        let (name, running) = holder("else");
+        let (name, running) = state_keeper("else");
         let layout = Layout::new(1000, 7);
         for (word, value) in [
             (head::VERSION, 99),
@@ -518,34 +520,34 @@ mod tests {
             (head::TABLES, 2),
             (head::TABLES, u64::MAX),
         ] {
-            let before = WarmRestart::open(layout, 1, Holder::of(&name)?)?;
+            let before = WarmRestart::open(layout, 1, StateKeeper::of(&name)?)?;
             before.set(word, value);
             drop(before);
-            let after = WarmRestart::open(layout, 1, Holder::of(&name)?)?;
+            let after = WarmRestart::open(layout, 1, StateKeeper::of(&name)?)?;
             assert!(!after.is_successor(), "{word}");
         }
-        assert!(Holder::clean_up(&name)?);
+        assert!(StateKeeper::clean_up(&name)?);
         running.join().expect("it ends")
     }
 
     #[test]
     fn successor_after_deadline_starts_without_state() -> io::Result<()> {
-        let (name, running) = holder("late");
+        let (name, running) = state_keeper("late");
         let layout = Layout::new(1000, 7);
-        let first = WarmRestart::open(layout, 1, Holder::of(&name)?)?;
+        let first = WarmRestart::open(layout, 1, StateKeeper::of(&name)?)?;
         first.set(head::ALIVE, 0);
         drop(first);
-        let second = WarmRestart::open(layout, 1, Holder::of(&name)?)?;
+        let second = WarmRestart::open(layout, 1, StateKeeper::of(&name)?)?;
         assert!(!second.is_successor());
         drop(second);
-        assert!(Holder::clean_up(&name)?);
+        assert!(StateKeeper::clean_up(&name)?);
         running.join().expect("it ends")
     }
 
     /// A dataplane that starts while the state keeper of its predecessor ends gets a new state
     /// keeper.
     #[test]
-    fn state_keeper_that_hangs_up_is_asked_again() -> io::Result<()> {
+    fn closed_connection_to_state_keeper_is_opened_again() -> io::Result<()> {
         let name = format!("lvs-state:test-hangs-up-{}", std::process::id());
         let ending = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name.as_bytes())?)?;
         let holding = name.clone();
@@ -581,14 +583,16 @@ mod tests {
         let deaf = UnixListener::bind_addr(&address)?;
         rustix::net::listen(&deaf, 0)?;
         let _waits = UnixStream::connect_addr(&address)?;
-        let refused = Holder::of(&name).map(drop).expect_err("nobody answers");
+        let refused = StateKeeper::of(&name)
+            .map(drop)
+            .expect_err("nobody answers");
         assert_eq!(refused.kind(), io::ErrorKind::WouldBlock, "{refused}");
-        assert!(Holder::clean_up(&name).is_err());
+        assert!(StateKeeper::clean_up(&name).is_err());
         Ok(())
     }
 
     #[test]
-    fn so_many_shields_are_held_and_no_more() -> io::Result<()> {
+    fn state_keeper_stores_bounded_number_of_shields() -> io::Result<()> {
         let mut held = Held::default();
         let mut shields = Vec::new();
         for _ in 0..SHIELDS + 3 {

@@ -19,9 +19,9 @@ use lvs_core::{
 use tokio::sync::Notify;
 
 use super::Options;
-use super::clients::{Clients, Seat, Seated};
+use super::clients::{Admission, Clients, Slot};
 
-/// As long as ipvsadm permits.
+/// The longest timeout that ipvsadm permits.
 const NEVER: u32 = 31 * 86_400;
 /// The proxy reports moved bytes when there are this many, or after `TELL_AFTER`.
 const TELL_BYTES: u64 = 1 << 20;
@@ -75,7 +75,7 @@ impl Inner {
 }
 
 /// The director, and what relays share.
-pub(super) struct Desk {
+pub(super) struct Balancer {
     inner: Mutex<Inner>,
     zero: std::time::Instant,
     options: RwLock<HashMap<ServiceId, Options>>,
@@ -98,7 +98,7 @@ pub(super) struct Desk {
 pub struct Counts {
     /// Connections, and clients that send datagrams.
     pub connections: usize,
-    /// As many are served at a time.
+    /// Greatest number of clients at a time.
     pub most: usize,
     /// Connections refused because the limit was reached.
     pub full: u64,
@@ -113,7 +113,7 @@ const KEPT_PART: usize = 16;
 /// At most one of this many places is for datagrams, whose sources can be forged.
 const DATAGRAM_PART: usize = 2;
 
-impl Desk {
+impl Balancer {
     pub(super) fn new(most: usize, seed: u64) -> Self {
         let mut director = Director::new(lvs_core::Options {
             // A connection that is just over and one that is just begun may both be there.
@@ -155,12 +155,12 @@ impl Desk {
         u64::try_from(self.zero.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// How many are served.
+    /// Number of served clients.
     pub(super) fn used(&self) -> usize {
         self.streams.load(Ordering::Relaxed) + self.clients.held()
     }
 
-    /// Serves so many at a time from now on; those that are there stay.
+    /// Sets the greatest number of clients; present clients stay.
     pub(super) fn set_most(&self, most: usize) {
         self.most.store(most, Ordering::Relaxed);
     }
@@ -185,7 +185,7 @@ impl Desk {
         options.get(service).copied().unwrap_or_default()
     }
 
-    /// Room for one more connection; `None` if there is none.
+    /// Takes a slot for one more connection; `None` if all are taken.
     pub(super) fn place(self: &Arc<Self>) -> Option<Place> {
         let most = self.most.load(Ordering::Relaxed);
         let streams = self.streams.fetch_add(1, Ordering::Relaxed);
@@ -197,18 +197,18 @@ impl Desk {
         Some(place)
     }
 
-    /// Room for one more client that sends datagrams to `service`; `None` if there is none.
-    pub(super) fn seat(&self, service: ServiceId, client: SocketAddr) -> Option<Seat> {
+    /// Takes a slot for one more client that sends datagrams to `service`; `None` if all are taken.
+    pub(super) fn slot(&self, service: ServiceId, client: SocketAddr) -> Option<Slot> {
         let most = self.most.load(Ordering::Relaxed);
         let crowded = self.used() >= most;
         let room = (most / DATAGRAM_PART, crowded);
-        match self.clients.seat(service, client, room, self.clock()) {
-            Seated::Free(seat) => Some(seat),
-            Seated::Instead(seat) => {
+        match self.clients.slot(service, client, room, self.clock()) {
+            Admission::Free(slot) => Some(slot),
+            Admission::Instead(slot) => {
                 self.evicted.fetch_add(1, Ordering::Relaxed);
-                Some(seat)
+                Some(slot)
             }
-            Seated::Full => {
+            Admission::Full => {
                 self.full.fetch_add(1, Ordering::Relaxed);
                 None
             }
@@ -255,7 +255,7 @@ impl Desk {
         let gate = Arc::clone(inner.gates.entry(key).or_default());
         drop(inner);
         Some(Entry {
-            desk: Arc::clone(self),
+            balancer: Arc::clone(self),
             tuple,
             server: forward.target,
             gate,
@@ -266,8 +266,8 @@ impl Desk {
     }
 }
 
-/// Room for a TCP connection, given back when it is dropped.
-pub(super) struct Place(Arc<Desk>);
+/// A slot of a TCP connection, released on drop.
+pub(super) struct Place(Arc<Balancer>);
 
 impl Drop for Place {
     fn drop(&mut self) {
@@ -275,7 +275,7 @@ impl Drop for Place {
     }
 }
 
-/// Which way something moves.
+/// Direction of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     /// To the server.
@@ -286,13 +286,13 @@ pub(super) enum Way {
 
 /// A connection in the director; it ends there when this is dropped.
 pub(super) struct Entry {
-    desk: Arc<Desk>,
+    balancer: Arc<Balancer>,
     tuple: Tuple,
     pub(super) server: SocketAddr,
     pub(super) gate: Arc<Gate>,
     /// Moved bytes that were not reported yet, in each direction.
     pending: [AtomicU64; 2],
-    /// Time of the last movement, and of the last report; on the desk's clock.
+    /// Time of the last movement, and of the last report; on the balancer's clock.
     moved: AtomicU64,
     told: AtomicU64,
 }
@@ -300,8 +300,8 @@ pub(super) struct Entry {
 impl Entry {
     /// The server has answered: the connection is active.
     pub(super) fn established(&self) {
-        let now = self.desk.now();
-        let mut inner = self.desk.lock();
+        let now = self.balancer.now();
+        let mut inner = self.balancer.lock();
         let tcp = |flags| Transport::Tcp(TcpFlags(flags));
         self.tell(
             &mut inner,
@@ -313,21 +313,21 @@ impl Entry {
         self.tell(&mut inner, Way::In, tcp(TcpFlags::ACK), 52, now);
     }
 
-    /// So many bytes have moved.
+    /// Counts moved bytes.
     pub(super) fn moved(&self, way: Way, bytes: usize) {
-        let clock = self.desk.clock();
+        let clock = self.balancer.clock();
         self.moved.store(clock, Ordering::Relaxed);
         let bytes = bytes as u64;
         let pending = self.pending[way as usize].fetch_add(bytes, Ordering::Relaxed) + bytes;
         let told = self.told.load(Ordering::Relaxed);
         if pending >= TELL_BYTES || clock.saturating_sub(told) >= TELL_AFTER {
             self.told.store(clock, Ordering::Relaxed);
-            self.tell_moved(&mut self.desk.lock());
+            self.tell_moved(&mut self.balancer.lock());
         }
     }
 
     fn tell_moved(&self, inner: &mut Inner) {
-        let now = self.desk.now();
+        let now = self.balancer.now();
         let transport = match self.tuple.protocol {
             Protocol::UDP => Transport::Udp(&[]),
             _ => Transport::Tcp(TcpFlags(TcpFlags::ACK)),
@@ -372,7 +372,7 @@ impl Entry {
     pub(super) async fn idle(&self, limit: impl Fn() -> Duration) {
         loop {
             let limit = u64::try_from(limit().as_millis()).unwrap_or(u64::MAX);
-            let still = self.desk.clock() - self.moved.load(Ordering::Relaxed);
+            let still = self.balancer.clock() - self.moved.load(Ordering::Relaxed);
             if still >= limit {
                 return;
             }
@@ -383,9 +383,9 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        let mut inner = self.desk.lock();
+        let mut inner = self.balancer.lock();
         self.tell_moved(&mut inner);
-        let now = self.desk.now();
+        let now = self.balancer.now();
         inner.director.end(&self.tuple, now);
     }
 }

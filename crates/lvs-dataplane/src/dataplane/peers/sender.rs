@@ -86,12 +86,14 @@ pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, hand
         return;
     }
     match ended {
-        Some(error @ FrameError::Io(_)) => info!("{} listens no more: {error}", peer.address),
+        Some(error @ FrameError::Io(_)) => {
+            info!("{} has closed the connection: {error}", peer.address);
+        }
         Some(error) => {
             peers.count_ended(&error);
-            warn!("{} is told nothing more: {error}", peer.address);
+            warn!("replication to {} has ended: {error}", peer.address);
         }
-        None => info!("{} listens no more", peer.address),
+        None => info!("{} has closed the connection", peer.address),
     }
 }
 
@@ -295,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listener_that_reads_too_slowly_is_disconnected() -> io::Result<()> {
+    fn receiver_that_reads_too_slowly_is_disconnected() -> io::Result<()> {
         let listener = TcpListener::bind(("127.0.0.1", 0))?;
         let stream = TcpStream::connect(listener.local_addr()?)?;
         let (mut slow, _) = listener.accept()?;
