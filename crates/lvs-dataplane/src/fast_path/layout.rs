@@ -15,7 +15,11 @@ pub(super) mod conf {
     pub(crate) const TAKING_OVER: usize = 11;
     pub(crate) const HOMES: usize = 12;
     pub(crate) const TRIES: usize = 13;
-    pub(crate) const WORDS: usize = 16;
+    pub(crate) const WORKERS: usize = 14;
+    pub(crate) const BY_ADDRESS: usize = 15;
+    pub(crate) const STEER: usize = 16;
+    pub(crate) const STEER_WORDS: usize = 4;
+    pub(crate) const WORDS: usize = 24;
 }
 
 /// Words of the description of the maps, before the description of the connection table.
@@ -181,6 +185,10 @@ mod tests {
             ("CONF_TAKING_OVER", conf::TAKING_OVER),
             ("CONF_HOMES", conf::HOMES),
             ("CONF_TRIES", conf::TRIES),
+            ("CONF_WORKERS", conf::WORKERS),
+            ("CONF_BY_ADDRESS", conf::BY_ADDRESS),
+            ("CONF_STEER", conf::STEER),
+            ("CONF_STEER_WORDS", conf::STEER_WORDS),
             ("CONF_WORDS", conf::WORDS),
             ("SERVICE_WORDS", SERVICE_WORDS),
             ("RULES", RULES as usize),

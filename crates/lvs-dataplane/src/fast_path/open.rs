@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io;
+use std::num::NonZeroUsize;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32};
@@ -22,6 +23,7 @@ use super::xdp::{Xdp, XdpMemory};
 use super::{FastPath, attach, object};
 use crate::lock::lock;
 use crate::warm_restart::{INCOMPLETE, WITHOUT_DATAPLANE};
+use lvs_packet::steer::{Keys, Steering};
 use lvs_sys::{
     self, Instruction, Jump, PerCpuArray, Program, ProgramArray, ProgramKind, SharedSet,
 };
@@ -41,32 +43,36 @@ impl FastPath {
     /// # Errors
     /// [`FastPathError`]; then nothing is left in the kernel.
     pub fn open(layout: Layout, now: Instant) -> Result<Self, FastPathError> {
-        let this = Self::open_with(layout, Maps::New, false, |code| code)?;
+        let one = Steering::default();
+        let this = Self::open_with(layout, &one, Maps::New, false, |code| code)?;
         this.set_clock(now);
         Ok(this)
     }
 
     /// Opens the maps of a killed predecessor in this network namespace, if this dataplane can
     /// continue with them; otherwise makes new maps. The maps stay for a successor. With `xdp`,
-    /// interfaces can have the XDP program. New maps use at most the memory of `room`.
+    /// interfaces can have the XDP program. New maps use at most the memory of `room`. They have a
+    /// table of this layout for each worker of `steering`.
     ///
     /// # Errors
     /// As [`open`](Self::open).
     pub(crate) fn open_or_find(
         layout: Layout,
+        steering: &Steering,
         xdp: bool,
         room: Room,
     ) -> Result<Self, FastPathError> {
         try_atomics()?;
         let filters = attach::filters().map_err(step("attach a filter (clsact)"))?;
         let by_filters = filters.is_some();
+        let bytes = layout.bytes().saturating_mul(steering.workers().get());
         let alone = |why| {
             // Filters would stay when the dataplane is killed, and no successor would find them.
             if by_filters {
                 return Err(FastPathError::NoPins(why));
             }
-            room.takes(layout.bytes())?;
-            let this = Self::open_with(layout, Maps::New, xdp, |code| code)?;
+            room.takes(bytes)?;
+            let this = Self::open_with(layout, steering, Maps::New, xdp, |code| code)?;
             this.set_clock(Instant::ZERO);
             Ok(this)
         };
@@ -92,8 +98,9 @@ impl FastPath {
         };
         pins.sweep();
         if pins.are_there() {
-            let found = found(&pins, &layout).and_then(|layout| {
-                let opened = Self::open_with(layout, Maps::Found(&pins), xdp, |code| code);
+            let found = found(&pins, &layout, steering).and_then(|(layout, steering)| {
+                let maps = Maps::Found(&pins);
+                let opened = Self::open_with(layout, &steering, maps, xdp, |code| code);
                 opened.map_err(|error| error.to_string())
             });
             match found {
@@ -111,8 +118,8 @@ impl FastPath {
         if let Err(error) = attach::sweep_all() {
             warn!("cannot look for filters that another dataplane has left: {error}");
         }
-        room.takes(layout.bytes())?;
-        let opened = Self::open_with(layout, Maps::Pinned(&pins), xdp, |code| code);
+        room.takes(bytes)?;
+        let opened = Self::open_with(layout, steering, Maps::Pinned(&pins), xdp, |code| code);
         let mut this = opened.inspect_err(|_| {
             pins.remove();
         })?;
@@ -143,7 +150,16 @@ impl FastPath {
     /// As [`open`](Self::open).
     #[cfg(any(test, feature = "testing"))]
     pub fn open_in_virtual_time(layout: Layout) -> Result<Self, FastPathError> {
-        Self::open_with(layout, Maps::New, true, |mut code| {
+        Self::open_with_regions(layout, &Steering::default())
+    }
+
+    /// As [`open_in_virtual_time`](Self::open_in_virtual_time), for the workers of `steering`.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    #[cfg(any(test, feature = "testing"))]
+    pub fn open_with_regions(layout: Layout, steering: &Steering) -> Result<Self, FastPathError> {
+        Self::open_with(layout, steering, Maps::New, true, |mut code| {
             for instruction in &mut code {
                 // call bpf_ktime_get_coarse_ns: r0 = 0 instead.
                 if (instruction.code, instruction.immediate) == (0x85, 160) {
@@ -166,7 +182,7 @@ impl FastPath {
         self.locals.forget();
         lock(&self.taken).fill([0; COUNT_WORDS]);
         self.records = AtomicU32::new(0);
-        self.renew();
+        self.epochs = Mutex::new(Epochs::new(self.steering.workers()));
         self.write_conf(processors());
     }
 
@@ -179,23 +195,25 @@ impl FastPath {
 
     fn open_with(
         layout: Layout,
+        steering: &Steering,
         maps: Maps<'_>,
         xdp: bool,
         change: impl Fn(Vec<Instruction>) -> Vec<Instruction>,
     ) -> Result<Self, FastPathError> {
         let processors = processors();
-        let all = AllMaps::open(&layout, processors, maps, xdp)?;
+        let all = AllMaps::open(&layout, steering.workers(), processors, maps, xdp)?;
         let programs = Programs::load(&all, change)?;
         if let Maps::Pinned(pins) = maps {
             all.pin(pins)?;
         }
-        let this = Self::of(layout, maps, all, programs)?;
+        let this = Self::of(layout, steering, maps, all, programs)?;
         this.write_conf(processors);
         Ok(this)
     }
 
     fn of(
         layout: Layout,
+        steering: &Steering,
         maps: Maps<'_>,
         all: AllMaps,
         programs: Programs,
@@ -223,13 +241,10 @@ impl FastPath {
             held,
             _next: all.next,
             layout,
-            epochs: Mutex::new(Epochs {
-                number: 1,
-                held: 0,
-                used_up: false,
-            }),
+            steering: steering.clone(),
+            epochs: Mutex::new(Epochs::new(steering.workers())),
             hops: Mutex::default(),
-            tunnels: Mutex::default(),
+            ways: Mutex::default(),
             taken: Mutex::new(vec![[0; COUNT_WORDS]; SERVERS as usize]),
             records: AtomicU32::new(0),
             locals: all.locals,
@@ -275,6 +290,11 @@ impl FastPath {
         self.set(conf::NARROW_BUCKETS, layout.narrow_buckets.into());
         self.set(conf::WIDE_BUCKETS, layout.wide_buckets.into());
         self.set(conf::SERVERS, SERVERS.into());
+        self.set(conf::WORKERS, self.steering.workers().get() as u64);
+        self.set(conf::BY_ADDRESS, self.steering.by_address().into());
+        for (n, word) in keys_to_words(&self.steering.keys()).into_iter().enumerate() {
+            self.set(conf::STEER + n, word);
+        }
         self.set(conf::NUMBER, 1);
         self.set(conf::EPOCH, 1);
         self.try_homes([true; 2]);
@@ -296,11 +316,12 @@ impl AllMaps {
     /// Makes the maps, or opens the maps of a predecessor.
     fn open(
         layout: &Layout,
+        workers: NonZeroUsize,
         processors: u32,
         maps: Maps<'_>,
         xdp: bool,
     ) -> Result<Self, FastPathError> {
-        let arrays = Arrays::new(layout, processors, maps)?;
+        let arrays = Arrays::new(layout, workers, processors, maps)?;
         let (told, services, next) = match maps {
             // The remaining programs of the predecessor use their own maps until they are replaced.
             Maps::Found(pins) => (
@@ -314,7 +335,7 @@ impl AllMaps {
                 ProgramArray::new("lvs_next", next::PROGRAMS),
             ),
         };
-        let locals = Locals::new(layout, maps).map_err(step("make memory"))?;
+        let locals = Locals::new(layout, workers, maps).map_err(step("make memory"))?;
         let scratch = xdp.then(Xdp::memory);
         Ok(Self {
             arrays,
@@ -453,9 +474,28 @@ fn in_order(mut code: Vec<Instruction>) -> Vec<Instruction> {
     code
 }
 
-/// The layout of the connection table of a predecessor, if this dataplane can continue with it;
-/// otherwise the reason.
-fn found(pins: &Pins, layout: &Layout) -> Result<Layout, String> {
+/// The keys that select the worker, as words of the settings.
+fn keys_to_words(keys: &Keys) -> [u64; conf::STEER_WORDS] {
+    let [a, b, c, d] = keys.words;
+    let [e, f, g] = keys.factors;
+    [[a, b], [c, d], [keys.seed, e], [f, g]]
+        .map(|[low, high]| u64::from(low) | u64::from(high) << 32)
+}
+
+/// The keys in the settings of a predecessor.
+fn keys_of_words(words: [u64; conf::STEER_WORDS]) -> Keys {
+    let halves = |word: u64| [word, word >> 32].map(|half| (half & 0xffff_ffff) as u32);
+    let [[a, b], [c, d], [seed, e], [f, g]] = words.map(halves);
+    Keys {
+        words: [a, b, c, d],
+        seed,
+        factors: [e, f, g],
+    }
+}
+
+/// The layout of the connection tables of a predecessor, and the worker of each connection, if this
+/// dataplane can continue with them; otherwise the reason.
+fn found(pins: &Pins, layout: &Layout, steering: &Steering) -> Result<(Layout, Steering), String> {
     let words = |name: &str, words: usize| {
         let words = pins.words(name, words);
         words.map_err(|error| format!("{name}: {error}"))
@@ -479,6 +519,15 @@ fn found(pins: &Pins, layout: &Layout) -> Result<Layout, String> {
         wide_buckets,
         ..*layout
     };
+    let conf = words("lvs_conf", conf::WORDS)?;
+    let workers = steering.workers();
+    if conf[conf::WORKERS] != workers.get() as u64 {
+        return Err("it had another number of packet workers (--workers)".to_owned());
+    }
+    let by_address = conf[conf::BY_ADDRESS] != 0;
+    if workers.get() > 1 && by_address != steering.by_address() {
+        return Err("one of both has the helper for FTP (--ftp-ports), the other one has not, and they divide connections among packet workers in different ways".to_owned());
+    }
     if left != like {
         return Err("it had another --max-connections".to_owned());
     }
@@ -493,7 +542,6 @@ fn found(pins: &Pins, layout: &Layout) -> Result<Layout, String> {
     {
         return Err(INCOMPLETE.to_owned());
     }
-    let conf = words("lvs_conf", conf::WORDS)?;
     if conf[conf::TRIES] >= TRIES_MOST {
         return Err(format!(
             "{TRIES_MOST} dataplanes ended soon after they had taken over what it left"
@@ -503,7 +551,9 @@ fn found(pins: &Pins, layout: &Layout) -> Result<Layout, String> {
         let seconds = WITHOUT_DATAPLANE.as_secs();
         return Err(format!("it was killed more than {seconds} s ago"));
     }
-    Ok(left)
+    let keys = std::array::from_fn(|n| conf[conf::STEER + n]);
+    let steering = Steering::with_keys(workers, keys_of_words(keys), by_address);
+    Ok((left, steering))
 }
 
 /// Processors that this machine may have.
@@ -528,25 +578,37 @@ mod tests {
         let directory = format!("/sys/fs/bpf/lvs-test-{}", std::process::id());
         let pins = Pins::at(directory.into()).expect("a directory");
         let layout = Layout::new(1000, 7);
-        let first = FastPath::open_with(layout, Maps::Pinned(&pins), false, |code| code);
+        let workers = NonZeroUsize::MIN.saturating_add(1);
+        let steering = Steering::new(workers, 7, false);
+        let first = FastPath::open_with(layout, &steering, Maps::Pinned(&pins), false, |code| code);
         let first = first.expect("it is permitted");
         first.set_clock(Instant::ZERO);
-        assert_eq!(found(&pins, &layout), Err(INCOMPLETE.to_owned()));
+        // The secret keys of a successor are others.
+        let other = Steering::new(workers, 8, false);
+        let found = |steering: &Steering| found(&pins, &layout, steering);
+        assert_eq!(found(&other), Err(INCOMPLETE.to_owned()));
         // The second one does not fit the first map.
         for len in [100, 20 << 20, 7] {
             let text = vec![b'x'; len];
             first.save(&text).expect("memory");
-            assert_eq!(found(&pins, &layout), Ok(layout), "{len}");
+            assert_eq!(found(&other), Ok((layout, steering.clone())), "{len}");
             assert_eq!(pins.saved().expect("it is there"), Some(text));
             assert_eq!(first.saved().map(|text| text.len()), Some(len));
+        }
+        for (other, said) in [
+            (Steering::new(NonZeroUsize::MIN, 7, false), "--workers"),
+            (Steering::new(workers, 7, true), "--ftp-ports"),
+        ] {
+            let why = found(&other).expect_err("the tables are divided otherwise");
+            assert!(why.contains(said), "{why}");
         }
         let names = fs::read_dir(pins.path("")).expect("it is there").count();
         let cookie = &first.arrays.about.words()[pins::COOKIE];
         cookie.fetch_add(1, Relaxed);
-        let gone = found(&pins, &layout).expect_err("another namespace");
+        let gone = found(&other).expect_err("another namespace");
         assert!(gone.contains("namespace that is gone"), "{gone}");
         cookie.fetch_sub(1, Relaxed);
-        let second = FastPath::open_with(layout, Maps::Found(&pins), false, |code| code);
+        let second = FastPath::open_with(layout, &steering, Maps::Found(&pins), false, |code| code);
         let second = second.expect("it is permitted");
         assert_eq!(second.saved().map(|text| text.len()), Some(7));
         // The next successor finds an array that a successor has enlarged.

@@ -278,7 +278,7 @@ pub(super) fn is_over(conf: &[u64]) -> bool {
 }
 
 /// The version of a description: it changes with the shape or meaning of any map.
-const VERSION: u64 = 6;
+const VERSION: u64 = 7;
 /// "LVSKERNL".
 const MAGIC: u64 = u64::from_le_bytes(*b"LVSKERNL");
 
