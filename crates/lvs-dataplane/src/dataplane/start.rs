@@ -78,7 +78,11 @@ impl Dataplane {
             wanted: config.fast_path,
             wide: config
                 .max_ipv6
-                .unwrap_or_else(|| kernel_path::wide(options.max_connections)),
+                .unwrap_or_else(|| {
+                    let all = options.max_connections.saturating_mul(workers.get());
+                    kernel_path::wide(all)
+                })
+                .div_ceil(workers.get()),
             warm_restart: config.warm_restart,
         };
         let against = kernel_path::against(config.hook.is_some(), setup.backend, &config.settings);
@@ -239,7 +243,10 @@ impl ConnTables {
                 if let Some(holder) = wanted.warm_restart {
                     holder.end();
                 }
-                let made = successor::shards(control, &*fast_path, memories, None);
+                let made = {
+                    let left = fast_path.memories_left();
+                    successor::shards(control, &*fast_path, memories, left)
+                };
                 let state: Arc<dyn WarmState> = fast_path.clone();
                 (Ok(fast_path), Some((state, made)))
             }

@@ -18,6 +18,15 @@ use lvs_sys::SharedArray;
 /// Bytes of services and settings that there is room for at first, twice.
 const SAVED_FIRST: usize = 256 << 10;
 
+/// The maps of the connection tables, in the order of [`lvs_sys::shared_table`].
+pub(super) const TABLES: [&str; 5] = [
+    "lvs_narrow",
+    "lvs_narrow_tags",
+    "lvs_wide",
+    "lvs_wide_tags",
+    "lvs_overflow",
+];
+
 /// Entries of a map with a region of so many entries for each of `workers`. The programs number the
 /// slots of all regions with 32 bits, of which the dataplane uses 31.
 fn entries_of_all(entries: u32, workers: NonZeroUsize) -> Result<u32, FastPathError> {
@@ -26,7 +35,7 @@ fn entries_of_all(entries: u32, workers: NonZeroUsize) -> Result<u32, FastPathEr
     let all = u32::try_from(all).ok().filter(|&all| all as usize <= MOST);
     all.ok_or(FastPathError::Setting {
         why: "it has no numbers for the connections of all packet workers",
-        remedy: "--max-connections 200000000, or less",
+        remedy: "--max-connections 1000000000, or less",
     })
 }
 
@@ -63,7 +72,8 @@ impl Arrays {
         let array = |name: &'static str, words: usize, entries: u32| {
             let array = match maps {
                 Maps::New | Maps::Pinned(_) => SharedArray::new(name, words, entries),
-                Maps::Found(pins) => {
+                Maps::Moved(_) if TABLES.contains(&name) => SharedArray::new(name, words, entries),
+                Maps::Found(pins) | Maps::Moved(pins) => {
                     SharedArray::pinned(&pins.path(name), words * entries.max(1) as usize)
                 }
             };
@@ -76,7 +86,7 @@ impl Arrays {
         let narrow = Layout::WAYS * Layout::NARROW_WORDS;
         let wide = Layout::WAYS * Layout::WIDE_WORDS;
         Ok(Self {
-            about: array("lvs_about", ABOUT_WORDS + Layout::HEADER_WORDS, 1)?,
+            about: array("lvs_about", ABOUT_WORDS, 1)?,
             kept: growing("lvs_kept", KEPT_WORDS, SERVERS)?,
             saved: growing("lvs_saved", 1, saved)?,
             conf: array("lvs_conf", conf::WORDS, 1)?,
@@ -96,6 +106,17 @@ impl Arrays {
             shares: array("lvs_shares", SHARE_WORDS, processors)?,
             rules: array("lvs_rules", RULE_WORDS * RULES as usize, 1)?,
         })
+    }
+
+    /// The maps of the connection tables, in the order of [`TABLES`].
+    pub(super) fn tables(&self) -> [Arc<SharedArray>; 5] {
+        [
+            self.narrow.clone(),
+            self.narrow_tags.clone(),
+            self.wide.clone(),
+            self.wide_tags.clone(),
+            self.overflow.clone(),
+        ]
     }
 
     /// Names and arrays, but for those that grow.
@@ -140,5 +161,22 @@ impl Arrays {
         }
         self.kept.zero()?;
         self.saved.zero()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn regions_of_all_workers_have_numbers_or_are_refused() {
+        let of = |entries, workers| {
+            let workers = NonZeroUsize::new(workers).expect("there is one");
+            entries_of_all(entries, workers).ok()
+        };
+        assert_eq!(of(154_203, 1), Some(154_203));
+        assert_eq!(of(154_203, 64), Some(64 * 154_203));
+        assert_eq!(of(1 << 22, 64), Some(1 << 28));
+        assert_eq!((of((1 << 22) + 1, 64), of(u32::MAX, 64)), (None, None));
     }
 }

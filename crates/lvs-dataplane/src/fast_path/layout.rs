@@ -1,5 +1,7 @@
 //! Numbers that the dataplane and its programs share: the other half of `bpf/layout.h`.
 
+use lvs_core::memory::Layout;
+
 /// Words of the settings.
 pub(super) mod conf {
     pub(crate) const KEYS: usize = 0;
@@ -19,11 +21,15 @@ pub(super) mod conf {
     pub(crate) const BY_ADDRESS: usize = 15;
     pub(crate) const STEER: usize = 16;
     pub(crate) const STEER_WORDS: usize = 4;
+    /// The words from [`WORKERS`] on that tell how connections are divided among workers.
+    pub(crate) const DIVISION_WORDS: usize = 2 + STEER_WORDS;
     pub(crate) const WORDS: usize = 24;
 }
 
-/// Words of the description of the maps, before the description of the connection table.
-pub(super) const ABOUT_WORDS: usize = 4;
+/// Words of the description of the maps: of the host, of the connection tables, and how connections
+/// are divided among them.
+pub(super) const HOST_WORDS: usize = 4;
+pub(super) const ABOUT_WORDS: usize = HOST_WORDS + Layout::HEADER_WORDS + conf::DIVISION_WORDS;
 /// Words of a virtual service, and the bit of one whose clients open data connections to other ports.
 pub(super) const SERVICE_WORDS: usize = 3;
 pub(super) const SERVICE_DATA: u64 = 1 << 32;
@@ -137,8 +143,6 @@ pub(super) mod share {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
-
-    use lvs_core::memory::Layout;
 
     use super::*;
 

@@ -4,18 +4,21 @@
 use std::fs;
 use std::io;
 use std::num::NonZeroUsize;
-use std::sync::Mutex;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::{Arc, Mutex};
 
 use lvs_core::Instant;
-use lvs_core::memory::Layout;
+use lvs_core::api::WORKERS_MAX;
+use lvs_core::memory::{Layout, Memory};
 use tracing::{info, warn};
 
-use super::arrays::Arrays;
+use super::arrays::{Arrays, TABLES};
 use super::epochs::Epochs;
 use super::error::{FastPathError, step};
-use super::layout::{ABOUT_WORDS, COUNT_WORDS, SERVERS, SERVICE_WORDS, TOLD_BYTES, conf, next};
+use super::layout::{
+    ABOUT_WORDS, COUNT_WORDS, HOST_WORDS, SERVERS, SERVICE_WORDS, TOLD_BYTES, conf, next,
+};
 use super::locals::Locals;
 use super::pins::{self, Maps, Pins};
 use super::room::Room;
@@ -25,7 +28,8 @@ use crate::lock::lock;
 use crate::warm_restart::{INCOMPLETE, WITHOUT_DATAPLANE};
 use lvs_packet::steer::{Keys, Steering};
 use lvs_sys::{
-    self, Instruction, Jump, PerCpuArray, Program, ProgramArray, ProgramKind, SharedSet,
+    self, Instruction, Jump, PerCpuArray, Program, ProgramArray, ProgramKind, SharedArray,
+    SharedSet,
 };
 
 /// The compiled programs.
@@ -98,12 +102,20 @@ impl FastPath {
         };
         pins.sweep();
         if pins.are_there() {
-            let found = found(&pins, &layout, steering).and_then(|(layout, steering)| {
-                let maps = Maps::Found(&pins);
-                let opened = Self::open_with(layout, &steering, maps, xdp, |code| code);
-                opened.map_err(|error| error.to_string())
+            let opened = found(&pins).and_then(|(left, divided)| {
+                if fits((&layout, steering), (&left, &divided)) {
+                    return Self::open_with(left, &divided, Maps::Found(&pins), xdp, |code| code)
+                        .map_err(|error| error.to_string());
+                }
+                room.takes(bytes).map_err(|error| error.to_string())?;
+                let memories = memories_left(&pins, left, divided.workers())?;
+                let maps = Maps::Moved(&pins);
+                let opened = Self::open_with(layout, steering, maps, xdp, |code| code);
+                let this = opened.map_err(|error| error.to_string())?;
+                *lock(&this.left) = Some(memories);
+                Ok(this)
             });
-            match found {
+            match opened {
                 Ok(mut this) => {
                     this.claim = Some(claim);
                     this.filters = filters;
@@ -230,7 +242,7 @@ impl FastPath {
         let (pins, found) = match maps {
             Maps::New => (None, false),
             Maps::Pinned(pins) => (Some(pins), false),
-            Maps::Found(pins) => (Some(pins), true),
+            Maps::Found(pins) | Maps::Moved(pins) => (Some(pins), true),
         };
         Ok(Self {
             filter,
@@ -254,6 +266,8 @@ impl FastPath {
             pins: pins.cloned(),
             claim: None,
             found,
+            moves: matches!(maps, Maps::Moved(_)),
+            left: Mutex::default(),
             opened: lvs_sys::monotonic(),
             taking_over: AtomicBool::new(found),
             attached: Mutex::default(),
@@ -276,28 +290,47 @@ impl FastPath {
             conf[conf::TRIES].fetch_add(1, Relaxed);
             let number = conf[conf::NUMBER].load(Relaxed);
             lock(&self.epochs).number = u16::try_from(number).unwrap_or(u16::MAX).max(1);
-            return;
+        } else {
+            self.write_about(processors);
+            self.set(conf::SERVERS, SERVERS.into());
+            self.set(conf::NUMBER, 1);
+            self.set(conf::EPOCH, 1);
+            self.try_homes([true; 2]);
         }
         let layout = &self.layout;
-        let about = self.arrays.about.words();
-        let words = pins::about(processors).into_iter().chain(layout.to_words());
-        for (word, value) in about.iter().zip(words) {
-            word.store(value, Relaxed);
-        }
         let [k0, k1] = layout.keys;
         self.set(conf::KEYS, k0);
         self.set(conf::KEYS + 1, k1);
         self.set(conf::NARROW_BUCKETS, layout.narrow_buckets.into());
         self.set(conf::WIDE_BUCKETS, layout.wide_buckets.into());
-        self.set(conf::SERVERS, SERVERS.into());
-        self.set(conf::WORKERS, self.steering.workers().get() as u64);
-        self.set(conf::BY_ADDRESS, self.steering.by_address().into());
-        for (n, word) in keys_to_words(&self.steering.keys()).into_iter().enumerate() {
-            self.set(conf::STEER + n, word);
+        for (n, word) in division_to_words(&self.steering).into_iter().enumerate() {
+            self.set(conf::WORKERS + n, word);
         }
-        self.set(conf::NUMBER, 1);
-        self.set(conf::EPOCH, 1);
-        self.try_homes([true; 2]);
+    }
+
+    /// Describes the maps for a successor; the first word last, without which it takes nothing.
+    fn write_about(&self, processors: u32) {
+        let words = pins::about(processors).into_iter();
+        let words = words.chain(self.layout.to_words());
+        let words = words.chain(division_to_words(&self.steering));
+        let about = self.arrays.about.words().iter();
+        for (word, value) in about.zip(words).collect::<Vec<_>>().into_iter().rev() {
+            word.store(value, Release);
+        }
+    }
+
+    /// Gives a successor the tables into which connections have moved, instead of those where they
+    /// were.
+    pub(super) fn pin_moved(&self, pins: &Pins) -> io::Result<()> {
+        // No successor is to take a part of both.
+        self.arrays.about.words()[0].store(0, Release);
+        for (name, array) in TABLES.into_iter().zip(self.arrays.tables()) {
+            let _ = fs::remove_file(pins.path(name));
+            array.pin(&pins.path(name))?;
+        }
+        self.locals.pin_instead(pins)?;
+        self.write_about(processors());
+        Ok(())
     }
 }
 
@@ -324,7 +357,7 @@ impl AllMaps {
         let arrays = Arrays::new(layout, workers, processors, maps)?;
         let (told, services, next) = match maps {
             // The remaining programs of the predecessor use their own maps until they are replaced.
-            Maps::Found(pins) => (
+            Maps::Found(pins) | Maps::Moved(pins) => (
                 PerCpuArray::pinned(&pins.path("lvs_told")),
                 SharedSet::pinned(&pins.path("lvs_services")),
                 ProgramArray::pinned(&pins.path("lvs_next")),
@@ -474,34 +507,79 @@ fn in_order(mut code: Vec<Instruction>) -> Vec<Instruction> {
     code
 }
 
-/// The keys that select the worker, as words of the settings.
-fn keys_to_words(keys: &Keys) -> [u64; conf::STEER_WORDS] {
-    let [a, b, c, d] = keys.words;
-    let [e, f, g] = keys.factors;
-    [[a, b], [c, d], [keys.seed, e], [f, g]]
-        .map(|[low, high]| u64::from(low) | u64::from(high) << 32)
+/// How connections are divided among workers, as words of the settings and of the description.
+fn division_to_words(steering: &Steering) -> [u64; conf::DIVISION_WORDS] {
+    let keys = steering.keys();
+    let ([a, b, c, d], [e, f, g]) = (keys.words, keys.factors);
+    let both = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+    [
+        steering.workers().get() as u64,
+        steering.by_address().into(),
+        both(a, b),
+        both(c, d),
+        both(keys.seed, e),
+        both(f, g),
+    ]
 }
 
-/// The keys in the settings of a predecessor.
-fn keys_of_words(words: [u64; conf::STEER_WORDS]) -> Keys {
-    let halves = |word: u64| [word, word >> 32].map(|half| (half & 0xffff_ffff) as u32);
-    let [[a, b], [c, d], [seed, e], [f, g]] = words.map(halves);
-    Keys {
+/// The division that a predecessor has described; `None` if there is no such number of workers.
+fn division_of_words(words: [u64; conf::DIVISION_WORDS]) -> Option<Steering> {
+    let [workers, by_address, steer @ ..] = words;
+    let workers = usize::try_from(workers).ok().and_then(NonZeroUsize::new)?;
+    let half = |word: u64| u32::try_from(word & 0xffff_ffff).unwrap_or(0);
+    let [[a, b], [c, d], [seed, e], [f, g]] = steer.map(|word| [half(word), half(word >> 32)]);
+    let keys = Keys {
         words: [a, b, c, d],
         seed,
         factors: [e, f, g],
-    }
+    };
+    let fits = workers.get() <= WORKERS_MAX;
+    fits.then(|| Steering::with_keys(workers, keys, by_address != 0))
 }
 
-/// The layout of the connection tables of a predecessor, and the worker of each connection, if this
-/// dataplane can continue with them; otherwise the reason.
-fn found(pins: &Pins, layout: &Layout, steering: &Steering) -> Result<(Layout, Steering), String> {
+/// Whether a dataplane with tables of this layout, divided so, continues in the tables of `left`.
+fn fits((layout, steering): (&Layout, &Steering), (left, divided): (&Layout, &Steering)) -> bool {
+    let like = Layout {
+        keys: left.keys,
+        wide_buckets: left.wide_buckets,
+        ..*layout
+    };
+    let alone = steering.workers() == NonZeroUsize::MIN;
+    let fits = *left == like
+        && divided.workers() == steering.workers()
+        && (alone || divided.by_address() == steering.by_address());
+    if fits && left.wide_buckets != layout.wide_buckets {
+        info!("another --max-ipv6 takes effect when this dataplane is stopped and started again");
+    }
+    fits
+}
+
+/// The tables of a predecessor, from which connections move into others.
+fn memories_left(
+    pins: &Pins,
+    layout: Layout,
+    workers: NonZeroUsize,
+) -> Result<Vec<Memory>, String> {
+    let mut tables = Vec::new();
+    for name in TABLES {
+        let array = SharedArray::pinned_whole(&pins.path(name));
+        tables.push(Arc::new(array.map_err(|error| format!("{name}: {error}"))?));
+    }
+    let tables: [_; 5] = tables.try_into().map_err(|_| "a map is missing")?;
+    let memory = |n| lvs_sys::shared_table(layout, tables.clone(), n, workers);
+    let memories = (0..workers.get()).map(memory).collect::<Result<_, _>>();
+    memories.map_err(|error| error.to_string())
+}
+
+/// The layout of the connection tables of a predecessor, and how connections are divided among
+/// them, if this dataplane can continue its connections; otherwise the reason.
+fn found(pins: &Pins) -> Result<(Layout, Steering), String> {
     let words = |name: &str, words: usize| {
         let words = pins.words(name, words);
         words.map_err(|error| format!("{name}: {error}"))
     };
-    let about = words("lvs_about", ABOUT_WORDS + Layout::HEADER_WORDS)?;
-    let (about, description) = about.split_at(ABOUT_WORDS);
+    let about = words("lvs_about", ABOUT_WORDS)?;
+    let (about, description) = about.split_at(HOST_WORDS);
     let own = pins::about(processors());
     if about[..pins::COOKIE] == own[..pins::COOKIE] && about[pins::COOKIE] != own[pins::COOKIE] {
         return Err(
@@ -511,29 +589,11 @@ fn found(pins: &Pins, layout: &Layout, steering: &Steering) -> Result<(Layout, S
     if about != own {
         return Err("it was another version, or the machine has other processors".to_owned());
     }
+    let (description, division) = description.split_at(Layout::HEADER_WORDS);
     let description = description.try_into().map_err(|_| "a map is too short")?;
     let left = Layout::from_words(&description).map_err(|error| error.to_string())?;
-    let (keys, wide_buckets) = (left.keys, left.wide_buckets);
-    let like = Layout {
-        keys,
-        wide_buckets,
-        ..*layout
-    };
-    let conf = words("lvs_conf", conf::WORDS)?;
-    let workers = steering.workers();
-    if conf[conf::WORKERS] != workers.get() as u64 {
-        return Err("it had another number of packet workers (--workers)".to_owned());
-    }
-    let by_address = conf[conf::BY_ADDRESS] != 0;
-    if workers.get() > 1 && by_address != steering.by_address() {
-        return Err("one of both has the helper for FTP (--ftp-ports), the other one has not, and they divide connections among packet workers in different ways".to_owned());
-    }
-    if left != like {
-        return Err("it had another --max-connections".to_owned());
-    }
-    if wide_buckets != layout.wide_buckets {
-        info!("another --max-ipv6 takes effect when this dataplane is stopped and started again");
-    }
+    let division = division.try_into().map_err(|_| "a map is too short")?;
+    let divided = division_of_words(division).ok_or("the description of its maps is damaged")?;
     // Without services, their connections would be reset one by one.
     if pins
         .saved()
@@ -542,6 +602,7 @@ fn found(pins: &Pins, layout: &Layout, steering: &Steering) -> Result<(Layout, S
     {
         return Err(INCOMPLETE.to_owned());
     }
+    let conf = words("lvs_conf", conf::WORDS)?;
     if conf[conf::TRIES] >= TRIES_MOST {
         return Err(format!(
             "{TRIES_MOST} dataplanes ended soon after they had taken over what it left"
@@ -551,9 +612,7 @@ fn found(pins: &Pins, layout: &Layout, steering: &Steering) -> Result<(Layout, S
         let seconds = WITHOUT_DATAPLANE.as_secs();
         return Err(format!("it was killed more than {seconds} s ago"));
     }
-    let keys = std::array::from_fn(|n| conf[conf::STEER + n]);
-    let steering = Steering::with_keys(workers, keys_of_words(keys), by_address);
-    Ok((left, steering))
+    Ok((left, divided))
 }
 
 /// Processors that this machine may have.
@@ -585,27 +644,30 @@ mod tests {
         first.set_clock(Instant::ZERO);
         // The secret keys of a successor are others.
         let other = Steering::new(workers, 8, false);
-        let found = |steering: &Steering| found(&pins, &layout, steering);
-        assert_eq!(found(&other), Err(INCOMPLETE.to_owned()));
+        assert_eq!(found(&pins), Err(INCOMPLETE.to_owned()));
         // The second one does not fit the first map.
         for len in [100, 20 << 20, 7] {
             let text = vec![b'x'; len];
             first.save(&text).expect("memory");
-            assert_eq!(found(&other), Ok((layout, steering.clone())), "{len}");
+            assert_eq!(found(&pins), Ok((layout, steering.clone())), "{len}");
             assert_eq!(pins.saved().expect("it is there"), Some(text));
             assert_eq!(first.saved().map(|text| text.len()), Some(len));
         }
-        for (other, said) in [
-            (Steering::new(NonZeroUsize::MIN, 7, false), "--workers"),
-            (Steering::new(workers, 7, true), "--ftp-ports"),
+        assert!(fits((&layout, &other), (&layout, &steering)));
+        for other in [
+            Steering::new(NonZeroUsize::MIN, 7, false),
+            Steering::new(workers, 7, true),
         ] {
-            let why = found(&other).expect_err("the tables are divided otherwise");
-            assert!(why.contains(said), "{why}");
+            assert!(!fits((&layout, &other), (&layout, &steering)), "{other:?}");
         }
+        assert!(!fits(
+            (&Layout::new(2000, 7), &steering),
+            (&layout, &steering)
+        ));
         let names = fs::read_dir(pins.path("")).expect("it is there").count();
         let cookie = &first.arrays.about.words()[pins::COOKIE];
         cookie.fetch_add(1, Relaxed);
-        let gone = found(&other).expect_err("another namespace");
+        let gone = found(&pins).expect_err("another namespace");
         assert!(gone.contains("namespace that is gone"), "{gone}");
         cookie.fetch_sub(1, Relaxed);
         let second = FastPath::open_with(layout, &steering, Maps::Found(&pins), false, |code| code);

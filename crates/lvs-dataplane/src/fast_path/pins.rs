@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, flock};
 use tracing::warn;
 
-use super::layout::{ABOUT_WORDS, conf};
+use super::layout::{HOST_WORDS, conf};
 use crate::warm_restart::Area;
 use lvs_sys::{Program, ProgramLink, SharedArray, netns};
 
@@ -31,6 +31,9 @@ pub(super) enum Maps<'a> {
     Pinned(&'a Pins),
     /// The maps of a predecessor.
     Found(&'a Pins),
+    /// The maps of a predecessor, but for its connection tables, which do not fit: connections move
+    /// into new ones.
+    Moved(&'a Pins),
 }
 
 /// Where the BPF file system is.
@@ -286,8 +289,8 @@ const MAGIC: u64 = u64::from_le_bytes(*b"LVSKERNL");
 pub(super) const COOKIE: usize = 3;
 
 /// The first words of `lvs_about`, before the table's own description.
-pub(super) fn about(processors: u32) -> [u64; ABOUT_WORDS] {
-    let mut words = [0; ABOUT_WORDS];
+pub(super) fn about(processors: u32) -> [u64; HOST_WORDS] {
+    let mut words = [0; HOST_WORDS];
     words[0] = MAGIC;
     words[1] = VERSION;
     words[2] = processors.into();
