@@ -18,11 +18,10 @@ pub(super) mod conf {
     pub(crate) const HOMES: usize = 12;
     pub(crate) const TRIES: usize = 13;
     pub(crate) const WORKERS: usize = 14;
-    pub(crate) const BY_ADDRESS: usize = 15;
-    pub(crate) const STEER: usize = 16;
-    pub(crate) const STEER_WORDS: usize = 4;
-    /// The words from [`WORKERS`] on that tell how connections are divided among workers.
+    /// The words from [`WORKERS`] on that tell how connections are divided among workers: their
+    /// number, whether by address alone, and the keys.
     pub(crate) const DIVISION_WORDS: usize = 2 + STEER_WORDS;
+    pub(crate) const STEER_WORDS: usize = 4;
     pub(crate) const WORDS: usize = 24;
 }
 
@@ -190,8 +189,8 @@ mod tests {
             ("CONF_HOMES", conf::HOMES),
             ("CONF_TRIES", conf::TRIES),
             ("CONF_WORKERS", conf::WORKERS),
-            ("CONF_BY_ADDRESS", conf::BY_ADDRESS),
-            ("CONF_STEER", conf::STEER),
+            ("CONF_BY_ADDRESS", conf::WORKERS + 1),
+            ("CONF_STEER", conf::WORKERS + 2),
             ("CONF_STEER_WORDS", conf::STEER_WORDS),
             ("CONF_WORDS", conf::WORDS),
             ("SERVICE_WORDS", SERVICE_WORDS),
