@@ -241,22 +241,11 @@ fn killed_dataplane_keeps_downloads_through_tun_device() -> Result<()> {
 #[test]
 #[ignore = "long"]
 fn killed_dataplane_keeps_downloads_in_other_tables() -> Result<()> {
-    in_other_tables("holdo", By::Holder, &["--warm-restart", "on"])
-}
-
-#[test]
-#[ignore = "long"]
-fn killed_dataplane_keeps_downloads_in_other_tables_of_fast_path() -> Result<()> {
-    super::fast_path::require_permission()?;
-    in_other_tables("inko", By::Kernel, By::Kernel.arguments())
-}
-
-fn in_other_tables(label: &str, by: By, always: &[&str]) -> Result<()> {
-    let mut options = SiteOptions::new(label, Forward::Nat);
+    let mut options = SiteOptions::new("holdo", Forward::Nat);
     options.servers = 2;
     options.paced = Some(RATE);
     let mut site = Site::new(options)?;
-    start(&mut site, by, None)?;
+    start(&mut site, By::Holder, None)?;
     site.add_service(80, "rr")?;
     let number = FEW;
     let mut load = LoadOptions::new(format!("{}:80", site.vip).parse()?);
@@ -277,7 +266,7 @@ fn in_other_tables(label: &str, by: By, always: &[&str]) -> Result<()> {
         let mut dataplane = site.dataplane.take().context("it runs")?;
         dataplane.signal(Signal::SIGKILL)?;
         dataplane.wait(Duration::from_secs(10))?;
-        site.start_dataplane(&[always, words].concat())?;
+        site.start_dataplane(&[&["--warm-restart", "on"], words].concat())?;
         common::says(&site, &format!("connections={number}"))
             .with_context(|| format!("{words:?}"))?;
         thread::sleep(Duration::from_secs(2));
