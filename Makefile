@@ -104,7 +104,7 @@ docs:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
 
 book: ## the pages of docs/ as a book with a search, in target/book; every link of the book is checked
-	@mdbook --version >/dev/null 2>&1 || $(CARGO) install --locked mdbook
+	@mdbook --version >/dev/null 2>&1 || $(CARGO) install --locked --debug mdbook
 	@tools/book
 
 test-tutorial: ## the blocks of docs/first-director.md as printed, in network namespaces; needs root and built programs
@@ -129,10 +129,10 @@ bpf-check: ## compile them anew and compare with what is committed
 	@cmp target/fast.bpf.o $(BPF)/fast.bpf.o || { \
 		echo "make bpf-check: the object is not that of the source (it was made by clang 14; this is $$($(CLANG) --version | head -n 1)): make bpf" >&2; exit 1; }
 
-# It takes four minutes to build, once. Licences, duplicates and sources are in the lock file; known holes are in a database on
-# the Internet, and where that is not to be had they were not looked for.
+# The tool is built once, and without optimisation: that takes a third of the time. Licences, duplicates and sources are in the
+# lock file; known holes are in a database on the Internet, and where that is not to be had they were not looked for.
 deny: ## licences, duplicates, sources and known holes of what the programs are made of
-	@$(DENY) --version >/dev/null 2>&1 || $(CARGO) install --locked cargo-deny
+	@$(DENY) --version >/dev/null 2>&1 || $(CARGO) install --locked --debug cargo-deny
 	$(DENY) --locked check licenses bans sources
 	@if $(DENY) --locked fetch db >/dev/null 2>&1; then \
 		set -x; $(DENY) --locked check --disable-fetch advisories; \

@@ -54,7 +54,10 @@ fn services(control: &mut Control, six: usize) {
 impl Bed {
     /// A local address of the host's, or one that the dataplane answers for.
     fn new(own: bool) -> Self {
-        let mut director = Director::new(Options::default());
+        let mut director = Director::new(Options {
+            max_connections: 1 << 12,
+            ..Options::default()
+        });
         let pool = LOCAL.map(|local| LocalAddress::new(local.parse().expect("an address")));
         director
             .control

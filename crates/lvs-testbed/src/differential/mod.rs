@@ -193,7 +193,7 @@ pub fn run(options: &DifferentialOptions) -> anyhow::Result<()> {
         let cases = commands::sessions(options.seed, options.commands);
         let recording = directory.join("commands.jsonl");
         ask(kernel, &cases, &recording)?;
-        let report = transcripts(&[recording], None, Program::default())?;
+        let report = transcripts(&[recording], None, 1, Program::default())?;
         for difference in report.differences.iter().take(options.show) {
             println!("{difference}");
         }

@@ -151,20 +151,25 @@ impl Drop for Proc {
 /// nothing.
 const BUSY: u32 = 4;
 
-/// Polls until the condition holds.
+const SHORTEST_POLL: Duration = Duration::from_millis(5);
+const LONGEST_POLL: Duration = Duration::from_millis(200);
+
+/// Polls until the condition holds: first every 5 ms, later at intervals of a sixteenth of the elapsed time, at most 200 ms.
+/// Many conditions start a program.
 ///
 /// # Errors
 ///
 /// When it does not hold within the limit, which a busy machine may exceed four times.
 pub fn wait_until(what: &str, limit: Duration, mut condition: impl FnMut() -> bool) -> Result<()> {
     let limit = limit * BUSY;
-    let deadline = Instant::now() + limit;
+    let began = Instant::now();
+    let deadline = began + limit;
     while !condition() {
         ensure!(
             Instant::now() < deadline,
             "waited {limit:?} in vain for {what}"
         );
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::sleep((began.elapsed() / 16).clamp(SHORTEST_POLL, LONGEST_POLL));
     }
     Ok(())
 }

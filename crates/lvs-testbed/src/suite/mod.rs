@@ -42,17 +42,21 @@ const BY_HAND: &str = "by hand";
 /// The executable with the end-to-end tests; its name is that of the directory in `tests/`.
 const END_TO_END: &str = "e2e";
 
-/// Modules of the end-to-end tests that run in one process and compute.
+/// Modules of the end-to-end tests that compute. They start in this order: the longest with full sizes first.
 const COMPUTING: [&str; 8] = [
-    "checksums",
-    "conformance",
-    "fuzz",
-    "hostile",
-    "fast_path_twins",
-    "model",
     "transcripts",
+    "fuzz",
     "two_ways",
+    "hostile",
+    "conformance",
+    "fast_path_twins",
+    "checksums",
+    "model",
 ];
+
+/// Modules with tests that wait for most of a minute. They start before the other waiting tests, so that no run waits for
+/// one of them at its end.
+const LONG_WAITS: [&str; 5] = ["unanswered", "peers", "fast_path", "killed", "cluster"];
 
 /// Modules of other tests whose properties `make test-rest` tries with more cases.
 const PROPERTIES: [&str; 4] = ["misuse", "passing", "pipeline_ipv6", "pipeline_table"];
@@ -101,6 +105,8 @@ struct Test {
     title: String,
     /// It waits for a clock or for other processes more than it computes.
     waits: bool,
+    /// Tests with smaller numbers start first.
+    turn: usize,
 }
 
 /// A test that this run leaves out, or that the host does not permit.
@@ -146,7 +152,8 @@ struct Profile {
 pub fn main(options: &TestsOptions) -> Result<()> {
     // Tests stop the programs that they start with these.
     lvs_sys::signals::restore_signals();
-    let (tests, mut omitted) = tests(options)?;
+    let (mut tests, mut omitted) = tests(options)?;
+    tests.sort_by_key(|test| test.turn);
     ensure!(
         !tests.is_empty(),
         "no test has one of these words in its name: {}",
@@ -282,7 +289,8 @@ fn executable_tests(
             continue;
         }
         let module = name.split("::").next().unwrap_or_default();
-        let computes = target == END_TO_END && COMPUTING.contains(&module);
+        let position = |modules: &[&str]| modules.iter().position(|name| *name == module);
+        let computes = target == END_TO_END && position(&COMPUTING).is_some();
         let sized = computes || target != END_TO_END && PROPERTIES.contains(&module);
         match reasons.get(&name) {
             Some(reason) if !options.rest || reason.starts_with(BY_HAND) => omitted.push(Omitted {
@@ -294,6 +302,9 @@ fn executable_tests(
                 executable: executable.to_owned(),
                 package: package.to_owned(),
                 waits: target == END_TO_END && !computes,
+                turn: position(&COMPUTING)
+                    .or_else(|| position(&LONG_WAITS))
+                    .unwrap_or(usize::MAX),
                 name,
                 title,
             }),

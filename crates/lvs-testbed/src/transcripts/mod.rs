@@ -153,13 +153,14 @@ fn sessions(path: &Path) -> anyhow::Result<Vec<Session>> {
         .with_context(|| format!("{}: no recorded session", path.display()))
 }
 
-/// Plays the sessions in `files` with `program`, those whose name contains `only` if given.
+/// Plays each `every`th of the sessions in `files` with `program`, of those whose name contains `only` if given.
 ///
 /// # Errors
 /// A file that cannot be read or is not a recording; a program that is not built.
 pub fn transcripts(
     files: &[PathBuf],
     only: Option<&str>,
+    every: usize,
     program: Program,
 ) -> anyhow::Result<TranscriptReport> {
     let mut all = Vec::new();
@@ -169,6 +170,7 @@ pub fn transcripts(
     if let Some(only) = only {
         all.retain(|session| session.name.contains(only));
     }
+    let mut all: Vec<_> = all.into_iter().step_by(every).collect();
     for session in &mut all {
         session.program = program;
     }
@@ -264,7 +266,12 @@ fn map_users(pid: u32) -> anyhow::Result<()> {
 /// # Errors
 /// As [`transcripts`].
 pub fn run(options: &TranscriptOptions) -> anyhow::Result<()> {
-    let report = transcripts(&options.files, options.only.as_deref(), Program::default())?;
+    let report = transcripts(
+        &options.files,
+        options.only.as_deref(),
+        1,
+        Program::default(),
+    )?;
     for difference in report.differences.iter().take(options.show) {
         println!("{difference}");
     }

@@ -275,7 +275,6 @@ $SIG{PIPE} = 'IGNORE';
 $| = 1;
 my $hello = qq({"id":1,"method":"hello","params":{"version":1}}\n);
 my $end = time + $seconds;
-if ($what eq 'burn') { 1 while time < $end; exit }
 while (time < $end) {
     my $s = IO::Socket::UNIX->new(Peer => $path) or next;
     if ($what eq 'parse') {
@@ -297,33 +296,13 @@ while (time < $end) {
 }
 "#;
 
-/// A client that sends requests over one connection without pause, and prints the times of the
-/// answers: the median, the 99th percentile and the longest, in milliseconds.
-const PATIENT: &str = r#"
-use IO::Socket::INET;
-use Time::HiRes 'time';
-my ($address, $seconds) = @ARGV;
-my $s = IO::Socket::INET->new(PeerAddr => $address) or die;
-my $end = time + $seconds;
-my @took;
-while (time < $end) {
-    my $start = time;
-    syswrite $s, "HEAD / HTTP/1.1\r\nHost: x\r\n\r\n";
-    my $answer = '';
-    sysread($s, $answer, 4096, length $answer) or die until $answer =~ /\r\n\r\n/;
-    push @took, 1000 * (time - $start);
-}
-@took = sort { $a <=> $b } @took;
-printf "%.2f %.2f %.2f of %d", $took[@took / 2], $took[@took * 0.99], $took[-1], scalar @took;
-"#;
-
-/// Starts 33 users without rights that do what they can, each a third of them one thing.
-fn hostile_users(site: &Site, socket: &str, seconds: &str, what: [&str; 3]) -> Result<Vec<Proc>> {
+/// Starts 33 users without rights: a third sends requests that cost much to parse, a third asks for lists, and a third holds connections.
+fn hostile_users(site: &Site, socket: &str, seconds: &str) -> Result<Vec<Proc>> {
     let script = site.testbed.dir().join("hostile.pl");
     fs::write(&script, HOSTILE)?;
     let script = script.display().to_string();
     let mut users = Vec::new();
-    for what in what.iter().cycle().take(33) {
+    for what in ["parse", "list", "idle"].iter().cycle().take(33) {
         let mut words: Vec<&str> = NOBODY[1..].to_vec();
         words.extend(["perl", &script, socket, seconds, what]);
         users.push(site.director.spawn(NOBODY[0], &words)?);
@@ -362,19 +341,8 @@ fn local_users_without_rights_take_no_memory_and_hold_up_no_packet() -> Result<(
         .director
         .sh("ls /run/lvs/netns-$(stat -Lc %i /proc/self/ns/net).sock")?;
     let socket = socket.trim();
-    let service = site.service(80).to_string();
-    let round_trips = || site.client.run("perl", &["-e", PATIENT, &service, "3"]);
-    println!("round trips alone: {} ms", round_trips()?);
-    // The cost of the same number of users that only use processor time.
-    let mut users = hostile_users(&site, socket, "4", ["burn"; 3])?;
-    println!("beside users of processor time: {} ms", round_trips()?);
-    for user in &mut users {
-        user.wait(Duration::from_secs(30))?;
-    }
-
     let before = resident(dataplane)?;
-    let mut users = hostile_users(&site, socket, "9", ["parse", "list", "idle"])?;
-    println!("beside hostile users: {} ms", round_trips()?);
+    let mut users = hostile_users(&site, socket, "6")?;
     let mut load = site.load();
     load.sizes = vec![1000];
     load.keepalive = true;

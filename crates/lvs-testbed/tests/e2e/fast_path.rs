@@ -63,11 +63,12 @@ pub(super) fn shares(site: &Site) -> Result<(u64, u64)> {
 }
 
 macro_rules! method {
-    ($name:ident, $forward:ident) => {
+    ($(#[$tier:meta])? $name:ident, $forward:ident) => {
         mod $name {
             use super::*;
 
             #[test]
+            $(#[$tier])?
             fn every_byte_arrives_and_every_listing_is_right() -> Result<()> {
                 let label = format!("ink-{}-http", stringify!($name));
                 let site = site(&label, Forward::$forward, 4)?;
@@ -93,6 +94,7 @@ macro_rules! method {
             }
 
             #[test]
+            $(#[$tier])?
             fn servers_come_and_go() -> Result<()> {
                 let label = format!("ink-{}-admin", stringify!($name));
                 common::administration(&site(&label, Forward::$forward, 3)?)
@@ -102,9 +104,21 @@ macro_rules! method {
 }
 
 method!(nat, Nat);
-method!(fullnat, FullNat);
-method!(dr, Dr);
-method!(tun, Tun);
+method!(
+    #[ignore = "long"]
+    fullnat,
+    FullNat
+);
+method!(
+    #[ignore = "long"]
+    dr,
+    Dr
+);
+method!(
+    #[ignore = "long"]
+    tun,
+    Tun
+);
 
 /// Packets and bytes that a server's host has counted: requests to port 80 of the address, replies
 /// from there.
@@ -260,6 +274,7 @@ const EXIT: Instruction = instruction(0x95, 0, 0, 0);
 
 /// A tag with a priority only (VLAN 0) counts as none, and is not forwarded.
 #[test]
+#[ignore = "long"]
 fn priority_tags_are_taken_off() -> Result<()> {
     let site = site("ink-priority", Forward::Nat, 1)?;
     site.add_service(80, "rr")?;

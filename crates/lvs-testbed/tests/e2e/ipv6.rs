@@ -126,6 +126,7 @@ fn tunnels(label: &str, inner6: bool, outer6: bool) -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn tunnels_of_ipv4_in_ipv4() -> Result<()> {
     tunnels("t44", false, false)
 }
@@ -136,6 +137,7 @@ fn tunnels_of_ipv6_in_ipv6() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn tunnels_of_ipv6_in_ipv4() -> Result<()> {
     tunnels("t64", true, false)
 }

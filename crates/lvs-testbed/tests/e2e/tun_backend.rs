@@ -61,6 +61,7 @@ fn nat_bulk_and_datagrams() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn tunnels() -> Result<()> {
     let site = site("hop-tun", Forward::Tun, 4)?;
     common::requests_and_listings(&site)
