@@ -243,10 +243,7 @@ impl ConnTables {
                 if let Some(holder) = wanted.warm_restart {
                     holder.end();
                 }
-                let made = {
-                    let left = fast_path.memories_left();
-                    successor::shards(control, &*fast_path, memories, left)
-                };
+                let made = successor::shards(control, &*fast_path, memories, None);
                 let state: Arc<dyn WarmState> = fast_path.clone();
                 (Ok(fast_path), Some((state, made)))
             }

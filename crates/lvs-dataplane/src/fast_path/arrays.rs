@@ -18,15 +18,6 @@ use lvs_sys::SharedArray;
 /// Bytes of services and settings that there is room for at first, twice.
 const SAVED_FIRST: usize = 256 << 10;
 
-/// The maps of the connection tables, in the order of [`lvs_sys::shared_table`].
-pub(super) const TABLES: [&str; 5] = [
-    "lvs_narrow",
-    "lvs_narrow_tags",
-    "lvs_wide",
-    "lvs_wide_tags",
-    "lvs_overflow",
-];
-
 /// Entries of a map with a region of so many entries for each of `workers`. The programs number the
 /// slots of all regions with 32 bits, of which the dataplane uses 31.
 fn entries_of_all(entries: u32, workers: NonZeroUsize) -> Result<u32, FastPathError> {
@@ -72,8 +63,7 @@ impl Arrays {
         let array = |name: &'static str, words: usize, entries: u32| {
             let array = match maps {
                 Maps::New | Maps::Pinned(_) => SharedArray::new(name, words, entries),
-                Maps::Moved(_) if TABLES.contains(&name) => SharedArray::new(name, words, entries),
-                Maps::Found(pins) | Maps::Moved(pins) => {
+                Maps::Found(pins) => {
                     SharedArray::pinned(&pins.path(name), words * entries.max(1) as usize)
                 }
             };
@@ -106,17 +96,6 @@ impl Arrays {
             shares: array("lvs_shares", SHARE_WORDS, processors)?,
             rules: array("lvs_rules", RULE_WORDS * RULES as usize, 1)?,
         })
-    }
-
-    /// The maps of the connection tables, in the order of [`TABLES`].
-    pub(super) fn tables(&self) -> [Arc<SharedArray>; 5] {
-        [
-            self.narrow.clone(),
-            self.narrow_tags.clone(),
-            self.wide.clone(),
-            self.wide_tags.clone(),
-            self.overflow.clone(),
-        ]
     }
 
     /// Names and arrays, but for those that grow.

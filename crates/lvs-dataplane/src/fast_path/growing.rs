@@ -41,7 +41,7 @@ impl Growing {
                 array.pin(&path)?;
                 (array, Some(path))
             }
-            Maps::Found(pins) | Maps::Moved(pins) => {
+            Maps::Found(pins) => {
                 let path = pins.path(name);
                 (SharedArray::pinned_whole(&path)?, Some(path))
             }

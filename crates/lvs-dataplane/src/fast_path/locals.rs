@@ -112,9 +112,7 @@ impl Locals {
         let slots = Slots::new(layout, workers);
         let place = match maps {
             Maps::Found(pins) => MapPlace::pinned(&pins.path(PLACE))?,
-            Maps::New | Maps::Pinned(_) | Maps::Moved(_) => {
-                MapPlace::new(PLACE, &Ends::new(ENDS, 1)?)?
-            }
+            Maps::New | Maps::Pinned(_) => MapPlace::new(PLACE, &Ends::new(ENDS, 1)?)?,
         };
         Ok(Self {
             place,
@@ -134,14 +132,6 @@ impl Locals {
 
     pub(super) fn pin(&self, pins: &Pins) -> io::Result<()> {
         self.place.pin(&pins.path(PLACE))
-    }
-
-    /// Pins the map instead of a predecessor's.
-    pub(super) fn pin_instead(&self, pins: &Pins) -> io::Result<()> {
-        for name in [PLACE, ENDS] {
-            let _ = fs::remove_file(pins.path(name));
-        }
-        self.pin(pins)
     }
 
     /// As it was when it was made.
@@ -322,10 +312,6 @@ impl FastPath {
     /// The local addresses and ports that an earlier dataplane has left, before any change is
     /// applied. This dataplane owns their map after [`LocalsLeft::end`].
     pub(crate) fn locals_left(&self) -> Option<LocalsLeft<'_>> {
-        if self.moves {
-            // Connections of full NAT do not move.
-            return None;
-        }
         let path = self.pins.as_ref()?.path(ENDS);
         let found = Ends::pinned(&path).and_then(|ends| {
             // That dataplane may have been killed before programs found it.

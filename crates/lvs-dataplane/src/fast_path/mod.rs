@@ -167,10 +167,6 @@ pub struct FastPath {
     claim: Option<File>,
     /// Another dataplane has left them.
     found: bool,
-    /// Its connections move into tables of another number or size.
-    moves: bool,
-    /// The tables from which they move, until they do.
-    left: Mutex<Option<Vec<Memory>>>,
     /// When this was opened, by the machine's clock, in nanoseconds.
     opened: u64,
     /// A take-over runs: the connections that the predecessor has offloaded stay in force.
@@ -233,8 +229,15 @@ impl FastPath {
     /// # Errors
     /// There is no such worker.
     pub fn memory(&self, worker: usize) -> Result<Memory, FastPathError> {
-        let (tables, workers) = (self.arrays.tables(), self.steering.workers());
-        let memory = lvs_sys::shared_table(self.layout, tables, worker, workers);
+        let arrays = [
+            self.arrays.narrow.clone(),
+            self.arrays.narrow_tags.clone(),
+            self.arrays.wide.clone(),
+            self.arrays.wide_tags.clone(),
+            self.arrays.overflow.clone(),
+        ];
+        let workers = self.steering.workers();
+        let memory = lvs_sys::shared_table(self.layout, arrays, worker, workers);
         let memory = memory.map_err(step("use the memory"))?;
         Ok(memory.quarantined(QUARANTINE))
     }

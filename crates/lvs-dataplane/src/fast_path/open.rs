@@ -4,16 +4,16 @@
 use std::fs;
 use std::io;
 use std::num::NonZeroUsize;
-use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::sync::Mutex;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32};
-use std::sync::{Arc, Mutex};
 
 use lvs_core::Instant;
 use lvs_core::api::WORKERS_MAX;
-use lvs_core::memory::{Layout, Memory};
+use lvs_core::memory::Layout;
 use tracing::{info, warn};
 
-use super::arrays::{Arrays, TABLES};
+use super::arrays::Arrays;
 use super::epochs::Epochs;
 use super::error::{FastPathError, step};
 use super::layout::{
@@ -28,8 +28,7 @@ use crate::lock::lock;
 use crate::warm_restart::{INCOMPLETE, WITHOUT_DATAPLANE};
 use lvs_packet::steer::{Keys, Steering};
 use lvs_sys::{
-    self, Instruction, Jump, PerCpuArray, Program, ProgramArray, ProgramKind, SharedArray,
-    SharedSet,
+    self, Instruction, Jump, PerCpuArray, Program, ProgramArray, ProgramKind, SharedSet,
 };
 
 /// The compiled programs.
@@ -102,18 +101,9 @@ impl FastPath {
         };
         pins.sweep();
         if pins.are_there() {
-            let opened = found(&pins).and_then(|(left, divided)| {
-                if fits((&layout, steering), (&left, &divided)) {
-                    return Self::open_with(left, &divided, Maps::Found(&pins), xdp, |code| code)
-                        .map_err(|error| error.to_string());
-                }
-                room.takes(bytes).map_err(|error| error.to_string())?;
-                let memories = memories_left(&pins, left, divided.workers())?;
-                let maps = Maps::Moved(&pins);
-                let opened = Self::open_with(layout, steering, maps, xdp, |code| code);
-                let this = opened.map_err(|error| error.to_string())?;
-                *lock(&this.left) = Some(memories);
-                Ok(this)
+            let opened = found(&pins, &layout, steering).and_then(|(left, divided)| {
+                Self::open_with(left, &divided, Maps::Found(&pins), xdp, |code| code)
+                    .map_err(|error| error.to_string())
             });
             match opened {
                 Ok(mut this) => {
@@ -242,7 +232,7 @@ impl FastPath {
         let (pins, found) = match maps {
             Maps::New => (None, false),
             Maps::Pinned(pins) => (Some(pins), false),
-            Maps::Found(pins) | Maps::Moved(pins) => (Some(pins), true),
+            Maps::Found(pins) => (Some(pins), true),
         };
         Ok(Self {
             filter,
@@ -266,8 +256,6 @@ impl FastPath {
             pins: pins.cloned(),
             claim: None,
             found,
-            moves: matches!(maps, Maps::Moved(_)),
-            left: Mutex::default(),
             opened: lvs_sys::monotonic(),
             taking_over: AtomicBool::new(found),
             attached: Mutex::default(),
@@ -290,47 +278,28 @@ impl FastPath {
             conf[conf::TRIES].fetch_add(1, Relaxed);
             let number = conf[conf::NUMBER].load(Relaxed);
             lock(&self.epochs).number = u16::try_from(number).unwrap_or(u16::MAX).max(1);
-        } else {
-            self.write_about(processors);
-            self.set(conf::SERVERS, SERVERS.into());
-            self.set(conf::NUMBER, 1);
-            self.set(conf::EPOCH, 1);
-            self.try_homes([true; 2]);
+            return;
         }
         let layout = &self.layout;
+        let division = division_to_words(&self.steering);
+        let about = self.arrays.about.words();
+        let words = pins::about(processors).into_iter();
+        let words = words.chain(layout.to_words()).chain(division);
+        for (word, value) in about.iter().zip(words) {
+            word.store(value, Relaxed);
+        }
         let [k0, k1] = layout.keys;
         self.set(conf::KEYS, k0);
         self.set(conf::KEYS + 1, k1);
         self.set(conf::NARROW_BUCKETS, layout.narrow_buckets.into());
         self.set(conf::WIDE_BUCKETS, layout.wide_buckets.into());
-        for (n, word) in division_to_words(&self.steering).into_iter().enumerate() {
+        self.set(conf::SERVERS, SERVERS.into());
+        self.set(conf::NUMBER, 1);
+        self.set(conf::EPOCH, 1);
+        for (n, word) in division.into_iter().enumerate() {
             self.set(conf::WORKERS + n, word);
         }
-    }
-
-    /// Describes the maps for a successor; the first word last, without which it takes nothing.
-    fn write_about(&self, processors: u32) {
-        let words = pins::about(processors).into_iter();
-        let words = words.chain(self.layout.to_words());
-        let words = words.chain(division_to_words(&self.steering));
-        let about = self.arrays.about.words().iter();
-        for (word, value) in about.zip(words).collect::<Vec<_>>().into_iter().rev() {
-            word.store(value, Release);
-        }
-    }
-
-    /// Gives a successor the tables into which connections have moved, instead of those where they
-    /// were.
-    pub(super) fn pin_moved(&self, pins: &Pins) -> io::Result<()> {
-        // No successor is to take a part of both.
-        self.arrays.about.words()[0].store(0, Release);
-        for (name, array) in TABLES.into_iter().zip(self.arrays.tables()) {
-            let _ = fs::remove_file(pins.path(name));
-            array.pin(&pins.path(name))?;
-        }
-        self.locals.pin_instead(pins)?;
-        self.write_about(processors());
-        Ok(())
+        self.try_homes([true; 2]);
     }
 }
 
@@ -357,7 +326,7 @@ impl AllMaps {
         let arrays = Arrays::new(layout, workers, processors, maps)?;
         let (told, services, next) = match maps {
             // The remaining programs of the predecessor use their own maps until they are replaced.
-            Maps::Found(pins) | Maps::Moved(pins) => (
+            Maps::Found(pins) => (
                 PerCpuArray::pinned(&pins.path("lvs_told")),
                 SharedSet::pinned(&pins.path("lvs_services")),
                 ProgramArray::pinned(&pins.path("lvs_next")),
@@ -537,43 +506,35 @@ fn division_of_words(words: [u64; conf::DIVISION_WORDS]) -> Option<Steering> {
     fits.then(|| Steering::with_keys(workers, keys, by_address != 0))
 }
 
-/// Whether a dataplane with tables of this layout, divided so, continues in the tables of `left`.
-fn fits((layout, steering): (&Layout, &Steering), (left, divided): (&Layout, &Steering)) -> bool {
+/// Whether a dataplane with tables of this layout, divided so, continues in the tables of `left`;
+/// otherwise the reason.
+fn fits(
+    (layout, steering): (&Layout, &Steering),
+    (left, divided): (&Layout, &Steering),
+) -> Result<(), &'static str> {
+    let alone = steering.workers() == NonZeroUsize::MIN;
+    if divided.workers() != steering.workers()
+        || !(alone || divided.by_address() == steering.by_address())
+    {
+        return Err("it had another number of workers (--workers)");
+    }
     let like = Layout {
         keys: left.keys,
         wide_buckets: left.wide_buckets,
         ..*layout
     };
-    let alone = steering.workers() == NonZeroUsize::MIN;
-    let fits = *left == like
-        && divided.workers() == steering.workers()
-        && (alone || divided.by_address() == steering.by_address());
-    if fits && left.wide_buckets != layout.wide_buckets {
+    if *left != like {
+        return Err("it had another --max-connections");
+    }
+    if left.wide_buckets != layout.wide_buckets {
         info!("another --max-ipv6 takes effect when this dataplane is stopped and started again");
     }
-    fits
-}
-
-/// The tables of a predecessor, from which connections move into others.
-fn memories_left(
-    pins: &Pins,
-    layout: Layout,
-    workers: NonZeroUsize,
-) -> Result<Vec<Memory>, String> {
-    let mut tables = Vec::new();
-    for name in TABLES {
-        let array = SharedArray::pinned_whole(&pins.path(name));
-        tables.push(Arc::new(array.map_err(|error| format!("{name}: {error}"))?));
-    }
-    let tables: [_; 5] = tables.try_into().map_err(|_| "a map is missing")?;
-    let memory = |n| lvs_sys::shared_table(layout, tables.clone(), n, workers);
-    let memories = (0..workers.get()).map(memory).collect::<Result<_, _>>();
-    memories.map_err(|error| error.to_string())
+    Ok(())
 }
 
 /// The layout of the connection tables of a predecessor, and how connections are divided among
-/// them, if this dataplane can continue its connections; otherwise the reason.
-fn found(pins: &Pins) -> Result<(Layout, Steering), String> {
+/// them, if this dataplane can continue with them; otherwise the reason.
+fn found(pins: &Pins, layout: &Layout, steering: &Steering) -> Result<(Layout, Steering), String> {
     let words = |name: &str, words: usize| {
         let words = pins.words(name, words);
         words.map_err(|error| format!("{name}: {error}"))
@@ -594,6 +555,7 @@ fn found(pins: &Pins) -> Result<(Layout, Steering), String> {
     let left = Layout::from_words(&description).map_err(|error| error.to_string())?;
     let division = division.try_into().map_err(|_| "a map is too short")?;
     let divided = division_of_words(division).ok_or("the description of its maps is damaged")?;
+    fits((layout, steering), (&left, &divided))?;
     // Without services, their connections would be reset one by one.
     if pins
         .saved()
@@ -644,30 +606,30 @@ mod tests {
         first.set_clock(Instant::ZERO);
         // The secret keys of a successor are others.
         let other = Steering::new(workers, 8, false);
-        assert_eq!(found(&pins), Err(INCOMPLETE.to_owned()));
+        let found_by = |layout: Layout, steering: &Steering| found(&pins, &layout, steering);
+        assert_eq!(found_by(layout, &other), Err(INCOMPLETE.to_owned()));
         // The second one does not fit the first map.
         for len in [100, 20 << 20, 7] {
             let text = vec![b'x'; len];
             first.save(&text).expect("memory");
-            assert_eq!(found(&pins), Ok((layout, steering.clone())), "{len}");
+            let left = (layout, steering.clone());
+            assert_eq!(found_by(layout, &other), Ok(left), "{len}");
             assert_eq!(pins.saved().expect("it is there"), Some(text));
             assert_eq!(first.saved().map(|text| text.len()), Some(len));
         }
-        assert!(fits((&layout, &other), (&layout, &steering)));
         for other in [
             Steering::new(NonZeroUsize::MIN, 7, false),
             Steering::new(workers, 7, true),
         ] {
-            assert!(!fits((&layout, &other), (&layout, &steering)), "{other:?}");
+            let why = found_by(layout, &other).expect_err("another division");
+            assert!(why.contains("number of workers"), "{why}");
         }
-        assert!(!fits(
-            (&Layout::new(2000, 7), &steering),
-            (&layout, &steering)
-        ));
+        let why = found_by(Layout::new(2000, 7), &steering).expect_err("another size");
+        assert!(why.contains("--max-connections"), "{why}");
         let names = fs::read_dir(pins.path("")).expect("it is there").count();
         let cookie = &first.arrays.about.words()[pins::COOKIE];
         cookie.fetch_add(1, Relaxed);
-        let gone = found(&pins).expect_err("another namespace");
+        let gone = found_by(layout, &steering).expect_err("another namespace");
         assert!(gone.contains("namespace that is gone"), "{gone}");
         cookie.fetch_sub(1, Relaxed);
         let second = FastPath::open_with(layout, &steering, Maps::Found(&pins), false, |code| code);

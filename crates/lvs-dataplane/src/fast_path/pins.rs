@@ -31,9 +31,6 @@ pub(super) enum Maps<'a> {
     Pinned(&'a Pins),
     /// The maps of a predecessor.
     Found(&'a Pins),
-    /// The maps of a predecessor, but for its connection tables, which do not fit: connections move
-    /// into new ones.
-    Moved(&'a Pins),
 }
 
 /// Where the BPF file system is.

@@ -8,9 +8,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use lvs_core::memory::Memory;
 use lvs_core::{Control, Instant};
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::FastPath;
 use super::layout::{COUNT_WORDS, SERVERS, conf};
@@ -35,12 +34,6 @@ impl FastPath {
         Duration::from_nanos(then.saturating_sub(now.as_nanos()))
     }
 
-    /// The tables from which connections move into those of this dataplane; `None` if they are in
-    /// place.
-    pub(crate) fn memories_left(&self) -> Option<Vec<Memory>> {
-        lock(&self.left).take()
-    }
-
     /// Waits until the programs have finished frames of an earlier epoch.
     pub(crate) fn settle(&self) {
         std::thread::sleep(SETTLED);
@@ -49,11 +42,6 @@ impl FastPath {
     /// Everything is taken over, and the host kept from it: takes programs away from interfaces
     /// that are not used any more.
     pub(crate) fn has_taken_over(&self) {
-        if let (true, Some(pins)) = (self.moves, &self.pins)
-            && let Err(error) = self.pin_moved(pins)
-        {
-            warn!("connections do not outlive this dataplane: {error}");
-        }
         self.set(conf::TAKING_OVER, 0);
         self.taking_over.store(false, Relaxed);
         let attached = lock(&self.attached);
