@@ -39,7 +39,7 @@ impl Publishing {
         let mut opened = None;
         let mut director = Director::new_in(options, |layout| {
             let kernel = FastPath::open(layout, Instant::ZERO);
-            let both = kernel.and_then(|kernel| Ok((kernel.memory()?, kernel)));
+            let both = kernel.and_then(|kernel| Ok((kernel.memory(0)?, kernel)));
             let (memory, kernel) = match both {
                 Ok((memory, kernel)) => (memory, Ok(kernel)),
                 Err(error) => (Memory::heap(layout), Err(error)),

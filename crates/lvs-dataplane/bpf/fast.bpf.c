@@ -211,6 +211,31 @@ INLINE u32 in_bucket(u32 bucket, u64 tags, u8 tag, const struct packet *p, const
 	return WAYS;
 }
 
+// The region of the table that has the connections of a client: that of its packet worker (Steering::of_client, in
+// lvs-packet/src/steer.rs). There a packet is looked for and nowhere else: what another worker has, goes up.
+INLINE u32 region_of(const u64 *conf, const struct end *client, const int v6)
+{
+	u32 workers = conf[CONF_WORKERS], sum;
+	if (workers < 2) return 0;
+	const u64 *keys = conf + CONF_STEER;
+	if (v6) {
+		sum = __builtin_bswap32(client->addr[0]) * (u32)keys[0];
+		sum += __builtin_bswap32(client->addr[0] >> 32) * (u32)(keys[0] >> 32);
+		sum += __builtin_bswap32(client->addr[1]) * (u32)keys[1];
+		sum += __builtin_bswap32(client->addr[1] >> 32) * (u32)(keys[1] >> 32);
+	} else {
+		sum = __builtin_bswap32(client->id);
+	}
+	u32 port = conf[CONF_BY_ADDRESS] ? 0 : swap(client->id >> 32);
+	sum = (sum + (u32)keys[2]) * (u32)(keys[2] >> 32);
+	sum ^= sum >> 16;
+	sum = (sum + port) * (u32)keys[3];
+	sum ^= sum >> 15;
+	sum *= (u32)(keys[3] >> 32);
+	sum ^= sum >> 16;
+	return sum % workers;
+}
+
 // The slot of the packet's connection, if it is a packet of that direction.
 INLINE u32 find(const u64 *conf, const struct packet *p, const int v6, int reply, u64 *memo)
 {
@@ -229,8 +254,9 @@ INLINE u32 find(const u64 *conf, const struct packet *p, const int v6, int reply
 		}
 	}
 	u64 buckets = conf[v6 ? CONF_WIDE_BUCKETS : CONF_NARROW_BUCKETS], overflowed = 0;
+	u32 first = region_of(conf, client, v6) * (u32)buckets;
 	if (READ(conf[CONF_HOMES]) & (v6 ? 2 : 1)) {
-		u32 home = (h & 0xffffffff) * buckets >> 32, at = h >> HOME & (WAYS - 1);
+		u32 home = first + (u32)((h & 0xffffffff) * buckets >> 32), at = h >> HOME & (WAYS - 1);
 		u64 *slots = v6 ? map_lookup(&lvs_wide, &home) : map_lookup(&lvs_narrow, &home);
 		if (!slots) return HANDLE_UP;
 		CHECKED(slots);
@@ -242,7 +268,7 @@ INLINE u32 find(const u64 *conf, const struct packet *p, const int v6, int reply
 	u8 tag = low + ((low - 1) >> 63);
 #pragma clang loop unroll(disable)
 	for (int turn = 0; turn < 2; turn++) {
-		u32 bucket = (h & 0xffffffff) * buckets >> 32;
+		u32 bucket = first + (u32)((h & 0xffffffff) * buckets >> 32);
 		u64 *tags = v6 ? map_lookup(&lvs_wide_tags, &bucket) : map_lookup(&lvs_narrow_tags, &bucket);
 		if (!tags) return HANDLE_UP;
 		u64 word = READ(*tags);

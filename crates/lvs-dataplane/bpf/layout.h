@@ -81,7 +81,15 @@
 #define CONF_HOMES 12
 // Dataplanes that have taken over and have not lived for long since. The programs do not care.
 #define CONF_TRIES 13
-#define CONF_WORDS 16
+// Packet workers. Each map of the connection table has as many regions of equal length, one after the other.
+#define CONF_WORKERS 14
+// Not 0 if the client's address alone selects the worker.
+#define CONF_BY_ADDRESS 15
+// The keys of the hash that selects the worker (lvs-packet/src/steer.rs), two in a word, the low half first: factors of the words
+// of an IPv6 address; the summand and the factor before the port; the factors behind it.
+#define CONF_STEER 16
+#define CONF_STEER_WORDS 4
+#define CONF_WORDS 24
 
 // ---- ways out: lvs_hops ----
 

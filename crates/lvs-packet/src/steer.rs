@@ -96,9 +96,14 @@ pub struct Steering {
 impl Steering {
     /// Among `workers`, by the client's address and port, or its address alone.
     pub fn new(workers: NonZeroUsize, seed: u64, by_address: bool) -> Self {
+        Self::with_keys(workers, Keys::new(seed), by_address)
+    }
+
+    /// As [`new`](Self::new), with the keys of another dataplane, whose connections continue.
+    pub fn with_keys(workers: NonZeroUsize, keys: Keys, by_address: bool) -> Self {
         Self {
             workers,
-            keys: Keys::new(seed),
+            keys,
             by_address,
             local: HashSet::new(),
         }
@@ -121,6 +126,16 @@ impl Steering {
     /// Number of workers.
     pub const fn workers(&self) -> NonZeroUsize {
         self.workers
+    }
+
+    /// The keys of the hash.
+    pub const fn keys(&self) -> Keys {
+        self.keys
+    }
+
+    /// Whether the client's address alone selects the worker.
+    pub const fn by_address(&self) -> bool {
+        self.by_address
     }
 
     /// The worker of all connections of a client that comes from this address and port.

@@ -102,7 +102,7 @@ impl Programs {
     /// For the director's table. Slots are used again at once, so that it is as full as another
     /// one's.
     pub(crate) fn memory(&self) -> Memory {
-        let memory = self.kernel.memory().expect("as long as the layout");
+        let memory = self.kernel.memory(0).expect("as long as the layout");
         memory.quarantined(std::time::Duration::ZERO)
     }
 
@@ -207,7 +207,7 @@ impl Programs {
             return None;
         }
         director.shard.follow_local_ends();
-        self.kernel.follow_locals(director.shard.local_changes());
+        self.kernel.follow_locals(0, director.shard.local_changes());
         let offer = director.shard.offer(conn).ok()?;
         let ways = Ways::of(
             &offer,
@@ -237,7 +237,7 @@ impl Programs {
         };
         if let Some(local) = &offer.local {
             self.kernel.make_locals();
-            if !self.kernel.set_local(local) {
+            if !self.kernel.set_local(0, local) {
                 return None;
             }
         }

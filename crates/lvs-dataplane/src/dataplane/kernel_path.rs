@@ -1,7 +1,6 @@
 //! The decision whether a dataplane uses the kernel fast path.
 
 use std::io;
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use lvs_core::Control;
@@ -15,6 +14,7 @@ use crate::fast_path::{FastPath, FastPathError, Room};
 use crate::host::Backend;
 use crate::warm_restart::StateKeeper;
 use lvs_packet::pipeline::{ReversePath, Settings};
+use lvs_packet::steer::Steering;
 use lvs_packet::ways::NoWay;
 
 /// The configuration of the kernel fast path.
@@ -27,14 +27,15 @@ pub(super) struct Wanted {
     pub(super) warm_restart: Option<StateKeeper>,
 }
 
-/// The kernel fast path, and the memory of its connection table.
-type Opened = (Arc<FastPath>, Memory);
+/// The kernel fast path, and the memory of each worker's connection table.
+type Opened = (Arc<FastPath>, Vec<Memory>);
 
 impl Wanted {
     /// Opens the kernel fast path, if it is configured and possible; otherwise returns the reason.
     pub(super) fn open(
         &mut self,
         control: &Control,
+        steering: &Steering,
         against: Option<Against>,
         xdp: bool,
     ) -> Result<Result<Opened, FastPathInfo>, StartError> {
@@ -45,7 +46,7 @@ impl Wanted {
         }
         let opened = match against.or_else(|| self.held_elsewhere()) {
             Some(Against { why, remedy }) => Err(FastPathError::Setting { why, remedy }),
-            None => self.open_now(control, xdp),
+            None => self.open_now(control, steering, xdp),
         };
         match opened {
             Ok(opened) => {
@@ -76,21 +77,28 @@ impl Wanted {
         }
     }
 
-    fn open_now(&self, control: &Control, xdp: bool) -> Result<Opened, FastPathError> {
+    fn open_now(
+        &self,
+        control: &Control,
+        steering: &Steering,
+        xdp: bool,
+    ) -> Result<Opened, FastPathError> {
         let room = match self.wanted {
             UseKernel::On => Room::default(),
             _ => Room::of_this_host(),
         };
         let layout = control.layout().with_wide(self.wide);
-        let fast_path = FastPath::open_or_find(layout, xdp, room)?;
+        let fast_path = FastPath::open_or_find(layout, steering, xdp, room)?;
         if self.wanted == UseKernel::Try && self.warm_restart.is_some() && !fast_path.outlives() {
             return Err(FastPathError::Setting {
                 why: "connections would end with the dataplane (--warm-restart): nothing can be pinned in /sys/fs/bpf, see the log",
                 remedy: "mend that, or --fast-path auto",
             });
         }
-        let memory = fast_path.memory()?;
-        Ok((Arc::new(fast_path), memory))
+        let workers = 0..steering.workers().get();
+        let memories = workers.map(|worker| fast_path.memory(worker));
+        let memories = memories.collect::<Result<_, _>>()?;
+        Ok((Arc::new(fast_path), memories))
     }
 
     /// A further obstacle, if the configuration does not name the kernel fast path.
@@ -167,21 +175,11 @@ pub(super) struct Against {
 }
 
 /// The obstacle in the settings, if there is one.
-pub(super) fn against(
-    workers: NonZeroUsize,
-    hooked: bool,
-    backend: Backend,
-    settings: &Settings,
-) -> Option<Against> {
+pub(super) fn against(hooked: bool, backend: Backend, settings: &Settings) -> Option<Against> {
     let (why, remedy) = if hooked {
         (
             "an embedding program looks at each packet",
             "start the dataplane without its hook",
-        )
-    } else if workers.get() > 1 {
-        (
-            "it reads the connection table of one packet worker",
-            "leave out --workers, or --workers 1",
         )
     } else if backend == Backend::Tun {
         (
@@ -212,15 +210,14 @@ mod tests {
 
     #[test]
     fn fast_path_excluded_by_setting_names_the_setting() {
-        let two = NonZeroUsize::MIN.saturating_add(1);
         let settings = Settings::default();
-        let said = |workers, backend| {
-            let against = against(workers, false, backend, &settings);
+        let said = |hooked, backend| {
+            let against = against(hooked, backend, &settings);
             against.map(|Against { remedy, .. }| remedy)
         };
-        assert_eq!(said(NonZeroUsize::MIN, Backend::Auto), None);
-        assert!(said(two, Backend::Auto).is_some_and(|text| text.contains("--workers")));
-        let tun = said(NonZeroUsize::MIN, Backend::Tun);
+        assert_eq!(said(false, Backend::Auto), None);
+        assert!(said(true, Backend::Auto).is_some_and(|text| text.contains("hook")));
+        let tun = said(false, Backend::Tun);
         assert!(tun.is_some_and(|text| text.contains("--backend tun")));
     }
 

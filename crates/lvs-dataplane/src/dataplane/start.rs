@@ -65,28 +65,27 @@ impl Dataplane {
         let address = server.address().clone();
         let workers = config.workers()?;
         let (control, options) = new_control(&config, workers)?;
-        let setup = Setup {
+        let mut setup = Setup {
             backend: config.backend,
             interfaces: config.interfaces,
             own_all_vips: config.own_vips,
             fast_path: None,
             xdp: config.xdp,
-            steering: (workers.get() > 1).then(|| steering(workers, &options, &config.ftp_ports)),
+            steering: None,
             warm_restart: Outliving::default(),
         };
         let wanted = Wanted {
             wanted: config.fast_path,
             wide: config
                 .max_ipv6
-                .unwrap_or_else(|| kernel_path::wide(options.max_connections)),
+                .unwrap_or_else(|| {
+                    let all = options.max_connections.saturating_mul(workers.get());
+                    kernel_path::wide(all)
+                })
+                .div_ceil(workers.get()),
             warm_restart: config.warm_restart,
         };
-        let against = kernel_path::against(
-            workers,
-            config.hook.is_some(),
-            setup.backend,
-            &config.settings,
-        );
+        let against = kernel_path::against(config.hook.is_some(), setup.backend, &config.settings);
         let run = Run {
             pin: config.pin.unwrap_or(workers.get() > 1),
             hook: config.hook,
@@ -95,7 +94,10 @@ impl Dataplane {
         };
 
         let xdp = !setup.xdp.is_empty();
-        let tables = ConnTables::open(&control, workers, against, xdp, wanted)?;
+        let steering = steering(workers, &options, &config.ftp_ports);
+        let tables = ConnTables::open(&control, &steering, against, xdp, wanted)?;
+        let steering = tables.steering(steering);
+        setup.steering = (workers.get() > 1).then(|| Arc::new(steering));
         let mut host = OnHost::attach(control, workers, setup, config.settings, tables)?;
         let daemons = host.take_over();
         let mut dataplane = host.run(run)?;
@@ -230,17 +232,18 @@ impl ConnTables {
     /// Opens the tables in the kernel, with a state keeper, or in the program's own memory.
     fn open(
         control: &Control,
-        workers: NonZeroUsize,
+        steering: &Steering,
         against: Option<Against>,
         xdp: bool,
         mut wanted: Wanted,
     ) -> Result<Self, StartError> {
-        let (kernel, opened) = match wanted.open(control, against, xdp)? {
-            Ok((fast_path, memory)) => {
+        let workers = steering.workers();
+        let (kernel, opened) = match wanted.open(control, steering, against, xdp)? {
+            Ok((fast_path, memories)) => {
                 if let Some(state_keeper) = wanted.warm_restart {
                     state_keeper.end();
                 }
-                let made = successor::shards(control, &*fast_path, vec![memory], None);
+                let made = successor::shards(control, &*fast_path, memories, None);
                 let state: Arc<dyn WarmState> = fast_path.clone();
                 (Ok(fast_path), Some((state, made)))
             }
@@ -270,6 +273,15 @@ impl ConnTables {
             inheritance: None,
             pages,
         })
+    }
+
+    /// The worker of each connection: `steering`, or that of a predecessor, whose connections are
+    /// in place.
+    fn steering(&self, steering: Steering) -> Steering {
+        match &self.kernel {
+            Ok(fast_path) => fast_path.steering().clone(),
+            Err(_) => steering,
+        }
     }
 }
 
@@ -488,10 +500,10 @@ fn open_warm_restart(
 }
 
 /// The division of packets among several workers.
-fn steering(workers: NonZeroUsize, options: &Options, ftp_ports: &[u16]) -> Arc<Steering> {
+fn steering(workers: NonZeroUsize, options: &Options, ftp_ports: &[u16]) -> Steering {
     // Knowledge of one hash must not reveal the other.
     let seed = options.seed.rotate_left(32) ^ 0x6c76_7377_6f72_6b65;
-    Arc::new(Steering::new(workers, seed, !ftp_ports.is_empty()))
+    Steering::new(workers, seed, !ftp_ports.is_empty())
 }
 
 /// A processor for each worker; none if there are fewer processors.

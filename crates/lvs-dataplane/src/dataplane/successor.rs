@@ -266,8 +266,8 @@ pub(super) fn restore(
 /// Connections that a predecessor has left.
 #[derive(Debug)]
 pub(super) enum Inheritance {
-    /// In the memory of the only shard.
-    InPlace(Adoption),
+    /// In the memory of each shard.
+    InPlace(Vec<Adoption>),
     /// In these tables.
     Elsewhere(Vec<Memory>),
 }
@@ -285,17 +285,20 @@ pub(super) fn shards(
 ) -> Shards {
     let in_place = state.is_found() && left.is_none();
     let mut inheritance = left.map(Inheritance::Elsewhere);
-    let mut shards = Vec::new();
+    let (mut shards, mut adoptions) = (Vec::new(), Vec::new());
     for (number, memory) in memories.into_iter().enumerate() {
         if in_place {
             let found = control.shard_found(number, memory);
             shards.extend(found.map(|(shard, adoption)| {
-                inheritance = Some(Inheritance::InPlace(adoption));
+                adoptions.push(adoption);
                 shard
             }));
         } else {
             shards.extend(control.shard_in(number, memory));
         }
+    }
+    if in_place {
+        inheritance = Some(Inheritance::InPlace(adoptions));
     }
     (shards, inheritance)
 }
@@ -322,10 +325,11 @@ pub(super) fn take_over(
     let now = context.now();
     let ahead = state.clock_ahead(now);
     match inheritance {
-        Inheritance::InPlace(adoption) => {
-            let mut adoption = adoption.of_a_clock_ahead(ahead);
-            let local = |slot, protocol, server| locals.as_ref()?.take(slot, protocol, server);
-            for shard in &mut *shards {
+        Inheritance::InPlace(adoptions) => {
+            for (number, (shard, adoption)) in shards.iter_mut().zip(adoptions).enumerate() {
+                let mut adoption = adoption.of_a_clock_ahead(ahead);
+                let local =
+                    |slot, protocol, server| locals.as_ref()?.take(number, slot, protocol, server);
                 while control.adopt_with(shard, &mut adoption, now, usize::MAX, local) {}
             }
             if let Some(locals) = locals {

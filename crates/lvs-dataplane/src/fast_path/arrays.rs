@@ -1,5 +1,6 @@
 //! The maps that programs and dataplane share.
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use lvs_core::memory::Layout;
@@ -16,6 +17,18 @@ use lvs_sys::SharedArray;
 
 /// Bytes of services and settings that there is room for at first, twice.
 const SAVED_FIRST: usize = 256 << 10;
+
+/// Entries of a map with a region of so many entries for each of `workers`. The programs number the
+/// slots of all regions with 32 bits, of which the dataplane uses 31.
+fn entries_of_all(entries: u32, workers: NonZeroUsize) -> Result<u32, FastPathError> {
+    const MOST: usize = (1 << 31) / Layout::WAYS;
+    let all = (entries as usize).saturating_mul(workers.get());
+    let all = u32::try_from(all).ok().filter(|&all| all as usize <= MOST);
+    all.ok_or(FastPathError::Setting {
+        why: "it has no numbers for the connections of all packet workers",
+        remedy: "--max-connections 1000000000, or less",
+    })
+}
 
 #[derive(Debug)]
 pub(super) struct Arrays {
@@ -39,11 +52,14 @@ pub(super) struct Arrays {
 }
 
 impl Arrays {
+    /// With a region of the connection table for each of `workers`.
     pub(super) fn new(
         layout: &Layout,
+        workers: NonZeroUsize,
         processors: u32,
         maps: Maps<'_>,
     ) -> Result<Self, FastPathError> {
+        let all = |entries: u32| entries_of_all(entries, workers);
         let array = |name: &'static str, words: usize, entries: u32| {
             let array = match maps {
                 Maps::New | Maps::Pinned(_) => SharedArray::new(name, words, entries),
@@ -60,15 +76,19 @@ impl Arrays {
         let narrow = Layout::WAYS * Layout::NARROW_WORDS;
         let wide = Layout::WAYS * Layout::WIDE_WORDS;
         Ok(Self {
-            about: array("lvs_about", ABOUT_WORDS + Layout::HEADER_WORDS, 1)?,
+            about: array("lvs_about", ABOUT_WORDS, 1)?,
             kept: growing("lvs_kept", KEPT_WORDS, SERVERS)?,
             saved: growing("lvs_saved", 1, saved)?,
             conf: array("lvs_conf", conf::WORDS, 1)?,
-            narrow: array("lvs_narrow", narrow, layout.narrow_buckets)?,
-            narrow_tags: array("lvs_narrow_tags", 1, layout.narrow_buckets)?,
-            wide: array("lvs_wide", wide, layout.wide_buckets)?,
-            wide_tags: array("lvs_wide_tags", 1, layout.wide_buckets)?,
-            overflow: array("lvs_overflow", Layout::WIDE_WORDS, layout.overflow_slots)?,
+            narrow: array("lvs_narrow", narrow, all(layout.narrow_buckets)?)?,
+            narrow_tags: array("lvs_narrow_tags", 1, all(layout.narrow_buckets)?)?,
+            wide: array("lvs_wide", wide, all(layout.wide_buckets)?)?,
+            wide_tags: array("lvs_wide_tags", 1, all(layout.wide_buckets)?)?,
+            overflow: array(
+                "lvs_overflow",
+                Layout::WIDE_WORDS,
+                all(layout.overflow_slots)?,
+            )?,
             hops: array("lvs_hops", HOP_WORDS, HOPS.into())?,
             servers: array("lvs_servers", 1, SERVERS)?,
             tunnels: array("lvs_tunnels", TUNNEL_WORDS, SERVERS)?,
@@ -120,5 +140,22 @@ impl Arrays {
         }
         self.kept.zero()?;
         self.saved.zero()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn regions_of_all_workers_have_numbers_or_are_refused() {
+        let of = |entries, workers| {
+            let workers = NonZeroUsize::new(workers).expect("there is one");
+            entries_of_all(entries, workers).ok()
+        };
+        assert_eq!(of(154_203, 1), Some(154_203));
+        assert_eq!(of(154_203, 64), Some(64 * 154_203));
+        assert_eq!(of(1 << 22, 64), Some(1 << 28));
+        assert_eq!((of((1 << 22) + 1, 64), of(u32::MAX, 64)), (None, None));
     }
 }

@@ -1,6 +1,7 @@
 //! Epochs of the kernel fast path: a change of the configuration begins a new epoch, and the kernel
 //! fast path ignores the connections that were offloaded in an earlier one.
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -17,6 +18,20 @@ pub(super) struct Epochs {
     /// All epoch numbers are used. All offloaded connections have to be removed before the numbers
     /// start again.
     pub(super) used_up: bool,
+    /// The workers that have removed their offloaded connections since then.
+    withdrawn: Vec<bool>,
+}
+
+impl Epochs {
+    /// The first epoch, of so many workers.
+    pub(super) fn new(workers: NonZeroUsize) -> Self {
+        Self {
+            number: 1,
+            held: 0,
+            used_up: false,
+            withdrawn: vec![false; workers.get()],
+        }
+    }
 }
 
 impl FastPath {
@@ -59,15 +74,22 @@ impl FastPath {
         Held(self.clone())
     }
 
-    /// Whether all offloaded connections have to be removed before another epoch can begin
-    /// ([`renew`](Self::renew)).
-    pub(crate) fn is_used_up(&self) -> bool {
-        lock(&self.epochs).used_up
+    /// Whether a worker has to remove all its offloaded connections before another epoch can begin
+    /// ([`has_withdrawn`](Self::has_withdrawn)).
+    pub(crate) fn must_withdraw(&self, worker: usize) -> bool {
+        let epochs = lock(&self.epochs);
+        epochs.used_up && !epochs.withdrawn[worker]
     }
 
-    /// Begins with the first epoch again, after all offloaded connections were removed.
-    pub(crate) fn renew(&self) {
+    /// A worker has removed all its offloaded connections. After all workers have, the first epoch
+    /// begins again.
+    pub(crate) fn has_withdrawn(&self, worker: usize) {
         let mut epochs = lock(&self.epochs);
+        epochs.withdrawn[worker] = true;
+        if epochs.withdrawn.contains(&false) {
+            return;
+        }
+        epochs.withdrawn.fill(false);
         epochs.used_up = false;
         epochs.number = 1;
         self.enforce(&epochs);
@@ -88,7 +110,7 @@ impl Drop for Held {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::open;
+    use super::super::tests::{open, open_for};
 
     #[test]
     fn offload_before_change_is_invalid_after_it() {
@@ -108,15 +130,19 @@ mod tests {
     }
 
     #[test]
-    fn no_epoch_comes_again_before_everything_is_withdrawn() {
-        let Some(fast_path) = open() else { return };
+    fn no_epoch_comes_again_before_each_worker_has_withdrawn_everything() {
+        let Some(fast_path) = open_for(2) else { return };
         for _ in 0..u16::MAX - 1 {
             fast_path.changed();
         }
-        assert!(fast_path.epoch() == u16::MAX && !fast_path.is_used_up());
+        assert!(fast_path.epoch() == u16::MAX && !fast_path.must_withdraw(0));
         fast_path.changed();
-        assert!(fast_path.epoch() == 0 && fast_path.is_used_up());
-        fast_path.renew();
-        assert!(fast_path.epoch() == 1 && !fast_path.is_used_up());
+        assert!(fast_path.epoch() == 0);
+        for worker in [1, 0] {
+            assert!(fast_path.epoch() == 0 && fast_path.must_withdraw(worker));
+            fast_path.has_withdrawn(worker);
+            assert!(!fast_path.must_withdraw(worker));
+        }
+        assert_eq!(fast_path.epoch(), 1);
     }
 }

@@ -1,5 +1,7 @@
 //! Numbers that the dataplane and its programs share: the other half of `bpf/layout.h`.
 
+use lvs_core::memory::Layout;
+
 /// Words of the settings.
 pub(super) mod conf {
     pub(crate) const KEYS: usize = 0;
@@ -15,11 +17,18 @@ pub(super) mod conf {
     pub(crate) const TAKING_OVER: usize = 11;
     pub(crate) const HOMES: usize = 12;
     pub(crate) const TRIES: usize = 13;
-    pub(crate) const WORDS: usize = 16;
+    pub(crate) const WORKERS: usize = 14;
+    /// The words from [`WORKERS`] on that tell how connections are divided among workers: their
+    /// number, whether by address alone, and the keys.
+    pub(crate) const DIVISION_WORDS: usize = 2 + STEER_WORDS;
+    pub(crate) const STEER_WORDS: usize = 4;
+    pub(crate) const WORDS: usize = 24;
 }
 
-/// Words of the description of the maps, before the description of the connection table.
-pub(super) const ABOUT_WORDS: usize = 4;
+/// Words of the description of the maps: of the host, of the connection tables, and how connections
+/// are divided among them.
+pub(super) const HOST_WORDS: usize = 4;
+pub(super) const ABOUT_WORDS: usize = HOST_WORDS + Layout::HEADER_WORDS + conf::DIVISION_WORDS;
 /// Words of a virtual service, and the bit of one whose clients open data connections to other ports.
 pub(super) const SERVICE_WORDS: usize = 3;
 pub(super) const SERVICE_DATA: u64 = 1 << 32;
@@ -134,8 +143,6 @@ pub(super) mod share {
 mod tests {
     use std::collections::BTreeMap;
 
-    use lvs_core::memory::Layout;
-
     use super::*;
 
     const HEADER: &str = include_str!("../../bpf/layout.h");
@@ -181,6 +188,10 @@ mod tests {
             ("CONF_TAKING_OVER", conf::TAKING_OVER),
             ("CONF_HOMES", conf::HOMES),
             ("CONF_TRIES", conf::TRIES),
+            ("CONF_WORKERS", conf::WORKERS),
+            ("CONF_BY_ADDRESS", conf::WORKERS + 1),
+            ("CONF_STEER", conf::WORKERS + 2),
+            ("CONF_STEER_WORDS", conf::STEER_WORDS),
             ("CONF_WORDS", conf::WORDS),
             ("SERVICE_WORDS", SERVICE_WORDS),
             ("RULES", RULES as usize),

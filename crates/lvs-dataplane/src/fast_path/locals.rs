@@ -14,6 +14,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroUsize;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -60,13 +61,55 @@ pub(super) struct Locals {
     failed: AtomicBool,
     /// How many there may be: two for a connection.
     entries: u32,
-    /// Slots from this number on are wide ones.
+    /// The slots of a worker's region.
+    slots: Slots,
+}
+
+/// The slots of each worker's region: narrow ones, then wide ones, then those of the overflow.
+#[derive(Clone, Copy, Debug)]
+struct Slots {
+    workers: u32,
+    narrow: u32,
     wide: u32,
+    overflow: u32,
+}
+
+impl Slots {
+    fn new(layout: &Layout, workers: NonZeroUsize) -> Self {
+        Self {
+            workers: u32::try_from(workers.get()).unwrap_or(u32::MAX),
+            narrow: layout.narrow_buckets.saturating_mul(WAYS),
+            wide: layout.wide_buckets.saturating_mul(WAYS),
+            overflow: layout.overflow_slots,
+        }
+    }
+
+    /// Slots in place, of all regions.
+    const fn in_place(self) -> u32 {
+        let one = self.narrow.saturating_add(self.wide);
+        one.saturating_mul(self.workers)
+    }
+
+    /// The number by which the programs know a worker's slot, and 1 if it is a wide one. Those of
+    /// the overflow, which no program finds, have numbers behind the wide ones.
+    fn number(self, worker: usize, slot: u32) -> (u64, u64) {
+        let worker = worker as u64;
+        let of_region = |slot: u32, slots: u32| u64::from(slot) + worker * u64::from(slots);
+        let Some(slot) = slot.checked_sub(self.narrow) else {
+            return (of_region(slot, self.narrow), 0);
+        };
+        let Some(slot) = slot.checked_sub(self.wide) else {
+            return (of_region(slot, self.wide), 1);
+        };
+        let wide = u64::from(self.wide) * u64::from(self.workers);
+        (wide + of_region(slot, self.overflow), 1)
+    }
 }
 
 impl Locals {
     /// Without the map, which another dataplane may have left.
-    pub(super) fn new(layout: &Layout, maps: Maps<'_>) -> io::Result<Self> {
+    pub(super) fn new(layout: &Layout, workers: NonZeroUsize, maps: Maps<'_>) -> io::Result<Self> {
+        let slots = Slots::new(layout, workers);
         let place = match maps {
             Maps::Found(pins) => MapPlace::pinned(&pins.path(PLACE))?,
             Maps::New | Maps::Pinned(_) => MapPlace::new(PLACE, &Ends::new(ENDS, 1)?)?,
@@ -77,8 +120,8 @@ impl Locals {
             asked: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             // The kernel has as many buckets as the next power of two, and they take memory.
-            entries: 1 << slots_of(layout).saturating_mul(2).max(2).ilog2(),
-            wide: layout.narrow_buckets * WAYS,
+            entries: 1 << slots.in_place().saturating_mul(2).max(2).ilog2(),
+            slots,
         })
     }
 
@@ -116,17 +159,14 @@ impl Locals {
         Ends::new(ENDS, self.entries)
     }
 
-    /// By which requests find a connection in that slot.
-    fn request(&self, slot: u32) -> Key {
-        let key = match slot.checked_sub(self.wide) {
-            None => u64::from(slot),
-            Some(slot) => u64::from(slot) | 1 << 32,
-        };
-        [key, 0, 0, 0, 0, 0]
+    /// By which requests find a connection in that slot of a worker's region.
+    fn request(&self, worker: usize, slot: u32) -> Key {
+        let (slot, is_wide) = self.slots.number(worker, slot);
+        [slot & 0xffff_ffff | is_wide << 32, 0, 0, 0, 0, 0]
     }
 
-    fn insert(&self, ends: &Ends, end: &LocalEnd) -> io::Result<()> {
-        let (request, reply) = (self.request(end.slot), reply(end));
+    fn insert(&self, ends: &Ends, worker: usize, end: &LocalEnd) -> io::Result<()> {
+        let (request, reply) = (self.request(worker, end.slot), reply(end));
         let [v4, v6, more] = words(end.protocol, end.local);
         let addr = if end.local.is_ipv4() {
             v4 & 0xffff_ffff
@@ -143,12 +183,6 @@ impl Locals {
             let _ = ends.remove(&request);
         })
     }
-}
-
-/// Slots of the connection table in place.
-fn slots_of(layout: &Layout) -> u32 {
-    let buckets = layout.narrow_buckets.saturating_add(layout.wide_buckets);
-    buckets.saturating_mul(WAYS)
 }
 
 /// By which replies find a connection.
@@ -248,30 +282,30 @@ impl FastPath {
 
     /// Writes the local address and port that replace the client of a connection (full NAT);
     /// `false` if the map is full.
-    pub fn set_local(&self, end: &LocalEnd) -> bool {
+    pub fn set_local(&self, worker: usize, end: &LocalEnd) -> bool {
         let Some(ends) = self.locals.ends.get() else {
             return false;
         };
-        let done = self.locals.insert(ends, end);
+        let done = self.locals.insert(ends, worker, end);
         done.inspect_err(|error| debug!("{ENDS}: {error}")).is_ok()
     }
 
-    /// Applies changes of local addresses and ports, in this order. If the map is full, an entry is
-    /// left out, and neither the programs nor a successor find it.
-    pub fn follow_locals(&self, changes: impl IntoIterator<Item = LocalChange>) {
+    /// Applies a worker's changes of local addresses and ports, in this order. If the map is full,
+    /// an entry is left out, and neither the programs nor a successor find it.
+    pub fn follow_locals(&self, worker: usize, changes: impl IntoIterator<Item = LocalChange>) {
         for change in changes {
             match change {
-                LocalChange::Bound(end) => _ = self.set_local(&end),
-                LocalChange::Released(end) => self.forget_local(&end),
+                LocalChange::Bound(end) => _ = self.set_local(worker, &end),
+                LocalChange::Released(end) => self.forget_local(worker, &end),
             }
         }
     }
 
     /// The connection has ended.
-    fn forget_local(&self, end: &LocalEnd) {
+    fn forget_local(&self, worker: usize, end: &LocalEnd) {
         if let Some(ends) = self.locals.ends.get() {
             let _ = ends.remove(&reply(end));
-            let _ = ends.remove(&self.locals.request(end.slot));
+            let _ = ends.remove(&self.locals.request(worker, end.slot));
         }
     }
 
@@ -309,15 +343,16 @@ pub(crate) struct LocalsLeft<'a> {
 }
 
 impl LocalsLeft<'_> {
-    /// The local end of the connection in a slot, which goes on.
+    /// The local end of the connection in a slot of a worker's region, which goes on.
     pub(crate) fn take(
         &self,
+        worker: usize,
         slot: u32,
         protocol: Protocol,
         server: SocketAddr,
     ) -> Option<SocketAddr> {
         let mut left = self.left.borrow_mut();
-        let request = self.kernel.locals.request(slot);
+        let request = self.kernel.locals.request(worker, slot);
         let &value = left.get(&request)?;
         let local = end_of(&value, server);
         let reply = reply(&LocalEnd {
@@ -363,29 +398,29 @@ mod tests {
     #[test]
     fn local_ends_are_found_again() {
         let Some(fast_path) = open() else { return };
-        let wide = fast_path.locals.wide;
+        let wide = fast_path.locals.slots.narrow;
         let ends = [
             end(7, "10.0.0.1:80", "10.0.0.2:31007"),
             end(wide + 7, "[fd00::1]:80", "[fd00::2]:31007"),
         ];
-        assert!(!fast_path.set_local(&ends[0]));
+        assert!(!fast_path.set_local(0, &ends[0]));
         assert_eq!(fast_path.locals(), LocalsAre::Wanted);
         assert_eq!(fast_path.locals(), LocalsAre::Coming);
         fast_path.make_locals();
         assert_eq!(fast_path.locals(), LocalsAre::Ready);
         for end in &ends {
-            assert!(fast_path.set_local(end));
+            assert!(fast_path.set_local(0, end));
         }
         let map = fast_path.locals.ends.get().expect("it is made");
         for end in &ends {
-            let value = map.get(&fast_path.locals.request(end.slot));
+            let value = map.get(&fast_path.locals.request(0, end.slot));
             assert_eq!(map.get(&reply(end)), value);
             let value = value.expect("it is there");
             assert_eq!(value[local::PORT] >> 32, 7);
             assert_eq!(end_of(&value, end.server), end.local);
-            fast_path.forget_local(end);
+            fast_path.forget_local(0, end);
             assert_eq!(map.get(&reply(end)), None);
-            assert_eq!(map.get(&fast_path.locals.request(end.slot)), None);
+            assert_eq!(map.get(&fast_path.locals.request(0, end.slot)), None);
         }
     }
 
@@ -397,7 +432,7 @@ mod tests {
         let kept = end(7, "10.0.0.1:80", "10.0.0.2:31007");
         let gone = end(8, "10.0.0.1:80", "10.0.0.2:31008");
         for end in [&kept, &gone] {
-            locals.insert(&ends, end).expect("there is room");
+            locals.insert(&ends, 0, end).expect("there is room");
         }
         let left = ends.entries().expect("they can be read");
         assert_eq!(left.len(), 4);
@@ -406,7 +441,7 @@ mod tests {
             ends,
             left: RefCell::new(left.into_iter().collect()),
         };
-        let take = |end: &LocalEnd| left.take(end.slot, end.protocol, end.server);
+        let take = |end: &LocalEnd| left.take(0, end.slot, end.protocol, end.server);
         let elsewhere = end(7, "10.0.0.3:80", "10.0.0.2:31007");
         assert_eq!(take(&elsewhere), None);
         assert_eq!(take(&kept), Some(kept.local));
@@ -414,7 +449,7 @@ mod tests {
         left.end();
         assert_eq!(fast_path.locals(), LocalsAre::Ready);
         let map = locals.ends.get().expect("it is this dataplane's");
-        assert!(map.get(&locals.request(7)).is_some() && map.get(&reply(&kept)).is_some());
+        assert!(map.get(&locals.request(0, 7)).is_some() && map.get(&reply(&kept)).is_some());
         assert_eq!(map.entries().map_or(0, |all| all.len()), 2);
     }
 
@@ -422,13 +457,13 @@ mod tests {
     fn local_ends_are_bounded() {
         let Some(fast_path) = open() else { return };
         fast_path.make_locals();
-        let (entries, slots) = (fast_path.locals.entries, slots_of(&fast_path.layout));
+        let (entries, slots) = (fast_path.locals.entries, fast_path.locals.slots.in_place());
         assert!(entries >= slots && entries <= 2 * slots);
         let of_slot = |slot: u32| {
             let port = 1024 + u16::try_from(slot).expect("these are few");
             end(slot, "10.0.0.1:80", &format!("10.0.0.2:{port}"))
         };
-        let all = (0..slots).take_while(|&slot| fast_path.set_local(&of_slot(slot)));
+        let all = (0..slots).take_while(|&slot| fast_path.set_local(0, &of_slot(slot)));
         let count = u32::try_from(all.count()).expect("these are few");
         assert!(
             count <= entries / 2 && count >= entries / 2 - 1,
@@ -436,8 +471,8 @@ mod tests {
         );
         // An entry without room leaves no part of itself.
         let map = fast_path.locals.ends.get().expect("it is made");
-        assert_eq!(map.get(&fast_path.locals.request(count)), None);
-        fast_path.forget_local(&of_slot(0));
-        assert!(fast_path.set_local(&of_slot(count)));
+        assert_eq!(map.get(&fast_path.locals.request(0, count)), None);
+        fast_path.forget_local(0, &of_slot(0));
+        assert!(fast_path.set_local(0, &of_slot(count)));
     }
 }

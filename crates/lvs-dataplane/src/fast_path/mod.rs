@@ -13,6 +13,10 @@
 //! reaches the dataplane, which decides about it again and offloads the connection again. While a
 //! change is in progress, there is no epoch.
 //!
+//! With several packet workers, each has a region of the table, and offloads and evicts its own
+//! connections. The programs look for a connection in the region of its worker, which they find as
+//! the workers do, by the client ([`Steering::of_client`]).
+//!
 //! On interfaces that are configured for it (`--xdp`), a third program forwards frames before the
 //! kernel allocates a socket buffer. The programs above handle the frames that it cannot forward.
 //!
@@ -69,6 +73,7 @@ use crate::lock::lock;
 use crate::netlink::Filters;
 use crate::warm_restart::WITHOUT_DATAPLANE;
 use lvs_packet::rewrite::tunnel::Template;
+use lvs_packet::steer::Steering;
 use lvs_packet::wire::Mac;
 use lvs_sys::{Jump, PacketSocket, Program, ProgramArray, SharedSet};
 
@@ -140,10 +145,12 @@ pub struct FastPath {
     /// The programs that the ingress program continues with.
     _next: ProgramArray,
     layout: Layout,
+    /// The worker of each connection: each worker's connections are in a region of their own.
+    steering: Steering,
     epochs: Mutex<Epochs>,
     hops: Mutex<Hops>,
-    /// Locked while next hops through tunnels are written.
-    tunnels: Mutex<()>,
+    /// Locked while a server's next hop is written.
+    ways: Mutex<()>,
     /// The counters of each record when they were last added.
     taken: Mutex<Vec<[u64; COUNT_WORDS]>>,
     /// Records beyond this have nothing counted.
@@ -211,11 +218,17 @@ impl FastPath {
         self.pins.is_some()
     }
 
-    /// Memory for the connection table.
+    /// The worker of each connection. A successor divides packets as its predecessor did, in whose
+    /// regions the connections are.
+    pub(crate) const fn steering(&self) -> &Steering {
+        &self.steering
+    }
+
+    /// Memory for the connection table of a worker.
     ///
     /// # Errors
-    /// None at present.
-    pub fn memory(&self) -> Result<Memory, FastPathError> {
+    /// There is no such worker.
+    pub fn memory(&self, worker: usize) -> Result<Memory, FastPathError> {
         let arrays = [
             self.arrays.narrow.clone(),
             self.arrays.narrow_tags.clone(),
@@ -223,7 +236,8 @@ impl FastPath {
             self.arrays.wide_tags.clone(),
             self.arrays.overflow.clone(),
         ];
-        let memory = lvs_sys::shared_table(self.layout, arrays);
+        let workers = self.steering.workers();
+        let memory = lvs_sys::shared_table(self.layout, arrays, worker, workers);
         let memory = memory.map_err(step("use the memory"))?;
         Ok(memory.quarantined(QUARANTINE))
     }
@@ -326,13 +340,17 @@ impl FastPath {
         self.arrays.servers.words().len() > record as usize
     }
 
-    /// The way to a server, in this epoch; `false` if its number is too large.
+    /// The way to a server, in this epoch; `false` if its number is too large. Of several workers,
+    /// one may come late with an epoch that has ended: its way does not replace a newer one.
     pub fn set_server(&self, record: u32, hop: u16, epoch: u16) -> bool {
         let Some(word) = self.arrays.servers.words().get(record as usize) else {
             return false;
         };
         self.records.fetch_max(record + 1, Relaxed);
-        word.store(u64::from(hop) | u64::from(epoch) << 16, Release);
+        let _one = lock(&self.ways);
+        if epoch == self.epoch() {
+            word.store(u64::from(hop) | u64::from(epoch) << 16, Release);
+        }
         true
     }
 
@@ -359,7 +377,10 @@ impl FastPath {
             eight[..bytes.len()].copy_from_slice(bytes);
             *word = u64::from_ne_bytes(eight);
         }
-        let _one = lock(&self.tunnels);
+        let _one = lock(&self.ways);
+        if epoch != self.epoch() {
+            return true;
+        }
         let (way, rest) = (&words[tunnel::WAY], &words[tunnel::SHAPE..]);
         let mut version = way.load(Relaxed) >> 32;
         if rest
@@ -476,6 +497,7 @@ impl FastPath {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroUsize;
     use std::sync::Arc;
 
     use super::open::OBJECT;
@@ -484,7 +506,14 @@ mod tests {
     /// Where this is not permitted, there is nothing to see; root of the first user namespace has
     /// no excuse.
     pub(super) fn open() -> Option<Arc<FastPath>> {
-        match FastPath::open(Layout::new(1000, 7), Instant::ZERO) {
+        open_for(1)
+    }
+
+    /// With a table for each of `workers`.
+    pub(super) fn open_for(workers: usize) -> Option<Arc<FastPath>> {
+        let workers = NonZeroUsize::new(workers).expect("there is one");
+        let steering = Steering::new(workers, 7, false);
+        match FastPath::open_with_regions(Layout::new(1000, 7), &steering) {
             Ok(fast_path) => Some(Arc::new(fast_path)),
             Err(error @ FastPathError::Permission(_)) => {
                 assert!(!lvs_sys::is_root_of_all(), "{error}");

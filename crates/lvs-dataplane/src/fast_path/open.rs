@@ -3,18 +3,22 @@
 
 use std::fs;
 use std::io;
+use std::num::NonZeroUsize;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 
 use lvs_core::Instant;
+use lvs_core::api::WORKERS_MAX;
 use lvs_core::memory::Layout;
 use tracing::{info, warn};
 
 use super::arrays::Arrays;
 use super::epochs::Epochs;
 use super::error::{FastPathError, step};
-use super::layout::{ABOUT_WORDS, COUNT_WORDS, SERVERS, SERVICE_WORDS, TOLD_BYTES, conf, next};
+use super::layout::{
+    ABOUT_WORDS, COUNT_WORDS, HOST_WORDS, SERVERS, SERVICE_WORDS, TOLD_BYTES, conf, next,
+};
 use super::locals::Locals;
 use super::pins::{self, Maps, Pins};
 use super::room::Room;
@@ -22,6 +26,7 @@ use super::xdp::{Xdp, XdpMemory};
 use super::{FastPath, attach, object};
 use crate::lock::lock;
 use crate::warm_restart::{INCOMPLETE, WITHOUT_DATAPLANE};
+use lvs_packet::steer::{Keys, Steering};
 use lvs_sys::{
     self, Instruction, Jump, PerCpuArray, Program, ProgramArray, ProgramKind, SharedSet,
 };
@@ -41,32 +46,36 @@ impl FastPath {
     /// # Errors
     /// [`FastPathError`]; then nothing is left in the kernel.
     pub fn open(layout: Layout, now: Instant) -> Result<Self, FastPathError> {
-        let this = Self::open_with(layout, Maps::New, false, |code| code)?;
+        let one = Steering::default();
+        let this = Self::open_with(layout, &one, Maps::New, false, |code| code)?;
         this.set_clock(now);
         Ok(this)
     }
 
     /// Opens the maps of a killed predecessor in this network namespace, if this dataplane can
     /// continue with them; otherwise makes new maps. The maps stay for a successor. With `xdp`,
-    /// interfaces can have the XDP program. New maps use at most the memory of `room`.
+    /// interfaces can have the XDP program. New maps use at most the memory of `room`. They have a
+    /// table of this layout for each worker of `steering`.
     ///
     /// # Errors
     /// As [`open`](Self::open).
     pub(crate) fn open_or_find(
         layout: Layout,
+        steering: &Steering,
         xdp: bool,
         room: Room,
     ) -> Result<Self, FastPathError> {
         try_atomics()?;
         let filters = attach::filters().map_err(step("attach a filter (clsact)"))?;
         let by_filters = filters.is_some();
+        let bytes = layout.bytes().saturating_mul(steering.workers().get());
         let alone = |why| {
             // Filters would stay when the dataplane is killed, and no successor would find them.
             if by_filters {
                 return Err(FastPathError::NoPins(why));
             }
-            room.takes(layout.bytes())?;
-            let this = Self::open_with(layout, Maps::New, xdp, |code| code)?;
+            room.takes(bytes)?;
+            let this = Self::open_with(layout, steering, Maps::New, xdp, |code| code)?;
             this.set_clock(Instant::ZERO);
             Ok(this)
         };
@@ -92,11 +101,11 @@ impl FastPath {
         };
         pins.sweep();
         if pins.are_there() {
-            let found = found(&pins, &layout).and_then(|layout| {
-                let opened = Self::open_with(layout, Maps::Found(&pins), xdp, |code| code);
-                opened.map_err(|error| error.to_string())
+            let opened = found(&pins, &layout, steering).and_then(|(left, divided)| {
+                Self::open_with(left, &divided, Maps::Found(&pins), xdp, |code| code)
+                    .map_err(|error| error.to_string())
             });
-            match found {
+            match opened {
                 Ok(mut this) => {
                     this.claim = Some(claim);
                     this.filters = filters;
@@ -111,8 +120,8 @@ impl FastPath {
         if let Err(error) = attach::sweep_all() {
             warn!("cannot look for filters that another dataplane has left: {error}");
         }
-        room.takes(layout.bytes())?;
-        let opened = Self::open_with(layout, Maps::Pinned(&pins), xdp, |code| code);
+        room.takes(bytes)?;
+        let opened = Self::open_with(layout, steering, Maps::Pinned(&pins), xdp, |code| code);
         let mut this = opened.inspect_err(|_| {
             pins.remove();
         })?;
@@ -143,7 +152,16 @@ impl FastPath {
     /// As [`open`](Self::open).
     #[cfg(any(test, feature = "testing"))]
     pub fn open_in_virtual_time(layout: Layout) -> Result<Self, FastPathError> {
-        Self::open_with(layout, Maps::New, true, |mut code| {
+        Self::open_with_regions(layout, &Steering::default())
+    }
+
+    /// As [`open_in_virtual_time`](Self::open_in_virtual_time), for the workers of `steering`.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    #[cfg(any(test, feature = "testing"))]
+    pub fn open_with_regions(layout: Layout, steering: &Steering) -> Result<Self, FastPathError> {
+        Self::open_with(layout, steering, Maps::New, true, |mut code| {
             for instruction in &mut code {
                 // call bpf_ktime_get_coarse_ns: r0 = 0 instead.
                 if (instruction.code, instruction.immediate) == (0x85, 160) {
@@ -166,7 +184,7 @@ impl FastPath {
         self.locals.forget();
         lock(&self.taken).fill([0; COUNT_WORDS]);
         self.records = AtomicU32::new(0);
-        self.renew();
+        self.epochs = Mutex::new(Epochs::new(self.steering.workers()));
         self.write_conf(processors());
     }
 
@@ -179,23 +197,25 @@ impl FastPath {
 
     fn open_with(
         layout: Layout,
+        steering: &Steering,
         maps: Maps<'_>,
         xdp: bool,
         change: impl Fn(Vec<Instruction>) -> Vec<Instruction>,
     ) -> Result<Self, FastPathError> {
         let processors = processors();
-        let all = AllMaps::open(&layout, processors, maps, xdp)?;
+        let all = AllMaps::open(&layout, steering.workers(), processors, maps, xdp)?;
         let programs = Programs::load(&all, change)?;
         if let Maps::Pinned(pins) = maps {
             all.pin(pins)?;
         }
-        let this = Self::of(layout, maps, all, programs)?;
+        let this = Self::of(layout, steering, maps, all, programs)?;
         this.write_conf(processors);
         Ok(this)
     }
 
     fn of(
         layout: Layout,
+        steering: &Steering,
         maps: Maps<'_>,
         all: AllMaps,
         programs: Programs,
@@ -223,13 +243,10 @@ impl FastPath {
             held,
             _next: all.next,
             layout,
-            epochs: Mutex::new(Epochs {
-                number: 1,
-                held: 0,
-                used_up: false,
-            }),
+            steering: steering.clone(),
+            epochs: Mutex::new(Epochs::new(steering.workers())),
             hops: Mutex::default(),
-            tunnels: Mutex::default(),
+            ways: Mutex::default(),
             taken: Mutex::new(vec![[0; COUNT_WORDS]; SERVERS as usize]),
             records: AtomicU32::new(0),
             locals: all.locals,
@@ -264,8 +281,10 @@ impl FastPath {
             return;
         }
         let layout = &self.layout;
+        let division = division_to_words(&self.steering);
         let about = self.arrays.about.words();
-        let words = pins::about(processors).into_iter().chain(layout.to_words());
+        let words = pins::about(processors).into_iter();
+        let words = words.chain(layout.to_words()).chain(division);
         for (word, value) in about.iter().zip(words) {
             word.store(value, Relaxed);
         }
@@ -277,6 +296,9 @@ impl FastPath {
         self.set(conf::SERVERS, SERVERS.into());
         self.set(conf::NUMBER, 1);
         self.set(conf::EPOCH, 1);
+        for (n, word) in division.into_iter().enumerate() {
+            self.set(conf::WORKERS + n, word);
+        }
         self.try_homes([true; 2]);
     }
 }
@@ -296,11 +318,12 @@ impl AllMaps {
     /// Makes the maps, or opens the maps of a predecessor.
     fn open(
         layout: &Layout,
+        workers: NonZeroUsize,
         processors: u32,
         maps: Maps<'_>,
         xdp: bool,
     ) -> Result<Self, FastPathError> {
-        let arrays = Arrays::new(layout, processors, maps)?;
+        let arrays = Arrays::new(layout, workers, processors, maps)?;
         let (told, services, next) = match maps {
             // The remaining programs of the predecessor use their own maps until they are replaced.
             Maps::Found(pins) => (
@@ -314,7 +337,7 @@ impl AllMaps {
                 ProgramArray::new("lvs_next", next::PROGRAMS),
             ),
         };
-        let locals = Locals::new(layout, maps).map_err(step("make memory"))?;
+        let locals = Locals::new(layout, workers, maps).map_err(step("make memory"))?;
         let scratch = xdp.then(Xdp::memory);
         Ok(Self {
             arrays,
@@ -453,15 +476,71 @@ fn in_order(mut code: Vec<Instruction>) -> Vec<Instruction> {
     code
 }
 
-/// The layout of the connection table of a predecessor, if this dataplane can continue with it;
+/// How connections are divided among workers, as words of the settings and of the description.
+fn division_to_words(steering: &Steering) -> [u64; conf::DIVISION_WORDS] {
+    let keys = steering.keys();
+    let ([a, b, c, d], [e, f, g]) = (keys.words, keys.factors);
+    let both = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+    [
+        steering.workers().get() as u64,
+        steering.by_address().into(),
+        both(a, b),
+        both(c, d),
+        both(keys.seed, e),
+        both(f, g),
+    ]
+}
+
+/// The division that a predecessor has described; `None` if there is no such number of workers.
+fn division_of_words(words: [u64; conf::DIVISION_WORDS]) -> Option<Steering> {
+    let [workers, by_address, steer @ ..] = words;
+    let workers = usize::try_from(workers).ok().and_then(NonZeroUsize::new)?;
+    let half = |word: u64| u32::try_from(word & 0xffff_ffff).unwrap_or(0);
+    let [[a, b], [c, d], [seed, e], [f, g]] = steer.map(|word| [half(word), half(word >> 32)]);
+    let keys = Keys {
+        words: [a, b, c, d],
+        seed,
+        factors: [e, f, g],
+    };
+    let fits = workers.get() <= WORKERS_MAX;
+    fits.then(|| Steering::with_keys(workers, keys, by_address != 0))
+}
+
+/// Whether a dataplane with tables of this layout, divided so, continues in the tables of `left`;
 /// otherwise the reason.
-fn found(pins: &Pins, layout: &Layout) -> Result<Layout, String> {
+fn fits(
+    (layout, steering): (&Layout, &Steering),
+    (left, divided): (&Layout, &Steering),
+) -> Result<(), &'static str> {
+    let alone = steering.workers() == NonZeroUsize::MIN;
+    if divided.workers() != steering.workers()
+        || !(alone || divided.by_address() == steering.by_address())
+    {
+        return Err("it had another number of workers (--workers)");
+    }
+    let like = Layout {
+        keys: left.keys,
+        wide_buckets: left.wide_buckets,
+        ..*layout
+    };
+    if *left != like {
+        return Err("it had another --max-connections");
+    }
+    if left.wide_buckets != layout.wide_buckets {
+        info!("another --max-ipv6 takes effect when this dataplane is stopped and started again");
+    }
+    Ok(())
+}
+
+/// The layout of the connection tables of a predecessor, and how connections are divided among
+/// them, if this dataplane can continue with them; otherwise the reason.
+fn found(pins: &Pins, layout: &Layout, steering: &Steering) -> Result<(Layout, Steering), String> {
     let words = |name: &str, words: usize| {
         let words = pins.words(name, words);
         words.map_err(|error| format!("{name}: {error}"))
     };
-    let about = words("lvs_about", ABOUT_WORDS + Layout::HEADER_WORDS)?;
-    let (about, description) = about.split_at(ABOUT_WORDS);
+    let about = words("lvs_about", ABOUT_WORDS)?;
+    let (about, description) = about.split_at(HOST_WORDS);
     let own = pins::about(processors());
     if about[..pins::COOKIE] == own[..pins::COOKIE] && about[pins::COOKIE] != own[pins::COOKIE] {
         return Err(
@@ -471,20 +550,12 @@ fn found(pins: &Pins, layout: &Layout) -> Result<Layout, String> {
     if about != own {
         return Err("it was another version, or the machine has other processors".to_owned());
     }
+    let (description, division) = description.split_at(Layout::HEADER_WORDS);
     let description = description.try_into().map_err(|_| "a map is too short")?;
     let left = Layout::from_words(&description).map_err(|error| error.to_string())?;
-    let (keys, wide_buckets) = (left.keys, left.wide_buckets);
-    let like = Layout {
-        keys,
-        wide_buckets,
-        ..*layout
-    };
-    if left != like {
-        return Err("it had another --max-connections".to_owned());
-    }
-    if wide_buckets != layout.wide_buckets {
-        info!("another --max-ipv6 takes effect when this dataplane is stopped and started again");
-    }
+    let division = division.try_into().map_err(|_| "a map is too short")?;
+    let divided = division_of_words(division).ok_or("the description of its maps is damaged")?;
+    fits((layout, steering), (&left, &divided))?;
     // Without services, their connections would be reset one by one.
     if pins
         .saved()
@@ -503,7 +574,7 @@ fn found(pins: &Pins, layout: &Layout) -> Result<Layout, String> {
         let seconds = WITHOUT_DATAPLANE.as_secs();
         return Err(format!("it was killed more than {seconds} s ago"));
     }
-    Ok(left)
+    Ok((left, divided))
 }
 
 /// Processors that this machine may have.
@@ -528,25 +599,40 @@ mod tests {
         let directory = format!("/sys/fs/bpf/lvs-test-{}", std::process::id());
         let pins = Pins::at(directory.into()).expect("a directory");
         let layout = Layout::new(1000, 7);
-        let first = FastPath::open_with(layout, Maps::Pinned(&pins), false, |code| code);
+        let workers = NonZeroUsize::MIN.saturating_add(1);
+        let steering = Steering::new(workers, 7, false);
+        let first = FastPath::open_with(layout, &steering, Maps::Pinned(&pins), false, |code| code);
         let first = first.expect("it is permitted");
         first.set_clock(Instant::ZERO);
-        assert_eq!(found(&pins, &layout), Err(INCOMPLETE.to_owned()));
+        // The secret keys of a successor are others.
+        let other = Steering::new(workers, 8, false);
+        let found_by = |layout: Layout, steering: &Steering| found(&pins, &layout, steering);
+        assert_eq!(found_by(layout, &other), Err(INCOMPLETE.to_owned()));
         // The second one does not fit the first map.
         for len in [100, 20 << 20, 7] {
             let text = vec![b'x'; len];
             first.save(&text).expect("memory");
-            assert_eq!(found(&pins, &layout), Ok(layout), "{len}");
+            let left = (layout, steering.clone());
+            assert_eq!(found_by(layout, &other), Ok(left), "{len}");
             assert_eq!(pins.saved().expect("it is there"), Some(text));
             assert_eq!(first.saved().map(|text| text.len()), Some(len));
         }
+        for other in [
+            Steering::new(NonZeroUsize::MIN, 7, false),
+            Steering::new(workers, 7, true),
+        ] {
+            let why = found_by(layout, &other).expect_err("another division");
+            assert!(why.contains("number of workers"), "{why}");
+        }
+        let why = found_by(Layout::new(2000, 7), &steering).expect_err("another size");
+        assert!(why.contains("--max-connections"), "{why}");
         let names = fs::read_dir(pins.path("")).expect("it is there").count();
         let cookie = &first.arrays.about.words()[pins::COOKIE];
         cookie.fetch_add(1, Relaxed);
-        let gone = found(&pins, &layout).expect_err("another namespace");
+        let gone = found_by(layout, &steering).expect_err("another namespace");
         assert!(gone.contains("namespace that is gone"), "{gone}");
         cookie.fetch_sub(1, Relaxed);
-        let second = FastPath::open_with(layout, Maps::Found(&pins), false, |code| code);
+        let second = FastPath::open_with(layout, &steering, Maps::Found(&pins), false, |code| code);
         let second = second.expect("it is permitted");
         assert_eq!(second.saved().map(|text| text.len()), Some(7));
         // The next successor finds an array that a successor has enlarged.

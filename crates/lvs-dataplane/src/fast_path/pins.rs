@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, flock};
 use tracing::warn;
 
-use super::layout::{ABOUT_WORDS, conf};
+use super::layout::{HOST_WORDS, conf};
 use crate::warm_restart::Area;
 use lvs_sys::{Program, ProgramLink, SharedArray, netns};
 
@@ -278,7 +278,7 @@ pub(super) fn is_over(conf: &[u64]) -> bool {
 }
 
 /// The version of a description: it changes with the shape or meaning of any map.
-const VERSION: u64 = 6;
+const VERSION: u64 = 7;
 /// "LVSKERNL".
 const MAGIC: u64 = u64::from_le_bytes(*b"LVSKERNL");
 
@@ -286,8 +286,8 @@ const MAGIC: u64 = u64::from_le_bytes(*b"LVSKERNL");
 pub(super) const COOKIE: usize = 3;
 
 /// The first words of `lvs_about`, before the table's own description.
-pub(super) fn about(processors: u32) -> [u64; ABOUT_WORDS] {
-    let mut words = [0; ABOUT_WORDS];
+pub(super) fn about(processors: u32) -> [u64; HOST_WORDS] {
+    let mut words = [0; HOST_WORDS];
     words[0] = MAGIC;
     words[1] = VERSION;
     words[2] = processors.into();

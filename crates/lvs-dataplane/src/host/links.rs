@@ -304,11 +304,13 @@ impl Keeper {
     /// Opens an interface, for each packet worker.
     fn open_link(&mut self, link: &Link) -> Result<(Vec<AfPacket>, Option<Group>), HostError> {
         let turn = self.interception.turn_back();
+        let fast_path = self.setup.fast_path.as_ref();
+        let xdp = self.setup.xdp.contains(&link.name);
         let opened = match self.plan() {
-            Some(plan) => AfPacket::open_group(link.index, &link.name, turn, &plan)?,
+            Some(plan) => {
+                AfPacket::open_group(link.index, &link.name, turn, fast_path, xdp, &plan)?
+            }
             None => {
-                let fast_path = self.setup.fast_path.as_ref();
-                let xdp = self.setup.xdp.contains(&link.name);
                 let io = AfPacket::open_with(link.index, &link.name, turn, fast_path, xdp)?;
                 (vec![io], None)
             }

@@ -18,6 +18,7 @@ mod state_keeper;
 
 use std::fs::File;
 use std::io;
+use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex};
@@ -139,7 +140,7 @@ impl Mapped {
     fn memories(&self) -> io::Result<Vec<Memory>> {
         let tables = self.tables.iter();
         tables
-            .map(|table| lvs_sys::shared_table(self.layout, table.clone()))
+            .map(|table| lvs_sys::shared_table(self.layout, table.clone(), 0, NonZeroUsize::MIN))
             .collect()
     }
 

@@ -65,7 +65,9 @@ fn published(method: Forwarding) -> Option<(FastPath, Director)> {
     let mut opened = None;
     let mut director = Director::new_in(options, |layout| {
         let kernel = FastPath::open(layout, Instant::ZERO);
-        let memory = kernel.as_ref().map(|kernel| kernel.memory().expect("maps"));
+        let memory = kernel
+            .as_ref()
+            .map(|kernel| kernel.memory(0).expect("maps"));
         let memory = memory.unwrap_or_else(|_| lvs_core::memory::Memory::heap(layout));
         opened = Some(kernel);
         memory

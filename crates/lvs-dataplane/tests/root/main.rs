@@ -3,6 +3,7 @@
 mod af_packet;
 mod common;
 mod fast_path_aggregates;
+mod fast_path_workers;
 mod hop;
 mod netlink;
 mod shield;

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::num::NonZeroUsize;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::ptr::{self, NonNull};
@@ -585,18 +586,28 @@ fn place(map: &OwnedFd, command: libc::c_long, key: u32, value: u32) -> io::Resu
 }
 
 /// Memory for a connection table in arrays that programs read: narrow slots, their tags, wide
-/// slots, their tags, and the overflow, which none reads.
+/// slots, their tags, and the overflow, which none reads. Each array has a region of equal length
+/// for each of `tables` tables, and this is the memory of table `number`.
 ///
 /// # Errors
-/// If the arrays are shorter than `layout` requires.
-pub fn shared_table(layout: Layout, arrays: [Arc<SharedArray>; 5]) -> io::Result<Memory> {
+/// If the regions are shorter than `layout` requires, or there is no such table.
+pub fn shared_table(
+    layout: Layout,
+    arrays: [Arc<SharedArray>; 5],
+    number: usize,
+    tables: NonZeroUsize,
+) -> io::Result<Memory> {
+    if number >= tables.get() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
     let regions = arrays.map(|array| {
         // SAFETY: as in `words`. The reference is used by the region alone, which owns the array
         // for as long as it exists.
         let words = unsafe {
             slice::from_raw_parts(array.memory.as_ptr().cast::<AtomicU64>(), array.words)
         };
-        Region::shared(words, array)
+        let len = words.len() / tables;
+        Region::shared(&words[number * len..][..len], array)
     });
     Memory::new(layout, regions).map_err(io::Error::other)
 }

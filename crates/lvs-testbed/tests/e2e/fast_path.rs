@@ -17,6 +17,7 @@ use nix::sched::{CloneFlags, setns};
 use nix::sys::signal::Signal;
 
 const ON: [&str; 2] = ["--fast-path", "on"];
+const TWO: [&str; 4] = ["--fast-path", "on", "--workers", "2"];
 
 /// Whether the kernel fast path is permitted here. Root of the first user namespace has no excuse.
 pub(super) fn is_permitted() -> Result<bool> {
@@ -35,11 +36,16 @@ pub(super) fn require_permission() -> Result<()> {
 
 /// A site whose dataplane forwards in the kernel; `None` where that is not permitted.
 fn site(label: &str, forward: Forward, servers: usize) -> Result<Site> {
+    site_by(&ON, label, forward, servers)
+}
+
+/// As [`site`], with these options of the dataplane.
+fn site_by(words: &[&str], label: &str, forward: Forward, servers: usize) -> Result<Site> {
     require_permission()?;
     let mut options = SiteOptions::new(label, forward);
     options.servers = servers;
     let mut site = Site::new(options)?;
-    site.start_dataplane(&ON)?;
+    site.start_dataplane(words)?;
     Ok(site)
 }
 
@@ -133,7 +139,16 @@ fn counted(server: &Host) -> Result<[u64; 4]> {
 /// The listing's counters equal those of the servers, whichever path the packets took.
 #[test]
 fn listed_counters_equal_server_counters() -> Result<()> {
-    let site = site("ink-counters", Forward::Nat, 2)?;
+    counters("ink-counters", &ON)
+}
+
+#[test]
+fn listed_counters_of_two_workers_equal_server_counters() -> Result<()> {
+    counters("ink-counters2", &TWO)
+}
+
+fn counters(label: &str, words: &[&str]) -> Result<()> {
+    let site = site_by(words, label, Forward::Nat, 2)?;
     for server in &site.servers {
         server.sh("nft -f - <<'END'\n\
                    table inet seen {\n\
@@ -452,8 +467,8 @@ fn fast_path_forwards_every_byte_ipv6() -> Result<()> {
 /// compared.
 const DOWNLOADS: usize = 200;
 
-fn killed(label: &str, forward: Forward) -> Result<()> {
-    let mut site = site(label, forward, 2)?;
+fn killed(label: &str, words: &[&str], forward: Forward) -> Result<()> {
+    let mut site = site_by(words, label, forward, 2)?;
     site.add_service(80, "rr")?;
     // The server holds them back: curl's own limit lets through whatever it can read at one go.
     site.serve("much", 3 << 20)?;
@@ -497,7 +512,7 @@ fn killed(label: &str, forward: Forward) -> Result<()> {
     dataplane.wait(Duration::from_secs(10))?;
     std::thread::sleep(Duration::from_secs(5));
     ensure!(downloads.is_running(), "{}", downloads.log());
-    site.start_dataplane(&ON)?;
+    site.start_dataplane(words)?;
     let status = downloads.wait(Duration::from_secs(80))?;
     let log = common::says(&site, "took over")?;
     ensure!(status.success(), "{status}: {}{log}", downloads.log());
@@ -530,25 +545,32 @@ fn killed(label: &str, forward: Forward) -> Result<()> {
 
 #[test]
 fn connections_survive_killed_dataplane_nat() -> Result<()> {
-    killed("ink-killn", Forward::Nat)
+    killed("ink-killn", &ON, Forward::Nat)
 }
 
 #[test]
 #[ignore = "long"]
 fn connections_survive_killed_dataplane_full_nat() -> Result<()> {
-    killed("ink-killf", Forward::FullNat)
+    killed("ink-killf", &ON, Forward::FullNat)
 }
 
 #[test]
 #[ignore = "long"]
 fn connections_survive_killed_dataplane_dr() -> Result<()> {
-    killed("ink-killd", Forward::Dr)
+    killed("ink-killd", &ON, Forward::Dr)
 }
 
 #[test]
 #[ignore = "long"]
 fn connections_survive_killed_dataplane_tunnel() -> Result<()> {
-    killed("ink-killt", Forward::Tun)
+    killed("ink-killt", &ON, Forward::Tun)
+}
+
+#[test]
+#[ignore = "long"]
+fn connections_of_two_workers_survive_killed_dataplane() -> Result<()> {
+    killed("ink-kill2n", &TWO, Forward::Nat)?;
+    killed("ink-kill2f", &TWO, Forward::FullNat)
 }
 
 #[test]

@@ -43,7 +43,14 @@ impl By {
         match self {
             Self::Kernel => &["--fast-path", "on"],
             Self::StateKeeper => &["--fast-path", "off", "--warm-restart", "on"],
-            Self::Workers => &["--warm-restart", "on", "--workers", "3"],
+            Self::Workers => &[
+                "--fast-path",
+                "off",
+                "--warm-restart",
+                "on",
+                "--workers",
+                "3",
+            ],
             Self::Device => &["--warm-restart", "on", "--backend", "tun"],
         }
     }

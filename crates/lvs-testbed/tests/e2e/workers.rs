@@ -1,14 +1,18 @@
 //! Several packet workers: the same traffic as through one, and each connection is one worker's.
 
-use crate::common;
+use crate::{common, fast_path};
 
 use std::net::SocketAddr;
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, Vip, servers};
+use lvs_testbed::listing::connections;
+use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, Vip, servers, wait_until};
 use serde_json::Value;
 
-const WORKERS: [&str; 2] = ["--workers", "4"];
+/// Workers that handle all packets themselves.
+const WORKERS: [&str; 4] = ["--workers", "4", "--fast-path", "off"];
 
 fn site(options: SiteOptions) -> Result<Site> {
     let mut site = Site::new(options)?;
@@ -190,10 +194,56 @@ fn changes_while_traffic_runs() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn fast_path_with_several_workers_is_refused() -> Result<()> {
-    let mut site = Site::new(options("kernel", Forward::Nat))?;
-    let refused = site.start_dataplane(&["--workers", "2", "--fast-path", "on"]);
-    ensure!(refused.is_err(), "it starts");
+/// Downloads whose bytes are compared, by two workers: each connection is offloaded by its owner.
+fn offloaded(label: &str, forward: Forward) -> Result<()> {
+    const DOWNLOADS: u64 = 16;
+    const RATE: u64 = 60_000;
+    fast_path::require_permission()?;
+    let mut options = options(label, forward);
+    options.servers = 2;
+    options.paced = Some(RATE);
+    let mut site = Site::new(options)?;
+    site.start_dataplane(&["--workers", "2", "--fast-path", "on"])?;
+    site.add_service(80, "rr")?;
+    let mut load = LoadOptions::new(site.service(80));
+    load.requests = DOWNLOADS;
+    load.concurrency = DOWNLOADS;
+    load.sizes = vec![RATE * 30];
+    load.timeout_ms = 120_000;
+    let client = site.client.clone();
+    let running = thread::spawn(move || client.load(&load));
+    let all_are = || -> Result<bool> {
+        let owners: Vec<Value> = serde_json::from_str(&site.lvsadm("workers --json")?)?;
+        let has_some = |worker: &Value| worker["connections"].as_u64() > Some(0);
+        let known = connections(&site.lvsadm("-L -n -c")?)?;
+        for connection in &known {
+            let question = format!("explain tcp {} {}", connection.source, site.service(80));
+            if !site.lvsadm(&question)?.contains("in kernel   yes\n") {
+                return Ok(false);
+            }
+        }
+        Ok(known.len() as u64 == DOWNLOADS && owners.len() == 2 && owners.iter().all(has_some))
+    };
+    let offloaded = wait_until("all in the kernel", Duration::from_secs(60), || {
+        running.is_finished() || all_are().unwrap_or(false)
+    });
+    let before_the_end = !running.is_finished();
+    let report = running.join().map_err(|_| anyhow::anyhow!("a panic"))??;
+    report.all_ok(DOWNLOADS)?;
+    offloaded?;
+    ensure!(before_the_end, "they ended before all were in the kernel");
     Ok(())
+}
+
+#[test]
+fn fast_path_forwards_connections_of_each_worker() -> Result<()> {
+    offloaded("ink-nat", Forward::Nat)
+}
+
+#[test]
+#[ignore = "long"]
+fn fast_path_forwards_connections_of_each_worker_by_other_methods() -> Result<()> {
+    offloaded("ink-dr", Forward::Dr)?;
+    offloaded("ink-tun", Forward::Tun)?;
+    offloaded("ink-fullnat", Forward::FullNat)
 }

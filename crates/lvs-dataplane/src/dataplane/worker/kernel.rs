@@ -193,7 +193,7 @@ impl Worker {
             return None;
         }
         if let Some(local) = &offer.local
-            && !kernel.set_local(local)
+            && !kernel.set_local(self.number, local)
         {
             return None;
         }
@@ -214,7 +214,7 @@ impl Worker {
         };
         match kernel.locals() {
             LocalsAre::Ready => {
-                kernel.follow_locals(shard.local_changes().take(LOCALS_AT_ONCE));
+                kernel.follow_locals(self.number, shard.local_changes().take(LOCALS_AT_ONCE));
                 return waiting > LOCALS_AT_ONCE;
             }
             LocalsAre::Wanted => {
@@ -241,12 +241,15 @@ impl Worker {
             return;
         };
         kernel.is_alive(now);
-        kernel.try_homes(self.decider.shard.tries_homes());
-        if kernel.is_used_up() || self.kernel.withdrawn.is_some() {
+        // The tables of all workers are about as full.
+        if self.number == 0 {
+            kernel.try_homes(self.decider.shard.tries_homes());
+        }
+        if kernel.must_withdraw(self.number) || self.kernel.withdrawn.is_some() {
             let from = self.kernel.withdrawn.unwrap_or(0);
             self.kernel.withdrawn = self.decider.shard.withdraw_piece(from, WITHDRAW_BUDGET);
             if self.kernel.withdrawn.is_none() {
-                kernel.renew();
+                kernel.has_withdrawn(self.number);
             }
         }
     }

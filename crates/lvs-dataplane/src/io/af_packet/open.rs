@@ -157,12 +157,16 @@ impl AfPacket {
         ifindex: u32,
         name: &str,
         turn: Option<&TurnBack>,
+        fast_path: Option<&Arc<FastPath>>,
+        xdp: bool,
         plan: &Plan,
     ) -> Result<(Vec<Self>, Option<Group>), OpenError> {
         let workers = usize::try_from(plan.workers).unwrap_or(1);
         let by = By::Ring;
         let first = Opening {
             turn,
+            fast_path,
+            xdp,
             workers,
             ..Opening::new(ifindex, name, by)
         };
@@ -337,9 +341,10 @@ impl<'a> Opening<'a> {
                 None
             }
         });
-        // Before the first frame is refused.
+        // Before the first frame is refused. The programs of the first worker are those of all.
         let ingress = self
             .fast_path
+            .filter(|_| !self.waits)
             .map(|fast_path| fast_path.attach(self.ifindex, self.xdp));
         let ingress = ingress.transpose();
         let ingress = ingress.map_err(self.fail("attach the kernel fast path"))?;

@@ -268,12 +268,6 @@ impl Checker<'_> {
             self.report(Diagnostic::error(value.span(), title).help(format!(
                 "write workers = 1, a number up to {WORKERS_MAX}, or \"auto\""
             )));
-        } else if text != "1" && is(raw.fast_path.as_ref(), "on") {
-            let title = "the kernel fast path requires a single packet worker".to_owned();
-            self.report(
-                Diagnostic::error(value.span(), title)
-                    .help("leave out workers, or write fast_path = \"off\""),
-            );
         }
     }
 

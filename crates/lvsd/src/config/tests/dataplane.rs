@@ -93,12 +93,6 @@ fn unsupported_dataplane_key_is_refused_with_its_position() {
             "leave out reverse_path, or write fast_path = \"off\"",
         ),
         (
-            "fast_path = \"on\"\nworkers = 4",
-            "test.toml:3:11",
-            "the kernel fast path requires a single packet worker",
-            "leave out workers, or write fast_path = \"off\"",
-        ),
-        (
             "workers = 65",
             "test.toml:2:11",
             "number of workers 65 is out of range",
