@@ -151,7 +151,7 @@ fn changed_or_replaced_interface_is_used_again() -> Result<()> {
     director.sh("ip addr add 10.0.0.1/24 dev eth1; ip link set eth1 up")?;
     download.finish().context("replaced")?;
     new_connections(&site, "another device")?;
-    is_logged_once(&site, "eth1 is gone")
+    is_logged_once(&site, "eth1 was removed")
 }
 
 #[test]

@@ -200,10 +200,15 @@ fn listing_of_ended_connections(site: &Site) -> Result<String> {
     Ok(listing)
 }
 
-/// 400 requests (2,000 in `make test-rest`) of 1 byte to 10 MiB; listings right after and counters at the next snapshot.
+/// Requests of [`requests_and_listings`].
+pub(crate) fn requests_of_listings() -> u64 {
+    suite::size(400, 2000)
+}
+
+/// Requests of 1 byte to 10 MiB; listings right after and counters at the next snapshot.
 pub(crate) fn requests_and_listings(site: &Site) -> Result<()> {
     site.add_service(80, "rr")?;
-    let total = suite::size(400, 2000);
+    let total = requests_of_listings();
     let share = total / 4;
     let mut load = site.load();
     load.requests = total;
