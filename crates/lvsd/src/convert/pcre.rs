@@ -493,7 +493,7 @@ mod tests {
             ("\\u0041", "`\\u`"),
             ("\\x{263a}", "`\\x{`"),
             ("[[:<:]]a", "`[:<`"),
-            ("[a", "does not end"),
+            ("[a", "is not closed"),
             ("a\\", "backslash"),
             ("\\b{start}", "`\\b{`"),
         ] {

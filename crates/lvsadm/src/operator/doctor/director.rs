@@ -285,7 +285,7 @@ mod tests {
             ("master", false, "waits for the dataplane"),
             ("fault", true, "finds a fault"),
             ("stopped", true, "has stopped"),
-            ("unknown", true, "says nothing"),
+            ("unknown", true, "reports nothing"),
         ] {
             let director = director(state, false, ready);
             assert!(director.has_given_up(VIP) && director.stands_by().is_none());
