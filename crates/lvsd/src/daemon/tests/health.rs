@@ -214,7 +214,7 @@ async fn remove_on_exit_removes_the_service_and_reports_it() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         daemon.signals.send(signal).await.unwrap();
-        log.says("waiting up to 10s for the dataplane (pid 1), which is at a request")
+        log.says("waiting up to 10s for the dataplane (pid 1), which handles a request")
             .await;
         daemon.world.hang(false);
         daemon.task.await.unwrap().unwrap();

@@ -55,7 +55,7 @@ async fn stop_logs_at_once_why_it_waits() {
         }
         daemon.signals.send(Signal::StopAll).await.unwrap();
         log.says(if at_a_request {
-            "waiting up to 10s for the dataplane (pid 1), which is at a request"
+            "waiting up to 10s for the dataplane (pid 1), which handles a request"
         } else {
             "waiting up to 10s for the dataplane (pid 1)"
         })
