@@ -2,6 +2,7 @@
 //! has given up its memory, which takes seconds where that is much.
 
 use std::fs;
+use std::str::SplitAsciiWhitespace;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -49,6 +50,14 @@ pub enum Life {
     Gone,
 }
 
+/// The name of a process in the text of `/proc/PID/stat` (`proc_pid_stat(5)`), and the fields behind it, of which the state (the
+/// 3rd) is the first. The name is in parentheses, and may contain blanks and parentheses.
+pub fn name_and_fields(stat: &str) -> Option<(&str, SplitAsciiWhitespace<'_>)> {
+    let (front, fields) = stat.rsplit_once(')')?;
+    let (_, name) = front.split_once('(')?;
+    Some((name, fields.split_ascii_whitespace()))
+}
+
 impl Life {
     /// The state of the process `pid`, by `/proc`.
     pub fn of(pid: u32) -> Self {
@@ -65,8 +74,9 @@ impl Life {
         const ENDING: u32 = 0x4 | 0x400;
         const SIGKILL: u64 = 1 << (Signal::KILL.as_raw() - 1);
         // Behind the name in parentheses: state (3rd field), flags (9th), threads (20th).
-        let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-        let mut fields = rest.split_ascii_whitespace();
+        let Some((_, mut fields)) = name_and_fields(stat) else {
+            return Self::Gone;
+        };
         let state = fields.next().unwrap_or("X");
         let flags: u32 = fields.nth(5).and_then(|n| n.parse().ok()).unwrap_or(0);
         let threads: u32 = fields.nth(10).and_then(|n| n.parse().ok()).unwrap_or(0);

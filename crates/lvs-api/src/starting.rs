@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::client::{Client, Error};
+use super::life::name_and_fields;
 use super::{Address, daemon};
 
 /// Longest time from the start of a program to its first answer.
@@ -160,9 +161,7 @@ impl Processes<'_> {
     fn process(&self, pid: u32) -> Option<Process> {
         let directory = self.root.join(pid.to_string());
         let stat = fs::read_to_string(directory.join("stat")).ok()?;
-        // The name in parentheses may contain blanks and parentheses.
-        let (_, fields) = stat.rsplit_once(") ")?;
-        let mut fields = fields.split(' ');
+        let (_, mut fields) = name_and_fields(&stat)?;
         // One that has ended and waits for its parent starts nothing.
         fields.next().filter(|state| !matches!(*state, "Z" | "X"))?;
         Some(Process {

@@ -86,7 +86,7 @@ mod tests {
         ] {
             assert!(all & (1 << (signal - 1)) != 0, "{signal}: {all:x}");
         }
-        // Nobody ignores them a second time, so nobody restores them.
+        // The second call finds them ignored, so it restores none.
         ignore_signals().restore();
         assert_eq!(ignored(), all);
         former.restore();

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn no_epoch_comes_again_before_each_worker_has_withdrawn_everything() {
+    fn epoch_is_reused_only_after_all_workers_withdraw() {
         let Some(fast_path) = open_for(2) else { return };
         for _ in 0..u16::MAX - 1 {
             fast_path.changed();

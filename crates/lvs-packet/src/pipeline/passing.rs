@@ -76,7 +76,7 @@ impl Pipeline {
         cx: &mut Cx<'_, N>,
     ) -> Fate {
         frame.truncate(ETHERNET_LEN + packet.len as usize);
-        // What is unfinished lies behind both headers: the transport checksum, as a rule.
+        // An unfinished checksum is behind both headers; mostly it is that of the transport header.
         let unfinished = frame.offload.checksum.is_some_and(|partial| {
             let l4 = usize::from(partial.start) == ETHERNET_LEN + ipv4::HEADER_LEN;
             l4 && nat::header(packet.protocol)

@@ -30,13 +30,13 @@ fn nothing_breaks(scenario: Scenario, forward: Forward) -> Result<()> {
 
 #[test]
 #[ignore = "needs BIRD"]
-fn one_of_three_directors_in_maintenance_and_back_dr() -> Result<()> {
+fn maintenance_of_one_of_three_directors_breaks_nothing_dr() -> Result<()> {
     nothing_breaks(Scenario::Members, Forward::Dr)
 }
 
 #[test]
 #[ignore = "needs BIRD"]
-fn one_of_three_directors_in_maintenance_and_back_by_ipv6_dr() -> Result<()> {
+fn maintenance_of_one_of_three_directors_breaks_nothing_ipv6_dr() -> Result<()> {
     let options = ClusterOptions {
         ipv6: true,
         ..options(Forward::Dr, DOWNLOADS)
@@ -49,7 +49,7 @@ fn one_of_three_directors_in_maintenance_and_back_by_ipv6_dr() -> Result<()> {
 
 #[test]
 #[ignore = "needs BIRD"]
-fn one_of_three_directors_in_maintenance_and_back_tun() -> Result<()> {
+fn maintenance_of_one_of_three_directors_breaks_nothing_tun() -> Result<()> {
     nothing_breaks(Scenario::Members, Forward::Tun)
 }
 

@@ -151,8 +151,8 @@ fn services_by_mark_and_sctp_are_held_without_a_dataplane() -> Result<()> {
         for port in [80, 9001, 9100] {
             ensure!(status(port)? == SILENT, "{words:?}: port {port} is held");
         }
-        // 81 is nobody's, though a rule names many ports; 9005 is left to the host, and 443's mark
-        // has no service: the state keeper holds the ports of all rules.
+        // Port 81 is in no rule. The kernel fast path leaves 9005 to the host, and 443, whose mark has no service; the state
+        // keeper holds the ports of all rules.
         let hosts: &[u16] = match words == KERNEL {
             true => &[81, 9005, 443],
             false => &[81],

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn one_source_cannot_use_all_slots() {
+    fn slots_used_by_one_source_are_bounded() {
         let places = ConnectionLimits::default();
         let source = |n: u8| Holder::Tcp(IpAddr::from([192, 0, 2, n]));
         let mut held = take_all(&places, source(1));

@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use lvs_api::life::name_and_fields;
+
 /// Clock ticks of /proc in a second: `USER_HZ`, which is 100 on all architectures of the programs.
 const TICKS: f64 = 100.0;
 /// Threads whose times are read.
@@ -52,12 +54,11 @@ pub(super) fn workers(pid: u32) -> Vec<(u32, f64)> {
     all
 }
 
-/// Name and processor time in a file `stat`. The name is in parentheses, and may contain some.
+/// Name and processor time in a file `stat`.
 fn of_stat(stat: &str) -> Option<(&str, f64)> {
-    let (front, rest) = stat.rsplit_once(") ")?;
-    let (_, name) = front.split_once('(')?;
+    let (name, fields) = name_and_fields(stat)?;
     // The fields 14 and 15, of which the third is the first here.
-    let mut times = rest.split(' ').skip(11).take(2);
+    let mut times = fields.skip(11).take(2);
     let mut next = || times.next()?.parse::<u32>().ok();
     let (user, system) = (next()?, next()?);
     Some((name, (f64::from(user) + f64::from(system)) / TICKS))

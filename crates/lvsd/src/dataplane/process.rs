@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use lvs_api::life::name_and_fields;
 use lvs_api::{Address, LockError, SOCKET_VARIABLE, Steering, steer};
 
 use lvs_process::log;
@@ -173,11 +174,11 @@ impl Host for Machine {
     }
 
     fn identity(&self, pid: u32) -> String {
-        // Field 22 of `/proc/PID/stat`, counted behind the name in parentheses
-        // (`proc_pid_stat(5)`).
+        // Field 22 of `/proc/PID/stat`, of which the first behind the name is the 3rd.
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-        let birth = rest.split_whitespace().nth(19).unwrap_or("0");
+        let birth = name_and_fields(&stat)
+            .and_then(|(_, mut fields)| fields.nth(19))
+            .unwrap_or("0");
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         format!("{pid} {birth} {}", boot.trim())
     }

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_target_cannot_use_all_permits() {
+    async fn permits_used_by_one_target_are_bounded() {
         let permits = Permits::with(1000);
         let mut held = Vec::new();
         for _ in 0..PER_TARGET {
