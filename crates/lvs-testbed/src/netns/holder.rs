@@ -117,7 +117,13 @@ fn is_dead(mark: &str) -> bool {
 pub(super) fn sweep_leftovers() {
     let own_network = fs::read_link("/proc/self/ns/net").ok();
     let mut networks = Vec::new();
+    // Open until the processes are killed: the kernel gives the inode of a namespace that has ended
+    // to the next one.
+    let mut open = Vec::new();
     for pid in processes() {
+        let Ok(network_file) = File::open(format!("/proc/{pid}/ns/net")) else {
+            continue;
+        };
         let mut environment = Vec::new();
         if File::open(format!("/proc/{pid}/environ"))
             .and_then(|mut file| file.read_to_end(&mut environment))
@@ -134,6 +140,7 @@ pub(super) fn sweep_leftovers() {
             && Some(&network) != own_network.as_ref()
         {
             networks.push(network);
+            open.push(network_file);
         }
     }
     if !networks.is_empty() {

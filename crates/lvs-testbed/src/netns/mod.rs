@@ -72,12 +72,17 @@ impl Mode {
 
 /// Waits for the end of its input, which is the end of the testbed, then kills the processes in the
 /// namespaces of its input and removes directories and names.
+///
+/// The script keeps each namespace open until it ends: the kernel gives the inode of a namespace
+/// that has ended to the next one, and the processes in that one belong to another test.
 const JANITOR_SCRIPT: &str = r#"
 trap "" INT TERM HUP QUIT PIPE
 ns= dirs= names=
 while read -r kind value; do
     case $kind in
-        ns) ns="$ns $value" ;;
+        ns) if { exec {namespace}<"/proc/$value/ns/net"; } 2>/dev/null; then
+                ns="$ns $(readlink "/proc/self/fd/$namespace")"
+            fi ;;
         dir) dirs="$dirs $value" ;;
         name) names="$names $value" ;;
     esac
@@ -125,7 +130,7 @@ impl Testbed {
             "lvs-testbed-{}-{number}",
             owner_mark(std::process::id())
         ));
-        let mut janitor = Command::new("sh")
+        let mut janitor = Command::new("bash")
             .args(["-c", JANITOR_SCRIPT, "lvs-testbed-janitor"])
             .current_dir("/")
             .process_group(0)
@@ -133,7 +138,7 @@ impl Testbed {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
-            .context("cannot start sh")?;
+            .context("cannot start bash")?;
         let janitor_pipe = janitor.stdin.take();
         let mut testbed = Self {
             label: label.to_owned(),
@@ -204,9 +209,7 @@ impl Testbed {
             let pid = holder.id();
             self.holders.push(holder);
             ready?;
-            let namespace = fs::read_link(format!("/proc/{pid}/ns/net"))
-                .with_context(|| format!("host {name}: its namespace cannot be read"))?;
-            self.tell_janitor("ns", &namespace.display().to_string())?;
+            self.tell_janitor("ns", &pid.to_string())?;
             hosts.push(Host::new(name, pid, base, &self.dir));
         }
         Ok(hosts)

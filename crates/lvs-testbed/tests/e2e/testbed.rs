@@ -2,10 +2,14 @@
 
 use std::fs;
 use std::net::SocketAddr;
+use std::thread::sleep;
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use lvs_testbed::site::Vip;
-use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, Testbed, Topology, servers};
+use lvs_testbed::{Forward, Host, LoadOptions, Site, SiteOptions, Testbed, Topology, servers};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 #[test]
 fn kernel_forwarding_reaches_every_server() -> Result<()> {
@@ -71,7 +75,7 @@ fn load_reports_wrong_byte_and_dead_server() -> Result<()> {
         progress_ms: 20,
         ..load
     })?;
-    let patience = std::time::Duration::from_secs(20);
+    let patience = Duration::from_secs(20);
     lvs_testbed::wait_until("an answer", patience, || steady.so_far().0 > 0)?;
     site.programs.clear();
     lvs_testbed::wait_until("nginx to be gone", patience, || {
@@ -104,7 +108,7 @@ fn tunnelled_packets_reach_the_vip_on_a_real_server() -> Result<()> {
         server = site.real_address(0)
     );
     site.director.sh(&script)?;
-    lvs_testbed::wait_until("the echo reply", std::time::Duration::from_secs(20), || {
+    lvs_testbed::wait_until("the echo reply", Duration::from_secs(20), || {
         site.client
             .counter("Icmp", "InEchoReps")
             .is_ok_and(|now| now == before + 1)
@@ -174,5 +178,28 @@ fn testbed_end_removes_processes_and_namespaces() -> Result<()> {
         !fs::exists("/run/netns/lvs-gone-one")?,
         "the name is still there"
     );
+    Ok(())
+}
+
+/// The kernel gives the inode of a namespace that has ended to the next one. A janitor that has only
+/// the inode would kill the processes of another test.
+#[test]
+fn namespace_inode_is_not_reused_before_testbed_end() -> Result<()> {
+    let mut testbed = Testbed::new("inode")?;
+    let [ends] = testbed.hosts(["ends"])?;
+    let inode = |host: &Host| fs::read_link(format!("/proc/{}/ns/net", host.pid()));
+    let ended = inode(&ends)?;
+    kill(Pid::from_raw(ends.pid().cast_signed()), Signal::SIGKILL)?;
+    for _ in 0..20 {
+        let next = testbed.hosts(["next", "second", "third"])?;
+        for host in &next {
+            ensure!(
+                inode(host)? != ended,
+                "a namespace got {} again",
+                ended.display()
+            );
+        }
+        sleep(Duration::from_millis(10));
+    }
     Ok(())
 }
