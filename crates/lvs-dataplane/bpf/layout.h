@@ -124,7 +124,7 @@
 
 // ---- what lvs_filter leaves for lvs_ingress: lvs_told ----
 
-#define TOLD_BYTES 248
+#define TOLD_BYTES 760
 
 // ---- programs that go on where another one ends: lvs_next ----
 
