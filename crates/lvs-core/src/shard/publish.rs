@@ -77,8 +77,6 @@ pub enum Unpublished {
     Family,
     /// A local address of full NAT is its client or its virtual address.
     LocalAddress,
-    /// A master sends synchronisation messages.
-    Master,
     /// A backup forwards nothing.
     BackupOnly,
     /// Its client is a server behind NAT.
@@ -110,7 +108,6 @@ impl fmt::Display for Unpublished {
             }
             Self::Family => "no service is of its family",
             Self::LocalAddress => "a local address of full NAT is its client or its virtual address",
-            Self::Master => "a master sends synchronisation messages",
             Self::BackupOnly => "a backup forwards nothing (backup_only)",
             Self::ClientIsServer => "its client is a server behind NAT",
         })
@@ -333,9 +330,7 @@ impl Shard {
         let settings = &self.settings;
         let ours = |end: SocketAddr| self.local_ports.is_used(end.ip());
         let behind_nat = || self.links.is_masqueraded(entry.protocol(), client);
-        let reason = if settings.master.is_some() {
-            Unpublished::Master
-        } else if settings.backup_only {
+        let reason = if settings.backup_only {
             Unpublished::BackupOnly
         } else if settings.heeds_servers() && behind_nat() {
             Unpublished::ClientIsServer
@@ -378,7 +373,11 @@ impl Shard {
         let entry = self.table.get(conn.0);
         entry.set_next_hop(client_hop);
         entry.publish(epoch);
-        entry.is_live()
+        let (live, packets) = (entry.is_live(), entry.in_packets());
+        if live && self.has_master() && self.table.sync_packets(conn.0).is_none() {
+            self.table.set_sync_packets(conn.0, Some(packets));
+        }
+        live
     }
 
     /// Evicts a connection from the kernel fast path: its packets come to userspace.
@@ -531,14 +530,15 @@ mod tests {
     fn reason_against_offload_outside_connection_is_named() {
         let meta = packet(Protocol::UDP, 0);
         let route = Forwarding::Route;
-        let mut master = director(Protocol::UDP, route);
-        let conn = send(&mut master, &meta);
-        assert!(master.shard.offer(conn).is_ok());
-        let told = sync::Master::new(1, None, false);
-        master.control.start_master(told).unwrap();
-        master.control.sweep(&mut master.shard);
-        let why = master.shard.offer(conn).err();
-        assert_eq!(why, Some(Unpublished::Master));
+        let mut backup = director(Protocol::UDP, route);
+        let conn = send(&mut backup, &meta);
+        assert!(backup.shard.offer(conn).is_ok());
+        let heard = sync::Backup::new(1, None, 1500, false);
+        backup.control.start_backup(heard).unwrap();
+        backup.control.set_sysctl("backup_only", "1").unwrap();
+        backup.control.sweep(&mut backup.shard);
+        let why = backup.shard.offer(conn).err();
+        assert_eq!(why, Some(Unpublished::BackupOnly));
     }
 
     #[test]

@@ -303,6 +303,7 @@ impl Worker {
         }
         let next = self.decider.shard.next_wakeup();
         let next = next.map_or(self.next_housekeeping, |at| at.min(self.next_housekeeping));
+        let next = self.kernel.synced.map_or(next, |(_, at)| at.min(next));
         let sync = self.decider.shard.next_sync_message();
         let next = sync.map_or(next, |at| at.min(next));
         // Rounded up: a wake-up a moment too early would find nothing due.
@@ -721,6 +722,7 @@ impl Worker {
         if self.decider.shard.has_down() {
             self.end_down(now);
         }
+        self.sync_offloaded(now);
         if now < self.next_housekeeping {
             return;
         }
