@@ -10,6 +10,10 @@
 //! segment, or a connection older than the setting. The receiver then answers with an
 //! acknowledgement that contains the expected number, and the shard replies with the right number:
 //! an ended entry stays for a while and resets late packets.
+//!
+//! The kernel fast path keeps no numbers, because a slot has no room for them. So the shard asks the
+//! client of an offloaded connection first: with the SYN+ACK of its server once more, which any
+//! receiver answers with such an acknowledgement (RFC 5961 section 4.2). The answer ends both ends.
 
 use super::decide::Age;
 use super::{NeedsControl, Shard, tcp};
@@ -62,14 +66,18 @@ impl Numbers {
     }
 }
 
-/// A TCP reset to be sent: a segment without payload from `tuple.src` to `tuple.dst`.
+/// A TCP reset, or a question for its numbers, to be sent: a segment without payload from
+/// `tuple.src` to `tuple.dst`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Reset {
     /// Source and destination: from the virtual address to the client, or from the client to the
     /// virtual address.
     pub tuple: Tuple,
-    /// Its sequence number: the one that the receiver expects next.
+    /// A SYN+ACK instead of the reset: the receiver answers with an acknowledgement, which gets the
+    /// reset.
+    pub asks: bool,
+    /// Its sequence number: the one that the receiver expects next, or expected at one time.
     pub seq: u32,
     /// Its acknowledgement number, where it is known; without it the segment has no ACK bit.
     pub ack: Option<u32>,
@@ -85,6 +93,8 @@ pub(crate) struct Expected {
     of_client: Option<u32>,
     /// The client, of the server.
     of_server: Option<u32>,
+    /// Whether the kernel fast path has forwarded packets since.
+    missed: bool,
 }
 
 /// A shard's part in it.
@@ -106,6 +116,13 @@ impl Down {
         *self.expected.entry(index) = Expected::default();
     }
 
+    /// The kernel fast path forwards packets of connection `index` from now on.
+    pub(crate) fn miss(&mut self, index: u32) {
+        if let Some(expected) = self.expected.get_mut(index) {
+            expected.missed = true;
+        }
+    }
+
     /// Starts a walk over the table, because a server went down.
     pub(crate) fn begin(&mut self) {
         match self.at {
@@ -116,7 +133,13 @@ impl Down {
 }
 
 impl Expected {
-    fn note(&mut self, said: Numbers, from_client: bool) {
+    /// Records the numbers of a segment; `misses`: its connection is offloaded.
+    fn note(&mut self, said: Numbers, from_client: bool, misses: bool) {
+        if self.missed && said.ack.is_some() {
+            // The numbers before it may be older than a comparison can tell.
+            *self = Self::default();
+        }
+        self.missed |= misses;
         let (sender, receiver) = if from_client {
             (&mut self.of_client, &mut self.of_server)
         } else {
@@ -152,8 +175,9 @@ impl Shard {
                 let shift = self.shift(index);
                 said.ack = said.ack.map(|ack| shift.acknowledgement(ack));
             }
+            let misses = self.table.get(index).is_live();
             if let Some(expected) = self.down.expected.get_mut(index) {
-                expected.note(said, from_client);
+                expected.note(said, from_client, misses);
             }
         }
     }
@@ -231,33 +255,46 @@ impl Shard {
         let Some(expected) = expected.filter(|_| tracked) else {
             return;
         };
-        let (client, virt) = (slot.client(), slot.virt());
-        let tuple = |src, dst| Tuple {
+        let tuple = Tuple {
             protocol: Protocol::TCP,
-            src,
-            dst,
+            src: slot.virt(),
+            dst: slot.client(),
         };
         let (of_client, of_server) = (expected.of_client, expected.of_server);
         if of_server.is_some() || of_client.is_some() {
             self.down.resets.push(Reset {
-                tuple: tuple(virt, client),
+                tuple,
+                asks: expected.missed,
                 // A client that waits for the answer to its SYN looks at the acknowledgement.
                 seq: of_server.map_or(0, |seq| self.shift(index).sequence(seq)),
                 ack: of_client,
                 forward: None,
             });
         }
-        if let Some(seq) = of_client {
-            let forward = self.forward_of(index, Age::Known);
-            self.down.resets.push(Reset {
-                tuple: tuple(client, virt),
-                seq,
-                ack: of_server,
-                forward: Some(forward),
-            });
-        }
+        self.reset_server(index, expected);
         self.close(index);
         self.table.restart(index, now);
+    }
+
+    /// Resets the server's end of a TCP connection, if the number is known that it expects.
+    fn reset_server(&mut self, index: u32, expected: Expected) {
+        let Some(seq) = expected.of_client else {
+            return;
+        };
+        let slot = self.table.get(index);
+        let tuple = Tuple {
+            protocol: Protocol::TCP,
+            src: slot.client(),
+            dst: slot.virt(),
+        };
+        let forward = self.forward_of(index, Age::Known);
+        self.down.resets.push(Reset {
+            tuple,
+            asks: false,
+            seq,
+            ack: expected.of_server,
+            forward: Some(forward),
+        });
     }
 
     /// Sets the state of a TCP connection to CLOSE.
@@ -331,6 +368,17 @@ impl Shard {
                 if flags.has(TcpFlags::RST) {
                     // The client's own answer to a server that does not know yet.
                     return Ok(Verdict::Forward(self.forward_of(index, Age::Known)));
+                }
+                if self.table.get(index).has(flag::TRACKED)
+                    && let Some(expected) = self.down.expected.get_mut(index)
+                    && expected.missed
+                    && meta.segment.is_intact(&meta.tuple)
+                    && let Some(said) = Numbers::read(meta.segment.bytes)
+                {
+                    // The numbers for the server's reset, too.
+                    expected.note(said, true, false);
+                    let expected = *expected;
+                    self.reset_server(index, expected);
                 }
                 self.close(index);
                 self.table.restart(index, now);

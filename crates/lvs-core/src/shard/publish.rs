@@ -10,11 +10,10 @@ use crate::{ConnId, Forwarding, Protocol, Tunnel};
 
 /// Flags with which a packet may do more than be counted and restart the timer, or may be changed
 /// itself. The most informative reason comes first.
-const REASONS: [(u32, Unpublished); 10] = [
+const REASONS: [(u32, Unpublished); 9] = [
     (flag::HELPED, Unpublished::Helped),
     (flag::ONE_PACKET, Unpublished::OnePacket),
     (flag::GONE, Unpublished::ServerDown),
-    (flag::TRACKED, Unpublished::Tracked),
     (flag::TIMED, Unpublished::Timed),
     (flag::OUT_SEQ | flag::IN_SEQ, Unpublished::Adjusted),
     (flag::NO_CPORT, Unpublished::NoClientPort),
@@ -23,14 +22,14 @@ const REASONS: [(u32, Unpublished); 10] = [
     (flag::DYING, Unpublished::Ended),
 ];
 
-/// Each flag of the slow path has its reason, and no other has one.
+/// Each flag that keeps packets in userspace has its reason, and no other has one.
 const _: () = {
     let (mut all, mut number) = (0, 0);
     while number < REASONS.len() {
         all |= REASONS[number].0;
         number += 1;
     }
-    assert!(all == flag::SLOW_PATH);
+    assert!(all == flag::USERSPACE);
 };
 
 /// Why a program in the kernel is not to forward the packets of a connection.
@@ -51,8 +50,6 @@ pub enum Unpublished {
     OnePacket,
     /// Its server went down, and it does not come back with it.
     ServerDown,
-    /// Its sequence numbers are kept, for a reset should its server go down.
-    Tracked,
     /// The time until its server's first answer is measured.
     Timed,
     /// Its sequence numbers are adjusted.
@@ -93,7 +90,6 @@ impl fmt::Display for Unpublished {
             Self::Helped => "a helper looks at it",
             Self::OnePacket => "one-packet scheduling",
             Self::ServerDown => "its server went down",
-            Self::Tracked => "its sequence numbers are kept, for a reset (on_server_down)",
             Self::Timed => "its server has not answered yet, and that is measured",
             Self::Adjusted => "its sequence numbers are adjusted",
             Self::NoClientPort => "its client has no port, or none that is known",
@@ -141,7 +137,7 @@ pub(super) fn is_still(entry: Entry<'_>) -> bool {
 #[inline]
 fn what_else(entry: Entry<'_>) -> Option<Unpublished> {
     let flags = entry.flags();
-    if flags & flag::SLOW_PATH != 0 {
+    if flags & flag::USERSPACE != 0 {
         let mut reasons = REASONS.iter();
         return reasons
             .find(|(flag, _)| flags & flag != 0)
@@ -376,6 +372,9 @@ impl Shard {
         let (live, packets) = (entry.is_live(), entry.in_packets());
         if live && self.has_master() && self.table.sync_packets(conn.0).is_none() {
             self.table.set_sync_packets(conn.0, Some(packets));
+        }
+        if live {
+            self.down.miss(conn.0);
         }
         live
     }
