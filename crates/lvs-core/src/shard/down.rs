@@ -108,6 +108,8 @@ pub(crate) struct Down {
     again: bool,
     /// To be sent.
     resets: Vec<Reset>,
+    /// To be sent to servers, with the numbers of their clients' answers.
+    late: Vec<Reset>,
 }
 
 impl Down {
@@ -212,6 +214,11 @@ impl Shard {
         core::mem::take(&mut self.down.resets)
     }
 
+    /// The resets of servers whose clients have answered a question of [`end_down`](Self::end_down).
+    pub fn take_late_resets(&mut self) -> Vec<Reset> {
+        core::mem::take(&mut self.down.late)
+    }
+
     /// Whether the server of entry `index` went down after the entry's last check.
     pub(crate) fn is_orphan(&self, index: u32) -> bool {
         !self.table.get(index).has(flag::GONE)
@@ -271,30 +278,28 @@ impl Shard {
                 forward: None,
             });
         }
-        self.reset_server(index, expected);
+        let of_server = self.server_reset(index, expected);
+        self.down.resets.extend(of_server);
         self.close(index);
         self.table.restart(index, now);
     }
 
-    /// Resets the server's end of a TCP connection, if the number is known that it expects.
-    fn reset_server(&mut self, index: u32, expected: Expected) {
-        let Some(seq) = expected.of_client else {
-            return;
-        };
+    /// The reset of the server's end of a TCP connection, if the number is known that it expects.
+    fn server_reset(&self, index: u32, expected: Expected) -> Option<Reset> {
+        let seq = expected.of_client?;
         let slot = self.table.get(index);
         let tuple = Tuple {
             protocol: Protocol::TCP,
             src: slot.client(),
             dst: slot.virt(),
         };
-        let forward = self.forward_of(index, Age::Known);
-        self.down.resets.push(Reset {
+        Some(Reset {
             tuple,
             asks: false,
             seq,
             ack: expected.of_server,
-            forward: Some(forward),
-        });
+            forward: Some(self.forward_of(index, Age::Known)),
+        })
     }
 
     /// Sets the state of a TCP connection to CLOSE.
@@ -374,11 +379,13 @@ impl Shard {
                     && expected.missed
                     && meta.segment.is_intact(&meta.tuple)
                     && let Some(said) = Numbers::read(meta.segment.bytes)
+                    && said.ack.is_some()
                 {
                     // The numbers for the server's reset, too.
                     expected.note(said, true, false);
                     let expected = *expected;
-                    self.reset_server(index, expected);
+                    let of_server = self.server_reset(index, expected);
+                    self.down.late.extend(of_server);
                 }
                 self.close(index);
                 self.table.restart(index, now);
