@@ -604,6 +604,31 @@ INLINE void rewrite_v4(u32 *ip, u32 src, u32 dst)
 	ip[2] = less | (u32)(u16)~fold(sum) << 16;
 }
 
+// A checksum after words of 16 bits have changed, whose differences are in `sum` (RFC 1624).
+INLINE u16 changed(u16 check, u64 sum)
+{
+	return ~fold((u64)(u16)~check + sum);
+}
+
+// Whether the checksum of a datagram, of which `pseudo` is the sum over the pseudo-header, is finished: that of a packet inside may
+// not be, as in VXLAN. An unfinished one is that sum; so is one of 65,535 finished ones.
+INLINE int is_finished(u32 word, u64 pseudo)
+{
+	return word >> 16 != fold(pseudo);
+}
+
+// Changes a finished checksum for new ports and new addresses, whose differences are in `sum`. `old`: the header.
+INLINE int change_datagram(struct __sk_buff *skb, u32 *old, u32 ports, u64 sum, u32 at, const int v4)
+{
+	u16 check = changed(old[1] >> 16, sum + (u32)~old[0] + ports);
+	// 0 would say that there is none.
+	if (!check) check = 0xffff;
+	u32 before[2] = { old[0], old[1] }, after[2] = { ports, (old[1] & 0xffff) | (u32)check << 16 };
+	// A sum that the card has made: what addresses change in it, the checksum of IPv4's header takes back, and without one this one.
+	if (v4) csum_update(skb, csum_diff(before, 8, after, 8, 0));
+	return store_bytes(skb, at + 6, &check, 2, 0);
+}
+
 // Computes the checksum of a datagram that has none and goes on with other ends, as the kernel's IPVS does. It stays absent where
 // that of a packet inside is unfinished, as in VXLAN.
 INLINE int finish_datagram(struct __sk_buff *skb, struct told *t, u32 src, u32 dst, u32 ports)
@@ -662,7 +687,12 @@ INLINE int forward_v4(struct __sk_buff *skb, const u64 *slot, struct told *t, u8
 		ports[1] = port;
 		if (both) ports[0] = t->port;
 	}
-	if (proto == UDP && t->packet.flags) return finish_datagram(skb, t, ip[3], ip[4], ip[5]);
+	if (proto == UDP) {
+		if (t->packet.flags) return finish_datagram(skb, t, ip[3], ip[4], ip[5]);
+		u64 bare = (u64)t->head[3] + t->head[4] + swap(t->len - 20) + swap(UDP);
+		u64 sum = (u64)(u32)~old + addr + (u32)~other + new_other;
+		if (is_finished(t->head[6], bare)) return change_datagram(skb, t->head + 5, ip[5], sum, ETH + 20, 1);
+	}
 	// These know whether a checksum is unfinished.
 	u32 field = ETH + 20 + (proto == TCP ? 16 : 6), zero = proto == TCP ? 0 : BPF_F_MARK_MANGLED_0;
 	if (l4_csum_replace(skb, field, old, addr, zero | BPF_F_PSEUDO_HDR | 4)) return -1;
@@ -716,6 +746,11 @@ INLINE int forward_v6(struct __sk_buff *skb, const u64 *slot, struct told *t, u8
 			addr[i] = t->other[i];
 		}
 		diff = csum_diff(old, 16, t->other, 16, diff);
+	}
+	if (proto == UDP) {
+		u64 bare = (u64)swap(t->len - 40) + swap(UDP);
+		for (int i = 2; i < 10; i++) bare += t->head[i];
+		if (is_finished(t->head[11], bare)) return change_datagram(skb, t->head + 10, ip[10], (u32)diff, ETH + 40, 0);
 	}
 	u32 field = ETH + 40 + (proto == TCP ? 16 : 6), zero = proto == TCP ? 0 : BPF_F_MARK_MANGLED_0;
 	if (l4_csum_replace(skb, field, 0, diff, zero | pseudo)) return -1;
@@ -1015,12 +1050,6 @@ SEC("held") int lvs_held(struct __sk_buff *skb)
 }
 
 // ---- before there is a socket buffer -----------------------------------------------------------------------------------
-
-// A checksum after words of 16 bits have changed, whose differences are in `sum` (RFC 1624).
-INLINE u16 changed(u16 check, u64 sum)
-{
-	return ~fold((u64)(u16)~check + sum);
-}
 
 // Reads a frame. Returns the version of its IP; 0 if it is nothing that could be forwarded here.
 INLINE int read_frame(struct xdp_md *ctx, struct packet *p)
