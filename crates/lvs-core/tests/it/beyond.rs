@@ -250,7 +250,7 @@ fn client_of_offloaded_connection_is_asked_for_numbers_of_both_resets() {
 }
 
 #[test]
-fn numbers_of_connection_that_returned_to_userspace_are_those_of_its_packets() {
+fn connection_that_returned_to_userspace_is_reset_with_numbers_of_its_packets() {
     let key = ServiceKey::tcp(addr(VIP));
     let config = service("rr", down(OnServerDown::Reset));
     let mut director = director(key, config, Forwarding::Route, 1);
