@@ -44,7 +44,7 @@
 #define METHOD_FULL_NAT 5
 
 // Flags with which a packet may change more than counters and the deadline.
-#define FLAGS_UP 0x6e003e00U
+#define FLAGS_UP 0x6e083e00U
 #define FLAG_NO_OUTPUT 0x80U
 #define STATE_TCP_ESTABLISHED 1
 #define STATE_NONE 0
