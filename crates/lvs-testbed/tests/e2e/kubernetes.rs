@@ -37,7 +37,6 @@ const POD: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const HEALTH: u16 = 31_000;
 
 const SERVICES: &str = "/api/v1/namespaces/default/services";
-const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/lvsd/leases";
 const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/lvsd/leases/lvsd";
 const SLICES: &str = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices";
 
@@ -66,7 +65,7 @@ fn servers_of(listing: &str, address: &str) -> Servers {
         .collect()
 }
 
-/// One thing that directors may do.
+/// A right of directors.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Right {
     group: String,
@@ -515,7 +514,7 @@ impl Bed {
         self.site.service(80).to_string()
     }
 
-    /// What `rbac.yaml` permits in the API server, by the place of the rule.
+    /// The rights of `rbac.yaml` in the API server, each with the path of its role.
     fn permitted(&self) -> Vec<(&'static str, Right)> {
         let mut all = Vec::new();
         for path in RULES {
@@ -540,7 +539,7 @@ impl Bed {
         all
     }
 
-    /// Permits these things, and nothing else.
+    /// Leaves these rights only.
     fn permit_only(&self, rights: &[&(&str, Right)]) -> Result<()> {
         for path in RULES {
             let of_role = rights.iter().filter(|(role, _)| *role == path);
@@ -557,7 +556,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Whether the API server lets directors do it. It hears of changed rules a little later.
+    /// Whether the API server permits it to directors. Changed rules are in force a little later.
     fn allows(&self, (role, right): &(&str, Right)) -> bool {
         let (resource, part) = right
             .resource
@@ -688,7 +687,7 @@ impl Bed {
         }
         let arguments = words(&container["args"]).join(" ");
         script += &format!(
-            "mount -o remount,ro {root}\nexec env -i KUBERNETES_SERVICE_HOST={} KUBERNETES_SERVICE_PORT=6443 chroot {root} /usr/bin/lvsd {arguments}\n",
+            "mount -o remount,ro {root}\nexec env -i PATH=/usr/sbin:/usr/bin KUBERNETES_SERVICE_HOST={} KUBERNETES_SERVICE_PORT=6443 chroot {root} /usr/bin/lvsd {arguments}\n",
             self.site.real_address(CONTROL)
         );
         let options = [
@@ -700,8 +699,8 @@ impl Bed {
             "bash",
             "-c",
         ];
-        let words: Vec<&str> = options.into_iter().chain([script.as_str()]).collect();
-        let run = self.site.director.spawn("unshare", &words)?;
+        let command: Vec<&str> = options.into_iter().chain([script.as_str()]).collect();
+        let run = self.site.director.spawn("unshare", &command)?;
         let children = format!("/proc/{0}/task/{0}/children", run.pid());
         let mut first = String::new();
         wait_until("the first process of the pod", PATIENCE, || {

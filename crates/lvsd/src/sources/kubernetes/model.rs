@@ -185,7 +185,7 @@ impl Model {
         self.bounded()
     }
 
-    /// Takes what a whole list has of a kind, instead of what there was of it.
+    /// Takes all objects of a kind from a whole list, in place of the earlier ones.
     pub(super) fn replace(&mut self, kind: Kind, listed: Self) {
         let of_kind = full_name(kind, "");
         self.refused.retain(|name, _| !name.starts_with(&of_kind));
