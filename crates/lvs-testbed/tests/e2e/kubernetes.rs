@@ -638,7 +638,7 @@ impl Bed {
         )?;
         let token: Value = serde_json::from_str(&token)?;
         let file = |name: &str| self.path(&format!("pod/{name}"));
-        for directory in ["root", "file", "state", "account"] {
+        for directory in ["root", "file", "state", "run", "account"] {
             fs::create_dir_all(file(directory))?;
         }
         let token = token["status"]["token"].as_str().context("a token")?;
@@ -653,7 +653,7 @@ impl Bed {
         }
         let root = file("root");
         let mut script = format!(
-            "set -e\nmount -t tmpfs pod {root}\ncd {root}\nmkdir -p usr/bin proc sys dev\n\
+            "set -e\nmount -t tmpfs -o mode=755 pod {root}\ncd {root}\nmkdir -p usr/bin proc sys dev\n\
              for i in lib lib64; do [ ! -d /usr/$i ] || {{ mkdir usr/$i; ln -s usr/$i $i; mount --rbind /usr/$i usr/$i; }}; done\n\
              for i in proc sys dev; do mount --rbind /$i $i; done\n"
         );
@@ -664,28 +664,25 @@ impl Bed {
                 program.display()
             );
         }
-        let mut mount = |name: &str, at: &str, from: Option<String>, read_only: bool| {
-            script += &format!("mkdir -p .{at}\n");
-            match from {
-                Some(from) => script += &format!("mount --bind {from} .{at}\n"),
-                None => script += &format!("mount -t tmpfs {name} .{at}\n"),
-            }
+        let mut mount = |name: &str, at: &str, read_only: bool| {
+            script += &format!("mkdir -p .{at}; mount --bind {} .{at}\n", file(name));
             if read_only {
                 script += &format!("mount -o remount,bind,ro .{at}\n");
             }
         };
-        mount("account", POD, Some(file("account")), true);
+        mount("account", POD, true);
         for one in container["volumeMounts"].as_array().context("mounts")? {
             let name = one["name"].as_str().context("a name")?;
-            let mut volumes = spec["volumes"].as_array().into_iter().flatten();
-            let volume = volumes
-                .find(|volume| volume["name"] == name)
-                .context("a volume")?;
-            let from = volume["emptyDir"].is_null().then(|| file(name));
             let at = one["mountPath"].as_str().context("a path")?;
-            mount(name, at, from, one["readOnly"] == true);
+            mount(name, at, one["readOnly"] == true);
         }
+        let node = &container["env"][0];
+        ensure!(
+            node["name"] == "NODE_NAME"
+                && node["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName"
+        );
         let arguments = words(&container["args"]).join(" ");
+        let arguments = arguments.replace("$(NODE_NAME)", "n4");
         script += &format!(
             "mount -o remount,ro {root}\nexec env -i PATH=/usr/sbin:/usr/bin KUBERNETES_SERVICE_HOST={} KUBERNETES_SERVICE_PORT=6443 chroot {root} /usr/bin/lvsd {arguments}\n",
             self.site.real_address(CONTROL)
@@ -956,9 +953,10 @@ fn director_of_the_daemon_set_serves_with_the_rights_of_its_account() -> Result<
     let mut bed = Bed::cluster(options)?;
     let router = bed.site.router.as_ref().context("a router")?;
     router.sh("ip route add 203.0.113.9/32 via 192.0.2.1")?;
-    let file = DIRECTORS.replace("198.51.100.0/28", "203.0.113.9-203.0.113.10");
-    ensure!(file != DIRECTORS);
-    bed.apply(&file, "")?;
+    let own = DIRECTORS.replace("198.51.100.0/28", "203.0.113.9-203.0.113.10");
+    let own = own.replace("[\"10.0.0.4\"]", "[\"192.0.2.1\"]");
+    ensure!(own.contains("203.0.113.9") && own.contains("192.0.2.1"));
+    bed.apply(&own, "")?;
     let pod = bed.start_pod()?;
     pod.ready()?;
     let port = json!({ "name": "http", "port": 80, "nodePort": 80 });
