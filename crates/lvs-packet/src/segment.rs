@@ -4,7 +4,7 @@
 use crate::drop::FrameDrop;
 use crate::frame::{Frame, SegmentKind};
 use crate::parse::Packet;
-use crate::wire::checksum::Sum;
+use crate::wire::checksum::{self, Sum};
 use crate::wire::{be16, be32, ip_dst, ip_src, ipv4, ipv6, put16, put32, tcp, udp};
 
 /// Options and payload that a TCP puts into a segment at least (Linux's `TCP_MIN_SND_MSS`; no IPv4
@@ -33,15 +33,22 @@ pub fn finish_checksum(frame: &mut Frame) -> Result<(), FrameDrop> {
     };
     let start = usize::from(partial.start);
     let at = start + usize::from(partial.offset);
-    let bytes = frame.bytes_mut();
-    if start > bytes.len() || at + 2 > bytes.len() {
+    let bytes = frame.bytes();
+    let size = if partial.is_crc() { 4 } else { 2 };
+    if start > bytes.len() || at + size > bytes.len() {
         return Err(FrameDrop::BadOffload);
+    }
+    frame.offload.checksum = None;
+    let bytes = frame.bytes_mut();
+    if partial.is_crc() {
+        let sum = checksum::sctp(&bytes[start..]);
+        bytes[at..at + size].copy_from_slice(&sum);
+        return Ok(());
     }
     // The field holds the pseudo-header's sum, so the sum over all is the checksum.
     let sum = Sum::ZERO.bytes(&bytes[start..]).finish();
     // An all-zero UDP checksum means none. Other protocols can store either zero.
     put16(bytes, at, if sum == 0 { 0xffff } else { sum });
-    frame.offload.checksum = None;
     Ok(())
 }
 
@@ -245,7 +252,7 @@ impl Segment<'_> {
 #[expect(clippy::cast_possible_truncation, reason = "small numbers")]
 mod tests {
     use super::*;
-    use crate::frame::Segments;
+    use crate::frame::{PartialChecksum, Segments};
     use crate::parse;
     use crate::wire::tcp::checksum_ok;
     use etherparse::PacketBuilder;
@@ -279,6 +286,34 @@ mod tests {
         });
         let packet = parse::ip(frame.bytes(), true).expect("valid");
         Cut::new(&frame, &packet).map(|cut| cut.expect("an aggregate").count(ip.len()))
+    }
+
+    /// A host leaves the CRC32c of SCTP to a device that has it (`NETIF_F_SCTP_CRC`), as it leaves
+    /// the sums of TCP and UDP.
+    #[test]
+    fn unfinished_checksum_of_sctp_becomes_crc() {
+        let mut ip = Vec::new();
+        let mut packet = vec![0x80; 40];
+        packet[8..12].copy_from_slice(&[0; 4]);
+        PacketBuilder::ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64)
+            .write(&mut ip, etherparse::IpNumber::SCTP, &packet)
+            .expect("a vector takes all");
+        let mut frame = Frame::from_bytes(&ip);
+        frame.offload.checksum = Some(PartialChecksum {
+            start: 20,
+            offset: 8,
+        });
+        finish_checksum(&mut frame).expect("in bounds");
+        assert_eq!(frame.bytes()[28..32], checksum::sctp(&packet));
+        assert_eq!(frame.bytes()[32..], packet[12..]);
+        assert_eq!(frame.offload.checksum, None);
+        let short = Some(PartialChecksum {
+            start: 50,
+            offset: 8,
+        });
+        frame.offload.checksum = short;
+        assert_eq!(finish_checksum(&mut frame), Err(FrameDrop::BadOffload));
+        assert_eq!(frame.offload.checksum, short);
     }
 
     #[test]
