@@ -132,20 +132,21 @@ impl Processes<'_> {
                 let age = self.seconds(own.start - process.start);
                 // A shell's child before its exec still has the shell's command line. While it is
                 // replaced, it has none.
-                let before_exec = || {
-                    waited <= EXEC_LIMIT
-                        && age <= EXEC_LIMIT
-                        && process.parent == own.parent
-                        && parent.as_ref().is_some_and(|parent| {
-                            process.command_line.is_empty()
-                                || process.command_line == parent.command_line
-                        })
-                };
-                // `nsenter` and `ip netns exec` enter the namespace before they become the program.
-                let enters =
-                    age <= EXEC_LIMIT && process.names(programs) && !process.is_program(programs);
+                let before_exec = waited <= EXEC_LIMIT
+                    && age <= EXEC_LIMIT
+                    && process.parent == own.parent
+                    && parent.as_ref().is_some_and(|parent| {
+                        process.command_line.is_empty()
+                            || process.command_line == parent.command_line
+                    });
+                // `nsenter` and `ip netns exec` enter the namespace before they become the program,
+                // and a shell's child may become one of them.
+                let enters = before_exec
+                    || age <= EXEC_LIMIT
+                        && process.names(programs)
+                        && !process.is_program(programs);
                 age <= START_LIMIT
-                    && (process.names(programs) || before_exec())
+                    && (process.names(programs) || before_exec)
                     && match (&namespace, self.namespace(pid)) {
                         _ if enters => true,
                         (Some(own), Some(its)) => *own == its,
@@ -305,6 +306,8 @@ mod tests {
     fn sibling_before_exec_is_waited_for_one_second() {
         for command_line in ["bash\0setup.sh\0", ""] {
             assert!(waits_for(5, 100_000, command_line, Some(7)));
+            // It becomes `ip netns exec`.
+            assert!(waits_for(5, 100_000, command_line, Some(8)));
             assert!(!waits_for(4, 100_000, command_line, Some(7)), "no sibling");
             assert!(!waits_for(5, 99_800, command_line, Some(7)), "too old");
         }

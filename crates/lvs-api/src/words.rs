@@ -5,9 +5,12 @@ use std::time::Duration;
 /// The one of `known` that `word` was probably meant to be: at most a third of its letters, and at
 /// least one, may be wrong, missing, too many or swapped.
 pub fn meant<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let limit = (word.chars().count() / 3).max(1);
+    let letters = word.chars().count();
+    let limit = (letters / 3).max(1);
     known
         .into_iter()
+        // The difference of the lengths is the least distance, and takes no time to see.
+        .filter(|one| one.chars().count().abs_diff(letters) <= limit)
         .map(|one| (strsim::osa_distance(word, one), one))
         .filter(|(distance, _)| *distance <= limit)
         .min_by_key(|(distance, _)| *distance)
@@ -65,6 +68,7 @@ mod tests {
         assert_eq!(meant("wieght", keys), Some("weight"));
         assert_eq!(meant("lower", keys), None);
         assert_eq!(meant("x", keys), None);
+        assert_eq!(meant(&"x".repeat(10_000_000), keys), None);
     }
 
     #[test]

@@ -1,11 +1,15 @@
 //! The work of a network device for unfinished frames, in software: finishing checksums and cutting
 //! GSO/GRO super-packets into segments.
 
+use std::ops::Range;
+
+use lvs_core::Protocol;
+
 use crate::drop::FrameDrop;
 use crate::frame::{Frame, SegmentKind};
 use crate::parse::Packet;
-use crate::wire::checksum::Sum;
-use crate::wire::{be16, be32, ip_dst, ip_src, ipv4, ipv6, put16, put32, tcp, udp};
+use crate::wire::checksum::{self, Sum};
+use crate::wire::{be16, be32, ip_dst, ip_src, ipv4, ipv6, is_ipv6, put16, put32, tcp, udp};
 
 /// Options and payload that a TCP puts into a segment at least (Linux's `TCP_MIN_SND_MSS`; no IPv4
 /// link carries less than 68 bytes, RFC 791 section 3.2).
@@ -20,6 +24,8 @@ const CUT_MOST: usize = 512;
 const TINY_MOST: usize = 64;
 /// Datagrams of an aggregate of UDP at most (Linux's `UDP_MAX_SEGMENTS`).
 const UDP_MOST: usize = 128;
+/// The longest IPv4 header.
+const IPV4_HEADER_MAX: usize = 60;
 const FIN_PSH: u8 = 0x09;
 const CWR: u8 = 0x80;
 
@@ -33,20 +39,28 @@ pub fn finish_checksum(frame: &mut Frame) -> Result<(), FrameDrop> {
     };
     let start = usize::from(partial.start);
     let at = start + usize::from(partial.offset);
-    let bytes = frame.bytes_mut();
-    if start > bytes.len() || at + 2 > bytes.len() {
+    let bytes = frame.bytes();
+    let size = if partial.is_crc() { 4 } else { 2 };
+    if start > bytes.len() || at + size > bytes.len() {
         return Err(FrameDrop::BadOffload);
+    }
+    frame.offload.checksum = None;
+    let bytes = frame.bytes_mut();
+    if partial.is_crc() {
+        let sum = checksum::sctp(&bytes[start..]);
+        bytes[at..at + size].copy_from_slice(&sum);
+        return Ok(());
     }
     // The field holds the pseudo-header's sum, so the sum over all is the checksum.
     let sum = Sum::ZERO.bytes(&bytes[start..]).finish();
     // An all-zero UDP checksum means none. Other protocols can store either zero.
     put16(bytes, at, if sum == 0 { 0xffff } else { sum });
-    frame.offload.checksum = None;
     Ok(())
 }
 
 /// Whether the unfinished work of `frame` is possible: a checksum within the payload of the packet,
-/// a super-packet of the packet's own protocol. A guest on a virtual link can announce anything.
+/// a super-packet of the packet's own protocol or of TCP inside a tunnel over UDP. A guest on a
+/// virtual link can announce anything.
 ///
 /// # Errors
 /// [`FrameDrop::BadOffload`], [`FrameDrop::BadAggregate`].
@@ -65,13 +79,65 @@ pub fn check_offload(frame: &Frame, packet: &Packet) -> Result<(), FrameDrop> {
     }
 }
 
+/// The headers of a packet inside a tunnel over UDP, such as VXLAN or GENEVE: the places of its IP
+/// and transport header in the outer packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Inside {
+    ip: usize,
+    l4: usize,
+}
+
+impl Inside {
+    /// Finds the inner headers of a super-packet of the given kind. Its unfinished checksum is that
+    /// of the packet inside, and the IP header ends where the transport header begins.
+    fn find(frame: &Frame, packet: &Packet, kind: SegmentKind) -> Option<Self> {
+        let (protocol, field) = match kind {
+            SegmentKind::Tcp4 | SegmentKind::Tcp6 => (Protocol::TCP, tcp::field::CHECKSUM),
+            SegmentKind::Udp | SegmentKind::UdpFragments => (Protocol::UDP, udp::field::CHECKSUM),
+        };
+        let partial = frame.offload.checksum?;
+        if usize::from(partial.offset) != field.start {
+            return None;
+        }
+        let l4 = usize::from(partial.start);
+        let bytes = frame.bytes();
+        let least = packet.l4 + udp::HEADER_LEN;
+        let declares = |header: &[u8], field: Range<usize>, len: usize| {
+            // The length may be missing in a super-packet of more than 64 KiB.
+            let declared = usize::from(be16(header, field));
+            declared == 0 || declared == len
+        };
+        (ipv4::HEADER_LEN..=IPV4_HEADER_MAX).find_map(|len| {
+            let ip = l4.checked_sub(len).filter(|ip| *ip >= least)?;
+            let header = bytes.get(ip..l4)?;
+            let all = bytes.len() - ip;
+            let four = header[0] >> 4 == 4
+                && ipv4::header_len(header) == len
+                && header[ipv4::field::PROTOCOL] == protocol.0
+                && declares(header, ipv4::field::TOTAL_LEN, all);
+            let six = len == ipv6::HEADER_LEN
+                && is_ipv6(header)
+                && header[ipv6::field::NEXT_HEADER] == protocol.0
+                && declares(header, ipv6::field::PAYLOAD_LEN, all - len);
+            let fits = match kind {
+                SegmentKind::Tcp4 => four,
+                SegmentKind::Tcp6 => six,
+                SegmentKind::Udp | SegmentKind::UdpFragments => four || six,
+            };
+            fits.then_some(Self { ip, l4 })
+        })
+    }
+}
+
 /// Position of a cut in a super-packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
     kind: SegmentKind,
-    /// Length of IP and transport header.
+    /// Length of all headers, those of a packet inside included.
     headers: usize,
     size: usize,
+    /// The segment that is cut is inside a tunnel.
+    inside: Option<Inside>,
 }
 
 impl Cut {
@@ -87,15 +153,30 @@ impl Cut {
             return Ok(None);
         };
         let ip = frame.bytes();
+        // The sender leaves the checksum of what is cut to the device.
+        let partial = frame.offload.checksum;
+        let outer = partial.is_none_or(|partial| usize::from(partial.start) == packet.l4);
+        let inside = match (segments.kind, packet.protocol.0) {
+            (SegmentKind::Tcp4 | SegmentKind::Tcp6, 17) => true,
+            (SegmentKind::Udp, 17) => !outer,
+            _ => false,
+        };
+        let inside = match inside {
+            true => {
+                Some(Inside::find(frame, packet, segments.kind).ok_or(FrameDrop::BadAggregate)?)
+            }
+            false => None,
+        };
+        let l4 = inside.map_or(packet.l4, |inside| inside.l4);
         let header = match (segments.kind, packet.protocol.0, packet.is_ipv6()) {
-            (SegmentKind::Tcp4, 6, false) | (SegmentKind::Tcp6, 6, true) => ip
-                .get(packet.l4 + tcp::field::DATA_OFFSET)
-                .map_or(0, |b| usize::from(b >> 4) * 4),
+            (SegmentKind::Tcp4 | SegmentKind::Tcp6, 17, _)
+            | (SegmentKind::Tcp4, 6, false)
+            | (SegmentKind::Tcp6, 6, true) => tcp_header(ip, l4),
             (SegmentKind::Udp, 17, _) => 8,
             (SegmentKind::UdpFragments, 17, _) if segments.size > 0 => return Ok(None),
             _ => return Err(FrameDrop::BadAggregate),
         };
-        let headers = packet.l4 + header;
+        let headers = l4 + header;
         let udp = segments.kind == SegmentKind::Udp;
         let least = if udp { 8 } else { 20 };
         if header < least || ip.len() < headers || segments.size == 0 {
@@ -105,6 +186,7 @@ impl Cut {
             kind: segments.kind,
             headers,
             size: usize::from(segments.size),
+            inside,
         };
         let tiny = !udp && header - least + cut.size < TCP_LEAST;
         let most = if udp { UDP_MOST } else { TCP_MOST };
@@ -112,6 +194,19 @@ impl Cut {
             return Err(FrameDrop::TinySegments);
         }
         Ok(Some(cut))
+    }
+
+    /// Whether a device can cut it: the virtio header cannot express an aggregate inside a tunnel.
+    #[inline]
+    pub const fn is_expressible(&self) -> bool {
+        self.inside.is_none()
+    }
+
+    /// Whether `frame` is an aggregate that no device can cut.
+    #[inline]
+    pub fn is_for_software(frame: &Frame, packet: &Packet) -> bool {
+        let cut = Self::new(frame, packet).ok().flatten();
+        cut.is_some_and(|cut| !cut.is_expressible())
     }
 
     /// Length of the longest segment, IP header included.
@@ -152,6 +247,7 @@ impl Cut {
             let from = (index * cut.size).min(data.len());
             Segment {
                 kind: cut.kind,
+                inside: cut.inside,
                 packet,
                 headers,
                 data: &data[from..(from + cut.size).min(data.len())],
@@ -167,6 +263,7 @@ impl Cut {
 #[derive(Clone, Copy, Debug)]
 pub struct Segment<'a> {
     kind: SegmentKind,
+    inside: Option<Inside>,
     packet: &'a Packet,
     headers: &'a [u8],
     data: &'a [u8],
@@ -201,7 +298,15 @@ impl Segment<'_> {
     }
 
     fn finish_ip(&self, ip: &mut [u8]) {
-        if self.packet.is_ipv6() {
+        self.finish_header(ip);
+        if let Some(inside) = self.inside {
+            self.finish_header(&mut ip[inside.ip..]);
+        }
+    }
+
+    /// Stores length and identification in the IP header that `ip` begins with.
+    fn finish_header(&self, ip: &mut [u8]) {
+        if is_ipv6(ip) {
             return ipv6::finish_len(ip);
         }
         let len = u16::try_from(ip.len()).unwrap_or(u16::MAX);
@@ -214,38 +319,76 @@ impl Segment<'_> {
     }
 
     fn finish_transport(&self, ip: &mut [u8]) {
-        let (src, dst) = (ip_src(ip), ip_dst(ip));
-        let l4 = &mut ip[self.packet.l4..];
-        let checksum = if self.kind == SegmentKind::Udp {
-            let len = u16::try_from(l4.len()).unwrap_or(u16::MAX);
-            put16(l4, udp::field::LENGTH, len);
-            udp::field::CHECKSUM
-        } else {
-            let before = u32::try_from(self.from).unwrap_or(0);
-            let sequence = be32(l4, tcp::field::SEQUENCE).wrapping_add(before);
-            put32(l4, tcp::field::SEQUENCE, sequence);
-            if !self.last {
-                l4[tcp::field::FLAGS] &= !FIN_PSH;
-            }
-            if self.index > 0 {
-                l4[tcp::field::FLAGS] &= !CWR;
-            }
-            tcp::field::CHECKSUM
+        let l4 = self.packet.l4;
+        let Some(inside) = self.inside else {
+            return match self.kind {
+                SegmentKind::Udp => finish_datagram(ip, l4),
+                _ => self.finish_tcp(ip, l4),
+            };
         };
-        put16(l4, checksum.clone(), 0);
-        let sum = Sum::ZERO
-            .pseudo(src, dst, self.packet.protocol.0, l4.len())
-            .bytes(l4)
-            .finish();
-        put16(l4, checksum, if sum == 0 { 0xffff } else { sum });
+        let (inner, inner_l4) = (&mut ip[inside.ip..], inside.l4 - inside.ip);
+        match self.kind {
+            SegmentKind::Udp => finish_datagram(inner, inner_l4),
+            _ => self.finish_tcp(inner, inner_l4),
+        }
+        // A sender that computes no checksum for the tunnel leaves it out.
+        if be16(ip, l4 + udp::field::CHECKSUM.start) == 0 {
+            put_len(&mut ip[l4..]);
+        } else {
+            finish_datagram(ip, l4);
+        }
     }
+
+    fn finish_tcp(&self, ip: &mut [u8], l4: usize) {
+        let before = u32::try_from(self.from).unwrap_or(0);
+        let tcp = &mut ip[l4..];
+        let sequence = be32(tcp, tcp::field::SEQUENCE).wrapping_add(before);
+        put32(tcp, tcp::field::SEQUENCE, sequence);
+        if !self.last {
+            tcp[tcp::field::FLAGS] &= !FIN_PSH;
+        }
+        if self.index > 0 {
+            tcp[tcp::field::FLAGS] &= !CWR;
+        }
+        finish_sum(ip, l4, Protocol::TCP, tcp::field::CHECKSUM);
+    }
+}
+
+/// Length of the TCP header at `l4`; 0 if it is cut short.
+fn tcp_header(ip: &[u8], l4: usize) -> usize {
+    ip.get(l4 + tcp::field::DATA_OFFSET)
+        .map_or(0, |b| usize::from(b >> 4) * 4)
+}
+
+/// Stores the length of a UDP datagram.
+fn put_len(udp: &mut [u8]) {
+    let len = u16::try_from(udp.len()).unwrap_or(u16::MAX);
+    put16(udp, udp::field::LENGTH, len);
+}
+
+/// Stores length and checksum of the UDP datagram at `l4`.
+fn finish_datagram(ip: &mut [u8], l4: usize) {
+    put_len(&mut ip[l4..]);
+    finish_sum(ip, l4, Protocol::UDP, udp::field::CHECKSUM);
+}
+
+/// Computes the checksum of the transport header at `l4`.
+fn finish_sum(ip: &mut [u8], l4: usize, protocol: Protocol, field: Range<usize>) {
+    let (src, dst) = (ip_src(ip), ip_dst(ip));
+    let l4 = &mut ip[l4..];
+    put16(l4, field.clone(), 0);
+    let sum = Sum::ZERO
+        .pseudo(src, dst, protocol.0, l4.len())
+        .bytes(l4)
+        .finish();
+    put16(l4, field, if sum == 0 { 0xffff } else { sum });
 }
 
 #[cfg(test)]
 #[expect(clippy::cast_possible_truncation, reason = "small numbers")]
 mod tests {
     use super::*;
-    use crate::frame::Segments;
+    use crate::frame::{PartialChecksum, Segments};
     use crate::parse;
     use crate::wire::tcp::checksum_ok;
     use etherparse::PacketBuilder;
@@ -281,6 +424,34 @@ mod tests {
         Cut::new(&frame, &packet).map(|cut| cut.expect("an aggregate").count(ip.len()))
     }
 
+    /// A host leaves the CRC32c of SCTP to a device that has it (`NETIF_F_SCTP_CRC`), as it leaves
+    /// the sums of TCP and UDP.
+    #[test]
+    fn unfinished_checksum_of_sctp_becomes_crc() {
+        let mut ip = Vec::new();
+        let mut packet = vec![0x80; 40];
+        packet[8..12].copy_from_slice(&[0; 4]);
+        PacketBuilder::ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64)
+            .write(&mut ip, etherparse::IpNumber::SCTP, &packet)
+            .expect("a vector takes all");
+        let mut frame = Frame::from_bytes(&ip);
+        frame.offload.checksum = Some(PartialChecksum {
+            start: 20,
+            offset: 8,
+        });
+        finish_checksum(&mut frame).expect("in bounds");
+        assert_eq!(frame.bytes()[28..32], checksum::sctp(&packet));
+        assert_eq!(frame.bytes()[32..], packet[12..]);
+        assert_eq!(frame.offload.checksum, None);
+        let short = Some(PartialChecksum {
+            start: 50,
+            offset: 8,
+        });
+        frame.offload.checksum = short;
+        assert_eq!(finish_checksum(&mut frame), Err(FrameDrop::BadOffload));
+        assert_eq!(frame.offload.checksum, short);
+    }
+
     #[test]
     fn impossible_segments_are_refused() {
         let tiny = Err(FrameDrop::TinySegments);
@@ -306,6 +477,60 @@ mod tests {
                 "{kind:?} of {size}, {options} bytes of options, {len}"
             );
         }
+    }
+
+    /// Bytes from the outer UDP header to the inner IP header: UDP, VXLAN, Ethernet.
+    const INNER: usize = 8 + 8 + 14;
+
+    /// A VXLAN packet with TCP or UDP inside, over IPv6 if `six`, each first the outer one.
+    /// `summed`: the tunnel has a checksum; `declared`: the inner IP header has a length.
+    fn tunnelled(data: &[u8], udp: bool, six: [bool; 2], summed: bool, declared: bool) -> Vec<u8> {
+        let header = match six[1] {
+            true => etherparse::IpHeaders::Ipv6(
+                etherparse::Ipv6Header {
+                    hop_limit: 64,
+                    source: [3; 16],
+                    destination: [4; 16],
+                    ..Default::default()
+                },
+                etherparse::Ipv6Extensions::default(),
+            ),
+            false => etherparse::IpHeaders::Ipv4(
+                etherparse::Ipv4Header {
+                    time_to_live: 64,
+                    source: [10, 8, 0, 1],
+                    destination: [10, 8, 0, 2],
+                    // An option, so that the header has not its usual length.
+                    options: [1, 1, 1, 0].into(),
+                    ..Default::default()
+                },
+                etherparse::Ipv4Extensions::default(),
+            ),
+        };
+        let mut inside = vec![0; INNER - 8];
+        let builder = PacketBuilder::ip(header);
+        let written = match udp {
+            true => builder.udp(1, 2).write(&mut inside, data),
+            false => {
+                let builder = builder.tcp(1, 2, u32::MAX - 10, 9).psh().ack(1);
+                builder.write(&mut inside, data)
+            }
+        };
+        written.expect("a vector takes all");
+        if !declared {
+            put16(&mut inside, INNER - 8 + if six[1] { 4 } else { 2 }, 0);
+        }
+        let mut ip = Vec::new();
+        let builder = match six[0] {
+            true => PacketBuilder::ipv6([1; 16], [2; 16], 64),
+            false => PacketBuilder::ipv4([192, 0, 2, 1], [192, 0, 2, 2], 64),
+        };
+        let builder = builder.udp(40_000, 4789);
+        builder.write(&mut ip, &inside).expect("a vector takes all");
+        if !summed {
+            put16(&mut ip, if six[0] { 46 } else { 26 }, 0);
+        }
+        ip
     }
 
     proptest! {
@@ -357,6 +582,51 @@ mod tests {
                 joined.extend_from_slice(&part.bytes()[cut.headers..]);
             }
             prop_assert_eq!(joined, data);
+        }
+
+        /// As a sender makes it who gives VXLAN to a device that cuts it (`SKB_GSO_UDP_TUNNEL`).
+        #[test]
+        fn segments_inside_tunnel_have_right_headers(data in proptest::collection::vec(any::<u8>(), 1..9000), size in 71u16..1400, [six, inner_six, udp, summed, declared] in any::<[bool; 5]>()) {
+            let ip = tunnelled(&data, udp, [six, inner_six], summed, declared);
+            let l4 = if six { 40 } else { 20 };
+            let inner = l4 + INNER;
+            let start = inner + if inner_six { 40 } else { 24 };
+            let (protocol, header, field) = if udp { (17, 8, 6) } else { (6, 20, 16) };
+            let mut frame = Frame::from_bytes(&ip);
+            let kind = match (udp, inner_six) {
+                (true, _) => SegmentKind::Udp,
+                (false, true) => SegmentKind::Tcp6,
+                (false, false) => SegmentKind::Tcp4,
+            };
+            frame.offload.segments = Some(Segments { kind, size, header_len: 0, ecn: false });
+            frame.offload.checksum = Some(PartialChecksum { start: start as u16, offset: field });
+            let packet = parse::ip(frame.bytes(), true).expect("valid");
+            check_offload(&frame, &packet).expect("an aggregate in a tunnel");
+            let cut = Cut::new(&frame, &packet).expect("consistent").expect("an aggregate");
+            prop_assert!(!cut.is_expressible());
+            let mut joined = Vec::new();
+            for segment in cut.segments(&frame, &packet).expect("not too many") {
+                let mut part = Frame::with_capacity(segment.len());
+                assert!(segment.write(&mut part));
+                let p = parse::ip(part.bytes(), false).expect("valid");
+                prop_assert!(p.len == part.len() && p.len <= cut.longest(ip.len()));
+                prop_assert_eq!(udp::end(part.bytes(), l4), Some(part.len()));
+                prop_assert!(!summed || udp::is_intact(part.bytes(), l4));
+                prop_assert_eq!(be16(part.bytes(), l4 + 6) != 0, summed);
+                let inside = parse::ip(&part.bytes()[inner..], false).expect("valid");
+                prop_assert_eq!(inside.len, part.len() - inner);
+                prop_assert!(checksum_ok(&part.bytes()[inner..], inside.l4, protocol));
+                if udp {
+                    prop_assert!(udp::is_intact(&part.bytes()[inner..], inside.l4));
+                } else {
+                    prop_assert_eq!(be32(part.bytes(), start + 4), (u32::MAX - 10).wrapping_add(joined.len() as u32));
+                }
+                joined.extend_from_slice(&part.bytes()[start + header..]);
+            }
+            prop_assert_eq!(joined, data);
+            // What is not where the checksum says is none.
+            frame.offload.checksum = Some(PartialChecksum { start: start as u16 + 4, offset: field });
+            prop_assert_eq!(Cut::new(&frame, &packet), Err(FrameDrop::BadAggregate));
         }
     }
 }

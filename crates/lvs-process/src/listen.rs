@@ -47,13 +47,25 @@ pub enum BindError {
     #[error("{path} is not a socket: remove it, or give another --socket", path = .0.display())]
     NotASocket(PathBuf),
     /// The system refused.
-    #[error("cannot listen at {address}: {source}")]
+    #[error("cannot listen at {address}: {source}; {}", fix(source))]
     Io {
         /// The address.
         address: Address,
         /// The cause.
         source: io::Error,
     },
+}
+
+/// The way to an address that the system permits.
+fn fix(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => "create the directory of the socket",
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            "give a path (--socket) in a directory that this user may write"
+        }
+        io::ErrorKind::InvalidInput => "give a shorter path (--socket)",
+        _ => "give another address (--socket)",
+    }
 }
 
 fn of_pid(pid: &Option<u32>) -> String {

@@ -201,6 +201,8 @@ fn second_dataplane_is_refused_and_stale_socket_replaced() {
     let file = Client::connect(&address).expect_err("not a socket");
     assert!(matches!(file, Error::NotASocket { .. }), "{file}");
     fs::remove_dir_all(&dir).expect("it is ours");
+    let lost = Server::bind(&address, Permissions::default()).expect_err("no directory");
+    assert!(lost.to_string().contains("create the directory"), "{lost}");
 
     let name = unique("second");
     let _first = start(&name);

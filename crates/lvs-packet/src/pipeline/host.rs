@@ -9,8 +9,9 @@ use crate::drop::FrameDrop;
 use crate::fragment::{Cutter, History};
 use crate::frame::Frame;
 use crate::net::{Net, PortId};
+use crate::parse::Packet;
 use crate::rewrite::mac;
-use crate::segment::finish_checksum;
+use crate::segment::{Cut, finish_checksum};
 use crate::wire::icmp::{self as wire_icmp, ErrorKind};
 use crate::wire::{Mac, ipv6, tcp, udp};
 
@@ -124,6 +125,9 @@ impl Pipeline {
             let back = Back::Device(port);
             return self.give_back_fragments(back, frame, history, job.packet.is_ipv6(), cx);
         }
+        if Cut::is_for_software(frame, &job.packet) {
+            return self.give_back_segments(port, frame, &job.packet, cx);
+        }
         if !info.offload
             && let Err(reason) = finish_checksum(frame)
         {
@@ -131,6 +135,33 @@ impl Pipeline {
         }
         self.counters.emitted += 1;
         cx.out.push(port, frame.take());
+        Fate::GivenBack
+    }
+
+    /// As [`Self::give_back`], for an aggregate inside a tunnel: the host receives its segments.
+    fn give_back_segments<N: Net>(
+        &mut self,
+        port: PortId,
+        frame: &Frame,
+        packet: &Packet,
+        cx: &mut Cx<'_, N>,
+    ) -> Fate {
+        let segments = match Cut::new(frame, packet) {
+            Ok(Some(cut)) => cut.segments(frame, packet),
+            Ok(None) => Err(FrameDrop::BadAggregate),
+            Err(reason) => Err(reason),
+        };
+        let segments = match segments {
+            Ok(segments) => segments,
+            Err(reason) => return Fate::Dropped(reason),
+        };
+        for segment in segments {
+            let mut out = cx.out.spare(segment.len());
+            if segment.write(&mut out) {
+                self.counters.emitted += 1;
+                cx.out.push(port, out);
+            }
+        }
         Fate::GivenBack
     }
 

@@ -7,7 +7,7 @@ use lvs_core::Hook;
 use super::datagram::{Arrival, Job};
 use super::{Cx, Decide, Fate, Pipeline, ReversePath};
 use crate::drop::FrameDrop;
-use crate::frame::Frame;
+use crate::frame::{Frame, PartialChecksum};
 use crate::net::{Net, PortId, PortInfo, is_martian};
 use crate::parse::{self, Fragment};
 use crate::segment;
@@ -123,7 +123,11 @@ impl Pipeline {
             ..Job::new(packet, hook, from_host, to_host)
         };
         // The metadata of a virtual link are claims of a peer.
-        if let Err(reason) = segment::check_offload(frame, &packet) {
+        let mut checked = segment::check_offload(frame, &packet);
+        if frame.offload.checksum.is_some_and(PartialChecksum::is_crc) {
+            checked = checked.and_then(|()| segment::finish_checksum(frame));
+        }
+        if let Err(reason) = checked {
             return self.drop_or_leave(reason, &job, cx);
         }
         if !from_host && is_martian(packet.src, packet.dst, virtual_dst, net) {

@@ -66,7 +66,8 @@ impl Pipeline {
         let link = Link { hop, info: &info };
         let offload = &frame.offload;
         let finished = offload.segments.is_none() && offload.checksum.is_none();
-        let whole = matches!(pieces, Pieces::Whole | Pieces::Relayed);
+        let whole = matches!(pieces, Pieces::Whole | Pieces::Relayed)
+            && !Cut::is_for_software(frame, packet);
         if whole && frame.len() <= hop.mtu as usize && (info.offload || finished) {
             return self.emit(frame, link, cx);
         }
@@ -88,7 +89,7 @@ impl Pipeline {
     ) -> Fate {
         let mtu = link.hop.mtu as usize;
         let fits = cut.longest(frame.len()) <= mtu;
-        if fits && link.info.offload {
+        if fits && link.info.offload && cut.is_expressible() {
             return self.emit(frame, link, cx);
         }
         let segments = match cut.segments(frame, packet) {

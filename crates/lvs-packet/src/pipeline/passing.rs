@@ -149,7 +149,8 @@ fn plain(frame: &Frame, info: &PortInfo) -> Option<Plain> {
     // The metadata of a virtual link are claims of a peer.
     let finishable = frame.offload.checksum.is_none_or(|partial| {
         let start = usize::from(partial.start);
-        start >= ETHERNET_LEN + ipv4::HEADER_LEN
+        !partial.is_crc()
+            && start >= ETHERNET_LEN + ipv4::HEADER_LEN
             && start + usize::from(partial.offset) + 2 <= ETHERNET_LEN + packet.len as usize
     });
     finishable.then_some(packet)

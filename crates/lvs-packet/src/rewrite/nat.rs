@@ -8,7 +8,7 @@ use lvs_core::Protocol;
 use crate::drop::FrameDrop;
 use crate::frame::Frame;
 use crate::parse::Packet;
-use crate::segment;
+use crate::segment::{self, Cut};
 use crate::wire::checksum::{self, Delta, Sum};
 use crate::wire::{be16, icmp, icmpv6, ip_dst, ip_src, ipv4, ipv6, is_ipv6, put16, sctp, tcp, udp};
 
@@ -61,9 +61,9 @@ pub fn translate(
     if packet.src.is_ipv4() != to.is_ipv4() {
         return Err(FrameDrop::Unsupported);
     }
-    if !unfinished {
+    if !unfinished && !Cut::is_for_software(frame, packet) {
         // It is the checksum of a packet inside this one, as in VXLAN: a sum over this one must
-        // cover its final value.
+        // cover its final value. Segments of an aggregate get theirs when they are cut.
         segment::finish_checksum(frame)?;
     }
     let ip = frame.bytes_mut();
@@ -279,7 +279,7 @@ fn set_port(inner: &mut [u8], l4: usize, outer: End, to: u16) {
 #[expect(clippy::cast_possible_truncation, reason = "small numbers")]
 mod tests {
     use super::*;
-    use crate::frame::PartialChecksum;
+    use crate::frame::{PartialChecksum, SegmentKind, Segments};
     use crate::parse;
     use etherparse::{PacketBuilder, SlicedPacket, TransportSlice};
     use proptest::prelude::*;
@@ -379,6 +379,52 @@ mod tests {
             segment::finish_checksum(&mut frame).expect("in bounds");
             check(frame.bytes());
             check(&frame.bytes()[inner..]);
+        }
+    }
+
+    /// The device that the sender meant cuts it behind the translation.
+    #[test]
+    fn aggregate_inside_tunnel_gets_right_checksums_when_it_is_cut() {
+        for (absent, end) in [(true, End::Destination), (false, End::Source)] {
+            const INNER: usize = 20 + 8 + 8 + 14;
+            let mut inside = vec![0; 8 + 14];
+            PacketBuilder::ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64)
+                .tcp(1000, 80, 7, 9)
+                .write(&mut inside, &[7; 3500])
+                .expect("a vector takes all");
+            let mut ip = Vec::new();
+            PacketBuilder::ipv4([192, 0, 2, 1], [192, 0, 2, 2], 64)
+                .udp(40_000, 4789)
+                .write(&mut ip, &inside)
+                .expect("a vector takes all");
+            if absent {
+                put16(&mut ip, 20 + 6, 0);
+            }
+            let mut frame = Frame::from_bytes(&ip);
+            frame.offload.checksum = Some(PartialChecksum {
+                start: INNER as u16 + 20,
+                offset: 16,
+            });
+            frame.offload.segments = Some(Segments {
+                kind: SegmentKind::Tcp4,
+                size: 1000,
+                header_len: 0,
+                ecn: false,
+            });
+            let packet = parse::ip(frame.bytes(), true).expect("valid");
+            let to = SocketAddr::from(([9; 4], 4790));
+            translate(&mut frame, &packet, end, to).expect("long enough");
+            let packet = parse::ip(frame.bytes(), true).expect("valid");
+            let cut = Cut::new(&frame, &packet).expect("consistent");
+            let cut = cut.expect("an aggregate");
+            let segments = cut.segments(&frame, &packet).expect("a few");
+            for (index, segment) in segments.enumerate() {
+                let mut out = Frame::with_capacity(segment.len());
+                assert!(segment.write(&mut out), "{index}");
+                check(out.bytes());
+                check(&out.bytes()[INNER..]);
+            }
+            assert_eq!(cut.count(frame.len()), 4);
         }
     }
 

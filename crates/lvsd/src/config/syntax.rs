@@ -20,14 +20,20 @@ const LINE_MAX: usize = 4096;
 pub(super) fn parse(text: &str) -> Result<Spanned<DeTable<'_>>, Findings> {
     let first = match DeTable::parse(text) {
         Ok(tree) => return Ok(tree),
-        Err(error) => error.span().map_or(0, |span| span.start),
+        Err(error) => error,
     };
-    let mut end = text.len().min(first.saturating_add(REACH));
+    let start = first.span().map_or(0, |span| span.start);
+    let mut end = text.len().min(start.saturating_add(REACH));
     while !text.is_char_boundary(end) {
         end -= 1;
     }
     let (_, errors) = DeTable::parse_recoverable(&text[..end]);
-    Err(explain(&errors, text, end))
+    let mut findings = explain(&errors, text, end);
+    // The cause of the first error may be farther away than that.
+    if findings.is_empty() {
+        findings = explain(&[first], text, text.len());
+    }
+    Err(findings)
 }
 
 /// The parser's errors in the first `read` bytes of the text, each cause once.

@@ -1,6 +1,6 @@
 //! `lvsd convert --check`: whether a converted file has the services that keepalived reads.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use lvs_core::api::ServiceId;
@@ -37,11 +37,18 @@ pub fn compare(toml: &str, printed: &str) -> Result<Compared, String> {
         whole: dump.whole,
         ..Compared::default()
     };
+    // The messages do not contain the address family of a mark, so that the servers of both are one
+    // list there.
+    let mut marks: HashMap<u32, Vec<&config::Service>> = HashMap::new();
+    for service in &config.services {
+        if let ServiceId::Fwmark { mark, .. } = service.id {
+            marks.entry(mark).or_default().push(service);
+        }
+    }
     let mut seen: BTreeSet<&str> = BTreeSet::new();
     for service in &config.services {
         let name = name(&service.id);
         let theirs = dump.services.get_key_value(&name).or_else(|| {
-            // The messages do not contain the address family of a mark.
             let (mark, _) = name.rsplit_once(' ')?;
             dump.services.get_key_value(mark).filter(|_| !dump.whole)
         });
@@ -50,7 +57,13 @@ pub fn compare(toml: &str, printed: &str) -> Result<Compared, String> {
                 seen.insert(name);
                 compared.services += 1;
                 compared.servers += service.servers.len();
-                of_service(name, service, theirs, dump.whole, &mut compared.differences);
+                let own = [service];
+                let ours = match service.id {
+                    ServiceId::Fwmark { mark, .. } if !dump.whole => marks[&mark].as_slice(),
+                    _ => own.as_slice(),
+                };
+                let differences = &mut compared.differences;
+                of_service(name, service, ours, theirs, dump.whole, differences);
             }
             // Messages do not name the members of groups.
             None if !dump.whole => {}
@@ -106,9 +119,11 @@ fn method(server: &config::Server) -> String {
     }
 }
 
+/// Compares a service. `ours` are all services with the name that keepalived has for it.
 fn of_service(
     name: &str,
     service: &config::Service,
+    ours: &[&config::Service],
     theirs: &TheirService,
     whole: bool,
     differences: &mut Vec<String>,
@@ -193,9 +208,9 @@ fn of_service(
         );
     }
     for found in unique {
-        let there = service
-            .servers
+        let there = ours
             .iter()
+            .flat_map(|service| &service.servers)
             .any(|server| Some(server.address.ip()) == found.ip);
         if let Some(ip) = found.ip
             && !there
@@ -276,6 +291,29 @@ weight = 7
         assert_eq!(compared.differences, [""; 0]);
         assert_eq!((compared.services, compared.servers), (1, 2));
         assert!(compared.whole);
+    }
+
+    /// Without IPVS in the kernel, keepalived names a mark without its address family.
+    #[test]
+    fn messages_about_mark_are_compared_with_services_of_both_families() {
+        let service = |family: &str, server: &str| {
+            format!(
+                "[[service]]\nfwmark = 7\nfamily = \"{family}\"\nforward = \"dr\"\n[[service.server]]\naddress = \"{server}\"\n"
+            )
+        };
+        let toml = service("ipv4", "10.0.0.1") + &service("ipv6", "2001:db8::1");
+        let message = |server: &str| format!("Shutting down service {server} from VS FWM 7\n");
+        let same = message("[10.0.0.1]:tcp:80") + &message("[2001:db8::1]:tcp:80");
+        let compared = compare(&toml, &same).unwrap();
+        assert_eq!(compared.differences, [""; 0]);
+        assert_eq!((compared.services, compared.whole), (2, false));
+        let other = same + &message("[10.0.0.2]:tcp:80");
+        let compared = compare(&toml, &other).unwrap();
+        assert!(
+            compared.differences[0].contains("server 10.0.0.2: not there in the result"),
+            "{:?}",
+            compared.differences
+        );
     }
 
     #[test]

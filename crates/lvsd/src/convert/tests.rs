@@ -110,6 +110,23 @@ fn macros_may_stand_for_several_words_and_blocks() {
     assert_eq!(check.timeout, std::time::Duration::from_secs(3));
 }
 
+/// keepalived 2.2.7 reads `$FIRST,$LAST`: a comma and a parenthesis end the name of a macro.
+#[test]
+fn macros_may_be_the_bounds_of_a_sequence() {
+    let (done, config) = converted(
+        SourceFormat::Keepalived,
+        "$RS= \\\n real_server 10.0.0.$HOST 80 { \\\n }\n$FIRST=3\n$LAST=5\n\
+             virtual_server 192.0.2.1 80 {\n protocol TCP\n ~SEQ(HOST,$FIRST,$LAST) $RS\n ~LST(HOST,$FIRST,9) real_server 10.0.1.${HOST} 80 { }\n}\n",
+    );
+    assert_eq!(done.lost, [""; 0]);
+    let servers = config.services[0].servers.iter();
+    let servers: Vec<String> = servers
+        .map(|server| server.address.ip().to_string())
+        .collect();
+    let expected = ["10.0.0.3", "10.0.0.4", "10.0.0.5", "10.0.1.3", "10.0.1.9"];
+    assert_eq!(servers, expected);
+}
+
 #[test]
 fn groups_of_a_file_have_a_common_bound() {
     let group = "virtual_server_group g {\n 2001:db8::1-ffff 80\n fwmark 7\n}\n";

@@ -232,13 +232,22 @@ fn command(address: &Address, options: &Dataplane) -> Command {
 }
 
 fn cannot_start(command: &Command, error: &std::io::Error) -> String {
-    let program = command.get_program().display();
-    if error.kind() == ErrorKind::NotFound {
-        return format!(
-            "there is no {program}: put it beside lvsd or into PATH, or name it with `program` in [dataplane]"
-        );
+    let program = command.get_program();
+    let shown = program.display();
+    match error.kind() {
+        ErrorKind::NotFound if !Path::new(program).exists() => format!(
+            "there is no {shown}: put it beside lvsd or into PATH, or name it with `program` in [dataplane]"
+        ),
+        ErrorKind::NotFound => format!(
+            "cannot start {shown}: this host lacks the interpreter or loader that the file names; install the lvs-dataplane that is built for this host"
+        ),
+        ErrorKind::PermissionDenied => format!(
+            "cannot start {shown}: {error}; make it executable (`chmod +x`), on a file system that is not mounted with noexec"
+        ),
+        _ => format!(
+            "cannot start {shown}: {error}; install the lvs-dataplane that is built for this host"
+        ),
     }
-    format!("cannot start {program}: {error}")
 }
 
 /// Turns this process into the dataplane with the options of the file, so that a unit of its own can
@@ -305,5 +314,21 @@ mod tests {
         assert!(second.contains("another lvsd"), "{second}");
         drop(first);
         lock(&name).unwrap();
+    }
+
+    #[test]
+    fn program_that_does_not_start_is_named_with_fix() {
+        let there = std::env::current_exe().unwrap();
+        let there = there.as_path();
+        let missing = Path::new("/nonexistent/lvs-dataplane");
+        for (program, kind, expected) in [
+            (missing, ErrorKind::NotFound, "there is no /nonexistent/"),
+            (there, ErrorKind::NotFound, "lacks the interpreter"),
+            (there, ErrorKind::PermissionDenied, "chmod +x"),
+            (there, ErrorKind::Other, "built for this host"),
+        ] {
+            let text = cannot_start(&Command::new(program), &kind.into());
+            assert!(text.contains(expected), "{text}");
+        }
     }
 }

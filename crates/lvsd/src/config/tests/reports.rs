@@ -331,3 +331,19 @@ fn loopback_server_is_warned_of_unless_the_service_is_proxied() {
         );
     }
 }
+
+/// The parser names the start of a key that is too deep, and its end is far behind.
+#[test]
+fn error_with_a_distant_cause_is_reported() {
+    let long = ["a"; 100_000].join(".");
+    for text in [
+        format!("{long} = 1\n"),
+        format!("[{long}]\n"),
+        format!("[[service]]\n{long} = 1\n"),
+        format!("a = {{ {long} = 1 }}\n"),
+        format!("a = \"{}\n", "x".repeat(200_000)),
+    ] {
+        let report = Config::from_toml("test.toml", &text).unwrap_err();
+        assert_eq!(report.errors(), 1, "{}", &text[..40]);
+    }
+}

@@ -559,7 +559,7 @@ fn is_name(text: &str) -> bool {
 }
 
 /// The name of the macro that a text begins with, and what follows it: `${NAME}`, or `$NAME` before
-/// whitespace or the end.
+/// whitespace, a comma, a closing parenthesis or the end.
 fn name(text: &str) -> Option<(&str, &str)> {
     let text = text.strip_prefix('$')?;
     if let Some(inner) = text.strip_prefix('{') {
@@ -571,7 +571,8 @@ fn name(text: &str) -> Option<(&str, &str)> {
         .find(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))
         .unwrap_or(text.len());
     let (name, rest) = text.split_at(end);
-    let ends = rest.is_empty() || rest.starts_with(char::is_whitespace);
+    let ends =
+        rest.is_empty() || rest.starts_with(|c: char| c.is_whitespace() || matches!(c, ',' | ')'));
     (ends && is_name(name)).then_some((name, rest))
 }
 
@@ -694,9 +695,11 @@ mod tests {
     }
 
     #[test]
-    fn macro_name_ends_at_whitespace() {
+    fn macro_name_ends_at_whitespace_comma_and_parenthesis() {
         assert_eq!(name("$NET"), Some(("NET", "")));
         assert_eq!(name("$NET 80"), Some(("NET", " 80")));
+        assert_eq!(name("$FIRST,$LAST"), Some(("FIRST", ",$LAST")));
+        assert_eq!(name("$LAST) x"), Some(("LAST", ") x")));
         assert_eq!(name("${NET}1"), Some(("NET", "1")));
         assert_eq!(name("$NET.5"), None);
         assert_eq!(name("$1"), None);
