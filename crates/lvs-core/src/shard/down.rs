@@ -232,11 +232,7 @@ impl Shard {
             return;
         };
         let (client, virt) = (slot.client(), slot.virt());
-        let tuple = |src, dst| Tuple {
-            protocol: Protocol::TCP,
-            src,
-            dst,
-        };
+        let tuple = |src, dst| Tuple::tcp(src, dst);
         let (of_client, of_server) = (expected.of_client, expected.of_server);
         if of_server.is_some() || of_client.is_some() {
             self.down.resets.push(Reset {

@@ -91,18 +91,12 @@ fn published(method: Forwarding) -> Option<(FastPath, Director)> {
     let server = "10.0.0.1:4433".parse().expect("an address");
     let server = control.add_server(&service, server, &config, Instant::ZERO);
     server.expect("a server");
-    let meta = PacketMeta {
-        hook: Hook::Local,
-        tuple: Tuple {
-            protocol: Protocol::UDP,
-            src: "192.0.2.1:1000".parse().expect("an address"),
-            dst: virt,
-        },
-        transport: Transport::Udp(&[]),
-        segment: Segment::NONE,
-        mark: 0,
-        len: 28,
-    };
+    let meta = PacketMeta::new(
+        Hook::Local,
+        Tuple::udp("192.0.2.1:1000".parse().expect("an address"), virt),
+        Transport::Udp(&[]),
+        28,
+    );
     let Verdict::Forward(forward) = director.handle_packet(&meta, Instant::ZERO) else {
         panic!("it is forwarded");
     };

@@ -90,18 +90,7 @@ fn offload(
     shard: &mut Shard,
     [src, dst]: [SocketAddr; 2],
 ) {
-    let packet = PacketMeta {
-        hook: Hook::Local,
-        tuple: Tuple {
-            protocol: Protocol::UDP,
-            src,
-            dst,
-        },
-        transport: Transport::Udp(&[]),
-        segment: Segment::NONE,
-        mark: 0,
-        len: 32,
-    };
+    let packet = PacketMeta::new(Hook::Local, Tuple::udp(src, dst), Transport::Udp(&[]), 32);
     let now = Instant::ZERO;
     let verdict = match shard.handle_packet(&packet, now) {
         Ok(verdict) => verdict,
