@@ -46,28 +46,32 @@ test: ## formatting, clippy, unit, property, recorded-kernel and end-to-end test
 	@$(call build_tests,--exclude lvs-bench)
 	@$(if $(ONLY),true,$(LINTED) test --locked --quiet -p lvs-core --doc)
 	@$(RUN_TESTS)
-	@echo "make test: passed; 'make test-rest' runs what it leaves out: the tests above, full sizes, benches, docs, book, licences, BPF object, release build"
+	@echo "make test: passed; 'make test-rest' runs what it leaves out: the tests above, full sizes, without the fast path, benches, docs, book, licences, BPF object"
 
 test-all: test test-rest ## make test, then make test-rest
 
-test-rest: ## the tests that make test leaves out: third-party programs, full sizes, benches, docs, licences, BPF object, release build
+test-rest: ## the tests that make test leaves out: third-party programs, full sizes, without the fast path, benches, docs, book, licences, BPF object
 	@tools/setup
 	@$(MAKE) --no-print-directory format no-cc prose docs bpf-check alone no-std msrv
-	$(LINTED) build --locked --workspace --all-targets
-	@$(call build_tests,)
+	@$(call build_tests,--all-targets)
 	@$(RUN_TESTS) --rest
+	@$(MAKE) --no-print-directory test-forwarding
 	@tools/try-tutorial
 	$(LINTED) test --locked --workspace --bench core -- 'step|filter|opens'
-	@$(MAKE) --no-print-directory test-release
 	@$(MAKE) --no-print-directory book deny
 
 # Tests that see whether the kernel forwards established connections.
 FORWARDING := e2e::beyond,e2e::failure,e2e::filters,e2e::ftp,e2e::fullnat,e2e::host::,e2e::ipv6,e2e::killed,e2e::marks,e2e::methods
 FORWARDING := $(FORWARDING),e2e::networks,e2e::pmtu,e2e::sync::,e2e::tun_backend,e2e::workers
 
-test-release: programs ## forwarding with the programs as they are installed, and without the kernel fast path
+.PHONY: test-forwarding
+# Full sizes; the kernel fast path is off.
+test-forwarding:
+	LVS_TEST_FULL=1 LVS_FAST_PATH=off $(MAKE) --no-print-directory ONLY="$(FORWARDING)" run-tests
+
+test-release: programs ## the same forwarding tests, with the programs as they are installed
 	@$(call build_tests,--exclude lvs-bench)
-	LVS_TEST_FULL=1 LVS_FAST_PATH=off LVS_BIN_DIR="$(TARGET)/release" $(MAKE) --no-print-directory ONLY="$(FORWARDING)" run-tests
+	@LVS_BIN_DIR="$(TARGET)/release" $(MAKE) --no-print-directory test-forwarding
 
 .PHONY: run-tests
 run-tests:
@@ -149,10 +153,10 @@ alone: ## each program by itself, with its own features, as `cargo install` buil
 	@for package in lvsd lvsadm lvs-dataplane; do (set -x; $(CARGO) check --locked -p $$package) || exit 1; done
 
 no-std: ## lvs-core without std, and for a machine without an operating system
-	$(CARGO) build --locked -p lvs-core --no-default-features
+	$(CARGO) check --locked -p lvs-core --no-default-features
 	@if rustc --print target-libdir --target $(BARE) 2>/dev/null | xargs -r test -d || rustup target add $(BARE); then \
-		set -x; $(CARGO) build --locked -p lvs-core --no-default-features --target $(BARE) && \
-		$(CARGO) build --locked -p lvs-core --features ipvsadm --target $(BARE); \
+		set -x; $(CARGO) check --locked -p lvs-core --no-default-features --target $(BARE) && \
+		$(CARGO) check --locked -p lvs-core --features ipvsadm --target $(BARE); \
 	else \
 		echo "make no-std: no compiler for $(BARE) is to be had here: built for this host only"; \
 	fi
@@ -236,7 +240,7 @@ artefacts: package image crates sbom ## everything that a release has, with chec
 
 release: ## the commit of a release (VERSION=1.2.3) and its artefacts; what is left to do is printed
 	@tools/release "$(VERSION)"
-	@$(MAKE) --no-print-directory artefacts
+	@$(MAKE) --no-print-directory test-release artefacts
 	@{ echo "lvsd $(VERSION)"; echo; cat $(DIST)/NOTES.md; echo; cat $(DIST)/SHA256SUMS; } >"$(TARGET)/tag.txt"
 	@echo "next: git tag --sign --file $(TARGET)/tag.txt v$(VERSION) && git push --follow-tags; make repository KEY=..."
 

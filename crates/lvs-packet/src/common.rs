@@ -8,6 +8,7 @@ use crate::icmp_limit::{Bucket, RateLimit};
 use crate::ip_id::IpIds;
 use crate::oversize::Oversize;
 use crate::pipeline::Settings;
+use crate::return_path::ReturnPaths;
 use crate::tunnel_path::TunnelPaths;
 
 /// State of the director, as opposed to that of one worker. Each
@@ -21,6 +22,7 @@ use crate::tunnel_path::TunnelPaths;
 /// | limit on answers to echo requests | an atomic | echo requests to addresses of the dataplane's own |
 /// | identifications | atomics | packets made here, tunnel packets without "don't fragment" |
 /// | path MTUs of tunnels | a lock, each entry an atomic | the first packet of a worker to a server, ICMP errors about tunnel packets; later packets read the atomic |
+/// | hosts that forwarded replies to health checks | a lock | such replies |
 /// | requests that were too long | a lock | ICMP "fragmentation needed" made here |
 ///
 /// So an established connection takes no lock. Packets that wait for a neighbour are each worker's
@@ -34,6 +36,8 @@ pub struct Common {
     pub rate_limit: RateLimit,
     /// Requests that exceeded the MTU of the path to their server.
     pub oversize: Oversize,
+    /// Hosts that forwarded replies to health checks.
+    pub return_paths: ReturnPaths,
     pub(super) echo: Bucket,
     pub(super) ip_ids: IpIds,
     pub(super) tunnels: TunnelPaths,
@@ -49,6 +53,7 @@ impl Common {
             reassembler: Reassembler::default(),
             rate_limit: RateLimit::new(settings.limits),
             oversize: Oversize::default(),
+            return_paths: ReturnPaths::default(),
             echo: Bucket::new(settings.echo_per_second, settings.echo_per_second),
             ip_ids: IpIds::default(),
             tunnels: TunnelPaths::default(),

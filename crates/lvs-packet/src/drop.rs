@@ -74,6 +74,9 @@ reasons! {
         Martian => "martian",
         /// The route to its source is not through the interface of its arrival (`--reverse-path`).
         ReversePath => "reverse_path",
+        /// A reply to a health check through a service that another host forwarded: the server's route to clients is not by
+        /// way of this director.
+        CheckPath => "check_path",
         /// It belongs to another packet worker, whose queue of what is handed over was full.
         WorkerBusy => "worker_busy",
         /// An invalid IPv4 option; the sender receives an ICMP error (parameter problem).

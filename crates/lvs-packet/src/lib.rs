@@ -17,6 +17,7 @@ pub mod net;
 pub mod oversize;
 pub mod parse;
 pub mod pipeline;
+pub mod return_path;
 pub mod rewrite;
 pub mod segment;
 pub mod shared_map;

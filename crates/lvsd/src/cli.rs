@@ -7,8 +7,10 @@ mod shell;
 mod status;
 
 use std::collections::HashSet;
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{ErrorKind, Write};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -32,7 +34,9 @@ use crate::cluster;
 use crate::config::{Config, Facts, LoadError, Report, check_filter};
 use crate::control_socket;
 use crate::daemon::{self, Options, Signal};
-use crate::dataplane::process::{GIVEN, Machine, become_dataplane, end_politely, lock, send};
+use crate::dataplane::process::{
+    GIVEN, Machine, become_dataplane, beside_us, end_politely, lock, send,
+};
 use crate::events::Events;
 use crate::expand::expand;
 use crate::health::{self, Network, Pins};
@@ -201,6 +205,28 @@ enum Command {
         #[arg(long, conflicts_with = "rest")]
         check: bool,
     },
+    /// Take a server out of service, and wait until its connections have ended: `lvsadm drain`.
+    #[command(disable_help_flag = true)]
+    Drain {
+        /// Service, server and options, as for lvsadm drain.
+        #[arg(
+            trailing_var_arg = true,
+            allow_hyphen_values = true,
+            value_name = "ARGUMENT"
+        )]
+        words: Vec<OsString>,
+    },
+    /// Put a server back into service: `lvsadm undrain`.
+    #[command(disable_help_flag = true)]
+    Undrain {
+        /// Service and server, as for lvsadm undrain.
+        #[arg(
+            trailing_var_arg = true,
+            allow_hyphen_values = true,
+            value_name = "ARGUMENT"
+        )]
+        words: Vec<OsString>,
+    },
     /// Take the whole director out of service, or back: another one takes over that is able to. It
     /// outlives restarts and reboots.
     Maintenance {
@@ -341,6 +367,8 @@ pub fn main(mut arguments: Arguments, ignored: Ignored) -> ExitCode {
             let dataplane = steered(&arguments);
             return told(ask::maintenance(&dataplane, on, why.clone(), json));
         }
+        Some(Command::Drain { ref words }) => return lvsadm(&arguments, "drain", words),
+        Some(Command::Undrain { ref words }) => return lvsadm(&arguments, "undrain", words),
         Some(Command::Register(ref register)) => {
             let _log = match start_log(None, arguments.log_format) {
                 Ok(guard) => guard,
@@ -413,6 +441,20 @@ pub fn main(mut arguments: Arguments, ignored: Ignored) -> ExitCode {
             ExitCode::from(EXIT_FAILURE)
         }
     }
+}
+
+/// Becomes `lvsadm` with one of its commands.
+fn lvsadm(arguments: &Arguments, command: &str, words: &[OsString]) -> ExitCode {
+    let program = beside_us("lvsadm").unwrap_or_else(|| "lvsadm".into());
+    let error = std::process::Command::new(&program)
+        .arg(command)
+        .args(words)
+        .env("LVS_SOCKET", steered(arguments).to_string())
+        .exec();
+    fail(&format!(
+        "{} cannot be started: {error}. It is installed with lvsd, or by `cargo install lvsadm`",
+        program.display()
+    ))
 }
 
 /// The dataplane's address where a broken file must not keep anybody from asking, nor a long one have

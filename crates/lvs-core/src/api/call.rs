@@ -138,6 +138,12 @@ calls! {
         "filter.list" FilterList {},
         /// The local addresses of full NAT. Answer: [`LocalInfo`](super::LocalInfo).
         "local.get" LocalGet {},
+        /// The host that forwarded a server's latest reply to a health check through a service, where the reply had to come
+        /// from the server itself. Answer: [`ReturnPath`](super::ReturnPath).
+        "server.return_path" ServerReturnPath {
+            /// Address of the server.
+            server: core::net::IpAddr,
+        },
     }
 
     writes {

@@ -149,6 +149,29 @@ pub struct LocalAddressInfo {
     pub connections: u64,
 }
 
+/// Answer to [`Call::ServerReturnPath`](super::Call::ServerReturnPath).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ReturnPath {
+    /// The host that forwarded a reply; absent if there was none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub forwarder: Option<Forwarder>,
+}
+
+/// A host that forwarded a reply which its server had to send to the director itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Forwarder {
+    /// Its MAC address.
+    pub mac: String,
+    /// Its IP address, if the host's neighbour table has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<core::net::IpAddr>,
+    /// The interface on which the reply arrived.
+    pub interface: String,
+    /// Time since the reply, in milliseconds.
+    pub age_ms: u64,
+}
+
 /// Answer to [`Call::Hello`](super::Call::Hello).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {

@@ -23,6 +23,8 @@ pub(crate) const NFCT: u32 = 0x10000;
 
 // Of this crate, not of the kernel:
 
+/// A health check through its service opened it ([`Control::pin`](crate::Control::pin)).
+pub(crate) const PROBE: u32 = 0x0008_0000;
 /// First bit, and width, of the number of the peer that owns a borrowed connection.
 pub(crate) const PEER_SHIFT: u32 = 20;
 pub(crate) const PEER: u32 = 0x0070_0000;
@@ -56,7 +58,9 @@ pub(crate) const SLOW_PATH: u32 = HELPED
     | NO_CPORT
     | CONTROLS
     | TEMPLATE
+    | PROBE
     | DYING;
 const _: () = assert!(SLOW_PATH & WATCHED == WATCHED);
 /// All of these flags have a local meaning, and are not replicated.
-pub(crate) const OWN: u32 = PEER | LENT | TOLD | CONTROLS | TIMED | GONE | TRACKED | HELPED | DYING;
+pub(crate) const OWN: u32 =
+    PROBE | PEER | LENT | TOLD | CONTROLS | TIMED | GONE | TRACKED | HELPED | DYING;

@@ -170,6 +170,29 @@ mod tests {
         assert_eq!(target(client, now), quiesced, "of weight 0");
         assert_eq!(target(late, now + LIFE), address(servers[0].0), "too late");
         assert!(control.pinned().is_empty());
+        for (client, probe) in [(client, true), (address("192.0.2.9:1000"), false)] {
+            let server = if probe {
+                quiesced
+            } else {
+                address(servers[0].0)
+            };
+            let meta = PacketMeta {
+                hook: Hook::Transit,
+                tuple: Tuple {
+                    protocol: Protocol::TCP,
+                    src: server,
+                    dst: client,
+                },
+                transport: Transport::Tcp(TcpFlags(TcpFlags::SYN | TcpFlags::ACK)),
+                segment: Segment::NONE,
+                mark: 0,
+                len: 60,
+            };
+            match shard.handle_packet(&meta, now) {
+                Ok(Verdict::Reply(reply)) => assert_eq!(reply.probe, probe, "{client}"),
+                other => panic!("{other:?}"),
+            }
+        }
     }
 
     #[test]

@@ -380,6 +380,11 @@ impl Shard {
         })
     }
 
+    /// Has each reply of a connection that a health check opened say so ([`Reply::probe`]).
+    pub(crate) fn mark_probe(&mut self, index: u32) {
+        self.table.get(index).set(flag::PROBE);
+    }
+
     pub(super) fn reply_of(&self, index: u32) -> Reply {
         let slot = self.table.get(index);
         Reply {
@@ -388,6 +393,7 @@ impl Shard {
             source: slot.method().translates().then(|| slot.virt()),
             destination: (slot.method() == Forwarding::FullNat).then(|| slot.client()),
             edit: None,
+            probe: slot.has(flag::PROBE),
         }
     }
 }

@@ -44,6 +44,7 @@ impl Passed {
                 source: Some(SocketAddr::V4(self.virt)),
                 destination: None,
                 edit: None,
+                probe: false,
             })
         } else {
             Verdict::Forward(self.forward())

@@ -10,7 +10,7 @@ use crate::{ConnId, Forwarding, Protocol, Tunnel};
 
 /// Flags with which a packet may do more than be counted and restart the timer, or may be changed
 /// itself. The most informative reason comes first.
-const REASONS: [(u32, Unpublished); 10] = [
+const REASONS: [(u32, Unpublished); 11] = [
     (flag::HELPED, Unpublished::Helped),
     (flag::ONE_PACKET, Unpublished::OnePacket),
     (flag::GONE, Unpublished::ServerDown),
@@ -20,6 +20,7 @@ const REASONS: [(u32, Unpublished); 10] = [
     (flag::NO_CPORT, Unpublished::NoClientPort),
     (flag::CONTROLS, Unpublished::Controls),
     (flag::TEMPLATE, Unpublished::Template),
+    (flag::PROBE, Unpublished::HealthCheck),
     (flag::DYING, Unpublished::Ended),
 ];
 
@@ -45,6 +46,8 @@ pub enum Unpublished {
     Protocol,
     /// Its service is a persistent one of UDP, and no server has answered its client yet. That answer makes the template of the client last.
     PersistentUdp,
+    /// A health check through its service opened it, and each reply is checked for its sender.
+    HealthCheck,
     /// A helper inspects its payload.
     Helped,
     /// The connection is for one packet.
@@ -92,6 +95,7 @@ impl fmt::Display for Unpublished {
             Self::NotEstablished => "it is not established",
             Self::Protocol => "it is neither TCP nor UDP",
             Self::PersistentUdp => "its service is a persistent one of UDP, and no server has answered its client yet",
+            Self::HealthCheck => "a health check opened it",
             Self::Helped => "a helper looks at it",
             Self::OnePacket => "one-packet scheduling",
             Self::ServerDown => "its server went down",

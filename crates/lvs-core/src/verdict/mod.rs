@@ -97,6 +97,9 @@ pub struct Reply {
     pub destination: Option<SocketAddr>,
     /// Change of the TCP segment by a helper.
     pub edit: Option<Edit>,
+    /// A health check through the service opened the connection ([`Control::pin`](crate::Control::pin)). Its replies count
+    /// only if they use the path of the replies to clients.
+    pub probe: bool,
 }
 
 /// Declares an enumeration of reasons, each with a name and a description. For the crates of this

@@ -332,6 +332,7 @@ fn calls_with_read_access_are_exactly_these() {
         "mark.list",
         "filter.list",
         "local.get",
+        "server.return_path",
     ];
     assert_eq!(reads, expected);
     assert!(Call::METHODS.len() >= 34);

@@ -128,6 +128,9 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
             "A sender forges sources, or routes are asymmetric: compare ip route get SOURCE with the interface (lvsadm capture dropped \
              -w FILE); --reverse-path loose asks for less."
         }
+        FrameDrop::CheckPath => {
+            "Make this director the default gateway of the server that lvsd status names, or use full NAT for it."
+        }
         FrameDrop::SynFlood => {
             "A flood of SYNs arrives, and new clients may have to repeat theirs (docs/security.md): lvsadm capture dropped -w FILE shows the sources; filter them in front of the director (lvsadm filter, XDP)."
         }

@@ -31,6 +31,9 @@ impl Pipeline {
         if reply.source.is_none() && !self.intercepted(job, cx) {
             return Fate::Left;
         }
+        if reply.probe && self.is_forwarded_by_another(job, reply, cx) {
+            return Fate::Dropped(FrameDrop::CheckPath);
+        }
         // Full NAT's replies are addressed to the director, for any client.
         let (dst, to_host) = match reply.destination {
             Some(client) => (client.ip(), cx.env.net.is_local(client.ip())),
@@ -93,7 +96,41 @@ impl Pipeline {
             .map_or(Pieces::Whole, Pieces::Along);
         self.leave(frame, &job.packet, &hop, pieces, cx)
     }
+
+    /// Whether the server sent this reply of NAT to another router, which forwarded it here: the
+    /// frame of a server in a network of this host has the MAC of another host, and the packet has
+    /// a TTL that no sender begins with. The MAC alone proves nothing: bonds use several.
+    fn is_forwarded_by_another<N: Net>(
+        &self,
+        job: &Job<'_>,
+        reply: &Reply,
+        cx: &Cx<'_, N>,
+    ) -> bool {
+        let server = job.packet.src;
+        let Some(arrival) = job.arrival else {
+            return false;
+        };
+        if reply.source.is_none()
+            || reply.destination.is_some()
+            || job.inner.is_some()
+            || FIRST_TTLS.contains(&job.packet.ttl)
+        {
+            return false;
+        }
+        let net = cx.env.net;
+        let direct = net.route(server).filter(|hop| hop.addr == server);
+        let mac = direct.and_then(|hop| net.neighbour(hop.port, server));
+        let forwarded = mac.is_some_and(|mac| mac != arrival.sender);
+        if forwarded {
+            let paths = &self.common.return_paths;
+            paths.learn(server, arrival.port, arrival.sender, cx.now);
+        }
+        forwarded
+    }
 }
+
+/// The TTLs and hop limits with which hosts send.
+const FIRST_TTLS: [u8; 4] = [32, 64, 128, 255];
 
 /// Number of bytes from the packet's start that translation needs in one piece: up to the transport
 /// header, or the ports of the packet inside an ICMP error.

@@ -2,15 +2,17 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use crate::lab::{CL_MAC, CLIENTS, GW_MAC, HOST, Lab, SERVERS, SV_MAC, Service};
+use crate::lab::{
+    CL_ADDR, CL_MAC, CLIENTS, GW_MAC, HOST, Lab, SERVERS, SV_MAC, Service, reply, server_mac,
+};
 use etherparse::PacketBuilder;
-use lvs_core::{Forwarding, Protocol, Tunnel};
+use lvs_core::{Forwarding, Protocol, Reply, Tunnel, Verdict};
 use lvs_packet::drop::FrameDrop;
 use lvs_packet::fragment::Cutter;
 use lvs_packet::frame::Frame;
 use lvs_packet::net::PortId;
 use lvs_packet::pipeline::{Pipeline, ReversePath, Settings};
-use lvs_packet::wire::Mac;
+use lvs_packet::wire::{Mac, decrement_ttl};
 
 const CLIENT: &str = "10.255.0.7:4000";
 const CLIENT6: &str = "[fd00:ff::7]:4000";
@@ -177,5 +179,44 @@ fn reverse_path_setting_requires_route_back() {
         // Answers of servers are no requests.
         let ip = datagram("10.1.0.11:53", CLIENT, 10);
         assert_eq!(lab.send(SERVERS, &ethernet(SV_MAC, &ip)).len(), 1);
+    }
+}
+
+/// Each row: the sender of the frame, whether a router has forwarded the reply, whether the server
+/// has its own first TTL.
+#[test]
+fn reply_to_health_check_is_dropped_if_another_router_forwarded_it() {
+    let server: IpAddr = "10.1.0.11".parse().expect("an address");
+    let own = server_mac("10.1.0.11".parse().expect("an address"));
+    let source = Some(addr("10.0.0.80:53"));
+    let Verdict::Reply(answer) = reply(source) else {
+        unreachable!("reply() makes replies")
+    };
+    for (sender, routed, probe, dropped) in [
+        (own, false, true, false),
+        // A bond sends from several addresses.
+        (GW_MAC, false, true, false),
+        // A tunnel on the server's own path to its interface.
+        (own, true, true, false),
+        (GW_MAC, true, true, true),
+        // A client's connection.
+        (GW_MAC, true, false, false),
+    ] {
+        let mut lab = dns();
+        lab.decide.verdict = Some(Verdict::Reply(Reply { probe, ..answer }));
+        let mut ip = datagram("10.1.0.11:53", &format!("{CL_ADDR}:4000"), 10);
+        if routed {
+            decrement_ttl(&mut ip);
+        }
+        let mut frame = ethernet(CL_MAC, &ip);
+        frame[6..12].copy_from_slice(&sender.0);
+        lab.send(CLIENTS, &frame);
+        let row = format!("{sender} routed {routed} probe {probe}");
+        let counters = &lab.pipeline.counters;
+        let drops = counters.dropped_for(FrameDrop::CheckPath);
+        assert_eq!(drops, u64::from(dropped), "{row}");
+        let last = lab.pipeline.common().return_paths.find(server);
+        let sender = last.map(|last| (last.port, last.sender));
+        assert_eq!(sender, dropped.then_some((CLIENTS, GW_MAC)), "{row}");
     }
 }

@@ -134,6 +134,9 @@ struct Message {
 struct Target {
     #[serde(default)]
     name: String,
+    /// `bench` for a benchmark, which lists no tests.
+    #[serde(default)]
+    kind: Vec<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -239,7 +242,10 @@ fn tests(options: &TestsOptions) -> Result<(Vec<Test>, Vec<Omitted>)> {
         }
         let message: Message = serde_json::from_str(&line)
             .with_context(|| format!("{}: a line of cargo: {line}", path.display()))?;
-        if message.reason != "compiler-artifact" || !message.profile.test {
+        if message.reason != "compiler-artifact"
+            || !message.profile.test
+            || message.target.kind.iter().any(|kind| kind == "bench")
+        {
             continue;
         }
         if let Some(executable) = message.executable {

@@ -393,6 +393,7 @@ fn on_a_clients_way(forward: Forward) -> Result<()> {
     wait_health(&site, "clients", &["up", "down"], &lvsd)?;
     if forward == Forward::Nat {
         wait_health(&site, "own", &["up", "up"], &lvsd)?;
+        through_another_router(&site, &lvsd)?;
     } else {
         let own = format!(
             "curl -s -o /dev/null -m 60 http://{}/",
@@ -402,6 +403,28 @@ fn on_a_clients_way(forward: Forward) -> Result<()> {
     }
     ensure!(lvsd.stop(Signal::SIGINT)?.success(), "{}", lvsd.log());
     Ok(())
+}
+
+/// The first server forwards the replies of the second one: they arrive, and they are no answers.
+fn through_another_router(site: &Site, lvsd: &Proc) -> Result<()> {
+    site.servers[0].sh(
+        "echo 1 > /proc/sys/net/ipv4/ip_forward; for file in /proc/sys/net/ipv4/conf/*/send_redirects; do echo 0 > $file; done",
+    )?;
+    let (router, director) = (site.real_address(0), "10.0.0.1");
+    site.servers[1].sh(&format!("ip route replace default via {router}"))?;
+    let reason = format!("the reply came by way of {router} (");
+    let shown = || {
+        let servers = health(site, "clients");
+        servers
+            .iter()
+            .any(|(health, why)| health == "down" && why.contains(&reason))
+    };
+    wait_until("the router in the reason", Duration::from_secs(30), shown)
+        .with_context(|| format!("{:?}\n{}", health(site, "clients"), lvsd.log()))?;
+    wait_health(site, "clients", &["up", "down"], lvsd)?;
+    wait_health(site, "own", &["up", "up"], lvsd)?;
+    site.servers[1].sh(&format!("ip route replace default via {director}"))?;
+    wait_health(site, "clients", &["up", "up"], lvsd)
 }
 
 #[test]

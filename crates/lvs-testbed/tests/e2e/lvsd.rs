@@ -533,7 +533,10 @@ fn drain_is_kept_by_lvsd_over_restarts() -> Result<()> {
         ensure!(denied.contains("status"), "{denied}");
         wait_usable(&site, 2, &daemon)?;
     }
-    site.lvsadm(&format!("undrain {service} {server}"))?;
+    let lvsd = programs::find("lvsd")?;
+    let file = path.display().to_string();
+    let put_back = ["--config", &file, "undrain", &service.to_string(), &server];
+    site.director.run(&lvsd, &put_back)?;
     wait_usable(&site, 3, &daemon)?;
 
     // In maintenance it leaves the service.

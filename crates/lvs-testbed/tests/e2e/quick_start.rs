@@ -129,7 +129,7 @@ fn quick_start_blocks_run_as_printed() -> Result<()> {
             // "Seconds later": the check has passed, and the dataplane has the server.
             writeln!(
                 script,
-                "until lvsd status 2>/dev/null | grep -q ' up .* weight 1 '; do sleep 0.1; done"
+                "until lvsd status 2>/dev/null | grep -q ' up [^ ]* *weight 1 '; do sleep 0.1; done"
             )?;
         }
         blocks += 1;

@@ -217,7 +217,7 @@ impl Machine {
 fn command(address: &Address, options: &Dataplane) -> Command {
     let program = match &options.program {
         Some(path) => PathBuf::from(path),
-        None => beside_us().unwrap_or_else(|| PathBuf::from("lvs-dataplane")),
+        None => beside_us("lvs-dataplane").unwrap_or_else(|| PathBuf::from("lvs-dataplane")),
     };
     let mut command = Command::new(program);
     command.args(options.arguments()).env(MARK.0, MARK.1);
@@ -286,10 +286,10 @@ fn signalled(pid: u32, signal: Signal) -> Result<OwnedFd, String> {
     Ok(process)
 }
 
-/// The dataplane beside our own executable.
-fn beside_us() -> Option<PathBuf> {
+/// Another program of this project in the directory of this executable.
+pub(crate) fn beside_us(program: &str) -> Option<PathBuf> {
     let here = std::env::current_exe().ok()?;
-    let there = here.parent().map(Path::to_owned)?.join("lvs-dataplane");
+    let there = here.parent()?.join(program);
     there.is_file().then_some(there)
 }
 

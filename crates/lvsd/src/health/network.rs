@@ -2,6 +2,8 @@
 
 use std::future::Future;
 
+use lvs_core::api::Forwarder;
+
 use super::probe::Asked;
 use super::{Advice, Check, Pins, ProbeError};
 
@@ -29,11 +31,35 @@ impl Prober for Network {
         // One deadline for all that a probe does.
         match tokio::time::timeout(check.timeout, check.probe.run(&asked)).await {
             Ok(result) => result,
-            Err(_) => Err(ProbeError::Server(format!(
-                "{} did not answer within {:?}",
-                asked.told(&check.probe.target(check.server)),
-                check.timeout
-            ))),
+            Err(_) => Err(ProbeError::Server(match self.forwarder(check).await {
+                Some(Forwarder {
+                    mac,
+                    address,
+                    interface,
+                    ..
+                }) => format!(
+                    "{}: the reply came by way of {} on {interface}, not from the server itself: its default gateway is not this director",
+                    asked.told(&check.probe.target(check.server)),
+                    address.map_or_else(|| mac.clone(), |address| format!("{address} ({mac})")),
+                ),
+                None => format!(
+                    "{} did not answer within {:?}",
+                    asked.told(&check.probe.target(check.server)),
+                    check.timeout
+                ),
+            })),
         }
+    }
+}
+
+impl Network {
+    /// The host that forwarded a reply to a check through a service which got no answer.
+    async fn forwarder(&self, check: &Check) -> Option<Forwarder> {
+        let (Some(pins), Some(_)) = (&self.pins, check.via) else {
+            return None;
+        };
+        let server = check.server.ip();
+        let answer = pins.forwarder(server, check.timeout);
+        tokio::time::timeout(check.timeout, answer).await.ok()?
     }
 }

@@ -1,12 +1,14 @@
-//! Asking the dataplane to lead the connection of a check to exactly one server (`server.pin`).
+//! Requests of checks through a service to the dataplane: to lead a connection to exactly one server (`server.pin`), and for
+//! the host that forwarded a reply (`server.return_path`).
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::thread;
 use std::time::Duration;
 
 use lvs_api::{Address, Client, Error};
-use lvs_core::api::{Call, Done, ServiceId};
+use lvs_core::api::{Call, Forwarder, ReturnPath, ServiceId};
+use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
 /// Longest silence of the dataplane.
@@ -16,12 +18,12 @@ const WAITING: usize = 1024;
 
 /// The way to the dataplane, for checks.
 #[derive(Clone, Debug)]
-pub struct Pins(mpsc::Sender<Pin>);
+pub struct Pins(mpsc::Sender<Request>);
 
 #[derive(Debug)]
-struct Pin {
+struct Request {
     call: Call,
-    reply: oneshot::Sender<Result<(), String>>,
+    reply: oneshot::Sender<Result<Value, String>>,
 }
 
 impl Pins {
@@ -47,22 +49,34 @@ impl Pins {
         server: SocketAddr,
         client: SocketAddr,
     ) -> Result<(), String> {
-        let (reply, answer) = oneshot::channel();
         let call = Call::ServerPin {
             service,
             server,
             client,
         };
+        self.ask(call).await.map(|_| ())
+    }
+
+    /// The host that forwarded the latest reply of `server` to a check, if there was one since `max_age`.
+    pub(super) async fn forwarder(&self, server: IpAddr, max_age: Duration) -> Option<Forwarder> {
+        let answer = self.ask(Call::ServerReturnPath { server }).await.ok()?;
+        let path: ReturnPath = serde_json::from_value(answer).ok()?;
+        path.forwarder
+            .filter(|last| Duration::from_millis(last.age_ms) <= max_age)
+    }
+
+    async fn ask(&self, call: Call) -> Result<Value, String> {
+        let (reply, answer) = oneshot::channel();
         let gone = || "lvsd is ending".to_owned();
-        let pin = Pin { call, reply };
-        self.0.send(pin).await.map_err(|_| gone())?;
+        let request = Request { call, reply };
+        self.0.send(request).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }
 }
 
-fn serve(address: &Address, mut pins: mpsc::Receiver<Pin>) {
+fn serve(address: &Address, mut requests: mpsc::Receiver<Request>) {
     let mut client = None;
-    while let Some(Pin { call, reply }) = pins.blocking_recv() {
+    while let Some(Request { call, reply }) = requests.blocking_recv() {
         if reply.is_closed() {
             // The check's time is up.
             continue;
@@ -83,13 +97,17 @@ fn serve(address: &Address, mut pins: mpsc::Receiver<Pin>) {
 }
 
 /// `Err(None)`: the dataplane has no such service or server.
-fn ask(address: &Address, client: &mut Option<Client>, call: &Call) -> Result<(), Option<Error>> {
+fn ask(
+    address: &Address,
+    client: &mut Option<Client>,
+    call: &Call,
+) -> Result<Value, Option<Error>> {
     let connection = match client {
         Some(connection) => connection,
         None => client.insert(Client::connect_patiently(address, PATIENCE).map_err(Some)?),
     };
-    match connection.call::<Done>(call) {
-        Ok(_) => Ok(()),
+    match connection.call::<Value>(call) {
+        Ok(answer) => Ok(answer),
         Err(Error::Refused(_)) => Err(None),
         Err(error) => {
             *client = None;

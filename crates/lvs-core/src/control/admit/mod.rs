@@ -455,8 +455,13 @@ impl State for Admission<'_> {
             By::Template(index) => Some((index, self.control.templates.get(index).clone())),
             By::Pin | By::Scheduler | By::NextServer => None,
         };
-        self.control
-            .bind(self.shard, server, port, ask, packets, template, now)
+        let opened = self
+            .control
+            .bind(self.shard, server, port, ask, packets, template, now)?;
+        if let (By::Pin, Opened::Entry(index)) = (by, &opened) {
+            self.shard.mark_probe(*index);
+        }
+        Ok(opened)
     }
 
     fn bypass(

@@ -60,6 +60,7 @@ impl Handler for Handle {
             Call::MarkList {} => self.list_marks(out),
             Call::FilterList {} => self.list_filters(out),
             Call::LocalGet {} => to_value(&self.local_info()?),
+            Call::ServerReturnPath { server } => to_value(&self.return_path(server)?),
             Call::Stop {} => {
                 self.stop();
                 Ok(done())

@@ -1,12 +1,13 @@
 //! The dataplane's own state: threads, interfaces, counters.
 
+use std::net::IpAddr;
 use std::time::Instant;
 
 use lvs_core::FilterLists;
 use lvs_core::api::{
     ANNOUNCED_MAX, AnnounceSpec, Announcements, Failure, FailureCode, FilterItem, Info,
-    InterfaceInfo, LocalAddressInfo, LocalInfo, MarkText, ReasonCount, ServiceId, SyncCounts,
-    SyncState,
+    InterfaceInfo, LocalAddressInfo, LocalInfo, MarkText, ReasonCount, ReturnPath, ServiceId,
+    SyncCounts, SyncState,
 };
 use serde_json::Value;
 
@@ -173,6 +174,15 @@ impl Handle {
             }
         }
         end(out)
+    }
+
+    /// The host that forwarded the latest reply of a server to a health check.
+    pub(super) fn return_path(&self, server: IpAddr) -> Result<ReturnPath, Failure> {
+        let all = self
+            .threads
+            .ask(move |worker| worker.forwarder_of(server))?;
+        let forwarder = all.into_iter().flatten().next();
+        Ok(ReturnPath { forwarder })
     }
 
     /// The local addresses of full NAT.

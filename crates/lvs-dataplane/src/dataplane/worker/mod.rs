@@ -10,11 +10,13 @@ mod kernel;
 #[cfg(test)]
 mod tests;
 
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant as SystemInstant};
 
+use lvs_core::api::Forwarder;
 use lvs_core::explain::Explanation;
 use lvs_core::sync::wire::Entry;
 use lvs_core::{Instant, Shard};
@@ -808,6 +810,21 @@ impl Worker {
             }
         }
         told
+    }
+
+    /// The host that forwarded the latest reply of `server` to a health check.
+    pub(super) fn forwarder_of(&self, server: IpAddr) -> Option<Forwarder> {
+        let last = self.pipeline.common().return_paths.find(server)?;
+        let tables = &self.network.view().tables;
+        let neighbours = &tables.state;
+        let address = neighbours.address_of(tables.ifindex(last.port)?, last.sender.0);
+        let age = self.context.now().saturating_since(last.at);
+        Some(Forwarder {
+            mac: last.sender.to_string(),
+            address,
+            interface: tables.name(last.port).to_owned(),
+            age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
+        })
     }
 
     /// The counters of the worker.

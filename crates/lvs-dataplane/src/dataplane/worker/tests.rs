@@ -220,7 +220,7 @@ fn packet_at_wrong_worker_is_passed_to_its_owner() {
     workers[0].receive(PORT);
     assert_eq!(arena.lent(), 0, "what is handed over is a copy");
     let homes = |home: usize| {
-        let client = std::net::IpAddr::from([192, 0, 2, 7]);
+        let client = IpAddr::from([192, 0, 2, 7]);
         let ports = ports.clone();
         ports
             .filter(|&port| steering.of_client(client, port) == home)
@@ -405,7 +405,7 @@ fn stuck_worker_loses_only_its_own_packets() {
     let count = NonZeroUsize::new(WORKERS).expect("two");
     let steering = Arc::new(Steering::new(count, 7, false));
     let Bed { mut workers, .. } = bed(Some(steering.clone()));
-    let client = std::net::IpAddr::from([192, 0, 2, 7]);
+    let client = IpAddr::from([192, 0, 2, 7]);
     let of = |home: usize| {
         let port = (1024..).find(|&port| steering.of_client(client, port) == home);
         port.expect("half of them are")

@@ -112,6 +112,15 @@ impl NetState {
         self.neighbours.get(&(ifindex, ip)).copied()
     }
 
+    /// An address of the neighbour with this MAC address.
+    pub fn address_of(&self, ifindex: u32, mac: [u8; 6]) -> Option<IpAddr> {
+        let on_interface = self.neighbours.iter().filter(|((on, _), _)| *on == ifindex);
+        on_interface
+            .filter(|(_, neighbour)| neighbour.usable() == Some(mac))
+            .map(|((_, address), _)| *address)
+            .min()
+    }
+
     /// The source address that the host would use towards `dst`: the route's, else the interface's
     /// address in the next hop's network, else its first, else any other one of this host
     /// (inet_select_addr()).

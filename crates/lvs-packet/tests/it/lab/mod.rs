@@ -146,6 +146,7 @@ pub fn reply(source: Option<SocketAddr>) -> Verdict {
         source,
         destination: None,
         edit: None,
+        probe: false,
     })
 }
 

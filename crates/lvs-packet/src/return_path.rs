@@ -1,0 +1,67 @@
+//! Hosts that forwarded replies to health checks, where NAT needs the server's own frame.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use lvs_core::Instant;
+
+use crate::net::PortId;
+use crate::wire::Mac;
+
+/// Servers that are remembered at most. For further servers only the drops are counted.
+const SERVERS_MAX: usize = 4096;
+
+/// The host that forwarded the latest reply of each server.
+#[derive(Debug, Default)]
+pub struct ReturnPaths(Mutex<HashMap<IpAddr, Forwarded>>);
+
+/// A reply that another host forwarded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Forwarded {
+    /// The port of its arrival.
+    pub port: PortId,
+    /// The sender of its frame.
+    pub sender: Mac,
+    /// The time of its arrival.
+    pub at: Instant,
+}
+
+impl ReturnPaths {
+    /// Remembers the sender of a reply of `server`.
+    pub(crate) fn learn(&self, server: IpAddr, port: PortId, sender: Mac, at: Instant) {
+        let mut all = self.all();
+        if all.len() < SERVERS_MAX || all.contains_key(&server) {
+            all.insert(server, Forwarded { port, sender, at });
+        }
+    }
+
+    /// The latest forwarded reply of `server`.
+    pub fn find(&self, server: IpAddr) -> Option<Forwarded> {
+        self.all().get(&server).copied()
+    }
+
+    fn all(&self) -> MutexGuard<'_, HashMap<IpAddr, Forwarded>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    #[test]
+    fn return_paths_are_bounded() {
+        let paths = ReturnPaths::default();
+        let server = |n: usize| IpAddr::from(Ipv4Addr::from(u32::try_from(n).unwrap()));
+        for n in 0..=SERVERS_MAX {
+            paths.learn(server(n), PortId(1), Mac([2; 6]), Instant::ZERO);
+        }
+        assert!(paths.find(server(SERVERS_MAX)).is_none());
+        let moved = Mac([4; 6]);
+        paths.learn(server(0), PortId(1), moved, Instant::ZERO);
+        assert_eq!(paths.find(server(0)).map(|last| last.sender), Some(moved));
+    }
+}
