@@ -176,18 +176,8 @@ mod tests {
             } else {
                 address(servers[0].0)
             };
-            let meta = PacketMeta {
-                hook: Hook::Transit,
-                tuple: Tuple {
-                    protocol: Protocol::TCP,
-                    src: server,
-                    dst: client,
-                },
-                transport: Transport::Tcp(TcpFlags(TcpFlags::SYN | TcpFlags::ACK)),
-                segment: Segment::NONE,
-                mark: 0,
-                len: 60,
-            };
+            let flags = TcpFlags::SYN | TcpFlags::ACK;
+            let meta = PacketMeta::tcp(Hook::Transit, server, client, flags);
             match shard.handle_packet(&meta, now) {
                 Ok(Verdict::Reply(reply)) => assert_eq!(reply.probe, probe, "{client}"),
                 other => panic!("{other:?}"),

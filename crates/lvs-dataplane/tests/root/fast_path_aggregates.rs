@@ -2,8 +2,8 @@
 //! forwards, whole, and those that it leaves to the dataplane.
 
 use lvs_core::{
-    Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, Segment,
-    ServerConfig, ServiceConfig, ServiceKey, Transport, Tuple, Verdict,
+    Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, ServerConfig, ServiceConfig,
+    ServiceKey, Transport, Tuple, Verdict,
 };
 use lvs_dataplane::fast_path::{FastPath, FastPathError, WayOut};
 use lvs_packet::wire::Mac;

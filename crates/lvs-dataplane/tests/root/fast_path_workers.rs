@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 
 use lvs_core::{
-    Control, Family, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, Segment,
-    ServerConfig, ServiceConfig, ServiceKey, Shard, Transport, Tuple, Verdict,
+    Control, Family, Forwarding, Hook, Instant, Options, PacketMeta, ServerConfig, ServiceConfig,
+    ServiceKey, Shard, Transport, Tuple, Verdict,
 };
 use lvs_dataplane::fast_path::{FastPath, FastPathError, WayOut};
 use lvs_packet::steer::Steering;

@@ -409,7 +409,7 @@ impl Intercept {
 mod tests {
     use lvs_core::{
         Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, ServerConfig,
-        ServiceConfig, TcpFlags, Transport, Verdict,
+        ServiceConfig, TcpFlags, Verdict,
     };
 
     use super::*;
