@@ -76,6 +76,11 @@ static long (*adjust_room)(struct __sk_buff *, int len, u32 mode, u64 flags) = (
 #define SEGMENT_MIN 256
 // As are aggregates of more datagrams than this, and those that go into tunnels: the kernel does not put all of them there.
 #define DATAGRAMS_MOST 127
+// In the place of TCP's flags: a datagram has no checksum.
+#define ABSENT 1
+// Words of a datagram without one that are summed up at a time, and how often at most: longer ones are the dataplane's.
+#define SUMMED_WORDS 128
+#define SUMMED_PIECES 18
 
 INLINE u16 swap(u16 x) { return x >> 8 | x << 8; }
 INLINE u16 fold(u64 x)
@@ -127,7 +132,7 @@ struct packet {
 	struct end src, dst;   // as they are a key of lvs_locals
 	u32 len;       // of the IP packet
 	u32 headers;   // IP and transport
-	u8 proto, flags;
+	u8 proto, flags;   // those of TCP; ABSENT
 };
 
 // 32-bit words from the IP header on that are looked at, and compared.
@@ -150,6 +155,7 @@ struct told {
 	u32 other[4];
 	u32 outer[TUNNEL_OUTER_WORDS * 2];
 	struct packet packet;
+	u32 summed[SUMMED_WORDS];
 };
 _Static_assert(sizeof(struct told) == TOLD_BYTES, "layout.h");
 
@@ -371,11 +377,11 @@ INLINE int read_packet(struct __sk_buff *skb, struct packet *p, u32 *words)
 	u32 l4 = p->headers;
 	if (p->len > skb->len - ETH) return 0;
 	if (p->proto == UDP) {
-		p->flags = 0;
 		p->headers += 8;
-		// Absent: the dataplane computes it.
 		u32 word = version == 6 ? h.w[11] : h.w[6];
-		return p->len >= p->headers && word >> 16 ? version : 0;
+		p->flags = word >> 16 ? 0 : ABSENT;
+		// IPv6 has no datagrams without a checksum.
+		return p->len >= p->headers && (version == 4 || !p->flags) ? version : 0;
 	}
 	if (p->proto != TCP || p->len < p->headers + 20) return 0;
 	u8 rest[8];
@@ -448,6 +454,8 @@ INLINE int decide_for(const u64 *conf, const struct packet *p, const int v6, u32
 	if (p->proto == TCP) {
 		if ((state & 0xff) != STATE_TCP_ESTABLISHED || (p->flags & (FIN_SYN_RST | ACK)) != ACK) return SHARE_UNFIT;
 	} else if ((state & 0xff) != STATE_NONE) {
+		return SHARE_UNFIT;
+	} else if (p->flags && (gso || (translates(method) && p->len > SUMMED_WORDS * 4 * SUMMED_PIECES))) {
 		return SHARE_UNFIT;
 	}
 	if (method == METHOD_FULL_NAT) {
@@ -596,6 +604,60 @@ INLINE void rewrite_v4(u32 *ip, u32 src, u32 dst)
 	ip[2] = less | (u32)(u16)~fold(sum) << 16;
 }
 
+// A checksum after words of 16 bits have changed, whose differences are in `sum` (RFC 1624).
+INLINE u16 changed(u16 check, u64 sum)
+{
+	return ~fold((u64)(u16)~check + sum);
+}
+
+// Whether the checksum of a datagram, of which `pseudo` is the sum over the pseudo-header, is finished: that of a packet inside may
+// not be, as in VXLAN. An unfinished one is that sum; so is one of 65,535 finished ones.
+INLINE int is_finished(u32 word, u64 pseudo)
+{
+	return word >> 16 != fold(pseudo);
+}
+
+// Changes a finished checksum for new ports and new addresses, whose differences are in `sum`. `old`: the header.
+INLINE int change_datagram(struct __sk_buff *skb, u32 *old, u32 ports, u64 sum, u32 at, const int v4)
+{
+	u16 check = changed(old[1] >> 16, sum + (u32)~old[0] + ports);
+	// 0 would say that there is none.
+	if (!check) check = 0xffff;
+	u32 before[2] = { old[0], old[1] }, after[2] = { ports, (old[1] & 0xffff) | (u32)check << 16 };
+	// A sum that the card has made: what addresses change in it, the checksum of IPv4's header takes back, and without one this one.
+	if (v4) csum_update(skb, csum_diff(before, 8, after, 8, 0));
+	return store_bytes(skb, at + 6, &check, 2, 0);
+}
+
+// Computes the checksum of a datagram that has none and goes on with other ends, as the kernel's IPVS does. It stays absent where
+// that of a packet inside is unfinished, as in VXLAN.
+INLINE int finish_datagram(struct __sk_buff *skb, struct told *t, u32 src, u32 dst, u32 ports)
+{
+	u32 left = t->len - 20, at = ETH + 20, field = at + 6, old_ports = t->head[5];
+	u64 sum = (u64)src + dst + swap(left) + swap(UDP);
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < SUMMED_PIECES && left; i++) {
+		u64 bytes = left < SUMMED_WORDS * 4 ? left : SUMMED_WORDS * 4;
+		CHECKED(bytes);
+		if (bytes < 1 || bytes > SUMMED_WORDS * 4) return -1;
+		// What is summed up are whole words.
+		t->summed[(bytes - 1) >> 2 & (SUMMED_WORDS - 1)] = 0;
+		if (load_bytes(skb, at, t->summed, bytes)) return -1;
+		u64 whole = (bytes + 3) & ~3ULL;
+		CHECKED(whole);
+		if (whole > SUMMED_WORDS * 4) return -1;
+		sum += (u32)csum_diff(0, 0, t->summed, whole, 0);
+		at += bytes;
+		left -= bytes;
+	}
+	// A sum that the card has made has the ports and the checksum, too.
+	csum_update(skb, csum_diff(&old_ports, 4, &ports, 4, (u16)~fold(sum)));
+	// Neither writes what is unfinished. The first one makes the checksum another one than 0, which the second one, for which 0 is
+	// absent, would leave so.
+	if (l4_csum_replace(skb, field, 0, 1, 0)) return -1;
+	return l4_csum_replace(skb, field, 0, fold(sum + 0xfffe), BPF_F_MARK_MANGLED_0);
+}
+
 INLINE int forward_v4(struct __sk_buff *skb, const u64 *slot, struct told *t, u8 proto, const u8 *macs)
 {
 	u8 *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
@@ -624,6 +686,12 @@ INLINE int forward_v4(struct __sk_buff *skb, const u64 *slot, struct told *t, u8
 		other_port = ports[0];
 		ports[1] = port;
 		if (both) ports[0] = t->port;
+	}
+	if (proto == UDP) {
+		if (t->packet.flags) return finish_datagram(skb, t, ip[3], ip[4], ip[5]);
+		u64 bare = (u64)t->head[3] + t->head[4] + swap(t->len - 20) + swap(UDP);
+		u64 sum = (u64)(u32)~old + addr + (u32)~other + new_other;
+		if (is_finished(t->head[6], bare)) return change_datagram(skb, t->head + 5, ip[5], sum, ETH + 20, 1);
 	}
 	// These know whether a checksum is unfinished.
 	u32 field = ETH + 20 + (proto == TCP ? 16 : 6), zero = proto == TCP ? 0 : BPF_F_MARK_MANGLED_0;
@@ -678,6 +746,11 @@ INLINE int forward_v6(struct __sk_buff *skb, const u64 *slot, struct told *t, u8
 			addr[i] = t->other[i];
 		}
 		diff = csum_diff(old, 16, t->other, 16, diff);
+	}
+	if (proto == UDP) {
+		u64 bare = (u64)swap(t->len - 40) + swap(UDP);
+		for (int i = 2; i < 10; i++) bare += t->head[i];
+		if (is_finished(t->head[11], bare)) return change_datagram(skb, t->head + 10, ip[10], (u32)diff, ETH + 40, 0);
 	}
 	u32 field = ETH + 40 + (proto == TCP ? 16 : 6), zero = proto == TCP ? 0 : BPF_F_MARK_MANGLED_0;
 	if (l4_csum_replace(skb, field, 0, diff, zero | pseudo)) return -1;
@@ -978,12 +1051,6 @@ SEC("held") int lvs_held(struct __sk_buff *skb)
 
 // ---- before there is a socket buffer -----------------------------------------------------------------------------------
 
-// A checksum after words of 16 bits have changed, whose differences are in `sum` (RFC 1624).
-INLINE u16 changed(u16 check, u64 sum)
-{
-	return ~fold((u64)(u16)~check + sum);
-}
-
 // Reads a frame. Returns the version of its IP; 0 if it is nothing that could be forwarded here.
 INLINE int read_frame(struct xdp_md *ctx, struct packet *p)
 {
@@ -1018,10 +1085,10 @@ INLINE int read_frame(struct xdp_md *ctx, struct packet *p)
 	u16 unfinished = fold(sum + swap(p->len - p->headers) + swap(p->proto));
 	if (p->proto == UDP) {
 		if (l4 + 8 > end) return 0;
-		p->flags = 0;
 		p->headers += 8;
 		check = *(u16 *)(l4 + 6);
-		return p->len >= p->headers && check && check != unfinished ? version : 0;
+		p->flags = check ? 0 : ABSENT;
+		return p->len >= p->headers && check != unfinished && (version == 4 || check) ? version : 0;
 	}
 	if (p->proto != TCP || l4 + 20 > end || p->len < p->headers + 20 || *(u16 *)(l4 + 16) == unfinished) return 0;
 	u32 header = l4[12] >> 4 << 2;
@@ -1090,6 +1157,8 @@ INLINE int forward_frame(struct xdp_md *ctx, const u64 *conf, struct told *t, co
 	u64 *slot = slot_of(t->handle, v6);
 	u64 *out = map_lookup(&lvs_hops, &t->hop);
 	if (!slot || !out || !READ(out[HOP_XDP])) return XDP_PASS;
+	// A checksum that is to be computed is lvs_ingress's to compute.
+	if (t->proto == UDP && t->packet.flags && translates(READ(slot[v6 ? WIDE_ENDS : NARROW_VIRT]) >> 48 & WAY_METHOD)) return XDP_PASS;
 	u32 ifindex = READ(out[HOP_LINK]), length = (u64)ctx->data_end - ctx->data;
 	if (length > ETH + t->len && xdp_adjust_tail(ctx, (int)(ETH + t->len) - (int)length)) return XDP_PASS;
 	account(conf, v6 ? slot + WIDE_HOT : slot, t, t->len, now);

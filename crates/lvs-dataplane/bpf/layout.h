@@ -44,7 +44,7 @@
 #define METHOD_FULL_NAT 5
 
 // Flags with which a packet may change more than counters and the deadline.
-#define FLAGS_UP 0x7e003e00U
+#define FLAGS_UP 0x6e083e00U
 #define FLAG_NO_OUTPUT 0x80U
 #define STATE_TCP_ESTABLISHED 1
 #define STATE_NONE 0
@@ -124,7 +124,7 @@
 
 // ---- what lvs_filter leaves for lvs_ingress: lvs_told ----
 
-#define TOLD_BYTES 248
+#define TOLD_BYTES 760
 
 // ---- programs that go on where another one ends: lvs_next ----
 

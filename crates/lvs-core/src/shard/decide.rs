@@ -226,8 +226,7 @@ impl Shard {
         let slot = self.table.get(index);
         slot.count_packet();
         if self.settings.master.is_some() {
-            let packets = slot.in_packets();
-            self.sync_connection(index, packets, now);
+            self.sync_packets(index, now);
         }
         self.table.restart(index, now);
         if self.ledger.is_some() {

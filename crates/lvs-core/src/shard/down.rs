@@ -10,6 +10,10 @@
 //! segment, or a connection older than the setting. The receiver then answers with an
 //! acknowledgement that contains the expected number, and the shard replies with the right number:
 //! an ended entry stays for a while and resets late packets.
+//!
+//! The kernel fast path keeps no numbers, because a slot has no room for them. So the shard asks the
+//! client of an offloaded connection first: with the SYN+ACK of its server once more, which any
+//! receiver answers with such an acknowledgement (RFC 5961 section 4.2). The answer ends both ends.
 
 use super::decide::Age;
 use super::{NeedsControl, Shard, tcp};
@@ -62,14 +66,18 @@ impl Numbers {
     }
 }
 
-/// A TCP reset to be sent: a segment without payload from `tuple.src` to `tuple.dst`.
+/// A TCP reset, or a question for its numbers, to be sent: a segment without payload from
+/// `tuple.src` to `tuple.dst`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Reset {
     /// Source and destination: from the virtual address to the client, or from the client to the
     /// virtual address.
     pub tuple: Tuple,
-    /// Its sequence number: the one that the receiver expects next.
+    /// A SYN+ACK instead of the reset: the receiver answers with an acknowledgement, which gets the
+    /// reset.
+    pub asks: bool,
+    /// Its sequence number: the one that the receiver expects next, or expected at one time.
     pub seq: u32,
     /// Its acknowledgement number, where it is known; without it the segment has no ACK bit.
     pub ack: Option<u32>,
@@ -85,6 +93,8 @@ pub(crate) struct Expected {
     of_client: Option<u32>,
     /// The client, of the server.
     of_server: Option<u32>,
+    /// Whether the kernel fast path has forwarded packets since.
+    missed: bool,
 }
 
 /// A shard's part in it.
@@ -98,12 +108,21 @@ pub(crate) struct Down {
     again: bool,
     /// To be sent.
     resets: Vec<Reset>,
+    /// To be sent to servers, with the numbers of their clients' answers.
+    late: Vec<Reset>,
 }
 
 impl Down {
     /// Connection `index` is new.
     pub(crate) fn track(&mut self, index: u32) {
         *self.expected.entry(index) = Expected::default();
+    }
+
+    /// The kernel fast path forwards packets of connection `index` from now on.
+    pub(crate) fn miss(&mut self, index: u32) {
+        if let Some(expected) = self.expected.get_mut(index) {
+            expected.missed = true;
+        }
     }
 
     /// Starts a walk over the table, because a server went down.
@@ -116,7 +135,13 @@ impl Down {
 }
 
 impl Expected {
-    fn note(&mut self, said: Numbers, from_client: bool) {
+    /// Records the numbers of a segment; `misses`: its connection is offloaded.
+    fn note(&mut self, said: Numbers, from_client: bool, misses: bool) {
+        if self.missed && said.ack.is_some() {
+            // The numbers before it may be older than a comparison can tell.
+            *self = Self::default();
+        }
+        self.missed |= misses;
         let (sender, receiver) = if from_client {
             (&mut self.of_client, &mut self.of_server)
         } else {
@@ -152,8 +177,9 @@ impl Shard {
                 let shift = self.shift(index);
                 said.ack = said.ack.map(|ack| shift.acknowledgement(ack));
             }
+            let misses = self.table.get(index).is_live();
             if let Some(expected) = self.down.expected.get_mut(index) {
-                expected.note(said, from_client);
+                expected.note(said, from_client, misses);
             }
         }
     }
@@ -186,6 +212,11 @@ impl Shard {
             }
         }
         core::mem::take(&mut self.down.resets)
+    }
+
+    /// The resets of servers whose clients have answered a question of [`end_down`](Self::end_down).
+    pub fn take_late_resets(&mut self) -> Vec<Reset> {
+        core::mem::take(&mut self.down.late)
     }
 
     /// Whether the server of entry `index` went down after the entry's last check.
@@ -231,29 +262,44 @@ impl Shard {
         let Some(expected) = expected.filter(|_| tracked) else {
             return;
         };
-        let (client, virt) = (slot.client(), slot.virt());
-        let tuple = |src, dst| Tuple::tcp(src, dst);
+        let tuple = Tuple {
+            protocol: Protocol::TCP,
+            src: slot.virt(),
+            dst: slot.client(),
+        };
         let (of_client, of_server) = (expected.of_client, expected.of_server);
         if of_server.is_some() || of_client.is_some() {
             self.down.resets.push(Reset {
-                tuple: tuple(virt, client),
+                tuple,
+                asks: expected.missed,
                 // A client that waits for the answer to its SYN looks at the acknowledgement.
                 seq: of_server.map_or(0, |seq| self.shift(index).sequence(seq)),
                 ack: of_client,
                 forward: None,
             });
         }
-        if let Some(seq) = of_client {
-            let forward = self.forward_of(index, Age::Known);
-            self.down.resets.push(Reset {
-                tuple: tuple(client, virt),
-                seq,
-                ack: of_server,
-                forward: Some(forward),
-            });
-        }
+        let of_server = self.server_reset(index, expected);
+        self.down.resets.extend(of_server);
         self.close(index);
         self.table.restart(index, now);
+    }
+
+    /// The reset of the server's end of a TCP connection, if the number is known that it expects.
+    fn server_reset(&self, index: u32, expected: Expected) -> Option<Reset> {
+        let seq = expected.of_client?;
+        let slot = self.table.get(index);
+        let tuple = Tuple {
+            protocol: Protocol::TCP,
+            src: slot.client(),
+            dst: slot.virt(),
+        };
+        Some(Reset {
+            tuple,
+            asks: false,
+            seq,
+            ack: expected.of_server,
+            forward: Some(self.forward_of(index, Age::Known)),
+        })
     }
 
     /// Sets the state of a TCP connection to CLOSE.
@@ -327,6 +373,19 @@ impl Shard {
                 if flags.has(TcpFlags::RST) {
                     // The client's own answer to a server that does not know yet.
                     return Ok(Verdict::Forward(self.forward_of(index, Age::Known)));
+                }
+                if self.table.get(index).has(flag::TRACKED)
+                    && let Some(expected) = self.down.expected.get_mut(index)
+                    && expected.missed
+                    && meta.segment.is_intact(&meta.tuple)
+                    && let Some(said) = Numbers::read(meta.segment.bytes)
+                    && said.ack.is_some()
+                {
+                    // The numbers for the server's reset, too.
+                    expected.note(said, true, false);
+                    let expected = *expected;
+                    let of_server = self.server_reset(index, expected);
+                    self.down.late.extend(of_server);
                 }
                 self.close(index);
                 self.table.restart(index, now);

@@ -62,6 +62,7 @@ pub(crate) use self::settings::{Settings, Shared};
 /// | time | [`advance`](Self::advance) until it returns false, with packets in between | at [`next_wakeup`](Self::next_wakeup), before [`Control::advance`](crate::Control::advance) |
 /// | changes | [`Control::sweep`](crate::Control::sweep) | after each; a shard that was not swept asks at its next packet |
 /// | servers that went down | [`end_down`](Self::end_down), whose resets are to be sent | while [`has_down`](Self::has_down), which a sweep may begin |
+/// | the same, of offloaded connections | [`take_late_resets`](Self::take_late_resets), to be sent | after packets |
 /// | synchronisation | [`take_sync_message`](Self::take_sync_message) until there is none | at [`next_sync_message`](Self::next_sync_message) |
 /// | questions | [`connections_from`](Self::connections_from), [`len`](Self::len) and others | at any time |
 ///

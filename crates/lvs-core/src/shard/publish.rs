@@ -10,11 +10,10 @@ use crate::{ConnId, Forwarding, Protocol, Tunnel};
 
 /// Flags with which a packet may do more than be counted and restart the timer, or may be changed
 /// itself. The most informative reason comes first.
-const REASONS: [(u32, Unpublished); 11] = [
+const REASONS: [(u32, Unpublished); 10] = [
     (flag::HELPED, Unpublished::Helped),
     (flag::ONE_PACKET, Unpublished::OnePacket),
     (flag::GONE, Unpublished::ServerDown),
-    (flag::TRACKED, Unpublished::Tracked),
     (flag::TIMED, Unpublished::Timed),
     (flag::OUT_SEQ | flag::IN_SEQ, Unpublished::Adjusted),
     (flag::NO_CPORT, Unpublished::NoClientPort),
@@ -24,14 +23,14 @@ const REASONS: [(u32, Unpublished); 11] = [
     (flag::DYING, Unpublished::Ended),
 ];
 
-/// Each flag of the slow path has its reason, and no other has one.
+/// Each flag that keeps packets in userspace has its reason, and no other has one.
 const _: () = {
     let (mut all, mut number) = (0, 0);
     while number < REASONS.len() {
         all |= REASONS[number].0;
         number += 1;
     }
-    assert!(all == flag::SLOW_PATH);
+    assert!(all == flag::USERSPACE);
 };
 
 /// Why a program in the kernel is not to forward the packets of a connection.
@@ -54,8 +53,6 @@ pub enum Unpublished {
     OnePacket,
     /// Its server went down, and it does not come back with it.
     ServerDown,
-    /// Its sequence numbers are kept, for a reset should its server go down.
-    Tracked,
     /// The time until its server's first answer is measured.
     Timed,
     /// Its sequence numbers are adjusted.
@@ -80,8 +77,6 @@ pub enum Unpublished {
     Family,
     /// A local address of full NAT is its client or its virtual address.
     LocalAddress,
-    /// A master sends synchronisation messages.
-    Master,
     /// A backup forwards nothing.
     BackupOnly,
     /// Its client is a server behind NAT.
@@ -99,7 +94,6 @@ impl fmt::Display for Unpublished {
             Self::Helped => "a helper looks at it",
             Self::OnePacket => "one-packet scheduling",
             Self::ServerDown => "its server went down",
-            Self::Tracked => "its sequence numbers are kept, for a reset (on_server_down)",
             Self::Timed => "its server has not answered yet, and that is measured",
             Self::Adjusted => "its sequence numbers are adjusted",
             Self::NoClientPort => "its client has no port, or none that is known",
@@ -114,7 +108,6 @@ impl fmt::Display for Unpublished {
             }
             Self::Family => "no service is of its family",
             Self::LocalAddress => "a local address of full NAT is its client or its virtual address",
-            Self::Master => "a master sends synchronisation messages",
             Self::BackupOnly => "a backup forwards nothing (backup_only)",
             Self::ClientIsServer => "its client is a server behind NAT",
         })
@@ -148,7 +141,7 @@ pub(super) fn is_still(entry: Entry<'_>) -> bool {
 #[inline]
 fn what_else(entry: Entry<'_>) -> Option<Unpublished> {
     let flags = entry.flags();
-    if flags & flag::SLOW_PATH != 0 {
+    if flags & flag::USERSPACE != 0 {
         let mut reasons = REASONS.iter();
         return reasons
             .find(|(flag, _)| flags & flag != 0)
@@ -337,9 +330,7 @@ impl Shard {
         let settings = &self.settings;
         let ours = |end: SocketAddr| self.local_ports.is_used(end.ip());
         let behind_nat = || self.links.is_masqueraded(entry.protocol(), client);
-        let reason = if settings.master.is_some() {
-            Unpublished::Master
-        } else if settings.backup_only {
+        let reason = if settings.backup_only {
             Unpublished::BackupOnly
         } else if settings.heeds_servers() && behind_nat() {
             Unpublished::ClientIsServer
@@ -382,7 +373,14 @@ impl Shard {
         let entry = self.table.get(conn.0);
         entry.set_next_hop(client_hop);
         entry.publish(epoch);
-        entry.is_live()
+        let (live, packets) = (entry.is_live(), entry.in_packets());
+        if live && self.has_master() && self.table.sync_packets(conn.0).is_none() {
+            self.table.set_sync_packets(conn.0, Some(packets));
+        }
+        if live {
+            self.down.miss(conn.0);
+        }
+        live
     }
 
     /// Evicts a connection from the kernel fast path: its packets come to userspace.
@@ -528,14 +526,15 @@ mod tests {
     fn reason_against_offload_outside_connection_is_named() {
         let meta = packet(Protocol::UDP, 0);
         let route = Forwarding::Route;
-        let mut master = director(Protocol::UDP, route);
-        let conn = send(&mut master, &meta);
-        assert!(master.shard.offer(conn).is_ok());
-        let told = sync::Master::new(1, None, false);
-        master.control.start_master(told).unwrap();
-        master.control.sweep(&mut master.shard);
-        let why = master.shard.offer(conn).err();
-        assert_eq!(why, Some(Unpublished::Master));
+        let mut backup = director(Protocol::UDP, route);
+        let conn = send(&mut backup, &meta);
+        assert!(backup.shard.offer(conn).is_ok());
+        let heard = sync::Backup::new(1, None, 1500, false);
+        backup.control.start_backup(heard).unwrap();
+        backup.control.set_sysctl("backup_only", "1").unwrap();
+        backup.control.sweep(&mut backup.shard);
+        let why = backup.shard.offer(conn).err();
+        assert_eq!(why, Some(Unpublished::BackupOnly));
     }
 
     #[test]

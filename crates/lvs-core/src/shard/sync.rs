@@ -4,7 +4,7 @@ use super::Shard;
 use crate::Instant;
 use crate::conn::{self, Template, flag};
 use crate::sync::wire::{Entry, Sequences};
-use crate::sync::{HZ, Message, Subject, needed, sync_counted_template};
+use crate::sync::{HZ, Message, Subject, latest_due, needed, sync_counted_template};
 
 impl Shard {
     /// The next synchronisation message to send, if one is full or old enough.
@@ -27,6 +27,44 @@ impl Shard {
     /// Time at which the caller requests the next message; `None` if there is nothing to send.
     pub fn next_sync_message(&self) -> Option<Instant> {
         self.sync.next_message()
+    }
+
+    /// Whether a master runs.
+    pub const fn has_master(&self) -> bool {
+        self.settings.master.is_some()
+    }
+
+    /// Sends the offloaded connections that need it, because their clients have sent packets that
+    /// the shard has not seen: those from slot `from` on, at most `budget` slots. Returns the next
+    /// slot.
+    pub fn sync_offloaded_piece(
+        &mut self,
+        from: usize,
+        budget: usize,
+        now: Instant,
+    ) -> Option<usize> {
+        let (handles, next) = self.table.piece(from, budget);
+        for handle in handles {
+            let entry = self.table.get(handle);
+            let seen = entry.is_live().then(|| entry.in_packets());
+            match self.table.sync_packets(handle) {
+                Some(before) if before != entry.in_packets() => self.sync_packets(handle, now),
+                _ => self.table.set_sync_packets(handle, seen),
+            }
+        }
+        next
+    }
+
+    /// Sends a connection, if one of the packets of its client since the last time needs it. The
+    /// kernel fast path may have forwarded some of them: several such packets are one.
+    pub(super) fn sync_packets(&mut self, index: u32, now: Instant) {
+        let entry = self.table.get(index);
+        let (live, packets) = (entry.is_live(), entry.in_packets());
+        let before = self.table.sync_packets(index);
+        self.table.set_sync_packets(index, live.then_some(packets));
+        let before = before.unwrap_or(packets.wrapping_sub(1));
+        let due = latest_due(before, packets, &self.settings.sysctls);
+        self.sync_connection(index, due.unwrap_or(packets), now);
     }
 
     /// Sends a connection and its controlling entries, if they are due (`ip_vs_sync_conn`).
@@ -121,5 +159,117 @@ impl Shard {
             engine: None,
             data: None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::*;
+
+    const VIRT: &str = "198.51.100.1:80";
+
+    /// A director with a master, and one connection through direct routing.
+    fn master(protocol: Protocol) -> Director {
+        let mut director = Director::new(Options {
+            max_connections: 100,
+            ..Options::default()
+        });
+        let virt = VIRT.parse().unwrap();
+        let service = match protocol {
+            Protocol::TCP => ServiceKey::tcp(virt),
+            _ => ServiceKey::udp(virt),
+        };
+        let control = &mut director.control;
+        let config = ServiceConfig::new(Family::V4, "rr");
+        control.add_service(service, config, None).unwrap();
+        let server = ServerConfig::new(1, Forwarding::Route);
+        let addr = "10.0.0.1:80".parse().unwrap();
+        control
+            .add_server(&service, addr, &server, Instant::ZERO)
+            .unwrap();
+        let master = sync::Master::new(1, None, false);
+        control.start_master(master).unwrap();
+        director
+    }
+
+    fn send(director: &mut Director, protocol: Protocol, flags: u8) -> ConnId {
+        let transport = match protocol {
+            Protocol::TCP => Transport::Tcp(TcpFlags(flags)),
+            _ => Transport::Udp(&[]),
+        };
+        let tuple = Tuple {
+            protocol,
+            src: "192.0.2.7:1000".parse().unwrap(),
+            dst: VIRT.parse().unwrap(),
+        };
+        let meta = PacketMeta::new(Hook::Local, tuple, transport, 100);
+        match director.handle_packet(&meta, Instant::ZERO) {
+            Verdict::Forward(forward) => forward.conn.unwrap(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// As many packets pass in the kernel.
+    fn pass(director: &Director, conn: ConnId, packets: u32) {
+        for _ in 0..packets {
+            director.shard.table.get(conn.0).count_packet();
+        }
+    }
+
+    fn walk(director: &mut Director) {
+        let mut from = Some(0);
+        while let Some(at) = from {
+            from = director.shard.sync_offloaded_piece(at, 1000, Instant::ZERO);
+        }
+    }
+
+    /// Entries of the messages so far: each has 36 bytes, behind a header of 8.
+    fn entries(director: &mut Director) -> usize {
+        let later = Instant::from_secs(60);
+        core::iter::from_fn(|| director.shard.take_sync_message(later))
+            .map(|message| (message.bytes.len() - 8) / 36)
+            .sum()
+    }
+
+    #[test]
+    fn offloaded_connection_is_sent_once_for_all_packets_between_two_walks() {
+        let mut director = master(Protocol::UDP);
+        let mut conn = send(&mut director, Protocol::UDP, 0);
+        for _ in 1..16 {
+            conn = send(&mut director, Protocol::UDP, 0);
+        }
+        assert_eq!(entries(&mut director), 1, "the third packet");
+        assert!(director.shard.offer(conn).is_ok());
+        assert!(director.shard.publish(conn, 1, None));
+        pass(&director, conn, 36);
+        walk(&mut director);
+        assert_eq!(entries(&mut director), 0, "52 packets");
+        pass(&director, conn, 1);
+        walk(&mut director);
+        assert_eq!(entries(&mut director), 1, "the 53rd packet");
+        walk(&mut director);
+        assert_eq!(entries(&mut director), 0, "no packet since");
+        pass(&director, conn, 200);
+        walk(&mut director);
+        assert_eq!(entries(&mut director), 1, "the 103rd to the 253rd");
+        // It comes back to userspace, whose next packet is decided with those before it.
+        pass(&director, conn, 60);
+        director.shard.withdraw(conn);
+        send(&mut director, Protocol::UDP, 0);
+        assert_eq!(entries(&mut director), 1, "the 303rd");
+        walk(&mut director);
+        assert_eq!(entries(&mut director), 0);
+    }
+
+    #[test]
+    fn offloaded_connection_that_was_not_walked_is_sent_when_it_closes() {
+        let mut director = master(Protocol::TCP);
+        send(&mut director, Protocol::TCP, TcpFlags::SYN);
+        let conn = send(&mut director, Protocol::TCP, TcpFlags::ACK);
+        assert!(director.shard.publish(conn, 1, None));
+        pass(&director, conn, 20);
+        let _ = entries(&mut director);
+        send(&mut director, Protocol::TCP, TcpFlags::ACK | TcpFlags::FIN);
+        assert_eq!(entries(&mut director), 1);
     }
 }

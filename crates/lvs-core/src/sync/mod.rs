@@ -12,7 +12,9 @@ mod queue;
 pub mod services;
 pub mod wire;
 
-pub(crate) use self::queue::{HZ, Queue, Subject, needed, sync_counted_template, sync_template};
+pub(crate) use self::queue::{
+    HZ, Queue, Subject, latest_due, needed, sync_counted_template, sync_template,
+};
 use alloc::string::String;
 use alloc::vec::Vec;
 

@@ -220,6 +220,24 @@ pub(crate) fn needed(
     Some(end)
 }
 
+/// The latest packet of a client, of those after `before` up to `packets`, whose number alone makes
+/// [`needed`] send the connection, if there is one.
+pub(crate) fn latest_due(before: u32, packets: u32, sysctls: &Sysctls) -> Option<u32> {
+    let (threshold, period) = sysctls.sync_threshold;
+    let passed = packets.wrapping_sub(before);
+    let back = if period > threshold {
+        let since = u64::from(packets % period) + u64::from(period - threshold);
+        u32::try_from(since % u64::from(period)).unwrap_or(0)
+    } else if period > 0 {
+        return None;
+    } else if sysctls.sync_refresh_period == 0 {
+        packets.wrapping_sub(threshold)
+    } else {
+        0
+    };
+    (back < passed).then(|| packets.wrapping_sub(back))
+}
+
 pub(crate) fn sync_counted_template(
     queue: &mut Queue,
     master: Option<Master>,
@@ -293,6 +311,42 @@ pub(crate) fn sync_template(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn latest_due_packet_is_one_that_alone_is_due() {
+        let with = |threshold, period, refresh| Sysctls {
+            sync_threshold: (threshold, period),
+            sync_refresh_period: refresh,
+            ..Sysctls::default()
+        };
+        let usual = with(3, 50, 0);
+        for (before, packets, due) in [
+            (2, 3, Some(3)),
+            (3, 52, None),
+            (52, 53, Some(53)),
+            (16, 260, Some(253)),
+            (53, 53, None),
+        ] {
+            assert_eq!(latest_due(before, packets, &usual), due, "{packets}");
+        }
+        // Once only, at any packet, and never.
+        assert_eq!(latest_due(2, 90, &with(5, 0, 0)), Some(5));
+        assert_eq!(latest_due(5, 90, &with(5, 0, 0)), None);
+        assert_eq!(latest_due(5, 90, &with(5, 0, 10)), Some(90));
+        assert_eq!(latest_due(5, 900, &with(60, 50, 0)), None);
+        // For single packets it agrees with the rule.
+        for sysctls in [usual, with(0, 7, 0), with(6, 7, 0), with(5, 0, 0)] {
+            let (threshold, period) = sysctls.sync_threshold;
+            for packets in 1..200u32 {
+                let alone = match period {
+                    0 => packets == threshold,
+                    _ => packets % period == threshold,
+                };
+                let due = latest_due(packets - 1, packets, &sysctls);
+                assert_eq!(due.is_some(), alone, "{packets}, {threshold}, {period}");
+            }
+        }
+    }
 
     #[test]
     fn queue_is_bounded_per_port_and_drops_excess() {

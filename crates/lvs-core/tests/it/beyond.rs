@@ -175,6 +175,69 @@ fn server_down_resets_both_ends_with_expected_numbers() {
 }
 
 #[test]
+fn client_of_offloaded_connection_is_asked_for_numbers_of_both_resets() {
+    for method in [Forwarding::Nat, Forwarding::Route, Forwarding::Tunnel] {
+        let key = ServiceKey::tcp(addr(VIP));
+        let config = service("rr", down(OnServerDown::Reset));
+        let mut director = director(key, config, method, 1);
+        let now = Instant::from_secs(1);
+        let (client, vip) = (addr(CLIENT), addr(VIP));
+        establish(&mut director, client, method == Forwarding::Nat, now);
+        let said = send(&mut director, &tcp(client, vip, ACK), (1101, 745, 0), now);
+        let Verdict::Forward(forward) = said else {
+            panic!("{said:?}");
+        };
+        let conn = forward.conn.expect("a connection");
+        director.shard.offer(conn).expect("it can be offloaded");
+        assert!(director.shard.publish(conn, 1, None));
+        remove(&mut director, 1, now);
+        let asked = drain(&mut director, now);
+        let of = |reset: &Reset| (reset.asks, reset.tuple.dst, reset.seq, reset.ack);
+        // The server may have what was known last.
+        let expected = [
+            (true, client, 745, Some(1101)),
+            (false, vip, 1101, Some(745)),
+        ];
+        assert_eq!(asked.iter().map(of).collect::<Vec<_>>(), expected);
+        // More than half of all numbers later.
+        let numbers = (0xf000_0000, 0x9000_0000, 0);
+        let ends = Verdict::Reset(DropReason::ServerDown);
+        let ack = tcp(client, vip, ACK);
+        assert_eq!(send(&mut director, &ack, numbers, now), ends);
+        let resets = director.shard.take_late_resets();
+        let expected = [(false, vip, 0xf000_0000, Some(0x9000_0000))];
+        assert_eq!(resets.iter().map(of).collect::<Vec<_>>(), expected);
+        assert!(resets[0].forward.is_some());
+        // Once.
+        assert_eq!(send(&mut director, &ack, numbers, now), ends);
+        assert_eq!(director.shard.take_late_resets(), []);
+    }
+}
+
+#[test]
+fn connection_that_returned_to_userspace_is_reset_with_numbers_of_its_packets() {
+    let key = ServiceKey::tcp(addr(VIP));
+    let config = service("rr", down(OnServerDown::Reset));
+    let mut director = director(key, config, Forwarding::Route, 1);
+    let now = Instant::from_secs(1);
+    let (client, vip) = (addr(CLIENT), addr(VIP));
+    establish(&mut director, client, false, now);
+    let ack = tcp(client, vip, ACK);
+    let Verdict::Forward(forward) = send(&mut director, &ack, (1101, 745, 0), now) else {
+        panic!("it is forwarded");
+    };
+    let conn = forward.conn.expect("a connection");
+    assert!(director.shard.publish(conn, 1, None));
+    director.shard.withdraw(conn);
+    let _ = send(&mut director, &ack, (0xf000_0000, 0x9000_0000, 5), now);
+    remove(&mut director, 1, now);
+    let resets = drain(&mut director, now);
+    let of = |reset: &Reset| (reset.asks, reset.seq);
+    let expected = [(false, 0x9000_0000), (false, 0xf000_0005)];
+    assert_eq!(resets.iter().map(of).collect::<Vec<_>>(), expected);
+}
+
+#[test]
 fn retransmission_does_not_move_tracked_numbers_back() {
     let key = ServiceKey::tcp(addr(VIP));
     let config = service("rr", down(OnServerDown::Reset));

@@ -52,7 +52,7 @@ pub(super) const SHARE_WORDS: usize = 16;
 pub(super) const MAC_WORDS: usize = 2;
 pub(super) const MAC_PLACES: u32 = 4096;
 /// Bytes of a decision that the filter leaves for the ingress.
-pub(super) const TOLD_BYTES: u32 = 248;
+pub(super) const TOLD_BYTES: u32 = 760;
 
 /// Programs that go on where another one ends.
 pub(super) mod next {

@@ -25,8 +25,7 @@ impl Pipeline {
             ahead: None,
         };
         let mut frame = cx.out.spare(tcp::RESET_LEN_MAX);
-        let (src, dst) = (reset.tuple.src, reset.tuple.dst);
-        if tcp::own_reset(&mut frame, src, dst, reset.seq, reset.ack) {
+        if tcp::own_reset(&mut frame, reset) {
             let fate = match (&reset.forward, parse::ip(frame.bytes(), false)) {
                 (Some(forward), Ok(packet)) => {
                     // As if the client had sent it.

@@ -1,10 +1,10 @@
 //! Resets: a host's answer to a stray segment (RFC 9293 section 3.10.7.1), and a director's own
 //! resets.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use etherparse::TcpHeader;
-use lvs_core::TcpFlags;
+use lvs_core::{Reset, TcpFlags};
 
 use super::{be16, be32, icmp, icmpv6, ip_dst, ip_src, ipv4, ipv6, is_ipv6, put16};
 use crate::frame::Frame;
@@ -77,19 +77,13 @@ pub fn reset(frame: &mut Frame, packet: &[u8], l4: usize) -> bool {
     write(frame, src, dst, class & 0xfc, &header)
 }
 
-/// Writes a reset from `src` to `dst` with the sequence number `seq`, and with an acknowledgement
-/// where there is one.
-pub fn own_reset(
-    frame: &mut Frame,
-    src: SocketAddr,
-    dst: SocketAddr,
-    seq: u32,
-    ack: Option<u32>,
-) -> bool {
-    let mut header = TcpHeader::new(src.port(), dst.port(), seq, 0);
-    header.rst = true;
-    header.ack = ack.is_some();
-    header.acknowledgment_number = ack.unwrap_or(0);
+/// Writes a reset that the director asks for, or its question for the numbers of one.
+pub fn own_reset(frame: &mut Frame, reset: &Reset) -> bool {
+    let (src, dst) = (reset.tuple.src, reset.tuple.dst);
+    let mut header = TcpHeader::new(src.port(), dst.port(), reset.seq, 0);
+    (header.rst, header.syn) = (!reset.asks, reset.asks);
+    header.ack = reset.ack.is_some();
+    header.acknowledgment_number = reset.ack.unwrap_or(0);
     write(frame, src.ip(), dst.ip(), 0, &header)
 }
 

@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use crate::lab::{CL_MAC, CLIENTS, GW_MAC, SERVERS, SV_MAC, Table, table};
 use etherparse::{PacketBuilder, SlicedPacket, TransportSlice};
 use lvs_core::{
-    Director, Extras, Family, Forwarding, Instant, OnServerDown, Options, ServerConfig,
-    ServiceConfig, ServiceKey,
+    Director, Extras, Family, Forwarding, Hook, Instant, OnServerDown, Options, PacketMeta,
+    Protocol, ServerConfig, ServiceConfig, ServiceKey, TcpFlags, Transport, Tuple, Verdict,
 };
 use lvs_packet::frame::Frame;
 use lvs_packet::intercept::Intercept;
@@ -68,9 +68,10 @@ impl Tcp<'_> {
     }
 }
 
-/// A reset: its port, source, destination and numbers.
+/// A reset, or a question for its numbers: its port, source, destination and numbers.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
+    asks: bool,
     port: PortId,
     from: SocketAddr,
     to: SocketAddr,
@@ -243,8 +244,9 @@ impl Bench {
         let Some(TransportSlice::Tcp(tcp)) = sliced.transport else {
             panic!("TCP");
         };
-        assert!(tcp.rst() && !tcp.syn() && !tcp.fin() && tcp.payload().is_empty());
+        assert!(tcp.rst() != tcp.syn() && !tcp.fin() && tcp.payload().is_empty());
         Seen {
+            asks: tcp.syn(),
             port: *port,
             from: (packet.src, tcp.source_port()).into(),
             to: (packet.dst, tcp.destination_port()).into(),
@@ -268,6 +270,7 @@ fn resets_have_expected_numbers_at_both_ends() {
         let of_server = if nat { 5351 } else { 5301 };
         let expected = [
             Seen {
+                asks: false,
                 port: CLIENTS,
                 from: bench.virt,
                 to: bench.client,
@@ -275,6 +278,7 @@ fn resets_have_expected_numbers_at_both_ends() {
                 ack: Some(1301),
             },
             Seen {
+                asks: false,
                 port: SERVERS,
                 from: bench.client,
                 to: if nat { bench.server } else { bench.virt },
@@ -284,6 +288,40 @@ fn resets_have_expected_numbers_at_both_ends() {
         ];
         assert_eq!(seen, expected, "{method:?}, IPv6: {six}");
         assert_eq!(bench.pipeline.counters.resets_sent, 2);
+    }
+}
+
+#[test]
+fn client_of_offloaded_connection_gets_syn_ack_and_then_right_reset() {
+    for (method, six) in METHODS.iter().flat_map(|&m| [(m, false), (m, true)]) {
+        let mut bench = Bench::new(method, six, OnServerDown::Reset);
+        bench.establish();
+        let meta = PacketMeta::new(
+            Hook::Local,
+            Tuple {
+                protocol: Protocol::TCP,
+                src: bench.client,
+                dst: bench.virt,
+            },
+            Transport::Tcp(TcpFlags(TcpFlags::ACK)),
+            40,
+        );
+        let verdict = bench.decide.handle_packet(&meta, Bench::now());
+        let Verdict::Forward(forward) = verdict else {
+            panic!("{verdict:?}");
+        };
+        let conn = forward.conn.expect("a connection");
+        assert!(bench.decide.shard.publish(conn, 1, None));
+        let asked = bench.take_down();
+        let seen = bench.read(&asked[0]);
+        assert_eq!((seen.asks, seen.to), (true, bench.client));
+        let frames = bench.send(bench.by_client("A", 1301, 5777));
+        let [frame] = &frames[..] else {
+            panic!("{method:?}: {} frames", frames.len());
+        };
+        let seen = bench.read(frame);
+        assert_eq!((seen.asks, seen.to, seen.seq), (false, bench.client, 5777));
+        assert_eq!(bench.decide.shard.take_late_resets().len(), 1);
     }
 }
 

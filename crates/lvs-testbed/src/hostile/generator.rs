@@ -248,7 +248,14 @@ impl<'a> Generator<'a> {
                 let message = self.sip();
                 packet::udp(src, dst, &message)
             }
-            Protocol::UDP => packet::udp(src, dst, &self.entropy.payload(len)),
+            Protocol::UDP => {
+                let mut ip = packet::udp(src, dst, &self.entropy.payload(len));
+                // Over IPv4 the checksum may be absent.
+                if src.is_ipv4() && len.is_multiple_of(5) {
+                    ip[26..28].fill(0);
+                }
+                ip
+            }
             Protocol::SCTP => {
                 let chunks = self.chunks();
                 packet::sctp(src, dst, &chunks)

@@ -303,6 +303,49 @@ fn priority_tags_are_taken_off() -> Result<()> {
     Ok(())
 }
 
+/// VXLAN between hosts on one machine leaves the checksum of the packet inside to the device. The datagram around it has a checksum
+/// that is right once the other one is, or none.
+#[test]
+fn datagrams_with_unfinished_packets_inside_arrive_through_nat() -> Result<()> {
+    let site = site("ink-inside", Forward::Nat, 1)?;
+    site.add_service_weighted("-u", 4789, "rr", &[1])?;
+    // The director's link finishes the packet inside.
+    site.director.sh("ethtool -K eth1 tx off > /dev/null")?;
+    let tunnel = |host: &Host, inner: &str, outer: &str, checksum: &str| {
+        host.sh(&format!(
+            "ip link add vx type vxlan id 5 remote {outer} dstport 4789 {checksum} dev eth0\n\
+             ip link set vx address 02:00:00:00:05:0{inner} up\n\
+             ip addr add 198.18.5.{inner}/24 dev vx"
+        ))
+    };
+    let (client, server) = (&site.client, &site.servers[0]);
+    // It answers nobody.
+    tunnel(server, "2", "10.0.0.250", "udpcsum")?;
+    for checksum in ["udpcsum", "noudpcsum"] {
+        tunnel(client, "1", &site.vip.to_string(), checksum)?;
+        client.sh("ip neigh add 198.18.5.2 lladdr 02:00:00:00:05:02 dev vx")?;
+        // Nobody listens, which the server's kernel counts after the checksums.
+        let arrived = || server.counter("Udp", "NoPorts");
+        let (before, (start, _)) = (arrived()?, shares(&site)?);
+        let script = "exec 3> /dev/udp/198.18.5.2/9; while sleep 0.01; do echo x >&3; done";
+        let mut sender = client.spawn("bash", &["-c", script])?;
+        let mut forwarded = 0;
+        wait_until("the kernel to forward", Duration::from_secs(20), || {
+            forwarded = shares(&site).map_or(0, |now| now.0 - start);
+            forwarded > 100
+        })?;
+        wait_until("the datagrams", Duration::from_secs(20), || {
+            arrived().is_ok_and(|now| now >= before + forwarded)
+        })
+        .with_context(|| checksum)?;
+        sender.kill();
+        let wrong = server.counter("Udp", "InCsumErrors")?;
+        ensure!(wrong == 0, "{checksum}: {wrong} with a wrong checksum");
+        client.sh("ip link del vx")?;
+    }
+    Ok(())
+}
+
 /// Another program in front of ours may end the chain: the dataplane continues without it, and no
 /// connection breaks.
 #[test]

@@ -2,14 +2,15 @@
 //! There are no kubelets and no controllers: the test writes Nodes and EndpointSlices itself. Nodes are the
 //! servers of the testbed, which listen at the node ports. Pods are further addresses of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::listing::{connections, rows};
 use lvs_testbed::servers::dnsmasq;
-use lvs_testbed::{Forward, Host, LoadOptions, Proc, Site, SiteOptions, programs, wait_until};
+use lvs_testbed::{Forward, Host, LoadOptions, Proc, Site, SiteOptions, Vip, programs, wait_until};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
@@ -29,14 +30,49 @@ const DIRECTORS: &str = include_str!("../../../../contrib/kubernetes/directors.y
 /// The Service of the tutorial.
 const SERVICE: &str = include_str!("../../../../contrib/kubernetes/service.yaml");
 
+/// The files that a pod has for its ServiceAccount.
+const POD: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
 /// The port of the nodes for `healthCheckNodePort`.
 const HEALTH: u16 = 31_000;
 
 const SERVICES: &str = "/api/v1/namespaces/default/services";
+const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/lvsd/leases/lvsd";
 const SLICES: &str = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices";
+
+/// The API server logs each request of directors, and nothing else.
+const AUDIT: &str = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n\
+     - level: Metadata\n  users: [\"system:serviceaccount:lvsd:director\"]\n- level: None\n";
+
+/// The rules of `rbac.yaml` in the API server.
+const RULES: [&str; 2] = [
+    "/apis/rbac.authorization.k8s.io/v1/clusterroles/lvsd-director",
+    "/apis/rbac.authorization.k8s.io/v1/namespaces/lvsd/roles/lvsd-lease",
+];
 
 /// The servers of a service, with their weights.
 type Servers = BTreeMap<String, u64>;
+
+/// The servers of a service in a listing.
+fn servers_of(listing: &str, address: &str) -> Servers {
+    let rows = rows(listing);
+    let mut rows = rows
+        .iter()
+        .skip_while(|row| row.is_server() || row.address != address);
+    rows.next();
+    rows.take_while(|row| row.is_server())
+        .map(|row| (row.address.clone(), row.number(1).unwrap_or(u64::MAX)))
+        .collect()
+}
+
+/// A right of directors.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Right {
+    group: String,
+    /// With its part, as in `services/status`.
+    resource: String,
+    verb: String,
+}
 
 struct Bed {
     site: Site,
@@ -49,26 +85,12 @@ struct Bed {
 impl Bed {
     fn new() -> Result<Self> {
         let mut options = SiteOptions::new("kubernetes", Forward::Nat);
-        options.servers = 4;
         options.standby = true;
         options.nginx.ports.push(HEALTH);
-        let site = Site::new(options)?;
-        site.serve("healthz", 2)?;
-        site.serve("long", DOWNLOAD)?;
+        let mut bed = Self::cluster(options)?;
         // The second address of the pool.
-        site.director.sh("ip addr add 192.0.2.11/32 dev eth0")?;
-        let mut bed = Self {
-            site,
-            etcd: None,
-            server: None,
-            directors: [None, None],
-        };
-        bed.etcd = Some(bed.start_etcd()?);
-        bed.start_api_server("first")?;
-        bed.permit()?;
-        for n in 0..CONTROL {
-            bed.node(n)?;
-        }
+        bed.site.director.sh("ip addr add 192.0.2.11/32 dev eth0")?;
+        bed.site.serve("long", DOWNLOAD)?;
         fs::write(bed.path("token"), "first\n")?;
         let key = bed.path("sync.key");
         bed.site
@@ -81,6 +103,26 @@ impl Bed {
             bed.wait("the Lease", |bed| {
                 bed.status(index).contains("d1 writes addresses")
             })?;
+        }
+        Ok(bed)
+    }
+
+    /// Three nodes and an API server, which has what `rbac.yaml` has.
+    fn cluster(mut options: SiteOptions) -> Result<Self> {
+        options.servers = CONTROL + 1;
+        let site = Site::new(options)?;
+        site.serve("healthz", 2)?;
+        let mut bed = Self {
+            site,
+            etcd: None,
+            server: None,
+            directors: [None, None],
+        };
+        bed.etcd = Some(bed.start_etcd()?);
+        bed.start_api_server("first")?;
+        bed.permit()?;
+        for n in 0..CONTROL {
+            bed.node(n)?;
         }
         Ok(bed)
     }
@@ -133,6 +175,7 @@ impl Bed {
             "admin,admin,admin,\"system:masters\"\n{token},system:serviceaccount:lvsd:director,director\n"
         );
         fs::write(self.path("tokens.csv"), tokens)?;
+        fs::write(self.path("audit.yaml"), AUDIT)?;
         let host = self.control();
         let (key, address) = (
             self.path("sa.key"),
@@ -154,6 +197,8 @@ impl Bed {
                 "--service-account-issuer=https://kubernetes.test",
                 "--authorization-mode=RBAC",
                 &format!("--token-auth-file={}", self.path("tokens.csv")),
+                &format!("--audit-policy-file={}", self.path("audit.yaml")),
+                &format!("--audit-log-path={}", self.path("audit.log")),
                 &format!("--bind-address={address}"),
                 &format!("--advertise-address={address}"),
                 "--secure-port=6443",
@@ -300,6 +345,24 @@ impl Bed {
         address.as_str().unwrap_or_default().to_owned()
     }
 
+    fn wait_address(&self, name: &str, wanted: &str) -> Result<()> {
+        wait_until(&format!("{name} to have {wanted}"), PATIENCE, || {
+            self.address(name) == wanted
+        })
+    }
+
+    fn wait_event(&self, name: &str, words: &str) -> Result<()> {
+        wait_until(&format!("the Event `{words}`"), PATIENCE, || {
+            self.told(name, words)
+        })
+    }
+
+    /// Whether a director has renewed its Lease.
+    fn lease_is_renewed(&self) -> bool {
+        let spec = &self.get(LEASE)["spec"];
+        spec["renewTime"].is_string() && spec["renewTime"] != spec["acquireTime"]
+    }
+
     /// Whether there is an Event about a Service with these words.
     fn told(&self, name: &str, words: &str) -> bool {
         let events = self.get("/api/v1/namespaces/default/events");
@@ -394,19 +457,15 @@ impl Bed {
             .site
             .lvsadm_on(self.host(index), "-L -n")
             .unwrap_or_default();
-        let rows = rows(&listing);
-        let mut rows = rows
-            .iter()
-            .skip_while(|row| row.is_server() || row.address != address);
-        rows.next();
-        rows.take_while(|row| row.is_server())
-            .map(|row| (row.address.clone(), row.number(1).unwrap_or(u64::MAX)))
-            .collect()
+        servers_of(&listing, address)
     }
 
     /// Whether a service has these servers. Others, which have left, finish their connections.
     fn has(&self, index: usize, address: &str, wanted: &Servers) -> bool {
-        let servers = self.servers(index, address);
+        Self::are(&self.servers(index, address), wanted)
+    }
+
+    fn are(servers: &Servers, wanted: &Servers) -> bool {
         let leaves =
             |(server, weight): (&String, &u64)| *weight == 0 || wanted.contains_key(server);
         wanted
@@ -455,9 +514,224 @@ impl Bed {
         self.site.service(80).to_string()
     }
 
+    /// The rights of `rbac.yaml` in the API server, each with the path of its role.
+    fn permitted(&self) -> Vec<(&'static str, Right)> {
+        let mut all = Vec::new();
+        for path in RULES {
+            let role = self.get(path);
+            for rule in role["rules"].as_array().into_iter().flatten() {
+                for resource in words(&rule["resources"]) {
+                    for verb in words(&rule["verbs"]) {
+                        let group = rule["apiGroups"][0].as_str().unwrap_or_default();
+                        let (group, resource) = (group.to_owned(), resource.clone());
+                        all.push((
+                            path,
+                            Right {
+                                group,
+                                resource,
+                                verb,
+                            },
+                        ));
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    /// Leaves these rights only.
+    fn permit_only(&self, rights: &[&(&str, Right)]) -> Result<()> {
+        for path in RULES {
+            let of_role = rights.iter().filter(|(role, _)| *role == path);
+            let rules: Vec<Value> = of_role
+                .map(|(_, right)| {
+                    json!({
+                        "apiGroups": [right.group], "resources": [right.resource],
+                        "verbs": [right.verb],
+                    })
+                })
+                .collect();
+            self.merge(path, &json!({ "rules": rules }))?;
+        }
+        Ok(())
+    }
+
+    /// Whether the API server permits it to directors. Changed rules are in force a little later.
+    fn allows(&self, (role, right): &(&str, Right)) -> bool {
+        let (resource, part) = right
+            .resource
+            .split_once('/')
+            .unwrap_or((&right.resource, ""));
+        let namespace = if *role == RULES[1] { "lvsd" } else { "" };
+        let asked = json!({
+            "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
+            "spec": {
+                "user": "system:serviceaccount:lvsd:director",
+                "resourceAttributes": {
+                    "group": right.group, "resource": resource, "subresource": part,
+                    "verb": right.verb, "namespace": namespace,
+                },
+            },
+        });
+        let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+        let said = self.ask("POST", path, "application/json", Some(&asked.to_string()));
+        let said = said.and_then(|said| Ok(serde_json::from_str::<Value>(&said)?));
+        said.is_ok_and(|said| said["status"]["allowed"] == true)
+    }
+
+    /// Checks that `rbac.yaml` permits exactly what directors have asked the API server for. An API
+    /// server that starts refuses everything for a moment.
+    fn rights_are_those_that_are_used(&self) -> Result<()> {
+        let mut used = BTreeSet::new();
+        let log = fs::read_to_string(self.path("audit.log"))?;
+        // An API server that is killed leaves an unfinished line.
+        let lines = log
+            .lines()
+            .filter_map(|line| serde_json::from_str(line).ok());
+        for line in lines {
+            let line: Value = line;
+            let by = line["userAgent"].as_str().unwrap_or_default();
+            if !by.starts_with("lvsd/") {
+                continue;
+            }
+            let object = &line["objectRef"];
+            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            let resource = match object["subresource"].as_str() {
+                Some(part) => format!("{}/{part}", text(&object["resource"])),
+                None => text(&object["resource"]),
+            };
+            used.insert(Right {
+                group: text(&object["apiGroup"]),
+                resource,
+                verb: text(&line["verb"]),
+            });
+        }
+        let permitted = self.permitted().into_iter();
+        let permitted: BTreeSet<Right> = permitted.map(|(_, right)| right).collect();
+        ensure!(
+            used == permitted,
+            "used {used:#?}, permitted {permitted:#?}"
+        );
+        println!(
+            "rights: {} permitted, and exactly these are used",
+            used.len()
+        );
+        Ok(())
+    }
+
+    /// Starts the container of the DaemonSet as a kubelet does: the arguments and mounts of the
+    /// manifest, a token of its account, the network of the host, and only the programs of the image.
+    fn start_pod(&self) -> Result<Pod> {
+        let set = self.get("/apis/apps/v1/namespaces/lvsd/daemonsets/director");
+        let spec = &set["spec"]["template"]["spec"];
+        let container = &spec["containers"][0];
+        ensure!(
+            spec["hostNetwork"] == true
+                && spec["automountServiceAccountToken"] == true
+                && container["securityContext"]["privileged"] == true
+                && container["securityContext"]["readOnlyRootFilesystem"] == true,
+            "{spec:#}"
+        );
+        let account = spec["serviceAccountName"].as_str().unwrap_or_default();
+        let token = self.ask(
+            "POST",
+            &format!("/api/v1/namespaces/lvsd/serviceaccounts/{account}/token"),
+            "application/json",
+            Some("{\"spec\":{\"expirationSeconds\":3600}}"),
+        )?;
+        let token: Value = serde_json::from_str(&token)?;
+        let file = |name: &str| self.path(&format!("pod/{name}"));
+        for directory in ["root", "file", "state", "run", "account"] {
+            fs::create_dir_all(file(directory))?;
+        }
+        let token = token["status"]["token"].as_str().context("a token")?;
+        fs::write(file("account/token"), token)?;
+        fs::copy(self.path("certs/apiserver.crt"), file("account/ca.crt"))?;
+        let map = self.get("/api/v1/namespaces/lvsd/configmaps/director");
+        for (name, text) in map["data"].as_object().context("files")? {
+            fs::write(
+                file(&format!("file/{name}")),
+                text.as_str().unwrap_or_default(),
+            )?;
+        }
+        let root = file("root");
+        let mut script = format!(
+            "set -e\nmount -t tmpfs -o mode=755 pod {root}\ncd {root}\nmkdir -p usr/bin proc sys dev\n\
+             for i in lib lib64; do [ ! -d /usr/$i ] || {{ mkdir usr/$i; ln -s usr/$i $i; mount --rbind /usr/$i usr/$i; }}; done\n\
+             for i in proc sys dev; do mount --rbind /$i $i; done\n"
+        );
+        for name in ["lvsd", "lvsadm", "lvs-dataplane"] {
+            let program = programs::find(name)?;
+            script += &format!(
+                "touch usr/bin/{name}; mount --bind {} usr/bin/{name}\n",
+                program.display()
+            );
+        }
+        let mut mount = |name: &str, at: &str, read_only: bool| {
+            script += &format!("mkdir -p .{at}; mount --bind {} .{at}\n", file(name));
+            if read_only {
+                script += &format!("mount -o remount,bind,ro .{at}\n");
+            }
+        };
+        mount("account", POD, true);
+        for one in container["volumeMounts"].as_array().context("mounts")? {
+            let name = one["name"].as_str().context("a name")?;
+            let at = one["mountPath"].as_str().context("a path")?;
+            mount(name, at, one["readOnly"] == true);
+        }
+        let node = &container["env"][0];
+        ensure!(
+            node["name"] == "NODE_NAME"
+                && node["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName"
+        );
+        let arguments = words(&container["args"]).join(" ");
+        let arguments = arguments.replace("$(NODE_NAME)", "n4");
+        script += &format!(
+            "mount -o remount,ro {root}\nexec env -i PATH=/usr/sbin:/usr/bin KUBERNETES_SERVICE_HOST={} KUBERNETES_SERVICE_PORT=6443 chroot {root} /usr/bin/lvsd {arguments}\n",
+            self.site.real_address(CONTROL)
+        );
+        let options = [
+            "--mount",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+            "bash",
+            "-c",
+        ];
+        let command: Vec<&str> = options.into_iter().chain([script.as_str()]).collect();
+        let run = self.site.director.spawn("unshare", &command)?;
+        let children = format!("/proc/{0}/task/{0}/children", run.pid());
+        let mut first = String::new();
+        wait_until("the first process of the pod", PATIENCE, || {
+            first = fs::read_to_string(&children)
+                .unwrap_or_default()
+                .trim()
+                .to_owned();
+            !first.is_empty()
+        })
+        .with_context(|| run.log())?;
+        Ok(Pod {
+            run,
+            host: self.site.director.clone(),
+            first,
+            probe: words(&container["readinessProbe"]["exec"]["command"]),
+        })
+    }
+
     /// Carries something out while clients make requests, none of which fails. Returns the servers that answered.
     fn under_load(
         &mut self,
+        what: &str,
+        act: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<BTreeMap<String, u64>> {
+        self.under_load_of(self.site.service(80), what, act)
+    }
+
+    /// The same, with requests to that address.
+    fn under_load_of(
+        &mut self,
+        target: SocketAddr,
         what: &str,
         act: impl FnOnce(&mut Self) -> Result<()>,
     ) -> Result<BTreeMap<String, u64>> {
@@ -465,7 +739,7 @@ impl Bed {
             concurrency: 4,
             sizes: vec![1, 1448, 20_011, 300_007],
             pause_ms: 30,
-            ..self.site.load()
+            ..LoadOptions::new(target)
         };
         let load = self.site.client.steady_load(&load)?;
         load.wait_for_more(20)?;
@@ -484,6 +758,67 @@ impl Bed {
     }
 }
 
+/// The texts of an array.
+fn words(array: &Value) -> Vec<String> {
+    let words = array.as_array().into_iter().flatten();
+    words
+        .filter_map(|word| word.as_str().map(str::to_owned))
+        .collect()
+}
+
+/// A pod of the DaemonSet.
+struct Pod {
+    run: Proc,
+    host: Host,
+    /// Its first process.
+    first: String,
+    /// The command that tells whether it is ready.
+    probe: Vec<String>,
+}
+
+impl Pod {
+    /// Runs a program of the image in the pod.
+    fn exec(&self, command: &str) -> Result<String> {
+        self.host.sh(&format!(
+            "nsenter --target {} --mount --pid --root --wd=/ {command} 2>&1",
+            self.first
+        ))
+    }
+
+    fn status(&self) -> String {
+        let said = self.exec("/usr/bin/lvsd status");
+        said.unwrap_or_else(|error| format!("{error:#}"))
+    }
+
+    fn wait(&self, what: &str, right: impl Fn(&str) -> bool) -> Result<()> {
+        let waited = wait_until(what, PATIENCE, || right(&self.status()));
+        waited.with_context(|| format!("{}\n{}", self.status(), self.run.log()))
+    }
+
+    /// Waits until the readiness probe succeeds.
+    fn ready(&self) -> Result<()> {
+        let probe = self.probe.join(" ");
+        let ready = wait_until("the pod to be ready", PATIENCE, || {
+            self.exec(&probe).is_ok()
+        });
+        ready.with_context(|| self.run.log())
+    }
+
+    fn wait_servers(&self, address: &str, wanted: &Servers) -> Result<()> {
+        let listing = || self.exec("/usr/bin/lvsadm -L -n").unwrap_or_default();
+        let waited = wait_until(&format!("{address} to have {wanted:?}"), PATIENCE, || {
+            Bed::are(&servers_of(&listing(), address), wanted)
+        });
+        waited.with_context(|| format!("{}\n{}\n{}", listing(), self.status(), self.run.log()))
+    }
+
+    /// Ends it with the signal that the image names.
+    fn end(mut self) -> Result<()> {
+        kill(Pid::from_raw(self.first.parse()?), Signal::SIGINT)?;
+        self.run.wait(PATIENCE).map(drop)
+    }
+}
+
 /// A pod behind a Service.
 #[derive(Clone, Debug)]
 struct Endpoint {
@@ -498,6 +833,15 @@ impl Endpoint {
             "addresses": [self.address], "nodeName": format!("n{}", self.node),
             "conditions": { "ready": self.ready, "serving": true, "terminating": !self.ready },
         })
+    }
+
+    /// A pod with the network of its node.
+    fn on_node(bed: &Bed, node: usize) -> Self {
+        Self {
+            address: bed.site.real_address(node).to_string(),
+            node,
+            ready: true,
+        }
     }
 
     /// A pod starts: its node has another address.
@@ -597,7 +941,83 @@ fn services_of_kubernetes_keep_their_clients_through_all_events() -> Result<()> 
     token_replaced(&mut bed)?;
     datagrams_to_local_endpoints(&mut bed)?;
     class_taken_away_and_service_deleted(&mut bed, &pods)?;
-    director_lost(&mut bed)
+    director_lost(&mut bed)?;
+    bed.rights_are_those_that_are_used()
+}
+
+/// A Service whose nodes get connections by full NAT, and one whose pods get them by tunnel, both of a
+/// director that runs as the container of the DaemonSet does. Each right that it has is needed.
+#[test]
+#[ignore = "by hand: needs a Kubernetes API server (make test-kubernetes)"]
+fn director_of_the_daemon_set_serves_with_the_rights_of_its_account() -> Result<()> {
+    const WEB: &str = "203.0.113.9:80";
+    let mut options = SiteOptions::new("daemon-set", Forward::Tun);
+    options.vip = Vip::Routed;
+    let mut bed = Bed::cluster(options)?;
+    let router = bed.site.router.as_ref().context("a router")?;
+    router.sh("ip route add 203.0.113.9/32 via 192.0.2.1")?;
+    let own = DIRECTORS.replace("198.51.100.0/28", "203.0.113.9-203.0.113.10");
+    let own = own.replace("[\"10.0.0.4\"]", "[\"192.0.2.1\"]");
+    ensure!(own.contains("203.0.113.9") && own.contains("192.0.2.1"));
+    bed.apply(&own, "")?;
+    let pod = bed.start_pod()?;
+    pod.ready()?;
+    let port = json!({ "name": "http", "port": 80, "nodePort": 80 });
+    bed.service("web", &port, "Cluster")?;
+    bed.wait_address("web", "203.0.113.9")?;
+    pod.wait_servers(WEB, &bed.nodes(80, [1, 1, 1]))?;
+    bed.under_load_of(WEB.parse()?, "nodes by full NAT", |_| Ok(()))?;
+
+    let port = json!({ "name": "http", "port": 80, "nodePort": 8080 });
+    bed.service("pods", &port, "Cluster")?;
+    bed.annotate("pods", "lvsd/forward", &"tun".into())?;
+    bed.annotate("pods", "lvsd/servers", &"endpoints".into())?;
+    bed.wait_address("pods", "203.0.113.10")?;
+    let mut all: Vec<Endpoint> = (0..2).map(|node| Endpoint::on_node(&bed, node)).collect();
+    bed.endpoints("pods", &http(), &all)?;
+    pod.wait_servers(&bed.web(), &pods(&all))?;
+    let answered = bed.under_load("pods by tunnel", |bed| {
+        all.push(Endpoint::on_node(bed, 2));
+        all[0].ready = false;
+        bed.endpoints("pods", &http(), &all)?;
+        pod.wait_servers(&bed.web(), &pods(&all))
+    })?;
+    ensure!(answered.len() == CONTROL, "{answered:?}");
+    bed.annotate("web", "lvsd/chek", &"x".into())?;
+    bed.wait_event("web", "lvsd/chek is unknown")?;
+    // A Service that is refused leaves the pod ready.
+    pod.ready()?;
+    wait_until("the Lease to be renewed", PATIENCE, || {
+        bed.lease_is_renewed()
+    })?;
+    bed.rights_are_those_that_are_used()?;
+    pod.end()?;
+    each_right_is_needed(&bed)
+}
+
+/// Starts the director without each of its rights. Something is refused each time.
+fn each_right_is_needed(bed: &Bed) -> Result<()> {
+    let rights = bed.permitted();
+    for taken in &rights {
+        let Right { resource, verb, .. } = &taken.1;
+        let others: Vec<_> = rights.iter().filter(|right| *right != taken).collect();
+        bed.permit_only(&others)?;
+        wait_until("the right to end", PATIENCE, || !bed.allows(taken))?;
+        // There are a Lease to create and to renew, a status to write, and an Event.
+        let _ = bed.ask("DELETE", LEASE, "", None);
+        let status = json!({ "status": { "loadBalancer": { "ingress": null } } });
+        bed.merge(&format!("{SERVICES}/web/status"), &status)?;
+        let pod = bed.start_pod()?;
+        pod.wait(&format!("no {verb} of {resource}"), |status| {
+            status.contains(&format!("cannot {verb} resource \"{resource}\""))
+        })?;
+        pod.end()?;
+        println!("without {verb} of {resource}: refused");
+    }
+    bed.permit_only(&rights.iter().collect::<Vec<_>>())?;
+    let pod = bed.start_pod()?;
+    bed.wait_address("web", "203.0.113.9")?;
+    pod.wait("all rights", |status| !status.contains("403"))
 }
 
 /// Addresses until the pool is exhausted; a wrong annotation changes nothing.

@@ -1,6 +1,8 @@
 //! Features beyond the kernel's IPVS, between real clients and servers: clients of a server that
 //! goes down are reset, and a server that comes back starts slowly.
 
+use crate::fast_path;
+
 use std::fmt::Write as _;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
@@ -22,6 +24,7 @@ struct Daemon<'a> {
     protocol: &'a str,
     /// Lines of the service.
     settings: &'a str,
+    fast_path: &'a str,
     program: Option<Proc>,
 }
 
@@ -33,8 +36,9 @@ impl Daemon<'_> {
             _ => r#"["eth0"]"#,
         };
         let mut text = format!(
-            "[dataplane]\ninterface = {interfaces}\n\n[[service]]\naddress = \"{}\"\nprotocol = \"{}\"\n\
+            "[dataplane]\ninterface = {interfaces}\nfast_path = \"{}\"\n\n[[service]]\naddress = \"{}\"\nprotocol = \"{}\"\n\
              scheduler = \"rr\"\nforward = \"{}\"\n{}\n",
+            self.fast_path,
             self.virt,
             self.protocol,
             site.options.forward.word(),
@@ -136,6 +140,7 @@ fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
         virt,
         protocol: "tcp",
         settings: "on_server_down = \"reset\"\non_check_failure = \"remove\"\ndrain = \"0s\"",
+        fast_path: "auto",
         program: None,
     };
     daemon.start(&[0, 1])?;
@@ -193,6 +198,50 @@ fn both_ends_are_reset_when_a_server_is_taken_out_tunnel() -> Result<()> {
     one_is_taken_out(Forward::Tun, false)
 }
 
+/// The dataplane has not seen the last packets of such a connection, and no further one comes: it asks the client.
+#[test]
+fn silent_client_of_offloaded_connection_is_reset_when_its_server_is_taken_out() -> Result<()> {
+    fast_path::require_permission()?;
+    for forward in [Forward::Nat, Forward::Dr] {
+        let mut options = SiteOptions::new("asked", forward);
+        options.servers = 2;
+        let site = Site::new(options)?;
+        let virt = site.service(80);
+        let mut daemon = Daemon {
+            site: &site,
+            virt,
+            protocol: "tcp",
+            settings: "on_server_down = \"reset\"\non_check_failure = \"remove\"\ndrain = \"0s\"",
+            fast_path: "on",
+            program: None,
+        };
+        daemon.start(&[0, 1])?;
+        let falls_silent = site.testbed.dir().join("silent");
+        let script = format!(
+            "exec 3<>/dev/tcp/{}/{}; while [ ! -e {} ]; do printf 'GET / HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n' >&3; sleep 0.02; done; \
+             echo waiting; cat <&3",
+            virt.ip(),
+            virt.port(),
+            falls_silent.display(),
+        );
+        let mut client = site.client.spawn("bash", &["-c", &script])?;
+        wait_until("the kernel to forward", SOON, || {
+            fast_path::shares(&site).is_ok_and(|now| now.0 > 50)
+        })
+        .with_context(|| client.log())?;
+        fs::write(&falls_silent, "")?;
+        wait_until("silence", SOON, || client.log().contains("waiting"))?;
+        let used = usize::from(established(&site.servers[1]) == 1);
+        let server = &site.servers[used];
+        daemon.reload(&[1 - used])?;
+        wait_until("the resets", SOON, || {
+            has_ended_by_reset(&mut client) && established(server) == 0
+        })
+        .with_context(|| format!("{forward:?}: {} {}", client.log(), established(server)))?;
+    }
+    Ok(())
+}
+
 #[test]
 fn clients_of_dead_server_are_reset_and_of_drained_server_kept() -> Result<()> {
     let mut options = SiteOptions::new("died", Forward::Nat);
@@ -205,6 +254,7 @@ fn clients_of_dead_server_are_reset_and_of_drained_server_kept() -> Result<()> {
         protocol: "tcp",
         settings: "on_server_down = \"reset\"\non_check_failure = \"remove\"\ndrain = \"0s\"\n\
                    check = { type = \"tcp\", interval = \"300ms\", timeout = \"5s\", fall = 2 }",
+        fast_path: "auto",
         program: None,
     };
     daemon.start(&[0, 1])?;
@@ -253,6 +303,7 @@ fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
         protocol: "tcp",
         settings: "on_server_down = \"reset\"\non_check_failure = \"remove\"\ndrain = \"0s\"\n\
                    check = { type = \"tcp\", interval = \"1s\", timeout = \"5s\", fall = 2 }",
+        fast_path: "auto",
         program: None,
     };
     daemon.start(&[0, 1])?;
@@ -326,6 +377,7 @@ fn datagrams_of_one_client_go_to_another_server() -> Result<()> {
         virt: site.service(53),
         protocol: "udp",
         settings: "on_server_down = \"reschedule\"\non_check_failure = \"remove\"\ndrain = \"0s\"",
+        fast_path: "auto",
         program: None,
     };
     daemon.start(&[0, 1])?;
@@ -358,6 +410,7 @@ fn new_server_starts_slowly_and_listing_shows_share() -> Result<()> {
         virt: site.service(80),
         protocol: "tcp",
         settings: "slow_start = \"1h\"",
+        fast_path: "auto",
         program: None,
     };
     daemon.start(&[0])?;

@@ -1,6 +1,6 @@
 //! Two directors: connections of one go on at the other.
 
-use crate::common;
+use crate::{common, fast_path};
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -129,6 +129,49 @@ fn downloads_go_on_after_kill_9_dr() -> Result<()> {
 #[ignore = "long"]
 fn downloads_go_on_after_kill_9_tun() -> Result<()> {
     downloads_go_on(Forward::Tun, PLAIN, PLAIN, &["sync_version=0"])
+}
+
+/// Connections that the kernel forwards already when the master starts reach the backup, too: the
+/// master knows their packets by their counters.
+#[test]
+fn offloaded_connections_reach_backup() -> Result<()> {
+    const CLIENTS: u64 = 50;
+    fast_path::require_permission()?;
+    let mut options = SiteOptions::new("sync-kernel", Forward::Nat);
+    options.standby = true;
+    options.nginx = NginxOptions {
+        rate: RATE,
+        ..NginxOptions::default()
+    };
+    let mut site = Site::new(options)?;
+    site.start_dataplane(&["--fast-path", "on"])?;
+    let _standby = site.start_dataplane_on(site.standby()?, &[], &[])?;
+    site.add_service(80, "rr")?;
+    copy_services(&site)?;
+    let standby = site.standby()?.clone();
+
+    let running = site.client.steady_load(&downloads(&site, CLIENTS))?;
+    let forwards_after = |requests: u64| {
+        wait_until("the kernel to forward", PATIENCE, || {
+            fast_path::shares(&site).is_ok_and(|now| now.0 > requests + 1000)
+        })
+    };
+    forwards_after(0)?;
+    site.lvsadm_on(&standby, &format!("--start-daemon backup {PLAIN}"))?;
+    site.lvsadm(&format!("--start-daemon master {PLAIN}"))?;
+    let mut known = 0;
+    wait_until("the backup to know all connections", PATIENCE, || {
+        known = established(&site, &standby).unwrap_or(0);
+        known as u64 == CLIENTS
+    })
+    .with_context(|| format!("{known} are known"))?;
+    forwards_after(fast_path::shares(&site)?.0)?;
+    site.unplug()?;
+    if let Some(dataplane) = &mut site.dataplane {
+        dataplane.kill();
+    }
+    site.fail_over()?;
+    finish(running, CLIENTS)
 }
 
 /// The same with `lvsd` on both directors and one file for both: each has the daemons of both

@@ -11,6 +11,7 @@
 //! them: it uses their latest answers. An answer applies until the source gives another one, also
 //! after a restart of the daemon: it is stored in the state directory.
 
+mod base64;
 pub(crate) mod dns;
 pub mod etcd;
 mod http;

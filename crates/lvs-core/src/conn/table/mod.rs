@@ -207,6 +207,9 @@ pub(crate) struct ConnTable {
     /// When the timer that was last synchronised ends, in ticks of 4 ms; the lower two bits count
     /// retries.
     sync_ends: Sparse<u32>,
+    /// Packets of an offloaded entry's client up to which it was decided whether to synchronise it;
+    /// 0 for none.
+    sync_packets: Sparse<u32>,
     /// Slots that were published and are free, with the time until which they are not used again.
     quarantined: VecDeque<(Instant, u32)>,
     /// The latest time that was seen.
@@ -253,6 +256,7 @@ impl ConnTable {
             mixed: 0,
             controlled: Sparse::default(),
             sync_ends: Sparse::default(),
+            sync_packets: Sparse::default(),
             quarantined: VecDeque::new(),
             clock: Instant::ZERO,
             strangers: find::Strangers::default(),
@@ -356,6 +360,7 @@ impl ConnTable {
         if let Some(end) = self.sync_ends.get_mut(handle) {
             *end = 0;
         }
+        self.set_sync_packets(handle, None);
         if self.slots.in_place(handle) {
             if word & (kind::SHADOWED_IN | kind::SHADOWED_OUT) != 0 {
                 self.leave(handle);
@@ -565,6 +570,23 @@ impl ConnTable {
 
     pub(crate) fn set_sync_end(&mut self, handle: u32, end: u32) {
         *self.sync_ends.entry(handle) = end;
+    }
+
+    /// Packets of an offloaded entry's client up to which it was decided whether to synchronise it.
+    pub(crate) fn sync_packets(&self, handle: u32) -> Option<u32> {
+        let packets = self.sync_packets.get(handle).copied();
+        packets.filter(|&packets| packets != 0)
+    }
+
+    pub(crate) fn set_sync_packets(&mut self, handle: u32, packets: Option<u32>) {
+        match packets {
+            Some(packets) => *self.sync_packets.entry(handle) = packets,
+            None => {
+                if let Some(packets) = self.sync_packets.get_mut(handle) {
+                    *packets = 0;
+                }
+            }
+        }
     }
 }
 

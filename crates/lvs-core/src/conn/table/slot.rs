@@ -119,7 +119,7 @@ impl Layout {
         ("METHOD_TUNNEL", Forwarding::Tunnel as u64),
         ("METHOD_ROUTE", Forwarding::Route as u64),
         ("METHOD_FULL_NAT", Forwarding::FullNat as u64),
-        ("FLAGS_UP", flag::SLOW_PATH as u64),
+        ("FLAGS_UP", flag::USERSPACE as u64),
         ("FLAG_NO_OUTPUT", flag::NO_OUTPUT as u64),
         ("STATE_TCP_ESTABLISHED", State::TCP_ESTABLISHED.0 as u64),
         ("STATE_NONE", State::NONE.0 as u64),

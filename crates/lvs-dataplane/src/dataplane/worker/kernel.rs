@@ -20,6 +20,9 @@ const BUSY: Duration = Duration::from_millis(50);
 const LOCALS_WAITING: usize = 1 << 16;
 /// The local ports that are written at a time: each takes two system calls.
 const LOCALS_AT_ONCE: usize = 512;
+/// Slots of one portion of the walk for the synchronisation master, and the pause behind it.
+const SYNC_BUDGET: usize = 1 << 16;
+const SYNC_PAUSE: Duration = Duration::from_millis(1);
 /// Slots whose connections are withdrawn in one round of housekeeping, when all are to be.
 const WITHDRAW_BUDGET: usize = 1 << 20;
 
@@ -32,6 +35,8 @@ pub(super) struct KernelSide {
     pub(super) quiet: Instant,
     /// As long as there are captures, nothing passes them by in the kernel.
     pub(super) shown: Option<Held>,
+    /// Where the walk for the synchronisation master goes on, and not before when.
+    pub(super) synced: Option<(usize, Instant)>,
     /// Where withdrawing all connections goes on.
     pub(super) withdrawn: Option<usize>,
     /// How often something was learned of ways through tunnels, so far.
@@ -235,12 +240,26 @@ impl Worker {
         false
     }
 
+    /// Sends offloaded connections whose packets the master has to know of: a portion of the table.
+    pub(super) fn sync_offloaded(&mut self, now: Instant) {
+        if let Some((from, at)) = self.kernel.synced
+            && at <= now
+        {
+            let shard = &mut self.decider.shard;
+            let next = shard.sync_offloaded_piece(from, SYNC_BUDGET, now);
+            self.kernel.synced = next.map(|next| (next, now + SYNC_PAUSE));
+        }
+    }
+
     /// Follows the clock and the epochs of the kernel fast path.
     pub(super) fn keep_kernel(&mut self, now: Instant) {
         let Some(kernel) = &self.kernel.path else {
             return;
         };
         kernel.is_alive(now);
+        if self.kernel.synced.is_none() && self.decider.shard.has_master() {
+            self.kernel.synced = Some((0, now));
+        }
         // The tables of all workers are about as full.
         if self.number == 0 {
             kernel.try_homes(self.decider.shard.tries_homes());

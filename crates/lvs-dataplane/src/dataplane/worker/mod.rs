@@ -19,7 +19,7 @@ use std::time::{Duration, Instant as SystemInstant};
 use lvs_core::api::Forwarder;
 use lvs_core::explain::Explanation;
 use lvs_core::sync::wire::Entry;
-use lvs_core::{Instant, Shard};
+use lvs_core::{Instant, Reset, Shard};
 use tracing::{error, info, warn};
 
 use self::kernel::KernelSide;
@@ -305,6 +305,7 @@ impl Worker {
         }
         let next = self.decider.shard.next_wakeup();
         let next = next.map_or(self.next_housekeeping, |at| at.min(self.next_housekeeping));
+        let next = self.kernel.synced.map_or(next, |(_, at)| at.min(next));
         let sync = self.decider.shard.next_sync_message();
         let next = sync.map_or(next, |at| at.min(next));
         // Rounded up: a wake-up a moment too early would find nothing due.
@@ -723,6 +724,9 @@ impl Worker {
         if self.decider.shard.has_down() {
             self.end_down(now);
         }
+        let late = self.decider.shard.take_late_resets();
+        self.send_resets(&late, now);
+        self.sync_offloaded(now);
         if now < self.next_housekeeping {
             return;
         }
@@ -752,17 +756,24 @@ impl Worker {
     /// Goes on ending the connections of servers that went down.
     fn end_down(&mut self, now: Instant) {
         let resets = self.decider.shard.end_down(now, DOWN_BUDGET);
-        let env = env(&self.network);
-        for reset in &resets {
-            self.pipeline.send_reset(reset, &env, now, &mut self.output);
-        }
-        self.flush();
+        self.send_resets(&resets, now);
         self.tally.resets += resets.len();
         if !self.decider.shard.has_down() {
             let sent = std::mem::take(&mut self.tally.resets);
             self.threads
                 .post_keeper(move |keeper| keeper.down_has_ended(sent));
         }
+    }
+
+    fn send_resets(&mut self, resets: &[Reset], now: Instant) {
+        if resets.is_empty() {
+            return;
+        }
+        let env = env(&self.network);
+        for reset in resets {
+            self.pipeline.send_reset(reset, &env, now, &mut self.output);
+        }
+        self.flush();
     }
 
     fn say_farewell(&self) {

@@ -28,8 +28,6 @@ pub(crate) const PORT: u16 = 2379;
 pub(crate) use keys::{Director, Registration};
 pub use keys::{Etcd, Text};
 
-pub(crate) use self::message::decode as from_base64;
-
 use self::client::{Error, Watching};
 pub(super) use self::keys::Model;
 use self::keys::{KEYS_MAX, hash};

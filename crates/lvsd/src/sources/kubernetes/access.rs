@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use crate::sources::etcd::from_base64;
+use crate::sources::base64;
 use crate::text::read_file;
 
 /// The files that a pod has for its ServiceAccount.
@@ -131,7 +131,7 @@ fn bytes(
 ) -> Result<Option<Vec<u8>>, Wrong> {
     if let Some(data) = some(data) {
         let data: String = data.split_whitespace().collect();
-        return match from_base64(&data) {
+        return match base64::decode(&data) {
             Some(bytes) => Ok(Some(bytes)),
             None => wrong(
                 format!("`{key}-data` is not base64"),

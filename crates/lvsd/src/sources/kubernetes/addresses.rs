@@ -10,7 +10,7 @@ use std::str::FromStr;
 use lvs_core::{Family, Prefix};
 
 use super::Settings;
-use super::model::{Model, PREFIX};
+use super::model::{Model, PORTS_MAX, PREFIX};
 use super::objects::Service;
 
 /// The annotation with the key by which Services share an address.
@@ -186,7 +186,8 @@ pub(super) struct Assigned {
     pub(super) wanted: BTreeMap<String, Vec<IpAddr>>,
     /// Why a Service does not have the addresses that it should have.
     pub(super) refused: BTreeMap<String, String>,
-    /// The Services that go on with what they had, because their status has an address of no pool.
+    /// The Services that go on with what they had: their status has an address of no pool, or they have
+    /// too many ports.
     pub(super) held: BTreeSet<String>,
 }
 
@@ -236,6 +237,12 @@ impl Assigned {
         settings: &Settings,
         taken: &mut Taken<'a>,
     ) {
+        if service.spec.ports.len() > PORTS_MAX {
+            let why = format!("it has more than {PORTS_MAX} ports; make several Services of it");
+            self.refused.insert(key.to_owned(), why);
+            self.held.insert(key.to_owned());
+            return;
+        }
         let mut refused: Option<String> = None;
         let mut refuse = |why: String| {
             refused.get_or_insert(why);
@@ -704,5 +711,22 @@ mod tests {
         assert!(assigned(&[told(80)]).wanted.is_empty());
         let wanted = [("shop/web".to_owned(), ips(&["192.0.2.10"]))];
         assert_eq!(assigned(&[told(81)]).wanted, wanted.into());
+    }
+
+    #[test]
+    fn assign_too_many_ports_keep_the_service_as_it_was() {
+        let ports = |count: usize| {
+            let port = |n: usize| format!(r#"{{"port":{}}}"#, n + 1);
+            (0..count).map(port).collect::<Vec<_>>().join(",")
+        };
+        let assigned = assigned(&[
+            sharer("many", 1, &["192.0.2.10"], &ports(PORTS_MAX + 1)),
+            sharer("web", 2, &[], &ports(PORTS_MAX)),
+        ]);
+        assert!(assigned.given.is_empty() && assigned.held.contains("shop/many"));
+        assert!(assigned.refused["shop/many"].contains("more than 256 ports"));
+        // Its address stays taken.
+        let wanted = [("shop/web".to_owned(), ips(&["192.0.2.11"]))];
+        assert_eq!(assigned.wanted, wanted.into());
     }
 }

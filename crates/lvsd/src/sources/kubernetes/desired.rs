@@ -18,6 +18,8 @@ const TEXTS_MAX: usize = 4096;
 const SERVERS_MAX: usize = 1024;
 /// Servers of all services.
 const ALL_SERVERS_MAX: usize = 65_536;
+/// Networks of `spec.loadBalancerSourceRanges`.
+const RANGES_MAX: usize = 1024;
 /// The annotations, without their prefix.
 const ANNOTATIONS: [&str; 10] = [
     "address",
@@ -142,7 +144,7 @@ impl<'a> Options<'a> {
                     names.sort_unstable();
                     options.scheduler = one_of(&names)?;
                 }
-                "forward" => options.forward = one_of(&["nat", "fullnat", "proxy"])?,
+                "forward" => options.forward = one_of(&["nat", "fullnat", "proxy", "tun"])?,
                 "check" if http_path(value).is_some() => options.check = Some(value),
                 "check" => {
                     options.check = one_of(&["none", "tcp", "healthz"])
@@ -173,6 +175,11 @@ impl<'a> Options<'a> {
                     return Err(format!("annotation {name} is unknown; there are {all}"));
                 }
             }
+        }
+        if options.forward == Some("tun") && options.servers == Servers::Nodes {
+            return Err(format!(
+                "annotation {PREFIX}forward: `tun` does not reach node ports; set annotation {PREFIX}servers to `endpoints`"
+            ));
         }
         Ok(options)
     }
@@ -339,6 +346,12 @@ fn text(
     }
     if !spec.load_balancer_source_ranges.is_empty() {
         let mut networks = Vec::new();
+        let count = spec.load_balancer_source_ranges.len();
+        if count > RANGES_MAX {
+            return Err(format!(
+                "spec.loadBalancerSourceRanges has {count} networks, and {RANGES_MAX} at most are used"
+            ));
+        }
         for range in &spec.load_balancer_source_ranges {
             let network: Prefix = range.trim().parse().map_err(|_| {
                 format!("spec.loadBalancerSourceRanges: `{range}` is not a network")
@@ -475,7 +488,7 @@ fn by_node<'a>(model: &'a Model, key: &str, family: Family) -> BTreeMap<&'a str,
     let mut nodes: BTreeMap<&str, u16> = BTreeMap::new();
     // An endpoint may be in two slices while it moves from one to the other.
     let mut seen = BTreeSet::new();
-    let slices = model.slices.get(key).into_iter().flat_map(BTreeMap::values);
+    let slices = model.slices(key);
     for slice in slices.filter(|slice| slice.ipv6 == (family == Family::V6)) {
         for endpoint in &slice.endpoints {
             let Some(node) = endpoint.node_name.as_deref() else {
@@ -503,7 +516,7 @@ fn endpoints<'a>(
     family: Family,
 ) -> BTreeMap<SocketAddr, Server<'a>> {
     let mut servers: BTreeMap<SocketAddr, Server<'_>> = BTreeMap::new();
-    let slices = model.slices.get(key).into_iter().flat_map(BTreeMap::values);
+    let slices = model.slices(key);
     for slice in slices.filter(|slice| slice.ipv6 == (family == Family::V6)) {
         let same = |one: Option<&str>, other: Option<&str>, usual: &str| {
             one.unwrap_or(usual) == other.unwrap_or(usual)
@@ -570,6 +583,26 @@ mod tests {
         );
         Config::from_toml("x", &file).unwrap_or_else(|report| panic!("{report}"));
         texts.concat()
+    }
+
+    /// A Service whose pods get packets by tunnel.
+    fn tunnelled() -> String {
+        annotated("servers", r#"endpoints","lvsd/forward":"tun"#)
+    }
+
+    #[test]
+    fn desired_tunnel_goes_to_pods_with_the_port_of_the_service() {
+        let slices = slice("web-1", &[("10.1.0.1", "n1", "ready")]);
+        let read = |slice: String| {
+            let desired = of(&tunnelled(), &[slice], &[]);
+            Config::from_toml("x", &desired.texts["shop/web/tcp/80"])
+        };
+        let refused = read(slices.clone()).unwrap_err().to_string();
+        assert!(
+            refused.contains("tunnelling cannot change the port 80 to 8080"),
+            "{refused}"
+        );
+        read(slices.replace("8080", "80")).unwrap_or_else(|report| panic!("{report}"));
     }
 
     fn refusal(service: &str) -> String {
@@ -776,6 +809,7 @@ mod tests {
         for (service, line) in [
             (annotated("scheduler", "mh"), "scheduler = \"mh\""),
             (annotated("forward", "fullnat"), "forward = \"fullnat\""),
+            (tunnelled(), "forward = \"tun\""),
             (annotated("check", "none"), "check = \"none\""),
             (annotated("check", "tcp"), "check = { type = \"tcp\" }"),
             (
@@ -819,7 +853,11 @@ mod tests {
             (annotated("scheduler", "nonsense"), "`nonsense` is none of "),
             (
                 annotated("forward", "dr"),
-                "`dr` is none of nat, fullnat, proxy",
+                "`dr` is none of nat, fullnat, proxy, tun",
+            ),
+            (
+                annotated("forward", "tun"),
+                "`tun` does not reach node ports; set annotation lvsd/servers to `endpoints`",
             ),
             (
                 annotated("servers", "pods"),
@@ -861,6 +899,13 @@ mod tests {
             (
                 with_spec(r#""loadBalancerSourceRanges":["x\n"]"#),
                 "is not a network",
+            ),
+            (
+                with_spec(&format!(
+                    r#""loadBalancerSourceRanges":[{}]"#,
+                    vec![r#""10.0.0.0/8""#; RANGES_MAX + 1].join(",")
+                )),
+                "has 1025 networks, and 1024 at most are used",
             ),
             (
                 WEB.replace("\"TCP\"", "\"QUIC\""),

@@ -41,7 +41,7 @@ use self::desired::desired;
 use self::lease::{Claim, PERIOD, Step};
 pub(crate) use self::model::is_name;
 use self::model::{Kind, Model};
-use self::objects::{Lease, List, Service, Status, WatchEvent};
+use self::objects::{Lease, List, Named, Service, Status, WatchEvent};
 use super::etcd::Text;
 use super::http::{Endpoint, Lines, plain};
 use super::{Shared, retry};
@@ -51,12 +51,18 @@ use crate::health::probe::Tls;
 const PAGE: usize = 500;
 /// Objects of a list.
 const LISTED_MAX: usize = 100_000;
+/// Parts of a list.
+const PAGES_MAX: usize = 2000;
+/// How long a list may take as a whole.
+const LIST_TIME: Duration = Duration::from_secs(300);
 /// How long a watch lasts, in seconds. The API server ends it then, and it is started again.
 const WATCH: u64 = 300;
 /// Time after which a watch that the API server should have ended counts as dead.
 const WATCH_MAX: Duration = Duration::from_secs(WATCH + 30);
 /// Changes that arrive within this time go to the daemon together.
 const GATHER: Duration = Duration::from_millis(200);
+/// The shortest time between two watches of a kind.
+const WATCH_MIN: Duration = Duration::from_secs(1);
 /// A session of this length counts as one that went well.
 const WELL: Duration = Duration::from_secs(10);
 /// Statuses and Events that are written before the watches are read again.
@@ -192,6 +198,7 @@ struct Watch {
     lines: Lines,
     /// The version up to which everything is known.
     version: String,
+    began: Instant,
     /// When it counts as dead.
     dead: Instant,
 }
@@ -244,6 +251,7 @@ impl<'a> Session<'a> {
 
     /// Until something goes wrong.
     async fn run(&mut self) -> Result<Infallible, Error> {
+        let mut early = 0;
         loop {
             let mut watches = Vec::new();
             for kind in Kind::ALL {
@@ -251,6 +259,7 @@ impl<'a> Session<'a> {
                 watches.push((kind, version));
             }
             self.hand_over()?;
+            let began = Instant::now();
             let mut open = Vec::new();
             for (kind, version) in watches {
                 open.push(self.watch(kind, version).await?);
@@ -258,16 +267,27 @@ impl<'a> Session<'a> {
             if let Ok([services, slices, nodes]) = <[Watch; 3]>::try_from(open) {
                 self.follow(services, slices, nodes).await?;
             }
+            early = if began.elapsed() < WELL { early + 1 } else { 0 };
+            if early > 0 {
+                // An API server that forgets everything at once is not asked without a pause.
+                sleep(retry(early, WATCH_MIN)).await;
+            }
         }
     }
 
     /// Reads all objects of a kind, as they are at one moment, and returns the version of that moment.
     async fn list(&mut self, kind: Kind) -> Result<String, Error> {
         let path = kind.path(self.settings.namespace.as_deref());
-        let mut objects = Vec::new();
+        let mut listed = Model::default();
+        let mut count = 0;
         let mut limit = PAGE;
         let mut more: Option<String> = None;
-        loop {
+        let end = Instant::now() + LIST_TIME;
+        for _ in 0..PAGES_MAX {
+            if Instant::now() > end {
+                let why = format!("takes more than {LIST_TIME:?} for the list at {path}");
+                return Err(Error::Failed(why));
+            }
             let after = more
                 .as_deref()
                 .map(|more| format!("&continue={}", quoted(more)));
@@ -284,17 +304,23 @@ impl<'a> Session<'a> {
                 let why = "answers without a resourceVersion".to_owned();
                 return Err(Error::Failed(why));
             }
-            objects.extend(page.items);
-            if objects.len() > LISTED_MAX {
+            count += page.items.len();
+            if count > LISTED_MAX {
                 let why = format!("has more than {LISTED_MAX} objects at {path}");
                 return Err(Error::Failed(why));
             }
+            for object in page.items {
+                let put = listed.put_listed(kind, object.get(), &self.model);
+                put.map_err(Error::Failed)?;
+            }
             more = page.metadata.more.filter(|more| !more.is_empty());
             if more.is_none() {
-                self.model.replace(kind, objects).map_err(Error::Failed)?;
+                self.model.replace(kind, listed);
                 return Ok(page.metadata.resource_version);
             }
         }
+        let why = format!("answers with more than {PAGES_MAX} parts of a list at {path}");
+        Err(Error::Failed(why))
     }
 
     /// Watches a kind, from a version on.
@@ -308,6 +334,7 @@ impl<'a> Session<'a> {
             kind,
             lines: self.client.watch(&path).await?,
             version,
+            began: Instant::now(),
             dead: Instant::now() + WATCH_MAX,
         })
     }
@@ -355,6 +382,7 @@ impl<'a> Session<'a> {
                 }
                 Brought::Bookmark => {}
                 Brought::End => {
+                    sleep_until(watch.began + WATCH_MIN).await;
                     let again = self.watch(watch.kind, watch.version.clone()).await;
                     match again {
                         Err(error) if error.is_expired() => {
@@ -389,24 +417,23 @@ impl<'a> Session<'a> {
         let event: WatchEvent = serde_json::from_slice(&line)
             .map_err(|error| Error::Failed(format!("watches what is not understood: {error}")))?;
         self.shared.hear_kubernetes();
+        let object = event.object.get();
         if event.kind == "ERROR" {
-            let status: Status = serde_json::from_value(event.object).unwrap_or_default();
+            let status: Status = serde_json::from_str(object).unwrap_or_default();
             let why = plain(&status.message);
             return match status.code {
                 410 => Ok(Brought::Expired(why)),
                 code => Err(Error::Refused(code, why)),
             };
         }
-        if let Some(version) = event.object["metadata"]["resourceVersion"].as_str() {
-            version.clone_into(&mut watch.version);
+        let version = Named::of(object).resource_version;
+        if !version.is_empty() {
+            watch.version = version;
         }
         match event.kind.as_str() {
             "BOOKMARK" => return Ok(Brought::Bookmark),
-            "DELETED" => self.model.delete(watch.kind, &event.object),
-            _ => self
-                .model
-                .put(watch.kind, event.object)
-                .map_err(Error::Failed)?,
+            "DELETED" => self.model.delete(watch.kind, object),
+            _ => self.model.put(watch.kind, object).map_err(Error::Failed)?,
         }
         Ok(Brought::Change)
     }
@@ -458,7 +485,7 @@ impl<'a> Session<'a> {
         View {
             left_out: crate::text::bounded(lines.collect()),
             refused: self.assigned.refused.len() + self.model.refused.len(),
-            leader: self.claim.holder.clone(),
+            leader: self.claim.holder.as_deref().map(plain),
         }
     }
 
@@ -574,7 +601,7 @@ impl<'a> Session<'a> {
                 Ok(service) => {
                     self.unwritten = None;
                     self.model
-                        .put(Kind::Service, service)
+                        .put(Kind::Service, &service.to_string())
                         .map_err(Error::Failed)?;
                     if known {
                         continue;

@@ -1,12 +1,11 @@
 //! The objects that an API server has, as far as directors need them (pure).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde::Deserialize;
 
-use super::objects::{Endpoint, EndpointPort, EndpointSlice, Meta, Node, Service};
+use super::objects::{Endpoint, EndpointPort, EndpointSlice, Named, Node, Service};
 
 /// Services of type `LoadBalancer`.
 const SERVICES_MAX: usize = 4096;
@@ -20,6 +19,10 @@ const NODES_MAX: usize = 5000;
 const NAME_MAX: usize = 253;
 /// Bytes of the annotations of a Service that are kept.
 const ANNOTATIONS_MAX: usize = 16 << 10;
+/// Ports of a Service that are served.
+pub(super) const PORTS_MAX: usize = 256;
+/// Addresses in the status of a Service that are read.
+const INGRESS_MAX: usize = 64;
 /// Characters of the reason why an object cannot be read.
 const WHY_MAX: usize = 200;
 /// Objects that cannot be read and are named.
@@ -72,29 +75,61 @@ impl Kind {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Slice {
     /// The Service, `NAMESPACE/NAME`.
-    pub(super) service: String,
+    service: String,
     pub(super) ipv6: bool,
     pub(super) endpoints: Vec<Endpoint>,
     pub(super) ports: Vec<EndpointPort>,
 }
 
+/// EndpointSlices, by `NAMESPACE/NAME`.
+#[derive(Debug, Default)]
+struct Slices {
+    all: BTreeMap<String, Slice>,
+    /// The EndpointSlices of each Service.
+    of: BTreeMap<String, BTreeSet<String>>,
+    /// The endpoints of all.
+    endpoints: usize,
+}
+
+impl Slices {
+    fn insert(&mut self, key: String, slice: Slice) {
+        self.remove(&key);
+        self.endpoints += slice.endpoints.len();
+        let of = self.of.entry(slice.service.clone()).or_default();
+        of.insert(key.clone());
+        self.all.insert(key, slice);
+    }
+
+    fn remove(&mut self, key: &str) {
+        let Some(slice) = self.all.remove(key) else {
+            return;
+        };
+        self.endpoints -= slice.endpoints.len();
+        if let Some(keys) = self.of.get_mut(&slice.service) {
+            keys.remove(key);
+            if keys.is_empty() {
+                self.of.remove(&slice.service);
+            }
+        }
+    }
+}
+
 /// All objects, by `NAMESPACE/NAME`.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Debug, Default)]
 pub(super) struct Model {
     /// Services of type `LoadBalancer`, of any class: addresses of others are taken, too.
     pub(super) services: BTreeMap<String, Service>,
-    /// EndpointSlices by their Service, and then by their own name.
-    pub(super) slices: BTreeMap<String, BTreeMap<String, Slice>>,
+    slices: Slices,
     pub(super) nodes: BTreeMap<String, Node>,
     /// Objects that cannot be read, and why. What they were before stays.
     pub(super) refused: BTreeMap<String, String>,
 }
 
 /// `NAMESPACE/NAME`, or the name of what is in no namespace.
-pub(super) fn key(meta: &Meta) -> String {
-    match meta.namespace.is_empty() {
-        true => meta.name.clone(),
-        false => format!("{}/{}", meta.namespace, meta.name),
+fn key(named: &Named) -> String {
+    match named.namespace.is_empty() {
+        true => named.name.clone(),
+        false => format!("{}/{}", named.namespace, named.name),
     }
 }
 
@@ -105,27 +140,69 @@ pub(crate) fn is_name(name: &str) -> bool {
 }
 
 impl Model {
-    /// Takes an object that is new or has changed. One that cannot be read is refused alone.
+    /// Takes an object, in JSON, that is new or has changed. One that cannot be read is refused alone.
     ///
     /// # Errors
     /// There are too many objects.
-    pub(super) fn put(&mut self, kind: Kind, object: Value) -> Result<(), String> {
-        let meta = meta(&object);
-        if let Err(why) = self.understand(kind, &meta, object) {
-            self.refuse(kind, &meta, &why);
-        } else {
-            self.refused
-                .remove(&format!("{} {}", kind.name(), key(&meta)));
+    pub(super) fn put(&mut self, kind: Kind, object: &str) -> Result<(), String> {
+        let named = Named::of(object);
+        if let Err(why) = self.understand(kind, &named, object) {
+            self.refuse(kind, &named, &why);
+        } else if !self.refused.is_empty() {
+            self.refused.remove(&full_name(kind, &key(&named)));
         }
         self.bounded()
     }
 
-    fn understand(&mut self, kind: Kind, meta: &Meta, object: Value) -> Result<(), String> {
+    /// Takes an object of a list. One that cannot be read is refused, and is what it is in `before`.
+    ///
+    /// # Errors
+    /// There are too many objects.
+    pub(super) fn put_listed(
+        &mut self,
+        kind: Kind,
+        object: &str,
+        before: &Self,
+    ) -> Result<(), String> {
+        let named = Named::of(object);
+        if let Err(why) = self.understand(kind, &named, object) {
+            self.refuse(kind, &named, &why);
+            let key = key(&named);
+            if kind == Kind::Service
+                && let Some(service) = before.services.get(&key)
+            {
+                self.services.insert(key, service.clone());
+            } else if kind == Kind::EndpointSlice
+                && let Some(slice) = before.slices.all.get(&key)
+            {
+                self.slices.insert(key, slice.clone());
+            } else if kind == Kind::Node
+                && let Some(node) = before.nodes.get(&key)
+            {
+                self.nodes.insert(key, node.clone());
+            }
+        }
+        self.bounded()
+    }
+
+    /// Takes all objects of a kind from a whole list, in place of the earlier ones.
+    pub(super) fn replace(&mut self, kind: Kind, listed: Self) {
+        let of_kind = full_name(kind, "");
+        self.refused.retain(|name, _| !name.starts_with(&of_kind));
+        self.refused.extend(listed.refused);
+        match kind {
+            Kind::Service => self.services = listed.services,
+            Kind::EndpointSlice => self.slices = listed.slices,
+            Kind::Node => self.nodes = listed.nodes,
+        }
+    }
+
+    fn understand(&mut self, kind: Kind, named: &Named, object: &str) -> Result<(), String> {
         let namespaced = kind != Kind::Node;
-        if !is_name(&meta.name) || namespaced && !is_name(&meta.namespace) {
+        if !is_name(&named.name) || namespaced && !is_name(&named.namespace) {
             return Err("its name is not a name in Kubernetes".to_owned());
         }
-        let key = key(meta);
+        let key = key(named);
         match kind {
             Kind::Service => {
                 let mut service: Service = read(object)?;
@@ -146,6 +223,9 @@ impl Model {
                         "its annotations {PREFIX}... have {bytes} bytes, and {ANNOTATIONS_MAX} at most are read"
                     ));
                 }
+                // One more than are served shows that there are too many.
+                service.spec.ports.truncate(PORTS_MAX + 1);
+                service.status.load_balancer.ingress.truncate(INGRESS_MAX);
                 if self
                     .services
                     .get(&key)
@@ -163,19 +243,16 @@ impl Model {
                     // Names, which directors do not resolve.
                     _ => None,
                 };
-                self.forget_slice(&key);
                 if let (Some(service), Some(ipv6)) = (service, family) {
-                    let service = format!("{}/{service}", meta.namespace);
-                    let slices = self.slices.entry(service.clone()).or_default();
-                    slices.insert(
-                        key,
-                        Slice {
-                            service,
-                            ipv6,
-                            endpoints: slice.endpoints,
-                            ports: slice.ports,
-                        },
-                    );
+                    let slice = Slice {
+                        service: format!("{}/{service}", named.namespace),
+                        ipv6,
+                        endpoints: slice.endpoints,
+                        ports: slice.ports,
+                    };
+                    self.slices.insert(key, slice);
+                } else {
+                    self.slices.remove(&key);
                 }
             }
             Kind::Node => {
@@ -196,58 +273,24 @@ impl Model {
     }
 
     /// Removes an object.
-    pub(super) fn delete(&mut self, kind: Kind, object: &Value) {
-        let key = key(&meta(object));
-        self.refused.remove(&format!("{} {key}", kind.name()));
+    pub(super) fn delete(&mut self, kind: Kind, object: &str) {
+        let key = key(&Named::of(object));
+        self.refused.remove(&full_name(kind, &key));
         match kind {
             Kind::Service => drop(self.services.remove(&key)),
-            Kind::EndpointSlice => self.forget_slice(&key),
+            Kind::EndpointSlice => self.slices.remove(&key),
             Kind::Node => drop(self.nodes.remove(&key)),
         }
     }
 
-    /// Takes what a list has of a kind. An object that cannot be read stays as it was before.
-    ///
-    /// # Errors
-    /// There are too many objects.
-    pub(super) fn replace(&mut self, kind: Kind, objects: Vec<Value>) -> Result<(), String> {
-        let of_kind = format!("{} ", kind.name());
-        self.refused.retain(|name, _| !name.starts_with(&of_kind));
-        let mut before = Self::default();
-        match kind {
-            Kind::Service => std::mem::swap(&mut before.services, &mut self.services),
-            Kind::EndpointSlice => std::mem::swap(&mut before.slices, &mut self.slices),
-            Kind::Node => std::mem::swap(&mut before.nodes, &mut self.nodes),
-        }
-        for object in objects {
-            let meta = meta(&object);
-            let key = key(&meta);
-            let Err(why) = self.understand(kind, &meta, object) else {
-                continue;
-            };
-            self.refuse(kind, &meta, &why);
-            if let Some(service) = before.services.remove(&key) {
-                self.services.insert(key, service);
-            } else if let Some(node) = before.nodes.remove(&key) {
-                self.nodes.insert(key, node);
-            } else if let Some(slice) = before.slices.values_mut().find_map(|all| all.remove(&key))
-            {
-                let slices = self.slices.entry(slice.service.clone()).or_default();
-                slices.insert(key, slice);
-            }
-        }
-        self.bounded()
+    /// The EndpointSlices of a Service.
+    pub(super) fn slices(&self, service: &str) -> impl Iterator<Item = &Slice> {
+        let keys = self.slices.of.get(service).into_iter().flatten();
+        keys.filter_map(|key| self.slices.all.get(key))
     }
 
-    fn forget_slice(&mut self, key: &str) {
-        self.slices.retain(|_, slices| {
-            slices.remove(key);
-            !slices.is_empty()
-        });
-    }
-
-    fn refuse(&mut self, kind: Kind, meta: &Meta, why: &str) {
-        let name: String = key(meta)
+    fn refuse(&mut self, kind: Kind, named: &Named, why: &str) {
+        let name: String = key(named)
             .chars()
             .filter(|c| !c.is_control())
             .take(2 * NAME_MAX)
@@ -258,24 +301,21 @@ impl Model {
             .take(WHY_MAX)
             .collect();
         if self.refused.len() < REFUSED_MAX {
-            self.refused.insert(format!("{} {name}", kind.name()), why);
+            self.refused.insert(full_name(kind, &name), why);
         }
     }
 
     /// # Errors
     /// There are too many objects.
     fn bounded(&self) -> Result<(), String> {
-        let slices = self.slices.values().map(BTreeMap::len).sum();
-        let endpoints = self.slices.values().flat_map(BTreeMap::values);
-        let endpoints = endpoints.map(|slice| slice.endpoints.len()).sum();
         for (count, most, what) in [
             (
                 self.services.len(),
                 SERVICES_MAX,
                 "Services of type LoadBalancer",
             ),
-            (slices, SLICES_MAX, "EndpointSlices"),
-            (endpoints, ENDPOINTS_MAX, "endpoints"),
+            (self.slices.all.len(), SLICES_MAX, "EndpointSlices"),
+            (self.slices.endpoints, ENDPOINTS_MAX, "endpoints"),
             (self.nodes.len(), NODES_MAX, "Nodes"),
         ] {
             if count > most {
@@ -300,42 +340,52 @@ fn is_newer(known: &Service, told: &Service) -> bool {
         && matches!((version(known), version(told)), (Some(known), Some(told)) if known > told)
 }
 
-/// The metadata of an object, as far as it can be read.
-fn meta(object: &Value) -> Meta {
-    let text = |name: &str| {
-        let text = object["metadata"][name].as_str();
-        text.unwrap_or_default().to_owned()
-    };
-    Meta {
-        name: text("name"),
-        namespace: text("namespace"),
-        ..Meta::default()
-    }
+/// `Service shop/web`
+fn full_name(kind: Kind, key: &str) -> String {
+    format!("{} {key}", kind.name())
 }
 
-fn read<T: DeserializeOwned>(object: Value) -> Result<T, String> {
-    serde_json::from_value(object).map_err(|error| error.to_string())
+/// Reads an object. The reason why it cannot be read has no place, which changes with every version.
+fn read<'a, T: Deserialize<'a>>(object: &'a str) -> Result<T, String> {
+    serde_json::from_str(object).map_err(|error| {
+        let why = error.to_string();
+        why.split(" at line ").next().unwrap_or_default().to_owned()
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
-    fn service(name: &str, spec: &Value) -> Value {
-        json!({ "metadata": { "namespace": "shop", "name": name }, "spec": spec })
+    fn service(name: &str, spec: &Value) -> String {
+        json!({ "metadata": { "namespace": "shop", "name": name }, "spec": spec }).to_string()
+    }
+
+    fn put(model: &mut Model, name: &str, spec: &Value) {
+        model.put(Kind::Service, &service(name, spec)).unwrap();
+    }
+
+    /// Takes a list of all objects of a kind.
+    fn list(model: &mut Model, kind: Kind, objects: &[String]) -> Result<(), String> {
+        let mut listed = Model::default();
+        for object in objects {
+            listed.put_listed(kind, object, model)?;
+        }
+        model.replace(kind, listed);
+        Ok(())
     }
 
     #[test]
     fn model_other_kind_of_service_is_not_kept() {
         let mut model = Model::default();
         let lb = json!({ "type": "LoadBalancer" });
-        model.put(Kind::Service, service("web", &lb)).unwrap();
+        put(&mut model, "web", &lb);
         assert!(model.services.contains_key("shop/web"));
         let plain = json!({ "type": "ClusterIP" });
-        model.put(Kind::Service, service("web", &plain)).unwrap();
+        put(&mut model, "web", &plain);
         assert!(model.services.is_empty());
     }
 
@@ -344,17 +394,16 @@ mod tests {
         let mut model = Model::default();
         let lb = json!({ "type": "LoadBalancer", "ports": [{ "port": 80 }] });
         let broken = json!({ "type": "LoadBalancer", "ports": [{ "port": 80_000 }] });
-        model.put(Kind::Service, service("web", &lb)).unwrap();
-        model.put(Kind::Service, service("web", &broken)).unwrap();
+        put(&mut model, "web", &lb);
+        put(&mut model, "web", &broken);
         assert_eq!(model.services["shop/web"].spec.ports[0].port, 80);
         assert!(model.refused["Service shop/web"].contains("80000"));
         // The same in a list, where another object has gone.
-        model.put(Kind::Service, service("mail", &lb)).unwrap();
-        let list = vec![service("web", &broken)];
-        model.replace(Kind::Service, list).unwrap();
+        put(&mut model, "mail", &lb);
+        list(&mut model, Kind::Service, &[service("web", &broken)]).unwrap();
         assert_eq!(model.services.keys().collect::<Vec<_>>(), ["shop/web"]);
         assert_eq!(model.refused.len(), 1);
-        model.put(Kind::Service, service("web", &lb)).unwrap();
+        put(&mut model, "web", &lb);
         assert!(model.refused.is_empty());
     }
 
@@ -362,13 +411,13 @@ mod tests {
     fn model_older_version_of_a_service_is_passed_over() {
         let mut model = Model::default();
         let mut put = |version: &str, uid: &str, port: u16| {
-            let mut service = service(
-                "web",
-                &json!({ "type": "LoadBalancer", "ports": [{ "port": port }] }),
-            );
-            service["metadata"]["resourceVersion"] = version.into();
-            service["metadata"]["uid"] = uid.into();
-            model.put(Kind::Service, service).unwrap();
+            let service = json!({
+                "metadata": {
+                    "namespace": "shop", "name": "web", "resourceVersion": version, "uid": uid,
+                },
+                "spec": { "type": "LoadBalancer", "ports": [{ "port": port }] },
+            });
+            model.put(Kind::Service, &service.to_string()).unwrap();
             model.services["shop/web"].spec.ports[0].port
         };
         assert_eq!(put("9", "a", 1), 1);
@@ -383,7 +432,7 @@ mod tests {
         let mut model = Model::default();
         for name in ["", "a/b", "a\"b", "A", "a\nb", &"a".repeat(300)] {
             let lb = json!({ "type": "LoadBalancer" });
-            model.put(Kind::Service, service(name, &lb)).unwrap();
+            put(&mut model, name, &lb);
             assert!(model.services.is_empty(), "{name}");
         }
         assert_eq!(model.refused.len(), 6);
@@ -393,11 +442,12 @@ mod tests {
     fn model_too_many_objects_are_refused_as_a_whole() {
         let mut model = Model::default();
         let nodes = |count: usize| {
-            let node = |n| json!({ "metadata": { "name": format!("n{n}") } });
-            (0..count).map(node).collect()
+            let node = |n| json!({ "metadata": { "name": format!("n{n}") } }).to_string();
+            (0..count).map(node).collect::<Vec<_>>()
         };
-        model.replace(Kind::Node, nodes(NODES_MAX)).unwrap();
-        let why = model.replace(Kind::Node, nodes(NODES_MAX + 1)).unwrap_err();
+        list(&mut model, Kind::Node, &nodes(NODES_MAX)).unwrap();
+        let why = list(&mut model, Kind::Node, &nodes(NODES_MAX + 1)).unwrap_err();
+        assert_eq!(model.nodes.len(), NODES_MAX);
         assert_eq!(why, "has more than 5000 Nodes");
         let endpoints = vec![json!({}); ENDPOINTS_MAX + 1];
         let slice = json!({
@@ -405,7 +455,9 @@ mod tests {
             "addressType": "IPv4", "endpoints": endpoints,
         });
         let mut model = Model::default();
-        let why = model.put(Kind::EndpointSlice, slice).unwrap_err();
+        let why = model
+            .put(Kind::EndpointSlice, &slice.to_string())
+            .unwrap_err();
         assert_eq!(why, "has more than 200000 endpoints");
         let long = json!({
             "metadata": {
@@ -415,8 +467,72 @@ mod tests {
             "spec": { "type": "LoadBalancer" },
         });
         let mut model = Model::default();
-        model.put(Kind::Service, long).unwrap();
+        model.put(Kind::Service, &long.to_string()).unwrap();
         assert!(model.services.is_empty() && model.refused.len() == 1);
+    }
+
+    #[test]
+    fn model_slices_move_and_are_counted() {
+        let slice = |name: &str, service: &str, count: usize| {
+            json!({
+                "metadata": {
+                    "namespace": "shop", "name": name, "labels": { SERVICE_NAME: service },
+                },
+                "addressType": "IPv4", "endpoints": vec![json!({}); count],
+            })
+            .to_string()
+        };
+        let mut model = Model::default();
+        let of = |model: &Model, service: &str| -> Vec<usize> {
+            let slices = model.slices(service);
+            slices.map(|slice| slice.endpoints.len()).collect()
+        };
+        for (name, service, count) in [("a", "web", 3), ("b", "web", 2), ("a", "mail", 4)] {
+            let slice = slice(name, service, count);
+            model.put(Kind::EndpointSlice, &slice).unwrap();
+        }
+        assert_eq!(
+            (of(&model, "shop/web"), of(&model, "shop/mail")),
+            (vec![2], vec![4])
+        );
+        assert_eq!(model.slices.endpoints, 6);
+        model.delete(Kind::EndpointSlice, &slice("a", "mail", 0));
+        // One that cannot be read any more stays; the other one is not in the list.
+        let wrong = slice("b", "web", 1).replace("[{}]", "1");
+        list(&mut model, Kind::EndpointSlice, &[wrong]).unwrap();
+        assert_eq!(of(&model, "shop/web"), [2]);
+        assert_eq!((model.slices.endpoints, model.refused.len()), (2, 1));
+        list(&mut model, Kind::EndpointSlice, &[]).unwrap();
+        assert!(model.slices.of.is_empty() && model.slices.endpoints == 0);
+        assert!(model.refused.is_empty());
+    }
+
+    #[test]
+    fn model_long_service_is_shortened_and_refusals_have_no_place() {
+        let mut model = Model::default();
+        let ports = vec![json!({ "port": 1 }); 100_000];
+        put(
+            &mut model,
+            "web",
+            &json!({ "type": "LoadBalancer", "ports": ports }),
+        );
+        assert_eq!(model.services["shop/web"].spec.ports.len(), PORTS_MAX + 1);
+        let mut whys = BTreeSet::new();
+        for filling in ["", "x", "xx"] {
+            put(&mut model, "mail", &json!({ "a": filling, "type": 3 }));
+            whys.insert(model.refused["Service shop/mail"].clone());
+        }
+        assert_eq!(whys.len(), 1, "{whys:?}");
+    }
+
+    #[test]
+    fn model_many_wrong_objects_are_named_up_to_a_number() {
+        let mut model = Model::default();
+        for n in 0..1000 {
+            put(&mut model, &format!("s{n}\u{1}"), &Value::Null);
+        }
+        assert_eq!(model.refused.len(), REFUSED_MAX);
+        assert!(model.refused.keys().all(|name| !name.contains('\u{1}')));
     }
 
     fn anything() -> impl Strategy<Value = Value> {
@@ -451,12 +567,14 @@ mod tests {
         #[test]
         fn model_takes_anything_without_panic(objects in proptest::collection::vec(anything(), 0..8)) {
             let mut model = Model::default();
+            let objects: Vec<String> = objects.iter().map(Value::to_string).collect();
             for kind in Kind::ALL {
                 for object in &objects {
-                    model.put(kind, object.clone()).unwrap();
+                    model.put(kind, object).unwrap();
                 }
-                model.replace(kind, objects.clone()).unwrap();
+                list(&mut model, kind, &objects).unwrap();
                 objects.iter().for_each(|object| model.delete(kind, object));
+                model.put(kind, "{\"metadata\":").unwrap();
             }
         }
     }

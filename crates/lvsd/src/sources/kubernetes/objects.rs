@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
 
 /// Reads a value, and takes `null` for the default of its type.
 fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
@@ -235,13 +236,57 @@ pub(super) struct LeaseSpec {
     pub(super) lease_transitions: Option<u32>,
 }
 
+/// The name of an object, as far as it can be read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Named {
+    pub(super) name: String,
+    pub(super) namespace: String,
+    pub(super) resource_version: String,
+}
+
+impl Named {
+    pub(super) fn of(object: &str) -> Self {
+        /// Any metadata in any object.
+        #[derive(Default, Deserialize)]
+        #[serde(default)]
+        struct Object<'a> {
+            #[serde(borrow)]
+            metadata: Option<&'a RawValue>,
+        }
+        #[derive(Default, Deserialize)]
+        #[serde(default, rename_all = "camelCase")]
+        struct Any<'a> {
+            #[serde(borrow)]
+            name: Option<&'a RawValue>,
+            #[serde(borrow)]
+            namespace: Option<&'a RawValue>,
+            #[serde(borrow)]
+            resource_version: Option<&'a RawValue>,
+        }
+        fn text(raw: Option<&RawValue>) -> String {
+            let text = raw.and_then(|raw| serde_json::from_str(raw.get()).ok());
+            text.unwrap_or_default()
+        }
+        let object: Object<'_> = serde_json::from_str(object).unwrap_or_default();
+        let any = object
+            .metadata
+            .and_then(|any| serde_json::from_str(any.get()).ok());
+        let any: Any<'_> = any.unwrap_or_default();
+        Self {
+            name: text(any.name),
+            namespace: text(any.namespace),
+            resource_version: text(any.resource_version),
+        }
+    }
+}
+
 /// A page of a list. Its items are read one by one, so that one that cannot be read is left out alone.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct List {
     pub(super) metadata: ListMeta,
     #[serde(deserialize_with = "or_default")]
-    pub(super) items: Vec<serde_json::Value>,
+    pub(super) items: Vec<Box<RawValue>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -257,7 +302,7 @@ pub(super) struct ListMeta {
 pub(super) struct WatchEvent {
     #[serde(rename = "type")]
     pub(super) kind: String,
-    pub(super) object: serde_json::Value,
+    pub(super) object: Box<RawValue>,
 }
 
 /// The error of an API server.

@@ -35,7 +35,6 @@ pub(super) fn model(services: &[String], slices: &[String], nodes: &[String]) ->
     let mut model = Model::default();
     for (kind, objects) in Kind::ALL.into_iter().zip([services, slices, nodes]) {
         for object in objects {
-            let object = serde_json::from_str(object).expect(object);
             model.put(kind, object).unwrap();
         }
     }
@@ -622,6 +621,7 @@ async fn session_strange_answers_are_faults() {
             "{\"metadata\":{\"resourceVersion\":\"1\"},\"items\":3}",
             "what is not understood",
         ),
+        ("\u{0}\u{1b}[2J", "what is not understood"),
     ] {
         let text = format!(
             "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}",
@@ -637,6 +637,65 @@ async fn session_strange_answers_are_faults() {
             .await;
         assert_eq!(director.shared.lock().gathered.kubernetes, None);
     }
+}
+
+#[tokio::test]
+async fn session_endless_list_is_a_fault() {
+    // The list always goes on.
+    let address = serving(|mut stream| async move {
+        let body = "{\"metadata\":{\"resourceVersion\":\"1\",\"continue\":\"more\"},\"items\":[]}";
+        let length = body.len();
+        let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{body}");
+        while request(&mut stream).await.is_some() {
+            let _ = stream.write_all(answer.as_bytes()).await;
+        }
+    });
+    let director = Followed::start(address.await, |_| {});
+    director
+        .wait("the fault", |state| {
+            let trouble = state.kubernetes.trouble.as_deref();
+            trouble.is_some_and(|why| why.contains("more than 2000 parts of a list"))
+        })
+        .await;
+    assert_eq!(director.shared.lock().gathered.kubernetes, None);
+}
+
+#[tokio::test]
+async fn session_hostile_objects_are_left_out_alone() {
+    let (fake, address) = fake().await;
+    fake.put("services", &service("web", &Value::Null));
+    let mut many: Value = serde_json::from_str(&service("many", &Value::Null)).unwrap();
+    many["spec"]["ports"] = (1..=20_000).map(|port| json!({ "port": port })).collect();
+    fake.put("services", &many.to_string());
+    let long = json!({ "lvsd/x": "x".repeat(256 << 10) });
+    fake.put("services", &service("long", &long));
+    fake.put("services", &service("a\u{1b}[2J\nb", &Value::Null));
+    fake.put(
+        "services",
+        &service("ports", &Value::Null).replace("30080", "\"x\""),
+    );
+    fake.lock().lease = Some(json!({
+        "metadata": { "resourceVersion": "1" },
+        "spec": { "holderIdentity": "\u{1b}[2J".repeat(1000), "leaseDurationSeconds": 0 },
+    }));
+    let director = Followed::start(address, |_| {});
+    director.wait_services(&["shop/web/tcp/80"]).await;
+    director
+        .wait("the refusals", |state| {
+            let said = state.kubernetes_view.left_out.join("\n");
+            let said = |words: &str| said.contains(words);
+            state.kubernetes_view.refused == 4
+                && said("Service shop/many: it has more than 256 ports")
+                && said("Service shop/long: its annotations lvsd/... have 262150 bytes")
+                && said("Service shop/a[2Jb: its name is not a name in Kubernetes")
+                && said("Service shop/ports: invalid type: string")
+        })
+        .await;
+    let state = director.shared.lock();
+    let mut shown = state.kubernetes_view.left_out.iter();
+    assert!(shown.all(|line| !line.contains(char::is_control)));
+    let leader = state.kubernetes_view.leader.clone().unwrap_or_default();
+    assert!(!leader.contains(char::is_control) && leader.len() <= 300);
 }
 
 #[test]
@@ -673,7 +732,9 @@ fn recorded_lists_become_services() {
     for (kind, text) in RECORDED {
         let list: List = serde_json::from_str(text).unwrap();
         assert!(!list.metadata.resource_version.is_empty());
-        model.replace(kind, list.items).unwrap();
+        for object in &list.items {
+            model.put(kind, object.get()).unwrap();
+        }
     }
     assert!(model.refused.is_empty(), "{:?}", model.refused);
     let settings = settings("192.0.2.0/24");
