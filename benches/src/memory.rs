@@ -9,8 +9,7 @@ use anyhow::{Result, ensure};
 use lvs_core::sched::MaglevHashing;
 use lvs_core::{
     Control, Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, Pool, Protocol,
-    Request, Segment, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, TcpFlags, Transport,
-    Tuple, Verdict,
+    Request, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, TcpFlags, Verdict,
 };
 use lvs_dataplane::dataplane::rig::{Rig, RigWorker};
 use lvs_dataplane::netlink::NetState;
@@ -62,18 +61,7 @@ pub fn vip() -> SocketAddr {
 /// A segment from `client` to the service.
 #[must_use]
 pub fn segment(client: impl Into<SocketAddr>, dst: SocketAddr, flags: u8) -> PacketMeta<'static> {
-    PacketMeta {
-        hook: Hook::Local,
-        tuple: Tuple {
-            protocol: Protocol::TCP,
-            src: client.into(),
-            dst,
-        },
-        transport: Transport::Tcp(TcpFlags(flags)),
-        segment: Segment::NONE,
-        mark: 0,
-        len: 40,
-    }
+    PacketMeta::tcp(Hook::Local, client.into(), dst, flags)
 }
 
 /// Content of a director.

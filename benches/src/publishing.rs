@@ -4,8 +4,8 @@
 use anyhow::Result;
 use lvs_core::memory::Memory;
 use lvs_core::{
-    ConnId, Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, Segment,
-    ServerConfig, ServiceConfig, ServiceKey, Transport, Tuple, Verdict,
+    ConnId, Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, ServerConfig,
+    ServiceConfig, ServiceKey, Transport, Tuple, Verdict,
 };
 use lvs_dataplane::fast_path::FastPath;
 use lvs_sys::SharedSet;
@@ -58,18 +58,12 @@ impl Publishing {
         let mut connections = Vec::new();
         for n in 0..CONNECTIONS {
             let client = Clients { bits: 10 }.of(n);
-            let meta = PacketMeta {
-                hook: Hook::Local,
-                tuple: Tuple {
-                    protocol: Protocol::UDP,
-                    src: client.into(),
-                    dst: vip(),
-                },
-                transport: Transport::Udp(&[]),
-                segment: Segment::NONE,
-                mark: 0,
-                len: 28,
-            };
+            let meta = PacketMeta::new(
+                Hook::Local,
+                Tuple::udp(client.into(), vip()),
+                Transport::Udp(&[]),
+                28,
+            );
             if let Verdict::Forward(forward) = director.handle_packet(&meta, Instant::ZERO) {
                 connections.extend(forward.conn);
             }

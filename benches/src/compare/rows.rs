@@ -149,6 +149,12 @@ pub(super) enum Against {
     Absolute(f64, &'static str),
 }
 
+impl From<String> for Against {
+    fn from(job: String) -> Self {
+        Self::One(job)
+    }
+}
+
 impl Against {
     pub(super) fn jobs(&self) -> Vec<&str> {
         match self {

@@ -2,6 +2,7 @@
 
 use super::contender::{Contender, Method, Place};
 use super::flood::Flood;
+use super::rows::Bound::{AtLeast, AtMost, Shown};
 use super::rows::{Against, Bound, Group, Job, Memory, Row, Work};
 use super::tcp::{Percentile, Tcp};
 
@@ -60,12 +61,19 @@ impl Group {
         self.job(name, Work::Memory(memory))
     }
 
-    fn row(&mut self, name: &str, what: &str, subject: &str, against: Against, bound: Bound) {
+    fn row(
+        &mut self,
+        name: &str,
+        what: &str,
+        subject: &str,
+        against: impl Into<Against>,
+        bound: Bound,
+    ) {
         self.rows.push(Row {
             name: name.to_owned(),
             what: what.to_owned(),
             subject: subject.to_owned(),
-            against,
+            against: against.into(),
             bound,
             but: None,
         });
@@ -110,18 +118,18 @@ impl Group {
         };
         let flood = forward(flows, bits);
         let ours = self.flood(FAST_PATH, Place::Usual, "nat", flood);
-        let [routing, nft, xdp] = bounds.map(Bound::AtLeast);
+        let [routing, nft, xdp] = bounds.map(AtLeast);
         for (suffix, against, who, bound) in [
             ("", "routing", Contender::Route, routing),
             ("-nft", "nftables DNAT", Contender::Nftables, nft),
-            ("-off", "the dataplane itself", NAT, Bound::Shown),
+            ("-off", "the dataplane itself", NAT, Shown),
         ] {
             let other = self.flood(who, Place::Usual, "nat", flood);
             self.row(
                 &format!("fast-path-nat-{short}{suffix}"),
                 &format!("NAT in the kernel, 64 bytes, {text} flows, against {against}"),
                 &ours,
-                Against::One(other),
+                other,
                 bound,
             );
         }
@@ -131,7 +139,7 @@ impl Group {
             &format!("fast-path-nat-{short}-xdp"),
             &format!("NAT by XDP, 64 bytes, {text} flows, against routing"),
             &ours,
-            Against::One(routing),
+            routing,
             xdp,
         );
     }
@@ -144,7 +152,6 @@ fn fast_path_few() -> Group {
 }
 
 fn fast_path_many() -> Group {
-    use Bound::AtLeast;
     let mut group = Group::new("fast-path-100k");
     group.nat_fast_path(100_000, "100,000", "100k", [0.75, 1.6, 0.95]);
     let flood = forward(100_000, SHARED_CLIENTS);
@@ -158,7 +165,7 @@ fn fast_path_many() -> Group {
             &format!("fast-path-{short}-100k"),
             &format!("{name} in the kernel, 64 bytes, 100,000 flows, against routing"),
             &ours,
-            Against::One(routing.clone()),
+            routing.clone(),
             AtLeast(least),
         );
     }
@@ -166,23 +173,11 @@ fn fast_path_many() -> Group {
     let ours = group.flood(FAST_PATH, Place::Usual, "nat6", six);
     let routing = group.flood(Contender::Route, Place::Usual, "nat6", six);
     let what = "NAT of IPv6 in the kernel, 64 bytes, 100,000 flows, against routing";
-    group.row(
-        "fast-path-nat6-100k",
-        what,
-        &ours,
-        Against::One(routing),
-        AtLeast(0.65),
-    );
+    group.row("fast-path-nat6-100k", what, &ours, routing, AtLeast(0.65));
     let ours = group.flood(FAST_PATH, Place::OneCore, "1c", flood);
     let routing = group.flood(Contender::Route, Place::OneCore, "1c", flood);
     let what = "NAT in the kernel, 100,000 flows, all work on one core, against routing";
-    group.row(
-        "fast-path-nat-100k-1c",
-        what,
-        &ours,
-        Against::One(routing),
-        AtLeast(0.90),
-    );
+    group.row("fast-path-nat-100k-1c", what, &ours, routing, AtLeast(0.90));
     group
 }
 
@@ -199,8 +194,8 @@ fn fast_path_ten_million() -> Group {
         group.flood(FAST_PATH, Place::Usual, case, flood)
     });
     let what = "NAT in the kernel, 64 bytes, 10,000,000 flows, against 1,000,000";
-    let bound = Bound::AtLeast(0.8);
-    group.row("fast-path-nat-10m", what, &many, Against::One(few), bound);
+    let bound = AtLeast(0.8);
+    group.row("fast-path-nat-10m", what, &many, few, bound);
     group
 }
 
@@ -261,8 +256,8 @@ fn fast_path_tcp() -> Group {
                 &format!("fast-path-{name}{suffix}"),
                 &format!("{what}, in the kernel, against {against}"),
                 &ours,
-                Against::One(other),
-                bound.map_or(Bound::Shown, Bound::AtLeast),
+                other,
+                bound.map_or(Shown, AtLeast),
             );
         }
     }
@@ -288,7 +283,7 @@ fn fast_path_latency() -> Group {
             &format!("added latency, {name}, idle, NAT in the kernel, against routing"),
             &ours,
             Against::Added(routing, cable),
-            Bound::AtMost(1.15),
+            AtMost(1.15),
         );
     }
     group
@@ -305,8 +300,8 @@ fn fast_path_cost() -> Group {
         "fast-path-cpu",
         "CPU of the director for each byte of a TCP stream, NAT in the kernel, against HAProxy",
         &ours,
-        Against::One(haproxy),
-        Bound::AtMost(0.15),
+        haproxy,
+        AtMost(0.15),
     );
     let ours = group.memory("publish", Memory::Publish);
     let update = group.memory("update", Memory::MapUpdate);
@@ -314,8 +309,8 @@ fn fast_path_cost() -> Group {
         "fast-path-publish",
         "publishing a connection, ns, against bpf_map_update_elem",
         &ours,
-        Against::One(update),
-        Bound::AtMost(0.3),
+        update,
+        AtMost(0.3),
     );
     group
 }
@@ -352,13 +347,12 @@ fn other() -> Group {
         let [ours, others] = [NAT, Contender::Other]
             .map(|who| group.job(&format!("{name}/{}", who.name()), work(who)));
         let what = format!("{what}, against the other build");
-        group.row(name, &what, &ours, Against::One(others), Bound::Shown);
+        group.row(name, &what, &ours, others, Shown);
     }
     group
 }
 
 fn small() -> Group {
-    use Bound::{AtLeast, Shown};
     let mut group = Group::new("1k");
     let flood = forward(1000, SHARED_CLIENTS);
     let nulls = group.nulls(Place::Usual, "null", flood);
@@ -393,7 +387,7 @@ fn small() -> Group {
         ),
     ] {
         let other = group.flood(who, Place::Usual, "other", flood);
-        group.row(name, what, &ours, Against::One(other), Shown);
+        group.row(name, what, &ours, other, Shown);
     }
     group
 }
@@ -404,7 +398,7 @@ fn million() -> Group {
     let ours = group.flood(NAT, Place::Usual, "nat-1m", flood);
     let nulls = group.nulls(Place::Usual, "null", flood);
     let what = "NAT, 1,000,000 distinct clients";
-    group.row("nat-1m", what, &ours, nulls, Bound::AtLeast(0.80));
+    group.row("nat-1m", what, &ours, nulls, AtLeast(0.80));
     group
 }
 
@@ -418,20 +412,8 @@ fn replies() -> Group {
     let many = group.flood(NAT, Place::Usual, "1m", reply(1_000_000, OWN_CLIENTS));
     let nulls = group.nulls(Place::Usual, "null", reply(1000, SHARED_CLIENTS));
     let what = "replies to 1,000,000 clients, against replies to 1,000";
-    group.row(
-        "replies-1m",
-        what,
-        &many,
-        Against::One(few.clone()),
-        Bound::AtLeast(0.85),
-    );
-    group.row(
-        "replies-1k",
-        "replies to 1,000 clients",
-        &few,
-        nulls,
-        Bound::Shown,
-    );
+    group.row("replies-1m", what, &many, few.clone(), AtLeast(0.85));
+    group.row("replies-1k", "replies to 1,000 clients", &few, nulls, Shown);
     group
 }
 
@@ -444,23 +426,11 @@ fn one_core() -> Group {
     let nft = group.flood(Contender::Nftables, Place::OneCore, "1c", flood);
     let split = group.flood(NAT, Place::Usual, "split", flood);
     let what = "NAT, 100,000 flows, receive work and dataplane on one core";
-    group.row("nat-100k-1c", what, &ours, nulls, Bound::AtLeast(0.85));
+    group.row("nat-100k-1c", what, &ours, nulls, AtLeast(0.85));
     let what = "the same, against routing on one core";
-    group.row(
-        "nat-100k-1c-routing",
-        what,
-        &ours,
-        Against::One(routing),
-        Bound::AtLeast(0.30),
-    );
+    group.row("nat-100k-1c-routing", what, &ours, routing, AtLeast(0.30));
     let what = "NAT, 100,000 flows, against nftables DNAT with all its work on one core";
-    group.row(
-        "nat-100k",
-        what,
-        &split,
-        Against::One(nft),
-        Bound::AtLeast(1.3),
-    );
+    group.row("nat-100k", what, &split, nft, AtLeast(1.3));
     group
 }
 
@@ -470,13 +440,7 @@ fn tun() -> Group {
     let ours = group.flood(Contender::Tun, Place::Usual, "1k", flood);
     let null = group.flood(Contender::NullTun, Place::Usual, "1k", flood);
     let what = "NAT through TUN, 1,000 flows";
-    group.row(
-        "tun-1k",
-        what,
-        &ours,
-        Against::One(null),
-        Bound::AtLeast(0.93),
-    );
+    group.row("tun-1k", what, &ours, null, AtLeast(0.93));
     group
 }
 
@@ -488,49 +452,32 @@ fn six() -> Group {
     };
     let ours = group.flood(NAT, Place::Usual, "1k", flood);
     let nulls = group.nulls(Place::Usual, "1k", flood);
-    group.row(
-        "nat6-1k",
-        "NAT of IPv6, 1,000 flows",
-        &ours,
-        nulls,
-        Bound::Shown,
-    );
+    group.row("nat6-1k", "NAT of IPv6, 1,000 flows", &ours, nulls, Shown);
     group
 }
 
 fn proxy() -> Group {
     let mut group = Group::new("proxy");
     for (name, what, kind, bound) in [
-        (
-            "bulk",
-            "one TCP stream, proxied",
-            Tcp::Bulk,
-            Bound::AtLeast(0.9),
-        ),
+        ("bulk", "one TCP stream, proxied", Tcp::Bulk, AtLeast(0.9)),
         (
             "http",
             "requests over connections that stay, proxied",
             Tcp::Requests,
-            Bound::Shown,
+            Shown,
         ),
         (
             "connections",
             "connections with one request each, proxied",
             Tcp::Connections,
-            Bound::AtLeast(0.9),
+            AtLeast(0.9),
         ),
     ] {
         let mut job =
             |who: Contender| group.job(&format!("{name}/{}", who.name()), Work::Tcp(who, kind));
         let ours = job(Contender::Proxy);
         let haproxy = job(Contender::Haproxy);
-        group.row(
-            &format!("proxy-{name}"),
-            what,
-            &ours,
-            Against::One(haproxy),
-            bound,
-        );
+        group.row(&format!("proxy-{name}"), what, &ours, haproxy, bound);
     }
     group
 }
@@ -562,21 +509,10 @@ fn tcp() -> Group {
             Contender::Nftables,
         ]
         .map(job);
-        let bounds = [
-            Bound::AtLeast(bound),
-            Bound::Shown,
-            Bound::Shown,
-            Bound::Shown,
-        ];
+        let bounds = [AtLeast(bound), Shown, Shown, Shown];
         let suffixes = ["", "-nginx", "-routing", "-nft"];
         for ((peer, bound), suffix) in peers.into_iter().zip(bounds).zip(suffixes) {
-            group.row(
-                &format!("{name}{suffix}"),
-                what,
-                &ours,
-                Against::One(peer),
-                bound,
-            );
+            group.row(&format!("{name}{suffix}"), what, &ours, peer, bound);
         }
     }
     group
@@ -604,7 +540,7 @@ fn latency() -> Group {
                 &what,
                 &ours,
                 against,
-                Bound::AtMost(1.1),
+                AtMost(1.1),
             );
         }
     }
@@ -612,7 +548,6 @@ fn latency() -> Group {
 }
 
 fn pipeline() -> Group {
-    use Bound::AtMost;
     let mut group = Group::new("memory");
     for (name, connections) in [("1m", 1_000_000), ("10m", 10_000_000)] {
         let ours = group.memory(
@@ -629,7 +564,7 @@ fn pipeline() -> Group {
             &format!("pipeline-{name}"),
             &what,
             &ours,
-            Against::One(table),
+            table,
             AtMost(2.2),
         );
     }
@@ -647,32 +582,25 @@ fn pipeline() -> Group {
         );
         let direction = if replies { "replies" } else { "requests" };
         let what = format!("pipeline in memory, {direction} of 1,000,000 clients against 1,000");
-        group.row(name, &what, &many, Against::One(few), AtMost(1.15));
+        group.row(name, &what, &many, few, AtMost(1.15));
     }
     let one = group.memory("one-worker", Memory::Workers(1));
     let two = group.memory("two-workers", Memory::Workers(2));
     let what = "two workers in memory against one";
-    group.row(
-        "workers-2",
-        what,
-        &two,
-        Against::One(one),
-        Bound::AtLeast(1.8),
-    );
+    group.row("workers-2", what, &two, one, AtLeast(1.8));
     group
 }
 
 fn decisions() -> Group {
-    use Bound::AtMost;
     let mut group = Group::new("decisions");
     let churn = group.memory("churn", Memory::Churn);
     let what = "new connections a second in memory, one core, expiry keeping up";
     let kernel = Against::Absolute(600_000.0, "kernel IPVS, 0.6 M/s");
-    group.row("new", what, &churn, kernel, Bound::AtLeast(2.0));
+    group.row("new", what, &churn, kernel, AtLeast(2.0));
     let few = group.memory("services-1", Memory::NewConnection("rr", 1, 4));
     let many = group.memory("services-10000", Memory::NewConnection("rr", 10_000, 4));
     let what = "cost of a new connection, services 1 to 10,000";
-    group.row("new-services", what, &many, Against::One(few), AtMost(1.3));
+    group.row("new-services", what, &many, few, AtMost(1.3));
     for scheduler in ["rr", "sh", "mh", "wlc"] {
         let few = group.memory(
             &format!("{scheduler}-4"),
@@ -683,13 +611,7 @@ fn decisions() -> Group {
             Memory::NewConnection(scheduler, 1, 1000),
         );
         let what = format!("cost of a new connection, {scheduler}, servers 4 to 1,000");
-        group.row(
-            &format!("new-{scheduler}"),
-            &what,
-            &many,
-            Against::One(few),
-            AtMost(1.3),
-        );
+        group.row(&format!("new-{scheduler}"), &what, &many, few, AtMost(1.3));
     }
     let maglev = group.memory("maglev", Memory::Maglev(1000));
     let paper = Against::Absolute(1.8, "the Maglev paper, 1.8 ms for 65,537 slots");
@@ -709,10 +631,10 @@ fn large() -> Group {
     let idle = group.memory("idle", Memory::IdleCpu(10_000_000));
     let what = "bytes a connection, NAT, IPv4, everything, 10,000,000 connections";
     let kernel = Against::Absolute(96.0, "96 bytes (kernel IPVS 341)");
-    group.row("bytes-10m", what, &bytes, kernel, Bound::AtMost(1.0));
+    group.row("bytes-10m", what, &bytes, kernel, AtMost(1.0));
     let what = "CPU when idle with 10,000,000 connections";
     let core = Against::Absolute(1.0, "one core");
-    group.row("idle-10m", what, &idle, core, Bound::AtMost(0.01));
+    group.row("idle-10m", what, &idle, core, AtMost(0.01));
     group
 }
 

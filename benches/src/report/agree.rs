@@ -175,11 +175,7 @@ mod tests {
             ..Document::default()
         };
         for (round, times) in (1..).zip(rounds) {
-            let value = |(x, y): (f64, &f64)| Value {
-                plot: "latency".into(),
-                x,
-                y: *y,
-            };
+            let value = |(x, y): (f64, &f64)| Value::new("latency", x, *y);
             document.runs.push(Run {
                 experiment: "mack".into(),
                 peer: "lvs-nat".into(),
@@ -236,11 +232,9 @@ mod tests {
         let first = report(&[[10.0, 20.0]]);
         let mut second = first.clone();
         second.runs[0].values.truncate(1);
-        second.runs[0].values.push(Value {
-            plot: "latency".into(),
-            x: 256.0,
-            y: 30.0,
-        });
+        second.runs[0]
+            .values
+            .push(Value::new("latency", 256.0, 30.0));
         let plots = compare(&first, &second, 0.0);
         let plot = &plots["mack-latency"];
         assert_eq!((plot.apart.len(), plot.alone), (1, 2));

@@ -51,6 +51,16 @@ pub(super) struct Value {
     pub(super) y: f64,
 }
 
+impl Value {
+    pub(super) fn new(plot: &str, x: f64, y: f64) -> Self {
+        Self {
+            plot: plot.to_owned(),
+            x,
+            y,
+        }
+    }
+}
+
 /// CPU seconds of a run, by node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct CpuSeconds {
@@ -211,11 +221,7 @@ mod tests {
             experiment: "e".into(),
             peer: "p".into(),
             round,
-            values: vec![Value {
-                plot: "rate".into(),
-                x: 2.0,
-                y,
-            }],
+            values: vec![Value::new("rate", 2.0, y)],
             cpu: CpuSeconds::default(),
             disturbed: disturbed.map(Into::into),
             notes: Vec::new(),

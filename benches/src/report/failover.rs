@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::data::{CpuSeconds, Document, Value};
+use super::data::{Document, Value};
 use super::farm::{self, Clients, Farm, Service, Set};
 use super::peers::Peer;
 use super::thesis::{number, spread};
-use super::{Axis, Experiment, Plot, Turn, peers};
+use super::{Axis, Experiment, Measured, Plot, Turn, axis, peers, plot};
 use crate::compare::bed::Bed;
 use crate::files::{Asked, BIN};
 use crate::machine::Snapshot;
@@ -58,58 +58,31 @@ impl Experiment for Failover {
     }
 
     fn plots(&self) -> &'static [Plot] {
-        const TIME: Axis = Axis {
-            name: "time",
-            unit: "s",
-            log: false,
-        };
-        const PEER: Axis = Axis {
-            name: "peer",
-            unit: "name",
-            log: false,
-        };
-        &[
-            Plot {
-                name: SERVED,
-                title: "Pages served",
-                x: TIME,
-                y: Axis {
-                    name: "pages",
-                    unit: "1/s",
-                    log: false,
-                },
-            },
-            Plot {
-                name: FAILED,
-                title: "Requests that failed",
-                x: TIME,
-                y: Axis {
-                    name: "failures",
-                    unit: "1/s",
-                    log: false,
-                },
-            },
-            Plot {
-                name: LOST,
-                title: "Requests that failed, altogether",
-                x: PEER,
-                y: Axis {
-                    name: "failures",
-                    unit: "count",
-                    log: false,
-                },
-            },
-            Plot {
-                name: OUTAGE,
-                title: "Time from the failure to the last request that failed",
-                x: PEER,
-                y: Axis {
-                    name: "time",
-                    unit: "s",
-                    log: false,
-                },
-            },
-        ]
+        const TIME: Axis = axis("time", "s");
+        const PEER: Axis = axis("peer", "name");
+        const {
+            &[
+                plot(SERVED, "Pages served", TIME, axis("pages", "1/s")),
+                plot(
+                    FAILED,
+                    "Requests that failed",
+                    TIME,
+                    axis("failures", "1/s"),
+                ),
+                plot(
+                    LOST,
+                    "Requests that failed, altogether",
+                    PEER,
+                    axis("failures", "count"),
+                ),
+                plot(
+                    OUTAGE,
+                    "Time from the failure to the last request that failed",
+                    PEER,
+                    axis("time", "s"),
+                ),
+            ]
+        }
     }
 
     fn bars(&self, plot: &Plot) -> &'static [&'static str] {
@@ -136,11 +109,7 @@ impl Experiment for Failover {
         farm::bed(peer, yardsticks)
     }
 
-    fn measure(
-        &self,
-        turn: &Turn<'_>,
-        bed: &mut Bed,
-    ) -> Result<(Vec<Value>, CpuSeconds, Option<String>)> {
+    fn measure(&self, turn: &Turn<'_>, bed: &mut Bed) -> Result<Measured> {
         let services = [Service {
             port: 8001,
             scheduler: "rr",
@@ -227,13 +196,7 @@ fn points(asked: &Asked, bar: f64, failure: f64) -> Vec<Value> {
     #[expect(clippy::cast_precision_loss, reason = "a few thousands")]
     let sum = |bins: &[u64]| bins.iter().sum::<u64>() as f64;
     let mut values = Vec::new();
-    let mut add = |plot: &str, x: f64, y: f64| {
-        values.push(Value {
-            plot: plot.to_owned(),
-            x,
-            y,
-        });
-    };
+    let mut add = |plot: &str, x: f64, y: f64| values.push(Value::new(plot, x, y));
     for (plot, bins) in [(SERVED, &asked.served), (FAILED, &asked.failed)] {
         for (step, bins) in bins.chunks_exact(2).enumerate() {
             add(plot, (number(step) + 0.5) * STEP, sum(bins) / STEP);

@@ -4,9 +4,9 @@
 use anyhow::{Context, Result};
 use nix::sys::signal::Signal;
 
-use super::data::{CpuSeconds, Document, Value};
+use super::data::{Document, Value};
 use super::peers::Peer;
-use super::{Axis, Experiment, Plot, Turn, peers, web};
+use super::{Axis, Experiment, Measured, Plot, Turn, axis, log_axis, peers, plot, web};
 use crate::compare::bed::Bed;
 use crate::compare::tcp::requests;
 use crate::machine::Snapshot;
@@ -35,43 +35,29 @@ impl Experiment for Haddad {
     }
 
     fn plots(&self) -> &'static [Plot] {
-        const CLIENTS: Axis = Axis {
-            name: "clients at once",
-            unit: "count",
-            log: true,
-        };
-        &[
-            Plot {
-                name: REQUESTS,
-                title: "Requests over connections that stay",
-                x: CLIENTS,
-                y: Axis {
-                    name: "requests",
-                    unit: "1/s",
-                    log: false,
-                },
-            },
-            Plot {
-                name: CONNECTIONS,
-                title: "Connections, one request each",
-                x: CLIENTS,
-                y: Axis {
-                    name: "connections",
-                    unit: "1/s",
-                    log: false,
-                },
-            },
-            Plot {
-                name: WAIT,
-                title: "Mean wait for a reply over a connection that stays",
-                x: CLIENTS,
-                y: Axis {
-                    name: "wait",
-                    unit: "µs",
-                    log: true,
-                },
-            },
-        ]
+        const CLIENTS: Axis = log_axis("clients at once", "count");
+        const {
+            &[
+                plot(
+                    REQUESTS,
+                    "Requests over connections that stay",
+                    CLIENTS,
+                    axis("requests", "1/s"),
+                ),
+                plot(
+                    CONNECTIONS,
+                    "Connections, one request each",
+                    CLIENTS,
+                    axis("connections", "1/s"),
+                ),
+                plot(
+                    WAIT,
+                    "Mean wait for a reply over a connection that stays",
+                    CLIENTS,
+                    log_axis("wait", "µs"),
+                ),
+            ]
+        }
     }
 
     fn seconds(&self, quick: bool) -> f64 {
@@ -86,11 +72,7 @@ impl Experiment for Haddad {
         &["wrk", "nginx"]
     }
 
-    fn measure(
-        &self,
-        turn: &Turn<'_>,
-        bed: &mut Bed,
-    ) -> Result<(Vec<Value>, CpuSeconds, Option<String>)> {
+    fn measure(&self, turn: &Turn<'_>, bed: &mut Bed) -> Result<Measured> {
         let directory = tempfile::tempdir()?;
         let mut server = web::serve(&bed.server, directory.path(), None)?;
         let (clients, seconds): (&[u32], &str) = if turn.quick {
@@ -114,13 +96,7 @@ impl Experiment for Haddad {
                 seconds,
                 &url,
             ];
-            let mut add = |plot: &str, y: f64| {
-                values.push(Value {
-                    plot: plot.into(),
-                    x: f64::from(*count),
-                    y,
-                });
-            };
+            let mut add = |plot: &str, y: f64| values.push(Value::new(plot, f64::from(*count), y));
             let (rate, wait) = parse(&bed.client.run("timeout", &words)?)?;
             add(REQUESTS, rate);
             add(WAIT, wait);

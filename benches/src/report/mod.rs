@@ -101,6 +101,9 @@ impl Turn<'_> {
     }
 }
 
+/// Values, CPU, and why they should not be believed.
+type Measured = (Vec<Value>, CpuSeconds, Option<String>);
+
 /// A published experiment.
 trait Experiment: Sync {
     fn name(&self) -> &'static str;
@@ -133,12 +136,8 @@ trait Experiment: Sync {
     fn bed(&self, peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
         usual_bed(peer, yardsticks)
     }
-    /// Measures a peer once: values, CPU, and why they should not be believed.
-    fn measure(
-        &self,
-        turn: &Turn<'_>,
-        bed: &mut Bed,
-    ) -> Result<(Vec<Value>, CpuSeconds, Option<String>)>;
+    /// Measures a peer once.
+    fn measure(&self, turn: &Turn<'_>, bed: &mut Bed) -> Result<Measured>;
     /// The lines or bars of a plot: the medians of the rounds, unless it is derived from others.
     fn series(&self, document: &Document, plot: &Plot) -> Vec<Series> {
         document.series(self.name(), plot.name, &peers::of(self))
@@ -192,6 +191,26 @@ struct Axis {
     unit: &'static str,
     /// Logarithmic: for what covers several powers of ten, and is above 0. Else it begins at 0.
     log: bool,
+}
+
+const fn plot(name: &'static str, title: &'static str, x: Axis, y: Axis) -> Plot {
+    Plot { name, title, x, y }
+}
+
+const fn axis(name: &'static str, unit: &'static str) -> Axis {
+    Axis {
+        name,
+        unit,
+        log: false,
+    }
+}
+
+const fn log_axis(name: &'static str, unit: &'static str) -> Axis {
+    Axis {
+        name,
+        unit,
+        log: true,
+    }
 }
 
 const ROUNDS: usize = 5;

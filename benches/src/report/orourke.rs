@@ -6,9 +6,9 @@ mod ask;
 use anyhow::Result;
 
 use self::ask::{Asked, CAPACITY, CLIENTS, SERVERS, Seen, give_back, has_fewer, take_away};
-use super::data::{CpuSeconds, Document, Series, Value};
+use super::data::{Document, Series, Value};
 use super::peers::{PEERS, Peer};
-use super::{Axis, Experiment, Plot, Turn, peers};
+use super::{Axis, Experiment, Measured, Plot, Turn, axis, log_axis, peers, plot};
 use crate::compare::bed::Bed;
 use crate::compare::contender::Contender;
 use crate::stats::Spread;
@@ -63,18 +63,10 @@ const PLACES: [&str; 6] = [
     "lvs-tunnel apart",
 ];
 
-const OFFERED: Axis = axis("offered rate", "requests/s", false);
-const REPLY_RATE: Axis = axis("reply rate", "replies/s", false);
-const ERROR_RATE: Axis = axis("errors", "% of requests", true);
-const PEER: Axis = axis("peer", "name", false);
-
-const fn axis(name: &'static str, unit: &'static str, log: bool) -> Axis {
-    Axis { name, unit, log }
-}
-
-const fn plot(name: &'static str, title: &'static str, x: Axis, y: Axis) -> Plot {
-    Plot { name, title, x, y }
-}
+const OFFERED: Axis = axis("offered rate", "requests/s");
+const REPLY_RATE: Axis = axis("reply rate", "replies/s");
+const ERROR_RATE: Axis = log_axis("errors", "% of requests");
+const PEER: Axis = axis("peer", "name");
 
 impl Experiment for Orourke {
     fn name(&self) -> &'static str {
@@ -113,19 +105,19 @@ impl Experiment for Orourke {
                     RESPONSE,
                     "Mean time to the first byte of a reply, four servers, refusals too",
                     OFFERED,
-                    axis("response time", "ms", true),
+                    log_axis("response time", "ms"),
                 ),
                 plot(
                     DIRECTOR,
                     "CPU of the director, four servers",
                     OFFERED,
-                    axis("CPU", CORE, false),
+                    axis("CPU", CORE),
                 ),
                 plot(
                     SERVERS_CPU,
                     "CPU of the four servers together",
                     OFFERED,
-                    axis("CPU", CORE, false),
+                    axis("CPU", CORE),
                 ),
                 plot("replies-2", "Replies, two servers", OFFERED, REPLY_RATE),
                 plot("errors-2", "Errors, two servers", OFFERED, ERROR_RATE),
@@ -134,44 +126,44 @@ impl Experiment for Orourke {
                 plot(
                     SCALING,
                     "Replies by the number of servers, at 1.3 times what they can do",
-                    axis("servers", "count", false),
+                    axis("servers", "count"),
                     REPLY_RATE,
                 ),
                 plot(
                     FREE,
                     "The highest rate with errors of 0.01 % at most, servers without limit",
                     PEER,
-                    axis("rate", "requests/s", false),
+                    axis("rate", "requests/s"),
                 ),
                 plot(
                     FREE_WAIT,
                     "Mean time to the first byte at that rate",
                     PEER,
-                    axis("response time", "ms", false),
+                    axis("response time", "ms"),
                 ),
                 plot(
                     FREE_CPU,
                     "CPU of the director at that rate",
                     PEER,
-                    axis("CPU", CORE, false),
+                    axis("CPU", CORE),
                 ),
                 plot(
                     COST,
                     "CPU of the director for a request and its connection, at 1,000 a second",
                     PEER,
-                    axis("CPU", "µs/request", false),
+                    axis("CPU", "µs/request"),
                 ),
                 plot(
                     SHARING,
                     "The same, where the process shares its core with interrupts, and not",
                     PEER,
-                    axis("CPU", "µs/request", false),
+                    axis("CPU", "µs/request"),
                 ),
                 plot(
                     SHARING_WAIT,
                     "Mean time to the first byte, likewise",
                     PEER,
-                    axis("response time", "ms", false),
+                    axis("response time", "ms"),
                 ),
             ]
         }
@@ -207,11 +199,7 @@ impl Experiment for Orourke {
         Ok(bed)
     }
 
-    fn measure(
-        &self,
-        turn: &Turn<'_>,
-        bed: &mut Bed,
-    ) -> Result<(Vec<Value>, CpuSeconds, Option<String>)> {
+    fn measure(&self, turn: &Turn<'_>, bed: &mut Bed) -> Result<Measured> {
         let mut asked = Asked::new(turn, bed)?;
         let mut values = Values::default();
         for (servers, plots, rates, quick) in RATES {
@@ -296,11 +284,7 @@ struct Values {
 
 impl Values {
     fn add(&mut self, plot: &str, x: f64, y: f64) {
-        self.all.push(Value {
-            plot: plot.into(),
-            x,
-            y,
-        });
+        self.all.push(Value::new(plot, x, y));
     }
 
     fn offered(&mut self, servers: usize, plots: &str, rate: u32, seen: &Seen) {

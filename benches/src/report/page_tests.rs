@@ -72,10 +72,12 @@ fn sample() -> Document {
                         0 => vec![1, 10, 100, 1000],
                         bars => (0..bars).filter(|bar| bar % peers.len() == place).collect(),
                     };
-                    values.extend(xs.into_iter().map(|x| Value {
-                        plot: plot.name.into(),
-                        x: count(x),
-                        y: 10.0 + count(place) + f64::from(round) + count(x),
+                    values.extend(xs.into_iter().map(|x| {
+                        Value::new(
+                            plot.name,
+                            count(x),
+                            10.0 + count(place) + f64::from(round) + count(x),
+                        )
                     }));
                 }
                 document.runs.push(Run {

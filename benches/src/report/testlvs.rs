@@ -9,11 +9,11 @@ use lvs_testbed::{Proc, programs, wait_until};
 use nix::sys::signal::Signal;
 use serde::Deserialize;
 
-use super::data::{CpuSeconds, Document, Value};
+use super::data::{Document, Value};
 use super::farm;
 use super::peers::Peer;
 use super::thesis::{number, spread};
-use super::{Axis, Experiment, Plot, SET_UP, Turn, peers};
+use super::{Axis, Experiment, Measured, Plot, SET_UP, Turn, axis, log_axis, peers, plot};
 use crate::compare::bed::{self, Bed, CLIENT_MAC, FRONT_MAC, VIP};
 use crate::compare::contender::Contender;
 use crate::files::{Asked, BIN};
@@ -87,97 +87,52 @@ impl Experiment for Testlvs {
     }
 
     fn plots(&self) -> &'static [Plot] {
-        const PEER: Axis = Axis {
-            name: "peer",
-            unit: "name",
-            log: false,
-        };
+        const PEER: Axis = axis("peer", "name");
         const fn bars(name: &'static str, title: &'static str, y: Axis) -> Plot {
-            Plot {
-                name,
-                title,
-                x: PEER,
-                y,
-            }
+            plot(name, title, PEER, y)
         }
         const {
             &[
-                Plot {
-                    name: TABLE,
-                    title: "Growth of the connection table, from the first SYN on",
-                    x: Axis {
-                        name: "time",
-                        unit: "s",
-                        log: false,
-                    },
-                    y: Axis {
-                        name: "connections",
-                        unit: "count",
-                        log: false,
-                    },
-                },
+                plot(
+                    TABLE,
+                    "Growth of the connection table, from the first SYN on",
+                    axis("time", "s"),
+                    axis("connections", "count"),
+                ),
                 bars(
                     ENTRIES,
                     "The most that the connection table grew by",
-                    Axis {
-                        name: "connections",
-                        unit: "count",
-                        log: false,
-                    },
+                    axis("connections", "count"),
                 ),
                 bars(
                     MEMORY,
                     "Growth of memory for each connection",
-                    Axis {
-                        name: "memory",
-                        unit: "bytes/connection",
-                        log: false,
-                    },
+                    axis("memory", "bytes/connection"),
                 ),
                 bars(
                     SHARE,
                     "Honest requests that were served, during 40,000 SYNs a second",
-                    Axis {
-                        name: "served",
-                        unit: "% of requests",
-                        log: false,
-                    },
+                    axis("served", "% of requests"),
                 ),
                 bars(
                     WAIT,
                     "Mean time of an honest request that was served",
-                    Axis {
-                        name: "time",
-                        unit: "ms",
-                        log: true,
-                    },
+                    log_axis("time", "ms"),
                 ),
                 bars(
                     PASSED,
                     "Packets that reach the servers' host, of a flood as fast as can be made",
-                    Axis {
-                        name: "packets",
-                        unit: "1/s",
-                        log: false,
-                    },
+                    axis("packets", "1/s"),
                 ),
                 bars(
                     REFUSED,
                     "SYNs of that flood that the dataplane drops on purpose",
-                    Axis {
-                        name: "SYNs",
-                        unit: "1/s",
-                        log: false,
-                    },
+                    axis("SYNs", "1/s"),
                 ),
                 bars(
                     LOST,
                     "Packets of that flood that find the dataplane's rings full",
-                    Axis {
-                        name: "packets",
-                        unit: "1/s",
-                        log: false,
-                    },
+                    axis("packets", "1/s"),
                 ),
             ]
         }
@@ -200,11 +155,7 @@ impl Experiment for Testlvs {
         BEFORE + flood + most + 0.8 + SET_UP
     }
 
-    fn measure(
-        &self,
-        turn: &Turn<'_>,
-        bed: &mut Bed,
-    ) -> Result<(Vec<Value>, CpuSeconds, Option<String>)> {
+    fn measure(&self, turn: &Turn<'_>, bed: &mut Bed) -> Result<Measured> {
         let (flood, most) = times(turn.quick);
         if turn.round > 1 {
             // The kernel's tables, of connections and of SYNs, still have those of the last round.
@@ -217,13 +168,7 @@ impl Experiment for Testlvs {
         let bar = NAMES.iter().position(|name| *name == turn.peer.name);
         let bar = number(bar.context("a peer that is not shown")?);
         let mut values = Vec::new();
-        let mut add = |plot: &str, x: f64, y: f64| {
-            values.push(Value {
-                plot: plot.to_owned(),
-                x,
-                y,
-            });
-        };
+        let mut add = |plot: &str, x: f64, y: f64| values.push(Value::new(plot, x, y));
         let first = Snapshot::take();
         let seconds = BEFORE + flood;
         let honest = honest(bed, turn.round, seconds)?;

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use lvs_testbed::{Host, programs};
 
-use super::data::{CpuSeconds, Document, Value};
+use super::data::{Document, Value};
 use super::farm::{self, Clients, Farm, LARGE, MIXED, SMALL, Service, Set};
 use super::peers::Peer;
-use super::{Axis, Experiment, Plot, Turn, peers};
+use super::{Axis, Experiment, Measured, Plot, Turn, axis, peers, plot};
 use crate::compare::bed::Bed;
 use crate::files::{Asked, BIN};
 use crate::machine::Snapshot;
@@ -45,39 +45,13 @@ const WARM: f64 = 1.0;
 /// The part of a run after which the estimator is near to what there is.
 const SETTLED: f64 = 0.6;
 
-const COUNT: Axis = Axis {
-    name: "servers",
-    unit: "count",
-    log: false,
-};
-const TIME: Axis = Axis {
-    name: "time",
-    unit: "s",
-    log: false,
-};
+const COUNT: Axis = axis("servers", "count");
+const TIME: Axis = axis("time", "s");
 
-const fn plot(
-    name: &'static str,
-    title: &'static str,
-    x: Axis,
-    y: (&'static str, &'static str),
-) -> Plot {
-    Plot {
-        name,
-        title,
-        x,
-        y: Axis {
-            name: y.0,
-            unit: y.1,
-            log: false,
-        },
-    }
-}
-
-const SERVED: (&str, &str) = ("received by clients", "MB/s");
-const CONNS: (&str, &str) = ("connections", "1/s");
-const PACKETS: (&str, &str) = ("packets, both ways", "1/s");
-const BYTES: (&str, &str) = ("bytes, both ways", "MB/s");
+const SERVED: Axis = axis("received by clients", "MB/s");
+const CONNS: Axis = axis("connections", "1/s");
+const PACKETS: Axis = axis("packets, both ways", "1/s");
+const BYTES: Axis = axis("bytes, both ways", "MB/s");
 
 /// Sampled values: the end of a plot's name, and the columns of which it is the sum.
 const SAMPLED: [(&str, &[usize]); 3] = [("conns", &[0]), ("packets", &[1, 2]), ("bytes", &[3, 4])];
@@ -256,11 +230,7 @@ impl Experiment for Thesis {
         farm::bed(peer, yardsticks)
     }
 
-    fn measure(
-        &self,
-        turn: &Turn<'_>,
-        bed: &mut Bed,
-    ) -> Result<(Vec<Value>, CpuSeconds, Option<String>)> {
+    fn measure(&self, turn: &Turn<'_>, bed: &mut Bed) -> Result<Measured> {
         let scheduler = match turn.peer.name {
             "lvs-nat wrr" => "wrr",
             "lvs-nat lc" | "haproxy" | "nginx" => "lc",
@@ -477,12 +447,8 @@ mod tests {
             experiment: Thesis.name().to_owned(),
             peer: peer.to_owned(),
             round,
-            values: vec![Value {
-                plot: "small-served".to_owned(),
-                x: 4.0,
-                y,
-            }],
-            cpu: CpuSeconds::default(),
+            values: vec![Value::new("small-served", 4.0, y)],
+            cpu: Default::default(),
             disturbed: None,
             notes: Vec::new(),
         };

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::data::{CpuSeconds, Document, Value};
+use super::data::{Document, Value};
 use super::farm::{self, Clients, Farm, PEERS, SMALL, Service};
 use super::peers::Peer;
 use super::thesis::{number, spread};
-use super::{Axis, Experiment, Plot, Turn, peers};
+use super::{Axis, Experiment, Measured, Plot, Turn, axis, peers, plot};
 use crate::compare::bed::Bed;
 use crate::compare::contender::Contender;
 use crate::files::{Asked, BIN};
@@ -72,33 +72,23 @@ impl Experiment for Unequal {
     }
 
     fn plots(&self) -> &'static [Plot] {
-        const SCHEDULER: Axis = Axis {
-            name: "scheduler",
-            unit: "name",
-            log: false,
-        };
-        &[
-            Plot {
-                name: SERVED,
-                title: "What clients received, of what the servers can send",
-                x: SCHEDULER,
-                y: Axis {
-                    name: "received",
-                    unit: "% of capacity",
-                    log: false,
-                },
-            },
-            Plot {
-                name: WAIT,
-                title: "Time of a request that 95 of 100 stay below",
-                x: SCHEDULER,
-                y: Axis {
-                    name: "time",
-                    unit: "s",
-                    log: false,
-                },
-            },
-        ]
+        const SCHEDULER: Axis = axis("scheduler", "name");
+        const {
+            &[
+                plot(
+                    SERVED,
+                    "What clients received, of what the servers can send",
+                    SCHEDULER,
+                    axis("received", "% of capacity"),
+                ),
+                plot(
+                    WAIT,
+                    "Time of a request that 95 of 100 stay below",
+                    SCHEDULER,
+                    axis("time", "s"),
+                ),
+            ]
+        }
     }
 
     fn bars(&self, _: &Plot) -> &'static [&'static str] {
@@ -122,11 +112,7 @@ impl Experiment for Unequal {
         farm::bed(peer, yardsticks)
     }
 
-    fn measure(
-        &self,
-        turn: &Turn<'_>,
-        bed: &mut Bed,
-    ) -> Result<(Vec<Value>, CpuSeconds, Option<String>)> {
+    fn measure(&self, turn: &Turn<'_>, bed: &mut Bed) -> Result<Measured> {
         let kernels = BARS_OF_OURS.into_iter().filter(|(_, name)| *name != "ewma");
         let kernels: Vec<_> = kernels.collect();
         let all: &[(usize, &'static str)] = match bed.who {
@@ -164,13 +150,7 @@ impl Experiment for Unequal {
         farm.end(bed)?;
         let mut values = Vec::new();
         for ((bar, _), asked) in all.iter().zip(&asked) {
-            let mut add = |plot: &str, y: f64| {
-                values.push(Value {
-                    plot: plot.to_owned(),
-                    x: number(*bar),
-                    y,
-                });
-            };
+            let mut add = |plot: &str, y: f64| values.push(Value::new(plot, number(*bar), y));
             add(SERVED, share(asked, seconds));
             if let Some(wait) = percentile(&asked.took, 95) {
                 add(WAIT, wait / 1e3);

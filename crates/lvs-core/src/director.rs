@@ -31,9 +31,7 @@ use crate::{Control, IcmpError, Instant, Options, PacketMeta, Reset, Shard, Tupl
 ///     director.control.add_server(&service, server.parse().unwrap(), &config, now)?;
 /// }
 /// let client = "192.0.2.7:40000".parse().unwrap();
-/// let tuple = Tuple { protocol: Protocol::TCP, src: client, dst: vip };
-/// let syn = Transport::Tcp(TcpFlags(TcpFlags::SYN));
-/// let syn = PacketMeta::new(Hook::Local, tuple, syn, 60);
+/// let syn = PacketMeta::tcp(Hook::Local, client, vip, TcpFlags::SYN);
 /// let Verdict::Forward(forward) = director.handle_packet(&syn, now) else { panic!() };
 /// assert_eq!(forward.target, "10.0.0.12:80".parse().unwrap());
 /// # Ok::<(), lvs_core::Error>(())
@@ -136,18 +134,11 @@ impl Director {
     /// director.control.add_service(service, ServiceConfig::new(Family::V4, "wlc"), None)?;
     /// let server = ServerConfig::new(1, Forwarding::Nat);
     /// director.control.add_server(&service, "10.0.0.11:80".parse().unwrap(), &server, now)?;
-    /// let tuple = Tuple { protocol: Protocol::TCP, src: "192.0.2.7:40000".parse().unwrap(), dst: vip };
-    /// let syn = PacketMeta {
-    ///     hook: Hook::Local,
-    ///     tuple,
-    ///     transport: Transport::Tcp(TcpFlags(TcpFlags::SYN)),
-    ///     segment: Segment::NONE,
-    ///     mark: 0,
-    ///     len: 60,
-    /// };
+    /// let client = "192.0.2.7:40000".parse().unwrap();
+    /// let syn = PacketMeta::tcp(Hook::Local, client, vip, TcpFlags::SYN);
     /// assert!(matches!(director.handle_packet(&syn, now), Verdict::Forward(_)));
-    /// assert!(director.end(&tuple, now));
-    /// assert!(director.shard.is_empty() && !director.end(&tuple, now));
+    /// assert!(director.end(&syn.tuple, now));
+    /// assert!(director.shard.is_empty() && !director.end(&syn.tuple, now));
     /// # Ok::<(), lvs_core::Error>(())
     /// ```
     pub fn end(&mut self, tuple: &Tuple, now: Instant) -> bool {

@@ -16,8 +16,8 @@
 //! use std::net::SocketAddr;
 //!
 //! use lvs_core::{
-//!     Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, ServerConfig,
-//!     ServiceConfig, ServiceKey, TcpFlags, Transport, Tuple, Verdict,
+//!     Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, ServerConfig, ServiceConfig,
+//!     ServiceKey, TcpFlags, Verdict,
 //! };
 //!
 //! let vip: SocketAddr = "198.51.100.1:80".parse()?;
@@ -31,10 +31,8 @@
 //! control.add_server(&service, server, &ServerConfig::new(1, Forwarding::Nat), now)?;
 //!
 //! let client: SocketAddr = "192.0.2.7:40000".parse()?;
-//! let tuple = Tuple { protocol: Protocol::TCP, src: client, dst: vip };
-//! let syn = Transport::Tcp(TcpFlags(TcpFlags::SYN));
-//! let packet = PacketMeta::new(Hook::Local, tuple, syn, 60);
-//! match director.handle_packet(&packet, now) {
+//! let syn = PacketMeta::tcp(Hook::Local, client, vip, TcpFlags::SYN);
+//! match director.handle_packet(&syn, now) {
 //!     Verdict::Forward(forward) => assert_eq!(forward.target, server),
 //!     other => panic!("not forwarded: {other:?}"),
 //! }

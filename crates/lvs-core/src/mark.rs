@@ -293,11 +293,7 @@ mod tests {
     }
 
     fn tuple(protocol: Protocol, src: &str, dst: &str) -> Tuple {
-        Tuple {
-            protocol,
-            src: src.parse().unwrap(),
-            dst: dst.parse().unwrap(),
-        }
+        Tuple::new(protocol, src.parse().unwrap(), dst.parse().unwrap())
     }
 
     #[test]

@@ -67,6 +67,26 @@ pub struct Tuple {
     pub dst: SocketAddr,
 }
 
+impl Tuple {
+    /// Source and destination of a packet of `protocol`.
+    #[inline]
+    pub const fn new(protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> Self {
+        Self { protocol, src, dst }
+    }
+
+    /// Source and destination of a TCP segment.
+    #[inline]
+    pub const fn tcp(src: SocketAddr, dst: SocketAddr) -> Self {
+        Self::new(Protocol::TCP, src, dst)
+    }
+
+    /// Source and destination of a UDP datagram.
+    #[inline]
+    pub const fn udp(src: SocketAddr, dst: SocketAddr) -> Self {
+        Self::new(Protocol::UDP, src, dst)
+    }
+}
+
 /// The control bits of a TCP header (RFC 9293 section 3.1), in the layout of its byte 13.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpFlags(pub u8);
@@ -196,6 +216,17 @@ impl<'a> PacketMeta<'a> {
             mark: 0,
             len,
         }
+    }
+
+    /// A TCP segment with these [`TcpFlags`] and without options and payload, over IPv4.
+    #[inline]
+    pub const fn tcp(hook: Hook, src: SocketAddr, dst: SocketAddr, flags: u8) -> Self {
+        Self::new(
+            hook,
+            Tuple::tcp(src, dst),
+            Transport::Tcp(TcpFlags(flags)),
+            40,
+        )
     }
 }
 

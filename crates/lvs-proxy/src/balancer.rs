@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use lvs_core::api::ServiceId;
 use lvs_core::{
-    Director, Hook, Instant, PacketMeta, Protocol, Segment, TcpFlags, Transport, Tuple, Verdict,
+    Director, Hook, Instant, PacketMeta, Protocol, TcpFlags, Transport, Tuple, Verdict,
 };
 use tokio::sync::Notify;
 
@@ -224,28 +224,16 @@ impl Balancer {
         virt: SocketAddr,
         length: usize,
     ) -> Option<Entry> {
-        let tuple = Tuple {
-            protocol,
-            src: client,
-            dst: virt,
-        };
+        let tuple = Tuple::new(protocol, client, virt);
         let now = self.now();
         let mut inner = self.lock();
         let (transport, len) = match protocol {
             Protocol::UDP => (Transport::Udp(&[]), u32::try_from(length).unwrap_or(0) + 28),
             _ => (Transport::Tcp(TcpFlags(TcpFlags::SYN)), 60),
         };
-        let verdict = inner.director.handle_packet(
-            &PacketMeta {
-                hook: Hook::Local,
-                tuple,
-                transport,
-                segment: Segment::NONE,
-                mark: 0,
-                len,
-            },
-            now,
-        );
+        let verdict = inner
+            .director
+            .handle_packet(&PacketMeta::new(Hook::Local, tuple, transport, len), now);
         let Verdict::Forward(forward) = verdict else {
             self.refused.fetch_add(1, Ordering::Relaxed);
             tracing::debug!(%client, %virt, ?verdict, "refused");
@@ -355,17 +343,9 @@ impl Entry {
             }
         };
         // The verdict is not needed: the bytes have moved already.
-        let _ = inner.director.handle_packet(
-            &PacketMeta {
-                hook,
-                tuple,
-                transport,
-                segment: Segment::NONE,
-                mark: 0,
-                len,
-            },
-            now,
-        );
+        let _ = inner
+            .director
+            .handle_packet(&PacketMeta::new(hook, tuple, transport, len), now);
     }
 
     /// Waits until nothing has moved for the present value of `limit`.

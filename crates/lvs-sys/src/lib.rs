@@ -26,7 +26,7 @@ pub mod testing;
 mod tun;
 mod turn;
 
-use std::ffi::{CStr, CString};
+use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
@@ -62,25 +62,6 @@ pub fn if_index(name: &str) -> io::Result<u32> {
         });
     }
     Ok(index)
-}
-
-/// The name of a network interface of this thread's network namespace.
-///
-/// # Errors
-/// `NotFound` if there is none of that index.
-pub fn if_name(index: u32) -> io::Result<String> {
-    let mut name: [libc::c_char; libc::IF_NAMESIZE] = [0; libc::IF_NAMESIZE];
-    // SAFETY: the buffer has the IF_NAMESIZE bytes that the function may write.
-    let answer = unsafe { libc::if_indextoname(index, name.as_mut_ptr()) };
-    if answer.is_null() {
-        return Err(io::Error::new(
-            io::ErrorKind::NotFound,
-            io::Error::last_os_error(),
-        ));
-    }
-    // SAFETY: on success the buffer holds a NUL-terminated string.
-    let name = unsafe { CStr::from_ptr(name.as_ptr()) };
-    Ok(name.to_string_lossy().into_owned())
 }
 
 /// Moves the calling thread (and no other) into a new, empty network namespace.
@@ -236,7 +217,6 @@ mod tests {
         "getsockname",
         "getsockopt",
         "gettid",
-        "if_indextoname",
         "if_nametoindex",
         "ioctl",
         "madvise",

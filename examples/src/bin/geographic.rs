@@ -17,9 +17,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use lvs_core::sched::WeightedLeastConnections;
 use lvs_core::{
-    Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, Registry, Request,
-    Scheduler, Segment, Server, ServerConfig, ServiceConfig, ServiceKey, TcpFlags, Transport,
-    Tuple, Verdict,
+    Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, Registry, Request, Scheduler,
+    Server, ServerConfig, ServiceConfig, ServiceKey, TcpFlags, Verdict,
 };
 
 /// An address with the number of its leading bits that count.
@@ -190,18 +189,8 @@ fn main() -> Result<()> {
 fn show(director: &mut Director, when: &str, clients: &[&str], port: u16) -> Result<()> {
     println!("{when}:");
     for client in clients {
-        let syn = PacketMeta {
-            hook: Hook::Local,
-            tuple: Tuple {
-                protocol: Protocol::TCP,
-                src: SocketAddr::new(client.parse()?, port),
-                dst: "192.0.2.10:80".parse()?,
-            },
-            transport: Transport::Tcp(TcpFlags(TcpFlags::SYN)),
-            segment: Segment::NONE,
-            mark: 0,
-            len: 60,
-        };
+        let from = SocketAddr::new(client.parse()?, port);
+        let syn = PacketMeta::tcp(Hook::Local, from, "192.0.2.10:80".parse()?, TcpFlags::SYN);
         match director.handle_packet(&syn, Instant::ZERO) {
             Verdict::Forward(forward) => println!("  {client:<14} -> {}", forward.target),
             other => println!("  {client:<14} -> {other:?}"),

@@ -5,9 +5,9 @@ use std::fs::File;
 use anyhow::{Context, Result};
 use nix::sys::signal::Signal;
 
-use super::super::data::{CpuSeconds, Document, Value};
+use super::super::data::{Document, Value};
 use super::super::peers::Peer;
-use super::super::{Axis, Experiment, Plot, Turn, peers, usual_bed, web};
+use super::super::{Axis, Experiment, Measured, Plot, Turn, log_axis, peers, plot, usual_bed, web};
 use crate::compare::bed::Bed;
 use crate::compare::programs::PING_PORT;
 use crate::machine::Snapshot;
@@ -50,36 +50,25 @@ impl Experiment for Files {
     }
 
     fn plots(&self) -> &'static [Plot] {
-        const SIZE: Axis = Axis {
-            name: "file size",
-            unit: "bytes",
-            log: true,
-        };
-        const TIME: Axis = Axis {
-            name: "time",
-            unit: "µs",
-            log: true,
-        };
-        &[
-            Plot {
-                name: NEW,
-                title: "Time of a file over a new connection",
-                x: SIZE,
-                y: TIME,
-            },
-            Plot {
-                name: KEEP,
-                title: "Time of a file over a connection that stays",
-                x: SIZE,
-                y: TIME,
-            },
-            Plot {
-                name: UP,
-                title: "Time of an upload over a connection that stays",
-                x: SIZE,
-                y: TIME,
-            },
-        ]
+        const SIZE: Axis = log_axis("file size", "bytes");
+        const TIME: Axis = log_axis("time", "µs");
+        const {
+            &[
+                plot(NEW, "Time of a file over a new connection", SIZE, TIME),
+                plot(
+                    KEEP,
+                    "Time of a file over a connection that stays",
+                    SIZE,
+                    TIME,
+                ),
+                plot(
+                    UP,
+                    "Time of an upload over a connection that stays",
+                    SIZE,
+                    TIME,
+                ),
+            ]
+        }
     }
 
     fn seconds(&self, quick: bool) -> f64 {
@@ -100,11 +89,7 @@ impl Experiment for Files {
         Ok(bed)
     }
 
-    fn measure(
-        &self,
-        turn: &Turn<'_>,
-        bed: &mut Bed,
-    ) -> Result<(Vec<Value>, CpuSeconds, Option<String>)> {
+    fn measure(&self, turn: &Turn<'_>, bed: &mut Bed) -> Result<Measured> {
         let directory = tempfile::tempdir()?;
         let (sizes, time): (&[u64], _) = match turn.quick {
             true => (&QUICK, "--for=100"),
@@ -140,11 +125,8 @@ impl Experiment for Files {
         let value = |took: &Took| {
             #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
             let x = took.bytes as f64;
-            [(NEW, took.new), (KEEP, took.keep), (UP, took.up)].map(|(plot, y)| Value {
-                plot: plot.into(),
-                x,
-                y,
-            })
+            [(NEW, took.new), (KEEP, took.keep), (UP, took.up)]
+                .map(|(plot, y)| Value::new(plot, x, y))
         };
         Ok((all.iter().flat_map(value).collect(), cpu, disturbed))
     }

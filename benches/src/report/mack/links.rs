@@ -2,9 +2,11 @@
 
 use anyhow::{Context, Result};
 
-use super::super::data::{CpuSeconds, Document, Value};
+use super::super::data::{Document, Value};
 use super::super::peers::Peer;
-use super::super::{Axis, Experiment, Plot, Turn, peers, usual_bed};
+use super::super::{
+    Axis, Experiment, Measured, Plot, Turn, axis, log_axis, peers, plot, usual_bed,
+};
 use super::{netpipe, wiring};
 use crate::compare::bed::Bed;
 use crate::machine::Snapshot;
@@ -65,47 +67,29 @@ impl Experiment for Links {
     }
 
     fn plots(&self) -> &'static [Plot] {
-        const WIRED: Axis = Axis {
-            name: "interfaces of the director",
-            unit: "count",
-            log: false,
-        };
-        &[
-            Plot {
-                name: MTU,
-                title: "Throughput by MTU, messages of 256 KiB",
-                x: Axis {
-                    name: "MTU",
-                    unit: "bytes",
-                    log: false,
-                },
-                y: Axis {
-                    name: "throughput",
-                    unit: "Mbit/s",
-                    log: true,
-                },
-            },
-            Plot {
-                name: TIME,
-                title: "Time of a message of one byte, one way, through a switch",
-                x: WIRED,
-                y: Axis {
-                    name: "time",
-                    unit: "µs",
-                    log: false,
-                },
-            },
-            Plot {
-                name: RATE,
-                title: "Throughput of messages of 256 KiB through a switch",
-                x: WIRED,
-                y: Axis {
-                    name: "throughput",
-                    unit: "Mbit/s",
-                    log: false,
-                },
-            },
-        ]
+        const WIRED: Axis = axis("interfaces of the director", "count");
+        const {
+            &[
+                plot(
+                    MTU,
+                    "Throughput by MTU, messages of 256 KiB",
+                    axis("MTU", "bytes"),
+                    log_axis("throughput", "Mbit/s"),
+                ),
+                plot(
+                    TIME,
+                    "Time of a message of one byte, one way, through a switch",
+                    WIRED,
+                    axis("time", "µs"),
+                ),
+                plot(
+                    RATE,
+                    "Throughput of messages of 256 KiB through a switch",
+                    WIRED,
+                    axis("throughput", "Mbit/s"),
+                ),
+            ]
+        }
     }
 
     fn bars(&self, plot: &Plot) -> &'static [&'static str] {
@@ -137,21 +121,11 @@ impl Experiment for Links {
         Ok(bed)
     }
 
-    fn measure(
-        &self,
-        turn: &Turn<'_>,
-        bed: &mut Bed,
-    ) -> Result<(Vec<Value>, CpuSeconds, Option<String>)> {
+    fn measure(&self, turn: &Turn<'_>, bed: &mut Bed) -> Result<Measured> {
         let times = if turn.quick { 20 } else { 200 };
         let bar = (0_u8..).zip(BARS).find(|(_, name)| *name == turn.peer.name);
         let mut values = Vec::new();
-        let mut add = |plot: &str, x: f64, y: f64| {
-            values.push(Value {
-                plot: plot.to_owned(),
-                x,
-                y,
-            });
-        };
+        let mut add = |plot: &str, x: f64, y: f64| values.push(Value::new(plot, x, y));
         let first = Snapshot::take();
         if let Some((bar, _)) = bar {
             let small = netpipe(bed, 1, 1, times * 5)?;

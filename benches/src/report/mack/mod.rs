@@ -11,9 +11,9 @@ use std::fs;
 
 use anyhow::{Context, Result, ensure};
 
-use super::data::{CpuSeconds, Document, Series, Value};
+use super::data::{Document, Series, Value};
 use super::peers::Peer;
-use super::{Axis, Experiment, Plot, Turn, peers, usual_bed};
+use super::{Axis, Experiment, Measured, Plot, Turn, axis, log_axis, peers, plot, usual_bed};
 use crate::compare::bed::{Bed, VIP};
 use crate::compare::programs::BULK_PORT;
 use crate::machine::Snapshot;
@@ -76,47 +76,29 @@ impl Experiment for Mack {
     }
 
     fn plots(&self) -> &'static [Plot] {
-        const SIZE: Axis = Axis {
-            name: "message size",
-            unit: "bytes",
-            log: true,
-        };
-        &[
-            Plot {
-                name: LATENCY,
-                title: "Time of a message, one way",
-                x: SIZE,
-                y: Axis {
-                    name: "time",
-                    unit: "µs",
-                    log: true,
-                },
-            },
-            Plot {
-                name: ADDED,
-                title: "What each adds to the time of a message of one byte, one way",
-                x: Axis {
-                    name: "peer",
-                    unit: "name",
-                    log: false,
-                },
-                y: Axis {
-                    name: "added time",
-                    unit: "µs",
-                    log: false,
-                },
-            },
-            Plot {
-                name: THROUGHPUT,
-                title: "Throughput",
-                x: SIZE,
-                y: Axis {
-                    name: "throughput",
-                    unit: "Mbit/s",
-                    log: true,
-                },
-            },
-        ]
+        const SIZE: Axis = log_axis("message size", "bytes");
+        const {
+            &[
+                plot(
+                    LATENCY,
+                    "Time of a message, one way",
+                    SIZE,
+                    log_axis("time", "µs"),
+                ),
+                plot(
+                    ADDED,
+                    "What each adds to the time of a message of one byte, one way",
+                    axis("peer", "name"),
+                    axis("added time", "µs"),
+                ),
+                plot(
+                    THROUGHPUT,
+                    "Throughput",
+                    SIZE,
+                    log_axis("throughput", "Mbit/s"),
+                ),
+            ]
+        }
     }
 
     fn seconds(&self, quick: bool) -> f64 {
@@ -165,11 +147,7 @@ impl Experiment for Mack {
         Ok(bed)
     }
 
-    fn measure(
-        &self,
-        turn: &Turn<'_>,
-        bed: &mut Bed,
-    ) -> Result<(Vec<Value>, CpuSeconds, Option<String>)> {
+    fn measure(&self, turn: &Turn<'_>, bed: &mut Bed) -> Result<Measured> {
         let first = Snapshot::take();
         let figures = if turn.quick {
             netpipe(bed, 1, 1 << 20, 10)?
@@ -178,11 +156,7 @@ impl Experiment for Mack {
         };
         let (cpu, disturbed) = peers::used_since(bed, &first)?;
         let value = |(size, rate, time)| {
-            let of = |plot: &str, y| Value {
-                plot: plot.into(),
-                x: size,
-                y,
-            };
+            let of = |plot: &str, y| Value::new(plot, size, y);
             [of(LATENCY, time), of(THROUGHPUT, rate)]
         };
         let values = figures.into_iter().flat_map(value).collect();
@@ -328,13 +302,9 @@ mod tests {
             peer: peer.into(),
             round,
             values: [(64.0, time + 1.0), (1.0, time)]
-                .map(|(x, y)| Value {
-                    plot: LATENCY.into(),
-                    x,
-                    y,
-                })
+                .map(|(x, y)| Value::new(LATENCY, x, y))
                 .into(),
-            cpu: CpuSeconds::default(),
+            cpu: Default::default(),
             disturbed: None,
             notes: Vec::new(),
         };

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::super::data::{CpuSeconds, Document, Value};
+use super::super::data::{Document, Value};
 use super::super::farm::{self, Clients, Farm, PEERS, SMALL, Service};
 use super::super::peers::Peer;
 use super::super::thesis::{number, received, spread};
-use super::super::{Axis, Experiment, Plot, Turn, peers};
+use super::super::{Axis, Experiment, Measured, Plot, Turn, axis, peers, plot};
 use crate::compare::bed::Bed;
 use crate::compare::contender::Contender;
 use crate::machine::Snapshot;
@@ -27,16 +27,8 @@ const PLOTS: [(&str, u32, &str); 2] = [
     ("parallel", 8, "eight clients at once"),
 ];
 
-const COUNT: Axis = Axis {
-    name: "servers",
-    unit: "count",
-    log: false,
-};
-const SERVED: Axis = Axis {
-    name: "received by clients",
-    unit: "MB/s",
-    log: false,
-};
+const COUNT: Axis = axis("servers", "count");
+const SERVED: Axis = axis("received by clients", "MB/s");
 
 impl Experiment for Servers {
     fn name(&self) -> &'static str {
@@ -54,20 +46,12 @@ impl Experiment for Servers {
     }
 
     fn plots(&self) -> &'static [Plot] {
-        &[
-            Plot {
-                name: PLOTS[0].0,
-                title: "A serial client",
-                x: COUNT,
-                y: SERVED,
-            },
-            Plot {
-                name: PLOTS[1].0,
-                title: "Eight parallel clients",
-                x: COUNT,
-                y: SERVED,
-            },
-        ]
+        const {
+            &[
+                plot(PLOTS[0].0, "A serial client", COUNT, SERVED),
+                plot(PLOTS[1].0, "Eight parallel clients", COUNT, SERVED),
+            ]
+        }
     }
 
     fn peers(&self) -> &'static [Peer] {
@@ -86,11 +70,7 @@ impl Experiment for Servers {
         farm::bed(peer, yardsticks)
     }
 
-    fn measure(
-        &self,
-        turn: &Turn<'_>,
-        bed: &mut Bed,
-    ) -> Result<(Vec<Value>, CpuSeconds, Option<String>)> {
+    fn measure(&self, turn: &Turn<'_>, bed: &mut Bed) -> Result<Measured> {
         let scheduler = match bed.who {
             Contender::Haproxy | Contender::Nginx => "lc",
             _ => "rr",

@@ -9,10 +9,10 @@ use anyhow::{Context, Result, bail};
 use lvs_testbed::netns::run_with_input;
 use lvs_testbed::{Host, programs, servers};
 
-use super::super::data::{CpuSeconds, Document, Value};
+use super::super::data::{Document, Value};
 use super::super::peers::Peer;
 use super::super::thesis::number;
-use super::super::{Axis, Experiment, Plot, Turn, peers, usual_bed};
+use super::super::{Experiment, Measured, Plot, Turn, axis, log_axis, peers, plot, usual_bed};
 use super::wiring::{self, SECOND, SECOND_VIP};
 use crate::classic::{Fared, LPD, RSH, SESSIONS, TELNET, UDP};
 use crate::compare::bed::{self, Bed, SERVER, VIP};
@@ -73,20 +73,14 @@ impl Experiment for Services {
     }
 
     fn plots(&self) -> &'static [Plot] {
-        &[Plot {
-            name: RATES,
-            title: "Transactions a second, one after the other (a cross: does not work)",
-            x: Axis {
-                name: "service",
-                unit: "name",
-                log: false,
-            },
-            y: Axis {
-                name: "transactions",
-                unit: "1/s",
-                log: true,
-            },
-        }]
+        const {
+            &[plot(
+                RATES,
+                "Transactions a second, one after the other (a cross: does not work)",
+                axis("service", "name"),
+                log_axis("transactions", "1/s"),
+            )]
+        }
     }
 
     fn bars(&self, _: &Plot) -> &'static [&'static str] {
@@ -127,11 +121,7 @@ impl Experiment for Services {
         Ok(bed)
     }
 
-    fn measure(
-        &self,
-        turn: &Turn<'_>,
-        bed: &mut Bed,
-    ) -> Result<(Vec<Value>, CpuSeconds, Option<String>)> {
+    fn measure(&self, turn: &Turn<'_>, bed: &mut Bed) -> Result<Measured> {
         let first = Snapshot::take();
         let own = std::env::current_exe()?.display().to_string();
         let (target, second) = match bed.target(false) {
@@ -165,11 +155,7 @@ impl Experiment for Services {
             if let Some(error) = fared.error {
                 turn.note(format!("{name} does not work: {error}"));
             }
-            values.push(Value {
-                plot: RATES.to_owned(),
-                x: bar.into(),
-                y: fared.rate,
-            });
+            values.push(Value::new(RATES, bar.into(), fared.rate));
         }
         Ok((values, cpu, disturbed))
     }

@@ -734,6 +734,26 @@ pub struct ServerInfo {
     pub stats: Stats,
 }
 
+impl ServerInfo {
+    /// A server without connections, measurements and counts.
+    pub fn new(server: SocketAddr, config: ServerConfig) -> Self {
+        Self {
+            server,
+            config,
+            active: 0,
+            inactive: 0,
+            persistent: 0,
+            overloaded: false,
+            last_weight: None,
+            slow_start: None,
+            latency_us: None,
+            unanswered: None,
+            attempts: RecentAttempts::default(),
+            stats: Stats::default(),
+        }
+    }
+}
+
 /// A connection or a persistence template in a listing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConnInfo {

@@ -181,18 +181,12 @@ mod tests {
     }
 
     fn segment(port: u16, flags: u8) -> PacketMeta<'static> {
-        PacketMeta {
-            hook: Hook::Local,
-            tuple: Tuple {
-                protocol: Protocol::TCP,
-                src: SocketAddr::from(([192, 0, 2, 1], port)),
-                dst: "198.51.100.1:80".parse().unwrap(),
-            },
-            transport: Transport::Tcp(TcpFlags(flags)),
-            segment: Segment::NONE,
-            mark: 0,
-            len: 40,
-        }
+        PacketMeta::tcp(
+            Hook::Local,
+            SocketAddr::from(([192, 0, 2, 1], port)),
+            "198.51.100.1:80".parse().unwrap(),
+            flags,
+        )
     }
 
     /// Memory that outlives the table in it.
@@ -324,11 +318,7 @@ mod tests {
             let port = 1001 + u16::try_from(n).unwrap();
             assert_eq!(goes_on(&mut shard, port, now), targets[n]);
             let reply = PacketMeta {
-                tuple: Tuple {
-                    protocol: Protocol::TCP,
-                    src: end.server,
-                    dst: end.local,
-                },
+                tuple: Tuple::tcp(end.server, end.local),
                 ..segment(port, TcpFlags::ACK)
             };
             let verdict = shard.handle_packet(&reply, now);

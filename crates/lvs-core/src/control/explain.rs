@@ -499,16 +499,12 @@ mod tests {
     use crate::filter::FilterLists;
     use crate::random::SplitMix64;
     use crate::{
-        Director, Family, Limits, LocalAddress, Options, PacketMeta, Segment, ServerConfig,
-        ServiceConfig, SourceFilter, TcpFlags, Transport, Verdict, WhenFull,
+        Director, Family, Limits, LocalAddress, Options, PacketMeta, ServerConfig, ServiceConfig,
+        SourceFilter, TcpFlags, Verdict, WhenFull,
     };
 
     fn tuple(client: &str) -> Tuple {
-        Tuple {
-            protocol: Protocol::TCP,
-            src: client.parse().unwrap(),
-            dst: "192.0.2.1:80".parse().unwrap(),
-        }
+        Tuple::tcp(client.parse().unwrap(), "192.0.2.1:80".parse().unwrap())
     }
 
     fn director(scheduler: &str) -> Director {
@@ -551,14 +547,7 @@ mod tests {
                     "{scheduler}: asking changes nothing"
                 );
                 assert!(first.template.is_none() && first.connection.is_none());
-                let meta = PacketMeta {
-                    tuple,
-                    transport: Transport::Tcp(TcpFlags(TcpFlags::SYN)),
-                    segment: Segment::NONE,
-                    len: 40,
-                    mark: 0,
-                    hook: Hook::Local,
-                };
+                let meta = PacketMeta::tcp(Hook::Local, tuple.src, tuple.dst, TcpFlags::SYN);
                 let verdict = director.handle_packet(&meta, Instant::ZERO);
                 let target = match verdict {
                     Verdict::Forward(forward) => Some(forward.target),
@@ -761,11 +750,7 @@ mod tests {
         }
 
         fn ask(&mut self, src: SocketAddr, dst: SocketAddr, mark: u32) {
-            let tuple = Tuple {
-                protocol: Protocol::TCP,
-                src,
-                dst,
-            };
+            let tuple = Tuple::tcp(src, dst);
             let director = &mut self.director;
             if director.shard.knows(&tuple) {
                 return;
@@ -774,13 +759,10 @@ mod tests {
                 .control
                 .explain(&director.shard, tuple, mark, self.now);
             let own = director.control.is_local(src.ip());
+            let hook = if own { Hook::Output } else { Hook::Local };
             let meta = PacketMeta {
-                tuple,
-                transport: Transport::Tcp(TcpFlags(TcpFlags::SYN)),
-                segment: Segment::NONE,
-                len: 40,
                 mark,
-                hook: if own { Hook::Output } else { Hook::Local },
+                ..PacketMeta::tcp(hook, src, dst, TcpFlags::SYN)
             };
             let verdict = director.handle_packet(&meta, self.now);
             let (reason, server) = match &verdict {

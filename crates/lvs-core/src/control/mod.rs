@@ -134,19 +134,12 @@ impl Default for Options {
 ///     Ok(verdict) => verdict,
 ///     Err(pending) => control.lock().unwrap().admit(shard, packet, pending, now),
 /// };
-/// let packet = |hook, src, dst, flags| PacketMeta {
-///     hook,
-///     tuple: Tuple { protocol: Protocol::TCP, src, dst },
-///     transport: Transport::Tcp(TcpFlags(flags)),
-///     segment: Segment::NONE,
-///     mark: 0,
-///     len: 60,
-/// };
 /// for (shard, client) in shards.iter_mut().zip(["192.0.2.7:40000", "192.0.2.8:40001"]) {
 ///     let client = client.parse().unwrap();
-///     let syn = packet(Hook::Local, client, vip, TcpFlags::SYN);
+///     let syn = PacketMeta::tcp(Hook::Local, client, vip, TcpFlags::SYN);
 ///     let Verdict::Forward(forward) = decide(shard, &syn) else { panic!() };
-///     let reply = packet(Hook::Transit, forward.target, client, TcpFlags::SYN | TcpFlags::ACK);
+///     let flags = TcpFlags::SYN | TcpFlags::ACK;
+///     let reply = PacketMeta::tcp(Hook::Transit, forward.target, client, flags);
 ///     assert!(matches!(decide(shard, &reply), Verdict::Reply(_)));
 /// }
 ///

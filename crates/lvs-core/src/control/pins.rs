@@ -113,8 +113,8 @@ impl Control {
 mod tests {
     use super::*;
     use crate::{
-        Family, Forwarding, Hook, Options, PacketMeta, Segment, ServerConfig, ServiceConfig,
-        TcpFlags, Transport, Tuple, Verdict,
+        Family, Forwarding, Hook, Options, PacketMeta, ServerConfig, ServiceConfig, TcpFlags,
+        Verdict,
     };
 
     fn address(text: &str) -> SocketAddr {
@@ -153,18 +153,7 @@ mod tests {
         let late = address("192.0.2.1:1001");
         control.pin(&key, quiesced, late, now).unwrap();
         let mut target = |client: SocketAddr, now: Instant| {
-            let meta = PacketMeta {
-                hook: Hook::Local,
-                tuple: Tuple {
-                    protocol: Protocol::TCP,
-                    src: client,
-                    dst: vip,
-                },
-                transport: Transport::Tcp(TcpFlags(TcpFlags::SYN)),
-                segment: Segment::NONE,
-                mark: 0,
-                len: 60,
-            };
+            let meta = PacketMeta::tcp(Hook::Local, client, vip, TcpFlags::SYN);
             let verdict = match shard.handle_packet(&meta, now) {
                 Ok(verdict) => verdict,
                 Err(pending) => control.admit(&mut shard, &meta, pending, now),
@@ -187,18 +176,8 @@ mod tests {
             } else {
                 address(servers[0].0)
             };
-            let meta = PacketMeta {
-                hook: Hook::Transit,
-                tuple: Tuple {
-                    protocol: Protocol::TCP,
-                    src: server,
-                    dst: client,
-                },
-                transport: Transport::Tcp(TcpFlags(TcpFlags::SYN | TcpFlags::ACK)),
-                segment: Segment::NONE,
-                mark: 0,
-                len: 60,
-            };
+            let flags = TcpFlags::SYN | TcpFlags::ACK;
+            let meta = PacketMeta::tcp(Hook::Transit, server, client, flags);
             match shard.handle_packet(&meta, now) {
                 Ok(Verdict::Reply(reply)) => assert_eq!(reply.probe, probe, "{client}"),
                 other => panic!("{other:?}"),

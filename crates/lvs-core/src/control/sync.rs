@@ -78,14 +78,6 @@ impl Control {
         sync::ports(self.settings.sysctls.sync_ports)
     }
 
-    /// A message about a connection has room for one family only.
-    ///
-    /// # Errors
-    /// [`Error::FamilyMismatch`] if a server is of another family than its service.
-    pub fn check_families(&self) -> Result<(), Error> {
-        check::families(self)
-    }
-
     /// The next synchronisation message about templates that ended their time outside of any shard,
     /// if one is full or old enough. A director of one shard has them all in
     /// [`Shard::take_sync_message`](crate::Shard::take_sync_message).

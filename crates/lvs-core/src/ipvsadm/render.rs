@@ -724,21 +724,14 @@ mod tests {
                 ..Stats::default()
             },
             servers: alloc::vec![ServerInfo {
-                server: SocketAddr::from(([10, 0, 0, 1], 80)),
-                config: ServerConfig::new(1, Forwarding::Nat),
-                active: 0,
-                inactive: 0,
-                persistent: 0,
-                overloaded: false,
-                last_weight: None,
-                slow_start: None,
-                latency_us: None,
-                unanswered: None,
-                attempts: Default::default(),
                 stats: Stats {
                     shown: counts,
                     ..Stats::default()
                 },
+                ..ServerInfo::new(
+                    SocketAddr::from(([10, 0, 0, 1], 80)),
+                    ServerConfig::new(1, Forwarding::Nat)
+                )
             }],
         };
         let options = ListOptions {

@@ -17,12 +17,9 @@ pub(super) const ABOUT: About = About {
     summary: "hash of the destination address",
     weights: Weights::Ignored,
     at_zero: AtZero::Refuses,
-    needs_replies: false,
-    fast_path: true,
-    flags: &[],
-    draws_lots: false,
     goes_by_order: true,
     make: || Box::<DestinationHashing>::default(),
+    ..About::USUAL
 };
 
 /// The server that the destination address hashes to, for services of many addresses (caches behind

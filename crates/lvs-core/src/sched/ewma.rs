@@ -6,7 +6,7 @@ use alloc::sync::Arc;
 use core::time::Duration;
 
 use super::wlc::least_by;
-use super::{About, AtZero, Request, Scheduler, Weights};
+use super::{About, Request, Scheduler};
 use crate::{Instant, Server, ServerId};
 
 /// Pause between two attempts of a server without a sample.
@@ -16,14 +16,10 @@ const TRY_AGAIN: Duration = Duration::from_secs(1);
 pub(super) const ABOUT: About = About {
     name: "ewma",
     summary: "the shortest measured response time (NAT only)",
-    weights: Weights::Share,
-    at_zero: AtZero::Avoids,
     needs_replies: true,
     fast_path: false,
-    flags: &[],
-    draws_lots: false,
-    goes_by_order: false,
     make: || Box::<PeakEwma>::default(),
+    ..About::USUAL
 };
 
 /// The server with the smallest expected wait: [the time that it takes to answer](Server::latency)

@@ -3,7 +3,7 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
-use super::{About, AtZero, Request, Scheduler, Weights};
+use super::{About, Request, Scheduler, Weights};
 use crate::Server;
 
 /// Description of `fo`.
@@ -11,13 +11,9 @@ pub(super) const ABOUT: About = About {
     name: "fo",
     summary: "the available server with the highest weight",
     weights: Weights::Priority,
-    at_zero: AtZero::Avoids,
-    needs_replies: false,
-    fast_path: true,
-    flags: &[],
-    draws_lots: false,
     goes_by_order: true,
     make: || Box::new(Failover),
+    ..About::USUAL
 };
 
 /// The usable server of the highest weight; the others are standby.

@@ -6,7 +6,7 @@ use core::time::Duration;
 
 use super::cache::{self, CHECK_PERIOD, Cache};
 use super::wlc::least_by;
-use super::{About, AtZero, HashSlot, Request, Scheduler, Weights};
+use super::{About, HashSlot, Request, Scheduler, Weights};
 use crate::server::HeldServer;
 use crate::{Instant, Server, Sysctls};
 
@@ -15,13 +15,8 @@ pub(super) const ABOUT: About = About {
     name: "lblc",
     summary: "a server for each destination, by fewest connections",
     weights: Weights::Both,
-    at_zero: AtZero::Avoids,
-    needs_replies: false,
-    fast_path: true,
-    flags: &[],
-    draws_lots: false,
-    goes_by_order: false,
     make: || Box::<LocalityLeastConnections>::default(),
+    ..About::USUAL
 };
 
 /// Keeps a destination address on one server, for services of many addresses (caches behind a

@@ -9,7 +9,7 @@ use core::time::Duration;
 use super::cache::{self, CHECK_PERIOD, Cache};
 use super::lblc::is_overloaded;
 use super::wlc::least_by;
-use super::{About, AtZero, HashSlot, Request, Scheduler, Weights};
+use super::{About, HashSlot, Request, Scheduler, Weights};
 use crate::server::HeldServer;
 use crate::{Instant, Server, Sysctls};
 
@@ -18,13 +18,8 @@ pub(super) const ABOUT: About = About {
     name: "lblcr",
     summary: "a set of servers for each destination, by fewest connections",
     weights: Weights::Both,
-    at_zero: AtZero::Avoids,
-    needs_replies: false,
-    fast_path: true,
-    flags: &[],
-    draws_lots: false,
-    goes_by_order: false,
     make: || Box::<LocalityLeastConnectionsReplicated>::default(),
+    ..About::USUAL
 };
 
 /// Keeps a destination address on a set of servers that grows while they have too much and shrinks

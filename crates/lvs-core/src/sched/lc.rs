@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use super::least::{ByQuotient, Following, Quotient};
-use super::{About, AtZero, Request, Scheduler, Weights};
+use super::{About, Request, Scheduler, Weights};
 use crate::Server;
 
 /// Description of `lc`.
@@ -12,13 +12,8 @@ pub(super) const ABOUT: About = About {
     name: "lc",
     summary: "fewest connections",
     weights: Weights::Ignored,
-    at_zero: AtZero::Avoids,
-    needs_replies: false,
-    fast_path: true,
-    flags: &[],
-    draws_lots: false,
-    goes_by_order: false,
     make: || Box::new(Following::new(LeastConnections)),
+    ..About::USUAL
 };
 
 /// The server with the smallest [overhead](Server::overhead), independent of its weight.

@@ -8,7 +8,7 @@ use core::net::SocketAddr;
 
 use super::sh::{client_key, probe};
 use super::wrr::gcd;
-use super::{About, AtZero, HashSlot, Request, Scheduler, Weights};
+use super::{About, AtZero, HashSlot, Request, Scheduler};
 use crate::hash::{KEY1, KEY2, fold, hsiphash};
 use crate::{Server, ServiceFlags};
 
@@ -24,17 +24,14 @@ const EMPTY: u32 = u32::MAX;
 pub(super) const ABOUT: About = About {
     name: "mh",
     summary: "Maglev hash of the source address",
-    weights: Weights::Share,
     at_zero: AtZero::RefusesWithoutFallback,
-    needs_replies: false,
-    fast_path: true,
     flags: &[
         ("mh-fallback", ServiceFlags::SCHED1),
         ("mh-port", ServiceFlags::SCHED2),
     ],
-    draws_lots: false,
     goes_by_order: true,
     make: || Box::<MaglevHashing>::default(),
+    ..About::USUAL
 };
 
 /// Consistent hashing of the client's address (with `mh-port`, address and port): few clients move

@@ -199,6 +199,20 @@ pub struct About {
 }
 
 impl About {
+    /// Properties that most schedulers share.
+    const USUAL: Self = Self {
+        name: "",
+        summary: "",
+        weights: Weights::Share,
+        at_zero: AtZero::Avoids,
+        needs_replies: false,
+        fast_path: true,
+        flags: &[],
+        draws_lots: false,
+        goes_by_order: false,
+        make: || Box::new(NoScheduler),
+    };
+
     /// The built-in scheduler of this name.
     pub fn of(name: &str) -> Option<&'static Self> {
         BUILT_IN.iter().find(|about| about.name == name)
@@ -339,13 +353,8 @@ impl NoScheduler {
         name: "none",
         summary: "no new connections",
         weights: Weights::Ignored,
-        at_zero: AtZero::Avoids,
-        needs_replies: false,
-        fast_path: true,
-        flags: &[],
-        draws_lots: false,
-        goes_by_order: false,
         make: || Box::new(Self),
+        ..About::USUAL
     };
 }
 

@@ -5,21 +5,15 @@ use alloc::sync::Arc;
 
 use super::least::{ByQuotient, Following, Quotient};
 use super::wlc::{least_by, of_usable};
-use super::{About, AtZero, Request, Scheduler, Weights};
+use super::{About, Request, Scheduler};
 use crate::Server;
 
 /// Description of `nq`.
 pub(super) const ABOUT: About = About {
     name: "nq",
     summary: "an idle server, else the shortest expected delay",
-    weights: Weights::Share,
-    at_zero: AtZero::Avoids,
-    needs_replies: false,
-    fast_path: true,
-    flags: &[],
-    draws_lots: false,
-    goes_by_order: false,
     make: || Box::new(Following::new(NeverQueue)),
+    ..About::USUAL
 };
 
 /// The first idle server of any weight; if none is idle, the shortest expected delay.

@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use super::fo::heaviest;
-use super::{About, AtZero, Request, Scheduler, Weights};
+use super::{About, Request, Scheduler, Weights};
 use crate::Server;
 
 /// Description of `ovf`.
@@ -12,13 +12,9 @@ pub(super) const ABOUT: About = About {
     name: "ovf",
     summary: "the highest weight, until it has as many connections; then the next",
     weights: Weights::Capacity,
-    at_zero: AtZero::Avoids,
-    needs_replies: false,
-    fast_path: true,
-    flags: &[],
-    draws_lots: false,
     goes_by_order: true,
     make: || Box::new(Overflow),
+    ..About::USUAL
 };
 
 /// The server of the highest weight until it has more active connections than its weight, then the

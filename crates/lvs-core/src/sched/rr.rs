@@ -3,7 +3,7 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
-use super::{About, AtZero, Request, Scheduler, Weights};
+use super::{About, Request, Scheduler, Weights};
 use crate::Server;
 
 /// Description of `rr`.
@@ -11,13 +11,8 @@ pub(super) const ABOUT: About = About {
     name: "rr",
     summary: "round robin",
     weights: Weights::Ignored,
-    at_zero: AtZero::Avoids,
-    needs_replies: false,
-    fast_path: true,
-    flags: &[],
-    draws_lots: false,
-    goes_by_order: false,
     make: || Box::<RoundRobin>::default(),
+    ..About::USUAL
 };
 
 /// The usable servers in turn. Weights only decide whether a server takes part.

@@ -5,21 +5,15 @@ use alloc::sync::Arc;
 
 use super::least::{ByQuotient, Following, Quotient};
 use super::wlc::{least_by, of_usable};
-use super::{About, AtZero, Request, Scheduler, Weights};
+use super::{About, Request, Scheduler};
 use crate::Server;
 
 /// Description of `sed`.
 pub(super) const ABOUT: About = About {
     name: "sed",
     summary: "shortest expected delay",
-    weights: Weights::Share,
-    at_zero: AtZero::Avoids,
-    needs_replies: false,
-    fast_path: true,
-    flags: &[],
-    draws_lots: false,
-    goes_by_order: false,
     make: || Box::new(Following::new(ShortestExpectedDelay)),
+    ..About::USUAL
 };
 
 /// The server with the smallest (active + 1) divided by weight: the delay that the new connection

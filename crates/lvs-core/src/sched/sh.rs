@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::{About, AtZero, HashSlot, Request, Scheduler, Weights};
+use super::{About, AtZero, HashSlot, Request, Scheduler};
 use crate::hash::{fold, hash_32};
 use crate::{Protocol, Server, ServiceFlags};
 
@@ -16,17 +16,14 @@ const SLOTS: u32 = 1 << BITS;
 pub(super) const ABOUT: About = About {
     name: "sh",
     summary: "hash of the source address",
-    weights: Weights::Share,
     at_zero: AtZero::RefusesWithoutFallback,
-    needs_replies: false,
-    fast_path: true,
     flags: &[
         ("sh-fallback", ServiceFlags::SCHED1),
         ("sh-port", ServiceFlags::SCHED2),
     ],
-    draws_lots: false,
     goes_by_order: true,
     make: || Box::<SourceHashing>::default(),
+    ..About::USUAL
 };
 
 /// The server that the client's address hashes to; with `sh-port`, its address and port.

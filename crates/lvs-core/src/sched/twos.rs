@@ -3,7 +3,7 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
-use super::{About, AtZero, Request, Scheduler, Weights};
+use super::{About, Request, Scheduler};
 use crate::Server;
 use crate::random::SplitMix64;
 
@@ -11,14 +11,9 @@ use crate::random::SplitMix64;
 pub(super) const ABOUT: About = About {
     name: "twos",
     summary: "the less loaded of two servers drawn at random by weight",
-    weights: Weights::Share,
-    at_zero: AtZero::Avoids,
-    needs_replies: false,
-    fast_path: true,
-    flags: &[],
     draws_lots: true,
-    goes_by_order: false,
     make: || Box::<RandomTwos>::default(),
+    ..About::USUAL
 };
 
 /// Draws two servers at random by weight and takes the one with less load for its weight.

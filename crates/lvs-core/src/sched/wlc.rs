@@ -4,21 +4,15 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use super::least::{ByQuotient, Following, Quotient};
-use super::{About, AtZero, Request, Scheduler, Weights};
+use super::{About, Request, Scheduler};
 use crate::Server;
 
 /// Description of `wlc`.
 pub(super) const ABOUT: About = About {
     name: "wlc",
     summary: "fewest connections in proportion to the weight; the default",
-    weights: Weights::Share,
-    at_zero: AtZero::Avoids,
-    needs_replies: false,
-    fast_path: true,
-    flags: &[],
-    draws_lots: false,
-    goes_by_order: false,
     make: || Box::new(Following::new(WeightedLeastConnections)),
+    ..About::USUAL
 };
 
 /// The server with the smallest [overhead](Server::overhead) divided by weight.

@@ -3,21 +3,15 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
-use super::{About, AtZero, Request, Scheduler, Weights};
+use super::{About, Request, Scheduler};
 use crate::Server;
 
 /// Description of `wrr`.
 pub(super) const ABOUT: About = About {
     name: "wrr",
     summary: "round robin by weight",
-    weights: Weights::Share,
-    at_zero: AtZero::Avoids,
-    needs_replies: false,
-    fast_path: true,
-    flags: &[],
-    draws_lots: false,
-    goes_by_order: false,
     make: || Box::<WeightedRoundRobin>::default(),
+    ..About::USUAL
 };
 
 /// Interleaved weighted round robin: passes over the list with a falling threshold, each taking the

@@ -372,11 +372,7 @@ pub(super) mod tests {
         }
 
         pub(in crate::shard) fn tuple_of(client: SocketAddr) -> Tuple {
-            Tuple {
-                protocol: Protocol::TCP,
-                src: client,
-                dst: "198.51.100.1:80".parse().unwrap(),
-            }
+            Tuple::tcp(client, "198.51.100.1:80".parse().unwrap())
         }
 
         fn packet(&mut self, port: u16, flags: u8, now: Instant) -> Verdict {
@@ -389,14 +385,8 @@ pub(super) mod tests {
             flags: u8,
             now: Instant,
         ) -> Verdict {
-            let meta = PacketMeta {
-                hook: Hook::Local,
-                tuple: Self::tuple_of(client),
-                transport: Transport::Tcp(TcpFlags(flags)),
-                segment: Segment::NONE,
-                mark: 0,
-                len: 40,
-            };
+            let Tuple { src, dst, .. } = Self::tuple_of(client);
+            let meta = PacketMeta::tcp(Hook::Local, src, dst, flags);
             match self.shard.handle_packet(&meta, now) {
                 Ok(verdict) => verdict,
                 Err(pending) => self.control.admit(&mut self.shard, &meta, pending, now),

@@ -403,11 +403,6 @@ impl Shard {
         next
     }
 
-    /// Whether a program in the kernel may forward the packets of a connection.
-    pub fn is_published(&self, conn: ConnId) -> bool {
-        self.table.is_used(conn.0) && self.table.get(conn.0).is_live()
-    }
-
     /// Whether the shard's copies are out of date, and a sweep is due.
     pub fn is_behind(&self) -> bool {
         self.is_stale()
@@ -422,21 +417,19 @@ mod tests {
     use crate::*;
 
     fn packet(protocol: Protocol, flags: u8) -> PacketMeta<'static> {
-        PacketMeta {
-            hook: Hook::Local,
-            tuple: Tuple {
+        PacketMeta::new(
+            Hook::Local,
+            Tuple::new(
                 protocol,
-                src: SocketAddr::from(([192, 0, 2, 1], 1000)),
-                dst: SocketAddr::from(([198, 51, 100, 1], 80)),
-            },
-            transport: match protocol {
+                SocketAddr::from(([192, 0, 2, 1], 1000)),
+                SocketAddr::from(([198, 51, 100, 1], 80)),
+            ),
+            match protocol {
                 Protocol::TCP => Transport::Tcp(TcpFlags(flags)),
                 _ => Transport::Udp(&[]),
             },
-            segment: Segment::NONE,
-            mark: 0,
-            len: 40,
-        }
+            40,
+        )
     }
 
     fn director(protocol: Protocol, forwarding: Forwarding) -> Director {
@@ -553,11 +546,7 @@ mod tests {
         let why = nat.shard.offer(conn).err();
         assert_eq!(why, Some(Unpublished::PersistentUdp));
         let answer = PacketMeta {
-            tuple: Tuple {
-                protocol: Protocol::UDP,
-                src: "10.0.0.1:80".parse().unwrap(),
-                dst: meta.tuple.src,
-            },
+            tuple: Tuple::udp("10.0.0.1:80".parse().unwrap(), meta.tuple.src),
             ..meta
         };
         let verdict = nat.handle_packet(&answer, Instant::ZERO);
@@ -582,11 +571,7 @@ mod tests {
             .unwrap();
         let request = |flags| packet(Protocol::TCP, flags);
         let conn = send(&mut director, &request(TcpFlags::SYN));
-        let to_client = Tuple {
-            protocol: Protocol::TCP,
-            src: "10.0.0.1:80".parse().unwrap(),
-            dst: request(0).tuple.src,
-        };
+        let to_client = Tuple::tcp("10.0.0.1:80".parse().unwrap(), request(0).tuple.src);
         let answer = PacketMeta {
             tuple: to_client,
             ..request(TcpFlags::SYN | TcpFlags::ACK)

@@ -7,50 +7,15 @@ use std::time::Duration;
 
 use lvs_core::{
     Connection, Director, DropReason, Error, Extras, Family, Forwarding, Hook, Instant, Limits,
-    OnServerDown, Options, PacketMeta, Profile, Protocol, Registry, Request, Reset, Scheduler,
-    Segment, Server, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, TcpFlags, Transport,
-    Tuple, Verdict,
+    OnServerDown, Options, PacketMeta, Profile, Registry, Request, Reset, Scheduler, Segment,
+    Server, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, TcpFlags, Transport, Verdict,
 };
 
-const VIP: &str = "198.51.100.1:80";
-const CLIENT: &str = "192.0.2.7:40000";
+use crate::common::{CLIENT, VIP, addr, packet, server, tcp};
+
 const SYN: u8 = TcpFlags::SYN;
 const ACK: u8 = TcpFlags::ACK;
 const RST: u8 = TcpFlags::RST;
-
-fn addr(text: &str) -> SocketAddr {
-    text.parse().unwrap()
-}
-
-fn server(n: u8) -> SocketAddr {
-    SocketAddr::from(([10, 0, 0, n], 80))
-}
-
-fn packet<'a>(src: SocketAddr, dst: SocketAddr, transport: Transport<'a>) -> PacketMeta<'a> {
-    PacketMeta {
-        hook: if dst == addr(VIP) {
-            Hook::Local
-        } else {
-            Hook::Transit
-        },
-        tuple: Tuple {
-            protocol: match transport {
-                Transport::Udp(_) => Protocol::UDP,
-                _ => Protocol::TCP,
-            },
-            src,
-            dst,
-        },
-        transport,
-        segment: Segment::NONE,
-        mark: 0,
-        len: 40,
-    }
-}
-
-fn tcp(src: SocketAddr, dst: SocketAddr, flags: u8) -> PacketMeta<'static> {
-    packet(src, dst, Transport::Tcp(TcpFlags(flags)))
-}
 
 fn service(scheduler: &str, extras: Extras) -> ServiceConfig {
     ServiceConfig {

@@ -4,11 +4,11 @@
 use std::net::SocketAddr;
 
 use lvs_core::{
-    ConnId, Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, Segment,
-    ServerConfig, ServiceConfig, ServiceKey, TcpFlags, Transport, Tuple, Verdict,
+    ConnId, Director, Family, Forwarding, Instant, Options, ServerConfig, ServiceConfig,
+    ServiceKey, TcpFlags, Verdict,
 };
 
-const VIP: &str = "198.51.100.1:80";
+use crate::common::{VIP, tcp as segment};
 
 fn director() -> Director {
     let mut director = Director::new(Options::default());
@@ -25,25 +25,6 @@ fn director() -> Director {
             .unwrap();
     }
     director
-}
-
-fn segment(src: SocketAddr, dst: SocketAddr, flags: u8) -> PacketMeta<'static> {
-    PacketMeta {
-        hook: if dst.to_string() == VIP {
-            Hook::Local
-        } else {
-            Hook::Transit
-        },
-        tuple: Tuple {
-            protocol: Protocol::TCP,
-            src,
-            dst,
-        },
-        transport: Transport::Tcp(TcpFlags(flags)),
-        segment: Segment::NONE,
-        mark: 0,
-        len: 40,
-    }
 }
 
 fn from_client(director: &mut Director, port: u16, flags: u8, now: Instant) -> Verdict {

@@ -6,26 +6,19 @@ use std::net::SocketAddr;
 use lvs_core::api::{Call, Permissive};
 use lvs_core::{
     Director, DropReason, Family, FilterLists, Forwarding, Hook, Instant, Options, PacketMeta,
-    Protocol, Segment, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, SourceFilter,
-    TcpFlags, Transport, Tuple, Verdict,
+    ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, SourceFilter, TcpFlags, Verdict,
 };
 
 const VIP: &str = "198.51.100.1:80";
 const FILTERED: Verdict = Verdict::Drop(DropReason::Filtered);
 
 fn packet(client: &str, flags: u8) -> PacketMeta<'static> {
-    PacketMeta {
-        tuple: Tuple {
-            protocol: Protocol::TCP,
-            src: client.parse().unwrap(),
-            dst: VIP.parse().unwrap(),
-        },
-        transport: Transport::Tcp(TcpFlags(flags)),
-        segment: Segment::NONE,
-        len: 40,
-        mark: 0,
-        hook: Hook::Local,
-    }
+    PacketMeta::tcp(
+        Hook::Local,
+        client.parse().unwrap(),
+        VIP.parse().unwrap(),
+        flags,
+    )
 }
 
 fn director(persistent: bool) -> (Director, ServiceKey) {

@@ -4,46 +4,19 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use lvs_core::{
-    Director, DropReason, Extras, Family, Forwarding, Hook, Instant, Limits, LocalAddress, Options,
-    PacketMeta, Protocol, Segment, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, TcpFlags,
-    Transport, Tuple, Verdict, WhenFull,
+    Director, DropReason, Extras, Family, Forwarding, Instant, Limits, LocalAddress, Options,
+    ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, TcpFlags, Transport, Verdict, WhenFull,
 };
 
-const VIP: &str = "198.51.100.1:80";
+use crate::common::{VIP, addr, packet, server};
+
 const SYN: u8 = TcpFlags::SYN;
 const ACK: u8 = TcpFlags::ACK;
-
-fn addr(text: &str) -> SocketAddr {
-    text.parse().unwrap()
-}
-
-fn server(n: u8) -> SocketAddr {
-    SocketAddr::from(([10, 0, 0, n], 80))
-}
 
 /// Source `n` of as many as one likes.
 fn source(n: u32) -> SocketAddr {
     let [_, a, b, c] = n.to_be_bytes();
     SocketAddr::from(([10 + (n >> 24) as u8, a, b, c], 1024 + (n % 60_000) as u16))
-}
-
-fn packet(src: SocketAddr, dst: SocketAddr, transport: Transport<'_>) -> PacketMeta<'_> {
-    let local = dst == addr(VIP);
-    PacketMeta {
-        hook: if local { Hook::Local } else { Hook::Transit },
-        tuple: Tuple {
-            protocol: match transport {
-                Transport::Udp(_) => Protocol::UDP,
-                _ => Protocol::TCP,
-            },
-            src,
-            dst,
-        },
-        transport,
-        segment: Segment::NONE,
-        mark: 0,
-        len: 40,
-    }
 }
 
 struct Bed {

@@ -4,18 +4,14 @@ use std::net::SocketAddr;
 
 use lvs_core::{
     Director, DropReason, Error, Family, Forward, Forwarding, Hook, IcmpError, Instant,
-    LocalAddress, Options, PacketMeta, Protocol, Reply, Segment, ServerConfig, ServiceConfig,
-    ServiceFlags, ServiceKey, TcpFlags, Transport, Tuple, Verdict,
+    LocalAddress, Options, PacketMeta, Reply, ServerConfig, ServiceConfig, ServiceFlags,
+    ServiceKey, TcpFlags, Tuple, Verdict,
 };
 
-const CLIENT: &str = "192.0.2.7:40000";
-const VIP: &str = "198.51.100.1:80";
+use crate::common::{CLIENT, VIP, addr};
+
 const SERVER: &str = "10.0.0.11:8080";
 const LOCAL: &str = "10.0.0.2";
-
-fn addr(text: &str) -> SocketAddr {
-    text.parse().unwrap()
-}
 
 fn at(seconds: u64) -> Instant {
     Instant::from_secs(seconds)
@@ -49,18 +45,7 @@ fn director(forwarding: Forwarding, servers: &[&str]) -> Director {
 }
 
 fn tcp(src: SocketAddr, dst: SocketAddr, flags: u8) -> PacketMeta<'static> {
-    PacketMeta {
-        hook: Hook::Local,
-        tuple: Tuple {
-            protocol: Protocol::TCP,
-            src,
-            dst,
-        },
-        transport: Transport::Tcp(TcpFlags(flags)),
-        mark: 0,
-        len: 60,
-        segment: Segment::default(),
-    }
+    PacketMeta::tcp(Hook::Local, src, dst, flags)
 }
 
 fn syn(director: &mut Director, client: &str, now: Instant) -> Verdict {
@@ -127,11 +112,7 @@ fn full_nat_translates_both_ends_in_both_directions() {
         hook: Hook::Local,
         src: addr(src).ip(),
         dst: inner_src.ip(),
-        inner: Tuple {
-            protocol: Protocol::TCP,
-            src: inner_src,
-            dst: inner_dst,
-        },
+        inner: Tuple::tcp(inner_src, inner_dst),
         inner_ports: true,
         checksum_ok: true,
         mark: 0,

@@ -2,6 +2,7 @@
 
 mod apply;
 mod beyond;
+mod common;
 mod deviations;
 mod documentation;
 mod filter;

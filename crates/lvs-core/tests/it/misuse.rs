@@ -6,19 +6,15 @@ use std::time::Duration;
 
 use lvs_core::{
     Control, Director, DropReason, Error, Family, Forwarding, Hook, IcmpError, Instant, Options,
-    PacketMeta, Pool, Protocol, Registry, SctpChunk, Segment, Server, ServerConfig, ServiceConfig,
+    PacketMeta, Pool, Protocol, Registry, SctpChunk, Server, ServerConfig, ServiceConfig,
     ServiceFlags, ServiceKey, TcpFlags, Transport, Tunnel, TunnelChecksum, Tuple, Verdict, mark,
     proc, sync,
 };
 use proptest::prelude::*;
 
-const VIP: &str = "198.51.100.1:80";
-const CLIENT: &str = "192.0.2.7:40000";
-const SERVER: &str = "10.0.0.1:80";
+use crate::common::{CLIENT, VIP, addr};
 
-fn addr(text: &str) -> SocketAddr {
-    text.parse().unwrap()
-}
+const SERVER: &str = "10.0.0.1:80";
 
 fn web() -> ServiceKey {
     ServiceKey::tcp(addr(VIP))
@@ -46,18 +42,7 @@ fn small(max_connections: usize) -> Director {
 }
 
 fn syn(client: &str) -> PacketMeta<'static> {
-    PacketMeta {
-        hook: Hook::Local,
-        tuple: Tuple {
-            protocol: Protocol::TCP,
-            src: addr(client),
-            dst: addr(VIP),
-        },
-        transport: Transport::Tcp(TcpFlags(TcpFlags::SYN)),
-        segment: Segment::NONE,
-        mark: 0,
-        len: 40,
-    }
+    PacketMeta::tcp(Hook::Local, addr(client), addr(VIP), TcpFlags::SYN)
 }
 
 /// Everything that can be seen of a director: nothing of it may change when an operation is
@@ -451,11 +436,7 @@ fn shards_that_are_missing_or_foreign_are_harmless() {
         hook: Hook::Local,
         src: addr(CLIENT).ip(),
         dst: addr(VIP).ip(),
-        inner: Tuple {
-            protocol: Protocol::TCP,
-            src: addr(VIP),
-            dst: addr("192.0.2.9:1"),
-        },
+        inner: Tuple::tcp(addr(VIP), addr("192.0.2.9:1")),
         inner_ports: true,
         checksum_ok: true,
         mark: 0,
@@ -624,10 +605,10 @@ proptest! {
         director.control.add_service(mark, rr(), None).unwrap();
         for (src, dst, transport, protocol, hook, mark, now) in packets {
             let hook = [Hook::Local, Hook::Transit, Hook::Output][usize::from(hook)];
-            let tuple = Tuple { protocol: Protocol(protocol), src, dst };
+            let tuple = Tuple::new(Protocol(protocol), src, dst);
             // Within an hour of each other, backwards and forwards.
             let now = Instant::from_nanos(now % 3_600_000_000_000);
-            let _ = director.handle_packet(&PacketMeta { hook, tuple, transport, segment: Segment::NONE, mark, len: u32::MAX }, now);
+            let _ = director.handle_packet(&PacketMeta { mark, ..PacketMeta::new(hook, tuple, transport, u32::MAX) }, now);
             let error = IcmpError {
                 hook,
                 src: dst.ip(),

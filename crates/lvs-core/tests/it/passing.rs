@@ -9,8 +9,8 @@ use std::time::Duration;
 use lvs_core::fast_path::Plain;
 use lvs_core::{
     Control, Director, Extras, Family, Forwarding, Hook, Instant, LocalAddress, OnServerDown,
-    Options, PacketMeta, Protocol, Segment, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey,
-    TcpFlags, Transport, Tuple, Verdict, sync,
+    Options, PacketMeta, Protocol, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, TcpFlags,
+    Transport, Tuple, Verdict, sync,
 };
 use proptest::prelude::*;
 
@@ -244,17 +244,15 @@ impl Twin {
                     _ => Hook::Local,
                 };
                 let payload = [7; 8];
-                let meta = PacketMeta {
+                let meta = PacketMeta::new(
                     hook,
-                    tuple: Tuple { protocol, src, dst },
-                    transport: match protocol {
+                    Tuple::new(protocol, src, dst),
+                    match protocol {
                         Protocol::TCP => Transport::Tcp(TcpFlags(flags)),
                         _ => Transport::Udp(&payload),
                     },
-                    segment: Segment::NONE,
-                    mark: 0,
                     len,
-                };
+                );
                 format!("{:?}", self.decide(&meta))
             }
             Act::Wait(ms) => {
@@ -358,16 +356,16 @@ fn established_connection_uses_fast_path() {
     for kind in [0, 1, 2, 8] {
         let mut twin = Twin::new(true, 1000);
         let (protocol, ..) = KINDS[kind];
-        let meta = |src, dst, flags, hook| PacketMeta {
-            hook,
-            tuple: Tuple { protocol, src, dst },
-            transport: match protocol {
-                Protocol::TCP => Transport::Tcp(TcpFlags(flags)),
-                _ => Transport::Udp(&[]),
-            },
-            segment: Segment::NONE,
-            mark: 0,
-            len: 100,
+        let meta = |src, dst, flags, hook| {
+            PacketMeta::new(
+                hook,
+                Tuple::new(protocol, src, dst),
+                match protocol {
+                    Protocol::TCP => Transport::Tcp(TcpFlags(flags)),
+                    _ => Transport::Udp(&[]),
+                },
+                100,
+            )
         };
         let request = |flags| meta(client.into(), virt(kind), flags, Hook::Local);
         let Verdict::Forward(forward) = twin.decide(&request(TcpFlags::SYN)) else {

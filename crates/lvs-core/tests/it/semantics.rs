@@ -5,16 +5,11 @@ use std::net::SocketAddr;
 
 use lvs_core::{
     AcceptReason, Connection, Control, Director, DropReason, Error, Family, Forwarding, Hook,
-    IcmpError, Instant, Options, PacketMeta, Protocol, SctpChunk, Segment, ServerConfig,
-    ServiceConfig, ServiceFlags, ServiceKey, TcpFlags, Transport, Tuple, Verdict, sync,
+    IcmpError, Instant, Options, PacketMeta, Protocol, SctpChunk, ServerConfig, ServiceConfig,
+    ServiceFlags, ServiceKey, TcpFlags, Transport, Tuple, Verdict, sync,
 };
 
-const VIP: &str = "198.51.100.1:80";
-const CLIENT: &str = "192.0.2.7:40000";
-
-fn addr(text: &str) -> SocketAddr {
-    text.parse().unwrap()
-}
+use crate::common::{CLIENT, VIP, addr};
 
 fn meta<'a>(
     protocol: Protocol,
@@ -23,18 +18,12 @@ fn meta<'a>(
     hook: Hook,
     transport: Transport<'a>,
 ) -> PacketMeta<'a> {
-    PacketMeta {
+    PacketMeta::new(
         hook,
-        tuple: Tuple {
-            protocol,
-            src: addr(src),
-            dst: addr(dst),
-        },
+        Tuple::new(protocol, addr(src), addr(dst)),
         transport,
-        segment: Segment::NONE,
-        mark: 0,
-        len: 40,
-    }
+        40,
+    )
 }
 
 fn tcp(src: &str, dst: &str, flags: u8) -> PacketMeta<'static> {
@@ -135,11 +124,7 @@ fn icmp_error_opens_connection_if_permitted() {
         src: addr("203.0.113.1:0").ip(),
         dst: addr(VIP).ip(),
         // As the client saw it: from the virtual address.
-        inner: Tuple {
-            protocol: Protocol::TCP,
-            src: addr(VIP),
-            dst: addr(CLIENT),
-        },
+        inner: Tuple::tcp(addr(VIP), addr(CLIENT)),
         inner_ports: ports,
         checksum_ok: true,
         mark: 0,
@@ -944,11 +929,7 @@ fn one_packet_connection_refused_by_full_table_releases_server() {
         hook: Hook::Local,
         src: addr(CLIENT).ip(),
         dst: addr(VIP).ip(),
-        inner: Tuple {
-            protocol: Protocol::UDP,
-            src: addr(VIP),
-            dst: addr(CLIENT),
-        },
+        inner: Tuple::udp(addr(VIP), addr(CLIENT)),
         inner_ports: true,
         checksum_ok: true,
         mark: 0,

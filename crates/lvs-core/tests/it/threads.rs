@@ -6,10 +6,11 @@ use std::thread;
 use std::time::Duration;
 
 use lvs_core::{
-    Control, Counts, DropReason, Extras, Family, Forwarding, Hook, Instant, Limits, Options,
-    PacketMeta, Protocol, Segment, ServerConfig, ServiceConfig, ServiceKey, Shard, TcpFlags,
-    Transport, Tuple, Verdict,
+    Control, Counts, DropReason, Extras, Family, Forwarding, Instant, Limits, Options, PacketMeta,
+    ServerConfig, ServiceConfig, ServiceKey, Shard, TcpFlags, Verdict,
 };
+
+use crate::common::tcp;
 
 const WORKERS: usize = 4;
 const SERVERS: u8 = 3;
@@ -30,20 +31,8 @@ fn client(worker: usize, n: u32) -> SocketAddr {
 
 fn segment(src: SocketAddr, dst: SocketAddr, flags: u8, len: u32) -> PacketMeta<'static> {
     PacketMeta {
-        hook: if dst == vip() {
-            Hook::Local
-        } else {
-            Hook::Transit
-        },
-        tuple: Tuple {
-            protocol: Protocol::TCP,
-            src,
-            dst,
-        },
-        transport: Transport::Tcp(TcpFlags(flags)),
-        segment: Segment::NONE,
-        mark: 0,
         len,
+        ..tcp(src, dst, flags)
     }
 }
 

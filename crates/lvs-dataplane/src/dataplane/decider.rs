@@ -131,11 +131,7 @@ impl Decider {
         let mut aheads: Vec<Ahead> = items
             .iter()
             .map(|item| {
-                let tuple = Tuple {
-                    protocol: item.entry.protocol,
-                    src: item.entry.client,
-                    dst: item.entry.virt,
-                };
+                let tuple = Tuple::new(item.entry.protocol, item.entry.client, item.entry.virt);
                 self.shard.ahead(&tuple, prefetch)
             })
             .collect();
@@ -150,11 +146,7 @@ impl Decider {
     /// Whether a rule for marks could drop packets of a connection or leave them to the host, in
     /// either direction. A mark matters only to a packet that opens a connection.
     pub(super) fn may_be_taken(&self, offer: &Offer) -> bool {
-        let tuple = |src, dst| Tuple {
-            protocol: offer.protocol,
-            src,
-            dst,
-        };
+        let tuple = |src, dst| Tuple::new(offer.protocol, src, dst);
         let ways = [
             tuple(offer.client, offer.virt),
             tuple(offer.server, offer.client),
@@ -446,11 +438,10 @@ mod tests {
 
     #[test]
     fn mark_rule_takes_packets_only_if_it_drops_them_or_leaves_them_to_the_host() {
-        let tuple = Tuple {
-            protocol: Protocol::TCP,
-            src: ([192, 0, 2, 7], 1000).into(),
-            dst: ([198, 51, 100, 1], 80).into(),
-        };
+        let tuple = Tuple::tcp(
+            ([192, 0, 2, 7], 1000).into(),
+            ([198, 51, 100, 1], 80).into(),
+        );
         let marks = "--destination 198.51.100.1 --mark 7";
         let drops = "--source 192.0.2.0/24 --drop";
         let host = "--destination 198.51.100.1 --protocol tcp --ports 80 --host";

@@ -2,8 +2,8 @@
 //! forwards, whole, and those that it leaves to the dataplane.
 
 use lvs_core::{
-    Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, Segment,
-    ServerConfig, ServiceConfig, ServiceKey, Transport, Tuple, Verdict,
+    Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, ServerConfig, ServiceConfig,
+    ServiceKey, Transport, Tuple, Verdict,
 };
 use lvs_dataplane::fast_path::{FastPath, FastPathError, WayOut};
 use lvs_packet::wire::Mac;
@@ -91,18 +91,12 @@ fn published(method: Forwarding) -> Option<(FastPath, Director)> {
     let server = "10.0.0.1:4433".parse().expect("an address");
     let server = control.add_server(&service, server, &config, Instant::ZERO);
     server.expect("a server");
-    let meta = PacketMeta {
-        hook: Hook::Local,
-        tuple: Tuple {
-            protocol: Protocol::UDP,
-            src: "192.0.2.1:1000".parse().expect("an address"),
-            dst: virt,
-        },
-        transport: Transport::Udp(&[]),
-        segment: Segment::NONE,
-        mark: 0,
-        len: 28,
-    };
+    let meta = PacketMeta::new(
+        Hook::Local,
+        Tuple::udp("192.0.2.1:1000".parse().expect("an address"), virt),
+        Transport::Udp(&[]),
+        28,
+    );
     let Verdict::Forward(forward) = director.handle_packet(&meta, Instant::ZERO) else {
         panic!("it is forwarded");
     };

@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 
 use lvs_core::{
-    Control, Family, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, Segment,
-    ServerConfig, ServiceConfig, ServiceKey, Shard, Transport, Tuple, Verdict,
+    Control, Family, Forwarding, Hook, Instant, Options, PacketMeta, ServerConfig, ServiceConfig,
+    ServiceKey, Shard, Transport, Tuple, Verdict,
 };
 use lvs_dataplane::fast_path::{FastPath, FastPathError, WayOut};
 use lvs_packet::steer::Steering;
@@ -90,18 +90,7 @@ fn offload(
     shard: &mut Shard,
     [src, dst]: [SocketAddr; 2],
 ) {
-    let packet = PacketMeta {
-        hook: Hook::Local,
-        tuple: Tuple {
-            protocol: Protocol::UDP,
-            src,
-            dst,
-        },
-        transport: Transport::Udp(&[]),
-        segment: Segment::NONE,
-        mark: 0,
-        len: 32,
-    };
+    let packet = PacketMeta::new(Hook::Local, Tuple::udp(src, dst), Transport::Udp(&[]), 32);
     let now = Instant::ZERO;
     let verdict = match shard.handle_packet(&packet, now) {
         Ok(verdict) => verdict,

@@ -409,7 +409,7 @@ impl Intercept {
 mod tests {
     use lvs_core::{
         Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, ServerConfig,
-        ServiceConfig, TcpFlags, Transport, Verdict,
+        ServiceConfig, TcpFlags, Verdict,
     };
 
     use super::*;
@@ -419,11 +419,11 @@ mod tests {
     fn rule_for_many_ports_intercepts_no_other_port() {
         let rule = |words: &[&str]| MarkRule::parse(words).expect("a rule");
         let to = |spec: &Intercept, protocol, port| {
-            spec.is_to_service(&Tuple {
+            spec.is_to_service(&Tuple::new(
                 protocol,
-                src: ([203, 0, 113, 1], 40_000).into(),
-                dst: ([192, 0, 2, 10], port).into(),
-            })
+                ([203, 0, 113, 1], 40_000).into(),
+                ([192, 0, 2, 10], port).into(),
+            ))
         };
         let first = |ports| {
             let words = "--destination 192.0.2.10 --protocol tcp --mark 1 --ports";
@@ -498,18 +498,12 @@ mod tests {
         assert!(persistent.services.contains(&any));
 
         let verdict = director.handle_packet(
-            &PacketMeta {
-                hook: Hook::Local,
-                tuple: Tuple {
-                    protocol: Protocol::TCP,
-                    src: SocketAddr::from(([192, 0, 2, 7], 59667)),
-                    dst: SocketAddr::new(virt.ip(), 5000),
-                },
-                transport: Transport::Tcp(TcpFlags(TcpFlags::SYN)),
-                mark: 0,
-                len: 40,
-                segment: lvs_core::Segment::NONE,
-            },
+            &PacketMeta::tcp(
+                Hook::Local,
+                SocketAddr::from(([192, 0, 2, 7], 59667)),
+                SocketAddr::new(virt.ip(), 5000),
+                TcpFlags::SYN,
+            ),
             now,
         );
         assert!(matches!(verdict, Verdict::Forward(_)), "{verdict:?}");

@@ -141,6 +141,17 @@ pub struct Env<'a, N> {
     pub pmtu_disc: bool,
 }
 
+impl<'a, N> Env<'a, N> {
+    /// An environment with path MTU discovery in tunnels, the default of `pmtu_disc`.
+    pub const fn new(net: &'a N, intercept: &'a Intercept) -> Self {
+        Self {
+            net,
+            intercept,
+            pmtu_disc: true,
+        }
+    }
+}
+
 /// Frames that are made before they are sent, but for those that one more frame becomes.
 const PORTION: usize = 1024;
 

@@ -301,11 +301,6 @@ pub fn unfragmentable(ip: &[u8]) -> (usize, usize) {
     (at, named_at)
 }
 
-/// Whether nothing follows: the value of a "next header" field that ends a packet.
-pub const fn is_no_next(protocol: u8) -> bool {
-    protocol == NO_NEXT
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -50,11 +50,7 @@ fn too_long_reply_is_refused_before_it_counts() {
     let (mut decide, mut pipeline) = (director, Pipeline::alone(Settings::UNLIMITED));
     let mut send = |port: PortId, to: Mac, ip: &[u8]| -> usize {
         let frame = [&to.0[..], &GW_MAC.0, &[8, 0], ip].concat();
-        let env = Env {
-            net: &net,
-            intercept: &intercept,
-            pmtu_disc: true,
-        };
+        let env = Env::new(&net, &intercept);
         let (mut out, mut frames) = (Output::new(), [Frame::from_bytes(&frame)]);
         let now = Instant::from_secs(1);
         pipeline.process(port, &mut frames, &env, &mut decide, now, &mut out);

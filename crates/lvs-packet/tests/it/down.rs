@@ -147,11 +147,7 @@ impl Bench {
         };
         let frame = [&to.0[..], &from.0, &kind.to_be_bytes(), &ip].concat();
         self.sent(|bench, out| {
-            let env = Env {
-                net: &bench.net,
-                intercept: &bench.intercept,
-                pmtu_disc: true,
-            };
+            let env = Env::new(&bench.net, &bench.intercept);
             let mut frames = [Frame::from_bytes(&frame)];
             bench
                 .pipeline
@@ -227,11 +223,7 @@ impl Bench {
             resets.extend(director.end_down(Self::now(), 100));
         }
         self.sent(|bench, out| {
-            let env = Env {
-                net: &bench.net,
-                intercept: &bench.intercept,
-                pmtu_disc: true,
-            };
+            let env = Env::new(&bench.net, &bench.intercept);
             for reset in &resets {
                 bench.pipeline.send_reset(reset, &env, Self::now(), out);
             }
@@ -370,11 +362,7 @@ fn segment_with_wrong_checksum_is_unanswered() {
     ip[last] ^= 1;
     let frame = [&CL_MAC.0[..], &GW_MAC.0, &[8, 0], &ip].concat();
     let sent = bench.sent(|bench, out| {
-        let env = Env {
-            net: &bench.net,
-            intercept: &bench.intercept,
-            pmtu_disc: true,
-        };
+        let env = Env::new(&bench.net, &bench.intercept);
         let mut frames = [Frame::from_bytes(&frame)];
         let now = Bench::now();
         bench

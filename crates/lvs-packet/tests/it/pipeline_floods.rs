@@ -173,11 +173,7 @@ fn flood_drops_only_syns_above_their_share() {
 /// Frames that go through in one batch, in portions as a worker sends them; the most that there
 /// were at a time, how many there were, and their bytes.
 fn in_portions(lab: &mut Lab, frames: &mut [Frame]) -> (usize, usize, usize) {
-    let env = Env {
-        net: &lab.net,
-        intercept: &lab.intercept,
-        pmtu_disc: true,
-    };
+    let env = Env::new(&lab.net, &lab.intercept);
     let mut out = Output::new();
     let (mut done, mut most, mut all, mut bytes) = (0, 0, 0, 0);
     while done < frames.len() {

@@ -104,11 +104,7 @@ impl Bed {
         let bytes = [&mac.0[..], &Mac([2; 6]).0, &kind, ip].concat();
         let mut frames = [Frame::from_bytes(&bytes)];
         frames[0].offload = offload;
-        let env = Env {
-            net: &self.net,
-            intercept: &self.intercept,
-            pmtu_disc: true,
-        };
+        let env = Env::new(&self.net, &self.intercept);
         let mut out = Output::new();
         self.pipeline.process(
             port,

@@ -207,11 +207,7 @@ fn packets_from_impossible_sources_are_dropped() {
 /// Makes a neighbour fail, and returns the packets sent then.
 fn fail(lab: &mut Lab, port: PortId, addr: IpAddr) -> Vec<(PortId, Vec<u8>)> {
     let mut out = Output::new();
-    let env = Env {
-        net: &lab.net,
-        intercept: &lab.intercept,
-        pmtu_disc: true,
-    };
+    let env = Env::new(&lab.net, &lab.intercept);
     lab.pipeline
         .neighbour_failed(port, addr, &env, &mut lab.decide, lab.now, &mut out);
     let mut sent = Vec::new();

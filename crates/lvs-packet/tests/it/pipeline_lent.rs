@@ -62,11 +62,7 @@ impl Ring {
 type Sent = Vec<(PortId, Vec<u8>, bool)>;
 
 fn pass(lab: &mut Lab, mut batch: Vec<Frame>, out: &mut Output) -> Sent {
-    let env = Env {
-        net: &lab.net,
-        intercept: &lab.intercept,
-        pmtu_disc: true,
-    };
+    let env = Env::new(&lab.net, &lab.intercept);
     let lent = batch.iter().any(|frame| frame.slot().is_some());
     lab.pipeline
         .process(CLIENTS, &mut batch, &env, &mut lab.decide, lab.now, out);
@@ -213,11 +209,7 @@ fn queued_frame_keeps_its_slot_until_sent() {
     let mut lab = web(Forwarding::Nat);
     let mut out = Output::new();
     let mut batch = [ring.receive(&from_client(&segment(64, b"GET /")), Offload::default())];
-    let env = Env {
-        net: &lab.net,
-        intercept: &lab.intercept,
-        pmtu_disc: true,
-    };
+    let env = Env::new(&lab.net, &lab.intercept);
     lab.pipeline.process(
         CLIENTS,
         &mut batch,

@@ -564,11 +564,7 @@ fn unknown_neighbour_is_requested() {
     }
     assert_eq!(lab.requests, [Request::Resolve(SERVERS, SERVER.into())]);
     let mut out = Output::new();
-    let env = Env {
-        net: &lab.net,
-        intercept: &lab.intercept,
-        pmtu_disc: true,
-    };
+    let env = Env::new(&lab.net, &lab.intercept);
     lab.pipeline
         .neighbour_resolved(SERVERS, SERVER.into(), server_mac(SERVER), &env, &mut out);
     let sent = out.frames(SERVERS);

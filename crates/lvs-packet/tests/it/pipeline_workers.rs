@@ -117,11 +117,7 @@ impl Site {
             (SV_MAC, server_mac(SERVER))
         };
         let frame = Frame::from_bytes(&ethernet(dst, src, ip));
-        let env = Env {
-            net: &self.net,
-            intercept: &self.intercept,
-            pmtu_disc: true,
-        };
+        let env = Env::new(&self.net, &self.intercept);
         let Worker { shard, pipeline } = &mut self.workers[worker];
         let mut asked = Asked {
             control: &self.control,

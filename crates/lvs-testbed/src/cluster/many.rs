@@ -25,35 +25,19 @@ const ROUTER: &str = include_str!("../../../../examples/many-directors/router.co
 /// Number of directors.
 const DIRECTORS: usize = 3;
 
-/// A scenario.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scenario {
-    /// No event.
-    Calm,
-    /// Maintenance of one director, and its end.
-    Members,
-    /// The plan without `[sync.peers]`.
-    Alone,
-    /// The dataplane of one director is killed; lvsd starts another one.
-    Dataplane,
-    /// The directors are disconnected from each other for a time; then one is taken out of service.
-    Partition,
-    /// The dataplane of one director is stopped for three seconds.
-    Stopped,
-    /// 5 of 100 packets of the replication are lost; one director is taken out of service.
-    Loss,
-    /// etcd, which names one of the servers, is lost to one director, then to all; then one is taken
-    /// out of service.
-    Etcd,
-    /// One director has BIRD, one FRR and one ExaBGP; the latter two are taken out of service.
-    Daemons,
-    /// The same by the TUN backend, whose dataplane restarts faster than an observer that looks
-    /// five times a second.
-    Routed,
-    /// BIRD is killed on one director, and started again.
-    Bird,
-    /// One director is cut off, as by a power failure.
-    Power,
+scenarios! {
+    Calm "calm" "nothing happens: what downloads are like without any event",
+    Members "members" "a server is drained, one director goes into maintenance, and comes back",
+    Alone "members-alone" "the same without [sync.peers]: what the scheduler alone cannot know",
+    Dataplane "dataplane" "kill -9 of the dataplane of one, which lvsd starts again",
+    Partition "partition" "the synchronisation network fails until lvsadm sync says so, then as members",
+    Stopped "stopped" "SIGSTOP of the dataplane of one for three seconds",
+    Loss "loss" "as members, while 5 of 100 packets of the synchronisation network are lost",
+    Etcd "etcd" "etcd, which names a server, is lost to one director, then to all; then as members",
+    Daemons "daemons" "one director has BIRD, one FRR and one ExaBGP: maintenance of the latter two, kill -9 of their dataplanes",
+    Routed "routed" "one director has BIRD, one FRR and one ExaBGP, all have backend = \"tun\": maintenance of the latter two (tun)",
+    Bird "bird" "kill -9 of BIRD on one, which is started again",
+    Power "power" "kill -9 of everything on one, and its links go down",
 }
 
 /// The program that passes routes on to the router.
@@ -77,75 +61,6 @@ impl Scenario {
     /// Whether it can be played with that: the TUN backend has no direct routing.
     pub(super) fn suits(self, forward: Forward) -> bool {
         self != Self::Routed || forward == Forward::Tun
-    }
-
-    /// All scenarios, with their descriptions.
-    pub const ALL: [(&'static str, Self, &'static str); 12] = [
-        (
-            "calm",
-            Self::Calm,
-            "nothing happens: what downloads are like without any event",
-        ),
-        (
-            "members",
-            Self::Members,
-            "a server is drained, one director goes into maintenance, and comes back",
-        ),
-        (
-            "members-alone",
-            Self::Alone,
-            "the same without [sync.peers]: what the scheduler alone cannot know",
-        ),
-        (
-            "dataplane",
-            Self::Dataplane,
-            "kill -9 of the dataplane of one, which lvsd starts again",
-        ),
-        (
-            "partition",
-            Self::Partition,
-            "the synchronisation network fails until lvsadm sync says so, then as members",
-        ),
-        (
-            "stopped",
-            Self::Stopped,
-            "SIGSTOP of the dataplane of one for three seconds",
-        ),
-        (
-            "loss",
-            Self::Loss,
-            "as members, while 5 of 100 packets of the synchronisation network are lost",
-        ),
-        (
-            "etcd",
-            Self::Etcd,
-            "etcd, which names a server, is lost to one director, then to all; then as members",
-        ),
-        (
-            "daemons",
-            Self::Daemons,
-            "one director has BIRD, one FRR and one ExaBGP: maintenance of the latter two, kill -9 of their dataplanes",
-        ),
-        (
-            "routed",
-            Self::Routed,
-            "one director has BIRD, one FRR and one ExaBGP, all have backend = \"tun\": maintenance of the latter two (tun)",
-        ),
-        (
-            "bird",
-            Self::Bird,
-            "kill -9 of BIRD on one, which is started again",
-        ),
-        (
-            "power",
-            Self::Power,
-            "kill -9 of everything on one, and its links go down",
-        ),
-    ];
-
-    fn name(self) -> &'static str {
-        let found = Self::ALL.iter().find(|(_, scenario, _)| *scenario == self);
-        found.map_or("?", |(name, ..)| name)
     }
 }
 

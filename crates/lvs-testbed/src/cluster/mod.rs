@@ -19,6 +19,28 @@ use serde_json::Value;
 use crate::netns::{Host, Proc, wait_until};
 use crate::{Forward, LoadOptions, LoadReport, Site, programs};
 
+/// An enum of the scenarios of a laboratory, with their names and descriptions.
+macro_rules! scenarios {
+    ($($scenario:ident $name:literal $about:literal,)+) => {
+        /// A scenario; [`Scenario::ALL`] describes it.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Scenario {
+            $(#[doc = concat!("`", $name, "`")] $scenario,)+
+        }
+
+        impl Scenario {
+            /// Names, scenarios and descriptions.
+            pub const ALL: &[(&str, Self, &str)] = &[$(($name, Self::$scenario, $about),)+];
+
+            fn name(self) -> &'static str {
+                match self {
+                    $(Self::$scenario => $name,)+
+                }
+            }
+        }
+    };
+}
+
 pub mod many;
 pub mod pair;
 

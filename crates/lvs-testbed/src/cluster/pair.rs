@@ -23,92 +23,20 @@ use crate::{Forward, LoadReport, Site, SiteOptions, Vip, programs};
 const LVSD: &str = include_str!("../../../../examples/two-directors.toml");
 const KEEPALIVED: &str = "/etc/keepalived/keepalived.conf";
 
-/// A scenario.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scenario {
-    /// No event.
-    Calm,
-    /// The active director fails at once.
-    Kill,
-    /// The same failure; the director then returns with an empty table, and takes over again.
-    Returns,
-    /// Maintenance of one director, then of the other.
-    Planned,
-    /// Only the active director finds its servers down.
-    Quorum,
-    /// The directors are disconnected from each other for a time; then as planned.
-    Partition,
-    /// The active director's dataplane is stopped for three seconds.
-    Stopped,
-    /// A planned change-over while 5 of 100 synchronisation packets are lost.
-    Loss,
-    /// The files between `lvsd` and keepalived are removed; then as planned.
-    Files,
-    /// etcd, which names one of the servers, is lost to the active director, then to both; then as
-    /// planned.
-    Etcd,
+scenarios! {
+    Calm "calm" "nothing happens: what downloads are like without any event",
+    Kill "kill" "kill -9 of everything on the active director, and its links go down",
+    Returns "returns" "as kill; then it comes back with an empty table, and takes over again",
+    Planned "planned" "lvsd maintenance on the active director, and then on the other one",
+    Quorum "quorum" "the active director's checks find all servers down, the other one's do not",
+    Partition "partition" "synchronisation fails until lvsadm sync says so; then as planned",
+    Stopped "stopped" "SIGSTOP of the active director's dataplane for three seconds",
+    Loss "loss" "as planned, while 5 of 100 packets of the synchronisation are lost",
+    Files "files" "the files between lvsd and keepalived are removed; then as planned",
+    Etcd "etcd" "etcd, which names a server, is lost to the active director, then to both; then as planned",
 }
 
 impl Scenario {
-    /// All scenarios, with their descriptions.
-    pub const ALL: [(&'static str, Self, &'static str); 10] = [
-        (
-            "calm",
-            Self::Calm,
-            "nothing happens: what downloads are like without any event",
-        ),
-        (
-            "kill",
-            Self::Kill,
-            "kill -9 of everything on the active director, and its links go down",
-        ),
-        (
-            "returns",
-            Self::Returns,
-            "as kill; then it comes back with an empty table, and takes over again",
-        ),
-        (
-            "planned",
-            Self::Planned,
-            "lvsd maintenance on the active director, and then on the other one",
-        ),
-        (
-            "quorum",
-            Self::Quorum,
-            "the active director's checks find all servers down, the other one's do not",
-        ),
-        (
-            "partition",
-            Self::Partition,
-            "synchronisation fails until lvsadm sync says so; then as planned",
-        ),
-        (
-            "stopped",
-            Self::Stopped,
-            "SIGSTOP of the active director's dataplane for three seconds",
-        ),
-        (
-            "loss",
-            Self::Loss,
-            "as planned, while 5 of 100 packets of the synchronisation are lost",
-        ),
-        (
-            "files",
-            Self::Files,
-            "the files between lvsd and keepalived are removed; then as planned",
-        ),
-        (
-            "etcd",
-            Self::Etcd,
-            "etcd, which names a server, is lost to the active director, then to both; then as planned",
-        ),
-    ];
-
-    fn name(self) -> &'static str {
-        let found = Self::ALL.iter().find(|(_, scenario, _)| *scenario == self);
-        found.map_or("?", |(name, ..)| name)
-    }
-
     /// Whether it can be played with that.
     pub(super) fn suits(self, director: Balancer) -> bool {
         let any = matches!(

@@ -1,6 +1,7 @@
 //! Recorded cases: access to their JSON, and the director's configuration in them.
 
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use lvs_core::mark::{MarkAction, MarkRule, PortRange, Prefix};
@@ -46,6 +47,15 @@ impl From<Halt> for anyhow::Error {
 }
 
 pub(super) type Replayed<T> = Result<T, Halt>;
+
+/// The duration of a waiting step.
+pub(super) fn seconds(step: &Value) -> anyhow::Result<Duration> {
+    let seconds = step
+        .get("seconds")
+        .and_then(Value::as_f64)
+        .context("no seconds")?;
+    Ok(Duration::try_from_secs_f64(seconds)?)
+}
 
 /// Typed access to JSON.
 pub(crate) trait Json {

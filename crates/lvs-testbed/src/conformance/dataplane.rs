@@ -178,11 +178,7 @@ impl Handler for MemoryDataplane {
                 mark,
                 ..
             } => {
-                let tuple = Tuple {
-                    protocol: Protocol(protocol),
-                    src: client,
-                    dst: virt,
-                };
+                let tuple = Tuple::new(Protocol(protocol), client, virt);
                 let bed = self.bed();
                 let (control, shard) = (&bed.director.control, &bed.director.shard);
                 Ok(value(&control.explain(

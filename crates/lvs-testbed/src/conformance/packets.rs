@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use lvs_core::api::{Counts, Stats};
@@ -13,7 +12,7 @@ use lvs_packet::wire::{ETHERNET_LEN, be16};
 use serde_json::Value;
 
 use super::bed::{Bed, Emitted, port_name, port_named};
-use super::case::{Halt, Json, Replayed, hex, place, service_key, sysctl_text};
+use super::case::{Halt, Json, Replayed, hex, place, seconds, service_key, sysctl_text};
 use super::frames;
 use super::report::Log;
 use super::steps::{compare_conns, later};
@@ -86,14 +85,6 @@ pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
         }
     }
     Ok(())
-}
-
-pub(super) fn seconds(step: &Value) -> anyhow::Result<Duration> {
-    let seconds = step
-        .get("seconds")
-        .and_then(Value::as_f64)
-        .context("no seconds")?;
-    Ok(Duration::try_from_secs_f64(seconds)?)
 }
 
 /// A frame that the kernel sent, and which of its bytes vary.

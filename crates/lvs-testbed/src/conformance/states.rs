@@ -7,9 +7,8 @@ use lvs_core::{Connection, Protocol, ServiceKey};
 use serde_json::Value;
 
 use super::bed::{Bed, CLIENTS, Emitted, SERVERS};
-use super::case::{Halt, Json, Replayed, protocol, sysctl_text};
+use super::case::{Halt, Json, Replayed, protocol, seconds, sysctl_text};
 use super::frames;
-use super::packets::seconds;
 use super::report::Log;
 use super::steps::{
     Known, compare_conns, compare_counts, from_client, from_server, later, listed_seconds,

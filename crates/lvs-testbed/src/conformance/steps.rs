@@ -12,9 +12,8 @@ use lvs_packet::wire::{ETHERNET_LEN, Mac};
 use serde_json::Value;
 
 use super::bed::{Bed, CLIENT_SIDE, CLIENTS, Emitted, GATEWAY, SERVERS};
-use super::case::{Halt, Json, Replayed, place, protocol, service_key, sysctl_text};
+use super::case::{Halt, Json, Replayed, place, protocol, seconds, service_key, sysctl_text};
 use super::frames::{self, ethernet};
-use super::packets::seconds;
 use super::report::Log;
 
 const SYN: u8 = 0x02;

@@ -9,9 +9,8 @@ use lvs_core::{Forwarding, ServerConfig, ServiceKey};
 use serde_json::Value;
 
 use super::bed::{Bed, Emitted, port_name, port_named};
-use super::case::{Halt, Json, Replayed, hex, sysctl_text, unhex};
+use super::case::{Halt, Json, Replayed, hex, seconds, sysctl_text, unhex};
 use super::frames;
-use super::packets::seconds;
 use super::report::Log;
 use super::steps::compare_conns;
 

@@ -5,8 +5,8 @@
 use std::net::SocketAddr;
 
 use lvs_core::{
-    Director, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, Segment, ServerConfig,
-    ServiceConfig, ServiceFlags, ServiceKey, TcpFlags, Transport, Tuple, Verdict,
+    Director, Forwarding, Hook, Instant, Options, PacketMeta, ServerConfig, ServiceConfig,
+    ServiceFlags, ServiceKey, TcpFlags, Verdict,
 };
 
 const VIP: &str = "198.51.100.1:80";
@@ -582,18 +582,7 @@ impl Pair {
     }
 
     fn packet(&mut self, hook: Hook, src: SocketAddr, dst: SocketAddr, flags: u8) -> Verdict {
-        let meta = PacketMeta {
-            hook,
-            tuple: Tuple {
-                protocol: Protocol::TCP,
-                src,
-                dst,
-            },
-            transport: Transport::Tcp(TcpFlags(flags)),
-            segment: Segment::NONE,
-            mark: 0,
-            len: 40,
-        };
+        let meta = PacketMeta::tcp(hook, src, dst, flags);
         let now = Instant::from_secs(self.model.now);
         self.director.handle_packet(&meta, now)
     }

@@ -411,11 +411,7 @@ impl Bed {
             self.net.neighbours.clear();
         }
         for (port, addr) in asked {
-            let env = Env {
-                net: &self.net,
-                intercept: &self.intercept,
-                pmtu_disc: true,
-            };
+            let env = Env::new(&self.net, &self.intercept);
             if answer {
                 self.pipeline
                     .neighbour_resolved(port, addr, Mac(PEER), &env, &mut self.output);

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -30,12 +30,6 @@ impl Proc {
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
-    }
-
-    /// The file with its standard output and error.
-    #[must_use]
-    pub fn log_path(&self) -> &Path {
-        &self.log
     }
 
     /// Its output so far.
@@ -71,11 +65,6 @@ impl Proc {
         input
             .write_all(text.as_bytes())
             .with_context(|| format!("{}: cannot send {text:?}", self.name))
-    }
-
-    /// Ends its input, which some programs take as the sign to finish.
-    pub fn close_stdin(&mut self) {
-        drop(self.child.stdin.take());
     }
 
     /// Waits for its end.

@@ -22,10 +22,7 @@ fn options(forward: Forward, downloads: u64) -> ClusterOptions {
 }
 
 fn nothing_breaks(scenario: Scenario, forward: Forward) -> Result<()> {
-    let outcome = play(scenario, &options(forward, DOWNLOADS))?;
-    println!("{}", serde_json::to_string(&outcome)?);
-    ensure!(outcome.broken == 0, "{outcome:?}");
-    Ok(())
+    common::nothing_breaks(&[play(scenario, &options(forward, DOWNLOADS))?])
 }
 
 #[test]
@@ -41,10 +38,7 @@ fn maintenance_of_one_of_three_directors_breaks_nothing_ipv6_dr() -> Result<()> 
         ipv6: true,
         ..options(Forward::Dr, DOWNLOADS)
     };
-    let outcome = play(Scenario::Members, &options)?;
-    println!("{}", serde_json::to_string(&outcome)?);
-    ensure!(outcome.broken == 0, "{outcome:?}");
-    Ok(())
+    common::nothing_breaks(&[play(Scenario::Members, &options)?])
 }
 
 #[test]
@@ -70,10 +64,7 @@ fn directors_are_in_sync_again_after_disconnection_dr() -> Result<()> {
 fn downloads_survive_stopped_dataplane_and_lost_datagrams_tun() -> Result<()> {
     let scenarios = [Scenario::Stopped, Scenario::Loss];
     let outcomes = play_in_turn(&scenarios, &options(Forward::Tun, 30))?;
-    for outcome in &outcomes {
-        println!("{}", serde_json::to_string(outcome)?);
-        ensure!(outcome.broken == 0, "{outcome:?}");
-    }
+    common::nothing_breaks(&outcomes)?;
     let said = outcomes[0].said.join("\n");
     ensure!(said.contains("NOT READY, waits for"), "{said}");
     ensure!(outcomes[1].said.len() == 3, "{outcomes:?}");
@@ -83,10 +74,8 @@ fn downloads_survive_stopped_dataplane_and_lost_datagrams_tun() -> Result<()> {
 #[test]
 #[ignore = "needs BIRD"]
 fn without_synchronisation_connections_of_a_drained_server_wait_dr() -> Result<()> {
-    let outcomes = play_in_turn(&[Scenario::Alone], &options(Forward::Dr, 30))?;
-    println!("{}", serde_json::to_string(&outcomes)?);
-    ensure!(outcomes[0].broken == 0, "{outcomes:?}");
-    Ok(())
+    let options = options(Forward::Dr, 30);
+    common::nothing_breaks(&play_in_turn(&[Scenario::Alone], &options)?)
 }
 
 #[test]
@@ -110,16 +99,8 @@ fn routing_daemons_follow_the_tun_backend() -> Result<()> {
 #[test]
 #[ignore = "needs BIRD"]
 fn downloads_survive_killed_bird_and_power_failure_tun() -> Result<()> {
-    let outcomes = play_in_turn(
-        &[Scenario::Bird, Scenario::Power],
-        &options(Forward::Tun, 60),
-    )?;
-    println!("{}", serde_json::to_string(&outcomes)?);
-    ensure!(
-        outcomes.iter().all(|outcome| outcome.broken == 0),
-        "{outcomes:?}"
-    );
-    Ok(())
+    let scenarios = [Scenario::Bird, Scenario::Power];
+    common::nothing_breaks(&play_in_turn(&scenarios, &options(Forward::Tun, 60))?)
 }
 
 /// One call to the dataplane whose control socket is at a path; its answer. `@9@x@` is nine times

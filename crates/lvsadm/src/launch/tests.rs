@@ -39,20 +39,10 @@ impl Dataplane for Kept {
                     servers: Vec::new(),
                 });
             }
-            Call::ServerAdd(spec) => self.find(spec.service)?.servers.push(ServerInfo {
-                server: spec.server,
-                config: spec.config,
-                active: 0,
-                inactive: 0,
-                persistent: 0,
-                overloaded: false,
-                last_weight: None,
-                slow_start: None,
-                latency_us: None,
-                unanswered: None,
-                attempts: Default::default(),
-                stats: Stats::default(),
-            }),
+            Call::ServerAdd(spec) => self
+                .find(spec.service)?
+                .servers
+                .push(ServerInfo::new(spec.server, spec.config)),
             Call::ServiceDelete { service }
             | Call::ServerDelete { service, .. }
             | Call::ServiceZero {

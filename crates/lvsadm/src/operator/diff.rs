@@ -204,20 +204,8 @@ mod tests {
     use super::*;
 
     fn server(n: u8, weight: i32) -> ServerInfo {
-        ServerInfo {
-            server: SocketAddr::from(([10, 0, 0, n], 80)),
-            config: ServerConfig::new(weight, Forwarding::Nat),
-            active: 0,
-            inactive: 0,
-            persistent: 0,
-            overloaded: false,
-            last_weight: None,
-            slow_start: None,
-            latency_us: None,
-            unanswered: None,
-            attempts: Default::default(),
-            stats: Stats::default(),
-        }
+        let server = SocketAddr::from(([10, 0, 0, n], 80));
+        ServerInfo::new(server, ServerConfig::new(weight, Forwarding::Nat))
     }
 
     fn service(port: u16, scheduler: &str) -> ServiceInfo {

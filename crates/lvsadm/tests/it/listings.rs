@@ -169,18 +169,8 @@ fn counters_are_listed_as_by_ipvsadm() {
                         .2
                         .take()
                         .map(|server| ServerInfo {
-                            server,
-                            config: ServerConfig::new(1, Forwarding::Nat),
-                            active: 0,
-                            inactive: 0,
-                            persistent: 0,
-                            overloaded: false,
-                            last_weight: None,
-                            slow_start: None,
-                            latency_us: None,
-                            unanswered: None,
-                            attempts: Default::default(),
                             stats: one.1,
+                            ..ServerInfo::new(server, ServerConfig::new(1, Forwarding::Nat))
                         })
                         .into_iter()
                         .collect(),

@@ -25,7 +25,7 @@ use prometheus_client::registry::Registry;
 use super::processes;
 use crate::clock::unix_time;
 use crate::snapshot::Snapshot;
-use crate::tally::{self, BOUNDS, CheckCounts, Times};
+use crate::tally::{self, BOUNDS, Times};
 
 /// A counter of a packet worker: name, help, and where it is.
 type WorkerCounter = (&'static str, &'static str, fn(&WorkerInfo) -> u64);
@@ -164,71 +164,69 @@ struct Server<'a> {
 /// Descriptions and values, one metric after the other.
 struct Out<'e>(DescriptorEncoder<'e>);
 
-/// The values of one metric.
-struct Values<'m>(MetricEncoder<'m>);
-
 impl Out<'_> {
-    fn family(
-        &mut self,
-        (name, help): (&str, &str),
+    fn family<'s>(
+        &'s mut self,
+        name: &'s str,
+        help: &str,
         kind: MetricType,
-        values: impl FnOnce(&mut Values<'_>) -> fmt::Result,
-    ) -> fmt::Result {
-        let encoder = self.0.encode_descriptor(name, help, None, kind)?;
-        values(&mut Values(encoder))
+    ) -> Result<MetricEncoder<'s>, fmt::Error> {
+        self.0.encode_descriptor(name, help, None, kind)
     }
 
     fn gauge(&mut self, name: &str, help: &str, value: impl EncodeGaugeValue) -> fmt::Result {
-        self.family((name, help), MetricType::Gauge, |out| {
-            out.0.encode_gauge(&value)
-        })
+        self.family(name, help, MetricType::Gauge)?
+            .encode_gauge(&value)
     }
 
     fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
-        self.family((name, help), MetricType::Counter, |out| {
-            out.0.encode_counter::<NoLabelSet, _, f64>(&value, None)
+        let mut encoder = self.family(name, help, MetricType::Counter)?;
+        encoder.encode_counter::<NoLabelSet, _, f64>(&value, None)
+    }
+
+    fn histogram(&mut self, name: &str, help: &str, times: &Times) -> fmt::Result {
+        let (sum, count, classes) = classes(times);
+        let mut encoder = self.family(name, help, MetricType::Histogram)?;
+        encoder.encode_histogram::<NoLabelSet>(sum, count, &classes, None)
+    }
+
+    fn gauges<L: EncodeLabelSet, V: EncodeGaugeValue>(
+        &mut self,
+        name: &str,
+        help: &str,
+        values: impl IntoIterator<Item = (L, V)>,
+    ) -> fmt::Result {
+        let mut encoder = self.family(name, help, MetricType::Gauge)?;
+        values
+            .into_iter()
+            .try_for_each(|(labels, value)| encoder.encode_family(&labels)?.encode_gauge(&value))
+    }
+
+    fn counters<L: EncodeLabelSet, V: EncodeCounterValue>(
+        &mut self,
+        name: &str,
+        help: &str,
+        values: impl IntoIterator<Item = (L, V)>,
+    ) -> fmt::Result {
+        let mut encoder = self.family(name, help, MetricType::Counter)?;
+        values.into_iter().try_for_each(|(labels, value)| {
+            let mut encoder = encoder.encode_family(&labels)?;
+            encoder.encode_counter::<NoLabelSet, _, f64>(&value, None)
         })
     }
 
-    fn gauges(
+    fn histograms<'t, L: EncodeLabelSet>(
         &mut self,
         name: &str,
         help: &str,
-        values: impl FnOnce(&mut Values<'_>) -> fmt::Result,
+        values: impl IntoIterator<Item = (L, &'t Times)>,
     ) -> fmt::Result {
-        self.family((name, help), MetricType::Gauge, values)
-    }
-
-    fn counters(
-        &mut self,
-        name: &str,
-        help: &str,
-        values: impl FnOnce(&mut Values<'_>) -> fmt::Result,
-    ) -> fmt::Result {
-        self.family((name, help), MetricType::Counter, values)
-    }
-}
-
-impl Values<'_> {
-    fn gauge(&mut self, labels: impl EncodeLabelSet, value: impl EncodeGaugeValue) -> fmt::Result {
-        self.0.encode_family(&labels)?.encode_gauge(&value)
-    }
-
-    fn counter(
-        &mut self,
-        labels: impl EncodeLabelSet,
-        value: impl EncodeCounterValue,
-    ) -> fmt::Result {
-        self.0
-            .encode_family(&labels)?
-            .encode_counter::<NoLabelSet, _, f64>(&value, None)
-    }
-
-    fn times(&mut self, labels: impl EncodeLabelSet, times: &Times) -> fmt::Result {
-        let (sum, count, classes) = classes(times);
-        self.0
-            .encode_family(&labels)?
-            .encode_histogram::<NoLabelSet>(sum, count, &classes, None)
+        let mut encoder = self.family(name, help, MetricType::Histogram)?;
+        values.into_iter().try_for_each(|(labels, times)| {
+            let (sum, count, classes) = classes(times);
+            let mut encoder = encoder.encode_family(&labels)?;
+            encoder.encode_histogram::<NoLabelSet>(sum, count, &classes, None)
+        })
     }
 }
 
@@ -293,9 +291,12 @@ impl View {
     fn daemon(&self, out: &mut Out<'_>) -> fmt::Result {
         let status = &self.snapshot.status;
         let counts = &self.counts;
-        out.gauges("lvs_build_info", "Version of lvsd; always 1", |out| {
-            out.gauge([("version", status.version.as_str())], 1u32)
-        })?;
+        let version = [("version", status.version.as_str())];
+        out.gauges(
+            "lvs_build_info",
+            "Version of lvsd; always 1",
+            [(version, 1u32)],
+        )?;
         out.gauge(
             "lvs_start_time_seconds",
             "When lvsd was started, in seconds since 1970",
@@ -315,16 +316,15 @@ impl View {
         out.counters(
             "lvs_config_reloads",
             "Readings of the file while lvsd ran",
-            |out| {
-                out.counter([("result", "taken")], counts.reloads)?;
-                out.counter([("result", "refused")], counts.reloads_refused)
-            },
+            [
+                ([("result", "taken")], counts.reloads),
+                ([("result", "refused")], counts.reloads_refused),
+            ],
         )?;
-        let some = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
         out.gauge(
             "lvs_drift",
             "Changes by hand that are left as they are",
-            some(status.drift.len()),
+            status.drift.len(),
         )?;
         out.counter(
             "lvs_drift_changes",
@@ -334,7 +334,7 @@ impl View {
         out.gauge(
             "lvs_refused_changes",
             "Changes that the dataplane refuses",
-            some(status.refused.len()),
+            status.refused.len(),
         )?;
         if let Some(proxy) = &status.proxy {
             out.gauge(
@@ -366,23 +366,18 @@ impl View {
         out.gauges(
             "lvs_admin_entries",
             "Active operator overrides of servers",
-            |out| {
-                for state in [AdminState::Drain, AdminState::Maintenance] {
-                    let of = status.admin.iter().filter(|e| e.spec.state == state);
-                    out.gauge([("state", state.name())], some(of.count()))?;
-                }
-                Ok(())
-            },
+            [AdminState::Drain, AdminState::Maintenance].map(|state| {
+                let of = status.admin.iter().filter(|e| e.spec.state == state);
+                ([("state", state.name())], of.count())
+            }),
         )?;
         out.counters(
             "lvs_http_requests",
             "Answers of lvsd over HTTP by their code",
-            |out| {
-                for (code, number) in &counts.http {
-                    out.counter([("code", code.to_string().as_str())], *number)?;
-                }
-                Ok(())
-            },
+            counts
+                .http
+                .iter()
+                .map(|(code, number)| ([("code", code.to_string())], *number)),
         )?;
         out.counter(
             "lvs_http_refused_connections",
@@ -393,57 +388,41 @@ impl View {
 
     fn checks(&self, out: &mut Out<'_>) -> fmt::Result {
         let counts = &self.counts;
-        out.family(
-            (
-                "lvs_check_duration_seconds",
-                "What health checks took, by their kind",
-            ),
-            MetricType::Histogram,
-            |out| {
-                for (kind, of) in &counts.checks {
-                    out.times([("kind", kind.as_str())], &of.times)?;
-                }
-                Ok(())
-            },
+        let kinds = || counts.checks.iter().map(|(kind, of)| (kind.as_str(), of));
+        out.histograms(
+            "lvs_check_duration_seconds",
+            "What health checks took, by their kind",
+            kinds().map(|(kind, of)| ([("kind", kind)], &of.times)),
         )?;
-        out.counters("lvs_checks", "Health checks by what came of them", |out| {
-            for (kind, of) in &counts.checks {
-                let CheckCounts {
-                    good,
-                    failed,
-                    not_made,
-                    ..
-                } = of;
-                for (result, n) in [("good", good), ("failed", failed), ("not_made", not_made)] {
-                    out.counter([("kind", kind.as_str()), ("result", result)], *n)?;
-                }
-            }
-            Ok(())
-        })?;
+        out.counters(
+            "lvs_checks",
+            "Health checks by what came of them",
+            kinds().flat_map(|(kind, of)| {
+                [
+                    ("good", of.good),
+                    ("failed", of.failed),
+                    ("not_made", of.not_made),
+                ]
+                .map(|(result, count)| ([("kind", kind), ("result", result)], count))
+            }),
+        )?;
         out.counter(
             "lvs_checks_prompted",
             "Health checks made at once because clients got no answer (`passive`)",
             counts.prompted,
         )?;
-        out.family(
-            (
-                "lvs_check_lag_seconds",
-                "What health checks waited for their turn",
-            ),
-            MetricType::Histogram,
-            |out| {
-                let (sum, count, classes) = classes(&counts.lag);
-                out.0
-                    .encode_histogram::<NoLabelSet>(sum, count, &classes, None)
-            },
+        out.histogram(
+            "lvs_check_lag_seconds",
+            "What health checks waited for their turn",
+            &counts.lag,
         )?;
         out.counters(
             "lvs_health_transitions",
             "Servers that went up or down",
-            |out| {
-                out.counter([("to", "up")], counts.ups)?;
-                out.counter([("to", "down")], counts.downs)
-            },
+            [
+                ([("to", "up")], counts.ups),
+                ([("to", "down")], counts.downs),
+            ],
         )
     }
 
@@ -518,29 +497,21 @@ impl View {
         let own = (LVSD, Some(status.pid));
         let all = [own, (DATAPLANE, dataplane)].map(|(name, pid)| {
             let usage = pid.and_then(|pid| processes::usage(pid, name));
-            (name, usage)
+            ([("process", name)], usage)
         });
         let known = || {
             all.iter()
-                .filter_map(|(name, usage)| Some((*name, usage.as_ref()?)))
+                .filter_map(|(label, usage)| Some((*label, usage.as_ref()?)))
         };
         out.counters(
             "lvs_process_cpu_seconds",
             "Processor time of a process since its start",
-            |out| {
-                known().try_for_each(|(name, usage)| {
-                    out.counter([("process", name)], usage.cpu_seconds)
-                })
-            },
+            known().map(|(label, usage)| (label, usage.cpu_seconds)),
         )?;
         out.gauges(
             "lvs_process_resident_memory_bytes",
             "Memory that a process uses",
-            |out| {
-                known().try_for_each(|(name, usage)| {
-                    out.gauge([("process", name)], usage.resident_bytes)
-                })
-            },
+            known().map(|(label, usage)| (label, usage.resident_bytes)),
         )?;
         // The id of a dataplane in another namespace is another process here.
         let [_, (_, usage)] = &all;
@@ -549,60 +520,47 @@ impl View {
         out.counters(
             "lvs_worker_cpu_seconds",
             "Processor time of a packet worker since its start",
-            |out| {
-                workers.iter().try_for_each(|(worker, seconds)| {
-                    let number = worker.to_string();
-                    out.counter([("worker", number.as_str())], *seconds)
-                })
-            },
+            workers
+                .iter()
+                .map(|(worker, seconds)| ([("worker", worker.to_string())], *seconds)),
         )
     }
 
     fn interfaces(out: &mut Out<'_>, interfaces: &[InterfaceInfo]) -> fmt::Result {
+        let all = || {
+            interfaces
+                .iter()
+                .map(|one| ([("interface", one.name.as_str())], one))
+        };
         out.gauges(
             "lvs_interface_up",
             "Whether an interface that the dataplane uses is up",
-            |out| {
-                for interface in interfaces {
-                    let labels = [("interface", interface.name.as_str())];
-                    out.gauge(labels, u32::from(interface.up))?;
-                }
-                Ok(())
-            },
+            all().map(|(label, interface)| (label, u32::from(interface.up))),
         )?;
         out.counters(
             "lvs_interface_lost_frames",
             "Frames that came faster than the dataplane read them",
-            |out| {
-                for interface in interfaces {
-                    let labels = [("interface", interface.name.as_str())];
-                    out.counter(labels, interface.lost)?;
-                }
-                Ok(())
-            },
+            all().map(|(label, interface)| (label, interface.lost)),
         )
     }
 
     fn workers(out: &mut Out<'_>, workers: &[WorkerInfo]) -> fmt::Result {
+        let all = || {
+            workers
+                .iter()
+                .map(|worker| ([("worker", worker.number.to_string())], worker))
+        };
         out.gauges(
             "lvs_worker_connections",
             "Connections of a packet worker",
-            |out| {
-                for worker in workers {
-                    let number = worker.number.to_string();
-                    out.gauge([("worker", number.as_str())], worker.connections)?;
-                }
-                Ok(())
-            },
+            all().map(|(label, worker)| (label, worker.connections)),
         )?;
         for (name, help, count) in WORKER_COUNTERS {
-            out.counters(name, help, |out| {
-                for worker in workers {
-                    let number = worker.number.to_string();
-                    out.counter([("worker", number.as_str())], count(worker))?;
-                }
-                Ok(())
-            })?;
+            out.counters(
+                name,
+                help,
+                all().map(|(label, worker)| (label, count(worker))),
+            )?;
         }
         Ok(())
     }
@@ -630,15 +588,13 @@ impl View {
                 "Packets that the kernel fast path handed to the dataplane, by the reason",
             ),
         ] {
-            if reasons.iter().all(|reason| reason.action != action) {
-                continue;
+            let of = reasons.iter().filter(|reason| reason.action == action);
+            let mut of = of
+                .map(|one| ([("reason", one.reason.as_str())], one.count))
+                .peekable();
+            if of.peek().is_some() {
+                out.counters(name, help, of)?;
             }
-            out.counters(name, help, |out| {
-                for reason in reasons.iter().filter(|r| r.action == action) {
-                    out.counter([("reason", reason.reason.as_str())], reason.count)?;
-                }
-                Ok(())
-            })?;
         }
         Ok(())
     }
@@ -649,14 +605,11 @@ impl View {
             "Connections of all services, including removed ones",
             total.conns,
         )?;
-        out.counters("lvs_packets", "Packets of all services", |out| {
-            out.counter([("direction", "in")], total.in_packets)?;
-            out.counter([("direction", "out")], total.out_packets)
-        })?;
-        out.counters("lvs_bytes", "Bytes of all services", |out| {
-            out.counter([("direction", "in")], total.in_bytes)?;
-            out.counter([("direction", "out")], total.out_bytes)
-        })
+        let directions = |counts: [u64; 2]| DIRECTIONS.into_iter().zip(counts);
+        let packets = directions([total.in_packets, total.out_packets]);
+        out.counters("lvs_packets", "Packets of all services", packets)?;
+        let bytes = directions([total.in_bytes, total.out_bytes]);
+        out.counters("lvs_bytes", "Bytes of all services", bytes)
     }
 
     fn servers(&self, out: &mut Out<'_>, services: &[Service<'_>]) -> fmt::Result {
@@ -674,31 +627,24 @@ impl View {
             .iter()
             .flat_map(|service| service.servers().into_iter().map(move |s| (service, s)))
             .collect();
+        let each = || {
+            all.iter()
+                .map(|(service, server)| (labels_of(service, server), server))
+        };
         out.gauges(
             "lvs_server_up",
             "Whether the checks of a server succeed; absent before the first check",
-            |out| {
-                for (service, server) in &all {
-                    let up = match server.status.health.as_str() {
-                        "up" | "suspicious" => 1u32,
-                        "down" => 0,
-                        _ => continue,
-                    };
-                    out.gauge(labels_of(service, server), up)?;
-                }
-                Ok(())
-            },
+            each().filter_map(|(labels, server)| match server.status.health.as_str() {
+                "up" | "suspicious" => Some((labels, 1u32)),
+                "down" => Some((labels, 0)),
+                _ => None,
+            }),
         )?;
         out.gauges(
             "lvs_server_suspicious",
             "Whether too many clients of a server got no answer in the last minute",
-            |out| {
-                for (service, server) in &all {
-                    let suspicious = server.status.health == "suspicious";
-                    out.gauge(labels_of(service, server), u32::from(suspicious))?;
-                }
-                Ok(())
-            },
+            each()
+                .map(|(labels, server)| (labels, u32::from(server.status.health == "suspicious"))),
         )?;
         type Pick = fn(&Attempts) -> u64;
         let counters: [(&str, &str, Pick); 2] = [
@@ -713,106 +659,68 @@ impl View {
                 |attempts| attempts.unanswered,
             ),
         ];
+        let live = || each().filter_map(|(labels, server)| Some((labels, server.dataplane?)));
         for (name, help, pick) in counters {
-            out.counters(name, help, |out| {
-                for (service, server) in &all {
-                    if let Some(dataplane) = server.dataplane {
-                        let labels = labels_of(service, server);
-                        out.counter(labels, pick(&dataplane.attempts.total))?;
-                    }
-                }
-                Ok(())
-            })?;
+            let values = live().map(|(labels, server)| (labels, pick(&server.attempts.total)));
+            out.counters(name, help, values)?;
         }
         self.records(out, &all)?;
         // Nobody knows the rest of a service whose dataplane does not answer.
         let connected = self.snapshot.status.dataplane.connected;
         let known = || {
-            all.iter()
-                .filter(|(service, _)| service.is_known(connected))
+            let known = all
+                .iter()
+                .filter(|(service, _)| service.is_known(connected));
+            known.map(|(service, server)| (labels_of(service, server), server.status))
         };
         out.gauges(
             "lvs_server_weight",
             "Weight of a server in the dataplane; absent if the dataplane does not have it",
-            |out| {
-                for (service, server) in known() {
-                    if let Some(weight) = server.status.weight {
-                        out.gauge(labels_of(service, server), weight)?;
-                    }
-                }
-                Ok(())
-            },
+            known().filter_map(|(labels, status)| Some((labels, status.weight?))),
         )?;
         out.gauges(
             "lvs_server_out_of_service",
             "Whether an operator keeps a server from new connections",
-            |out| {
-                for (service, server) in &all {
-                    let out_of = server.status.admin != AdminState::Ready;
-                    out.gauge(labels_of(service, server), u32::from(out_of))?;
-                }
-                Ok(())
-            },
+            each().map(|(labels, server)| {
+                (labels, u32::from(server.status.admin != AdminState::Ready))
+            }),
         )?;
         out.gauges(
             "lvs_server_active_connections",
             "Connections of a server in active states",
-            |out| {
-                for (service, server) in known() {
-                    out.gauge(labels_of(service, server), server.status.active)?;
-                }
-                Ok(())
-            },
+            known().map(|(labels, status)| (labels, status.active)),
         )?;
         out.gauges(
             "lvs_server_inactive_connections",
             "Other connections of a server",
-            |out| {
-                for (service, server) in known() {
-                    out.gauge(labels_of(service, server), server.status.inactive)?;
-                }
-                Ok(())
-            },
+            known().map(|(labels, status)| (labels, status.inactive)),
         )?;
-        let counts = all
-            .iter()
-            .filter_map(|(service, server)| Some((labels_of(service, server), server.dataplane?)));
         traffic(
             out,
             [
-                "lvs_server_connections",
-                "lvs_server_packets",
-                "lvs_server_bytes",
+                ("lvs_server_connections", "Connections of a server"),
+                ("lvs_server_packets", "Packets of a server"),
+                ("lvs_server_bytes", "Bytes of a server"),
             ],
-            [
-                "Connections of a server",
-                "Packets of a server",
-                "Bytes of a server",
-            ],
-            counts.map(|(labels, server)| (labels, server.stats.live)),
+            live().map(|(labels, server)| (labels, server.stats.live)),
         )
     }
-}
 
-impl View {
     /// The records of the servers' checks.
     fn records(&self, out: &mut Out<'_>, all: &[(&Service<'_>, Server<'_>)]) -> fmt::Result {
+        let each = || {
+            all.iter()
+                .map(|(service, server)| (labels_of(service, server), server))
+        };
         if !self.snapshot.check_times.is_empty() {
-            out.family(
-                (
-                    "lvs_server_check_duration_seconds",
-                    "Duration of the health checks of a server; absent if more than 500 servers are checked",
-                ),
-                MetricType::Histogram,
-                |out| {
-                    for (service, server) in all {
-                        let key = (service.status.service, server.status.server);
-                        if let Some(times) = self.snapshot.check_times.get(&key) {
-                            out.times(labels_of(service, server), times)?;
-                        }
-                    }
-                    Ok(())
-                },
+            out.histograms(
+                "lvs_server_check_duration_seconds",
+                "Duration of the health checks of a server; absent if more than 500 servers are checked",
+                all.iter().filter_map(|(service, server)| {
+                    let key = (service.status.service, server.status.server);
+                    let times = self.snapshot.check_times.get(&key)?;
+                    Some((labels_of(service, server), times))
+                }),
             )?;
         }
         type Pick = fn(&CheckStatus) -> u64;
@@ -829,14 +737,9 @@ impl View {
             ),
         ];
         for (name, help, pick) in counters {
-            out.counters(name, help, |out| {
-                for (service, server) in all {
-                    if let Some(checks) = &server.status.checks {
-                        out.counter(labels_of(service, server), pick(checks))?;
-                    }
-                }
-                Ok(())
-            })?;
+            let checks = |server: &Server<'_>| server.status.checks.as_ref().map(pick);
+            let values = each().filter_map(|(labels, server)| Some((labels, checks(server)?)));
+            out.counters(name, help, values)?;
         }
         Ok(())
     }
@@ -848,33 +751,32 @@ fn labels_of<'a>(service: &'a Service<'_>, server: &'a Server<'_>) -> Labels<'a,
 }
 
 fn services_out(out: &mut Out<'_>, services: &[Service<'_>], connected: bool) -> fmt::Result {
+    let each = || {
+        services
+            .iter()
+            .map(|service| (service.labels(), service.status))
+    };
     out.gauges(
         "lvs_service_checks_not_made",
         "Servers whose checks this host cannot make, after three in a row",
-        |out| {
-            for service in services {
-                let of = service.status.servers.iter();
-                let of = of.filter(|server| server.check_not_made.is_some());
-                out.gauge(service.labels(), of.count())?;
-            }
-            Ok(())
-        },
+        each().map(|(labels, status)| {
+            let of = status.servers.iter();
+            (
+                labels,
+                of.filter(|server| server.check_not_made.is_some()).count(),
+            )
+        }),
     )?;
     out.gauges(
         "lvs_service_servers",
         "Servers of a service in the file, by the result of their checks",
-        |out| {
-            for service in services {
-                for health in ["up", "suspicious", "down", "unknown", "unchecked"] {
-                    let of = service.status.servers.iter();
-                    let of = of.filter(|s| s.configured.is_some() && s.health == health);
-                    let [name, protocol, address] = service.labels();
-                    let labels = [name, protocol, address, ("health", health)];
-                    out.gauge(labels, of.count())?;
-                }
-            }
-            Ok(())
-        },
+        each().flat_map(|([name, protocol, address], status)| {
+            ["up", "suspicious", "down", "unknown", "unchecked"].map(|health| {
+                let of = status.servers.iter();
+                let of = of.filter(|s| s.configured.is_some() && s.health == health);
+                ([name, protocol, address, ("health", health)], of.count())
+            })
+        }),
     )?;
     type Pick = fn(&ServiceStatus) -> u64;
     let all: [(&str, &str, Pick); 6] = [
@@ -910,12 +812,11 @@ fn services_out(out: &mut Out<'_>, services: &[Service<'_>], connected: bool) ->
         ),
     ];
     for (name, help, pick) in all {
-        out.gauges(name, help, |out| {
-            for service in services {
-                out.gauge(service.labels(), pick(service.status))?;
-            }
-            Ok(())
-        })?;
+        out.gauges(
+            name,
+            help,
+            each().map(|(labels, status)| (labels, pick(status))),
+        )?;
     }
     let connections: [(&str, &str, Pick); 2] = [
         (
@@ -930,24 +831,19 @@ fn services_out(out: &mut Out<'_>, services: &[Service<'_>], connected: bool) ->
         ),
     ];
     for (name, help, pick) in connections {
-        out.gauges(name, help, |out| {
-            for service in services.iter().filter(|one| one.is_known(connected)) {
-                out.gauge(service.labels(), pick(service.status))?;
-            }
-            Ok(())
-        })?;
+        let known = services.iter().filter(|one| one.is_known(connected));
+        out.gauges(
+            name,
+            help,
+            known.map(|one| (one.labels(), pick(one.status))),
+        )?;
     }
     traffic(
         out,
         [
-            "lvs_service_connections",
-            "lvs_service_packets",
-            "lvs_service_bytes",
-        ],
-        [
-            "Connections of a service",
-            "Packets of a service",
-            "Bytes of a service",
+            ("lvs_service_connections", "Connections of a service"),
+            ("lvs_service_packets", "Packets of a service"),
+            ("lvs_service_bytes", "Bytes of a service"),
         ],
         services
             .iter()
@@ -955,33 +851,30 @@ fn services_out(out: &mut Out<'_>, services: &[Service<'_>], connected: bool) ->
     )
 }
 
+const DIRECTIONS: [Labels<'static, 1>; 2] = [[("direction", "in")], [("direction", "out")]];
+
 /// Connections, packets and bytes of many things.
 fn traffic<'a, const N: usize>(
     out: &mut Out<'_>,
-    names: [&str; 3],
-    help: [&str; 3],
+    [connections, packets, bytes]: [(&str, &str); 3],
     all: impl Iterator<Item = (Labels<'a, N>, Counts)> + Clone,
 ) -> fmt::Result {
-    out.counters(names[0], help[0], |out| {
-        for (labels, counts) in all.clone() {
-            out.counter(labels, counts.conns)?;
-        }
-        Ok(())
-    })?;
-    out.counters(names[1], help[1], |out| {
-        for (labels, counts) in all.clone() {
-            out.counter((labels, [("direction", "in")]), counts.in_packets)?;
-            out.counter((labels, [("direction", "out")]), counts.out_packets)?;
-        }
-        Ok(())
-    })?;
-    out.counters(names[2], help[2], |out| {
-        for (labels, counts) in all.clone() {
-            out.counter((labels, [("direction", "in")]), counts.in_bytes)?;
-            out.counter((labels, [("direction", "out")]), counts.out_bytes)?;
-        }
-        Ok(())
-    })
+    let conns = all.clone().map(|(labels, counts)| (labels, counts.conns));
+    out.counters(connections.0, connections.1, conns)?;
+    for ((name, help), counts) in [
+        (
+            packets,
+            (|c| [c.in_packets, c.out_packets]) as fn(Counts) -> [u64; 2],
+        ),
+        (bytes, |c| [c.in_bytes, c.out_bytes]),
+    ] {
+        let both = all.clone().flat_map(|(labels, all)| {
+            let counts = DIRECTIONS.into_iter().zip(counts(all));
+            counts.map(move |(direction, count)| ((labels, direction), count))
+        });
+        out.counters(name, help, both)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -320,18 +320,13 @@ pub(crate) mod tests {
             live: counts,
         };
         let info = |n: u8| lvs_core::api::ServerInfo {
-            server: address(n),
-            config: ServerConfig::new(i32::from(n == 1), Forwarding::Nat),
             active: 2,
             inactive: 1,
-            persistent: 0,
-            overloaded: false,
-            last_weight: None,
-            slow_start: None,
-            latency_us: None,
-            unanswered: None,
-            attempts: Default::default(),
             stats,
+            ..lvs_core::api::ServerInfo::new(
+                address(n),
+                ServerConfig::new(i32::from(n == 1), Forwarding::Nat),
+            )
         };
         Snapshot {
             status: Status {

@@ -52,15 +52,15 @@ impl FakeDataplane {
             panic!("a service of TCP")
         };
         let choice = |n: u16| {
-            let tuple = lvs_core::Tuple {
-                protocol: lvs_core::Protocol::TCP,
-                src: (
+            let tuple = lvs_core::Tuple::new(
+                lvs_core::Protocol::TCP,
+                (
                     std::net::Ipv4Addr::from_bits(0xc000_0200 + 7 * u32::from(n)),
                     40_000 + n,
                 )
                     .into(),
-                dst: address,
-            };
+                address,
+            );
             self.0.explain(&shard, tuple, 0, Instant::ZERO).server
         };
         (0..clients).map(choice).collect()
@@ -102,18 +102,11 @@ impl FakeDataplane {
 
 fn server_info(server: &lvs_core::Server) -> ServerInfo {
     ServerInfo {
-        server: server.addr(),
-        config: server.config(),
         active: server.active(),
         inactive: server.inactive(),
         persistent: server.templates(),
         overloaded: server.is_overloaded(),
-        last_weight: None,
-        slow_start: None,
-        latency_us: None,
-        unanswered: None,
-        attempts: Default::default(),
-        stats: lvs_core::api::Stats::default(),
+        ..ServerInfo::new(server.addr(), server.config())
     }
 }
 

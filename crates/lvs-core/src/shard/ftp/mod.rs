@@ -478,11 +478,7 @@ mod tests {
             bytes.extend([0x50, flags, 0x20, 0, 0, 0, 0, 0]);
             bytes.extend(data);
             let meta = PacketMeta {
-                tuple: Tuple {
-                    protocol: Protocol::TCP,
-                    src,
-                    dst,
-                },
+                tuple: Tuple::tcp(src, dst),
                 transport: Transport::Tcp(TcpFlags(flags)),
                 segment: Segment {
                     bytes: &bytes,

@@ -52,11 +52,7 @@ impl Handler for Handle {
                 mark,
                 interface,
             } => self.explain(Question {
-                tuple: Tuple {
-                    protocol: Protocol(protocol),
-                    src: client,
-                    dst: virt,
-                },
+                tuple: Tuple::new(Protocol(protocol), client, virt),
                 mark,
                 interface,
             }),

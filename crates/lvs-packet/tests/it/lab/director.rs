@@ -73,11 +73,7 @@ impl DirectorLab {
         } else {
             &[8, 0]
         });
-        let env = Env {
-            net: &self.net,
-            intercept: &self.intercept,
-            pmtu_disc: true,
-        };
+        let env = Env::new(&self.net, &self.intercept);
         let mut out = Output::new();
         self.pipeline.process(
             port,

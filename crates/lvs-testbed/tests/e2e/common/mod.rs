@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use lvs_testbed::cluster::Outcome;
 use lvs_testbed::listing::{Row, connections, rows};
 use lvs_testbed::servers::NginxOptions;
 use lvs_testbed::{
@@ -633,4 +634,12 @@ pub(crate) fn host_state(site: &Site) -> Result<String> {
     site.director.sh(
         "nft list ruleset; ip -o link | sed 's/^[0-9]*: //; s/ mtu.*//'; ip route; ip rule; ip neigh show proxy; ip neigh show nud permanent; ss -Hltunx | awk '{print $1,$5}' | sort; cat /proc/sys/net/ipv4/ip_forward /proc/sys/net/ipv4/conf/*/rp_filter",
     )
+}
+
+/// Prints the results of cluster scenarios in which no download may break.
+pub(crate) fn nothing_breaks(outcomes: &[Outcome]) -> Result<()> {
+    println!("{}", serde_json::to_string(outcomes)?);
+    let broken = outcomes.iter().find(|outcome| outcome.broken > 0);
+    ensure!(broken.is_none(), "{broken:?}");
+    Ok(())
 }

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use lvs_api::daemon::{DirectorStatus, Status, VrrpStatus};
 use lvs_core::api::{Info, PeerStanding, SyncCounts, TablesInfo, TablesState};
 
-use super::{Out, Values};
+use super::Out;
 use crate::clock::unix_time;
 use crate::cluster::vrrp_states;
 
@@ -27,10 +27,7 @@ fn vrrp(out: &mut Out<'_>, vrrp: &VrrpStatus) -> fmt::Result {
     out.gauges(
         "lvs_vrrp_state",
         "1 for the last state of the director that keepalived has reported",
-        |out| {
-            vrrp_states()
-                .try_for_each(|state| out.gauge([("state", state)], u32::from(state == vrrp.state)))
-        },
+        vrrp_states().map(|state| ([("state", state)], u32::from(state == vrrp.state))),
     )?;
     out.gauge(
         "lvs_vrrp_active",
@@ -70,13 +67,9 @@ pub(super) fn dataplane(out: &mut Out<'_>, info: &Info) -> fmt::Result {
         out.gauges(
             "lvs_announced",
             "Announcement of a virtual address to routers: 2 announced, 1 to prefer another director, 0 none",
-            |out| {
-                for vip in &info.announced {
-                    let address = vip.address.to_string();
-                    out.gauge([("address", address.as_str())], vip.standing as u32)?;
-                }
-                Ok(())
-            },
+            info.announced
+                .iter()
+                .map(|vip| ([("address", vip.address.to_string())], vip.standing as u32)),
         )?;
     }
     if !info.peers.is_empty() {
@@ -90,21 +83,18 @@ pub(super) fn dataplane(out: &mut Out<'_>, info: &Info) -> fmt::Result {
 
 /// Writes the counters of synchronisation daemons.
 pub(super) fn synchronisation(out: &mut Out<'_>, counts: &SyncCounts) -> fmt::Result {
+    let directions = [[("direction", "sent")], [("direction", "received")]];
     out.counters(
         "lvs_sync_messages",
         "Synchronisation messages that were sent and received",
-        |out| {
-            out.counter([("direction", "sent")], counts.sent)?;
-            out.counter([("direction", "received")], counts.received)
-        },
+        directions.into_iter().zip([counts.sent, counts.received]),
     )?;
     out.counters(
         "lvs_sync_bytes",
         "Bytes of synchronisation messages",
-        |out| {
-            out.counter([("direction", "sent")], counts.sent_bytes)?;
-            out.counter([("direction", "received")], counts.received_bytes)
-        },
+        directions
+            .into_iter()
+            .zip([counts.sent_bytes, counts.received_bytes]),
     )?;
     out.counter(
         "lvs_sync_taken",
@@ -114,69 +104,60 @@ pub(super) fn synchronisation(out: &mut Out<'_>, counts: &SyncCounts) -> fmt::Re
     out.counters(
         "lvs_sync_lost",
         "Synchronisation messages and connections that were lost or refused, by the reason",
-        |out| {
-            for (reason, count) in counts.losses() {
-                out.counter([("reason", reason)], count)?;
-            }
-            Ok(())
-        },
+        counts
+            .losses()
+            .into_iter()
+            .map(|(reason, count)| ([("reason", reason)], count)),
     )
 }
 
-/// A number for each of other directors.
-fn of_peers(out: &mut Values<'_>, mut all: impl Iterator<Item = (SocketAddr, u64)>) -> fmt::Result {
-    all.try_for_each(|(peer, value)| {
-        let peer = peer.ip().to_string();
-        out.gauge([("peer", peer.as_str())], value)
-    })
+/// The label of another director.
+fn label(peer: SocketAddr) -> [(&'static str, String); 1] {
+    [("peer", peer.ip().to_string())]
 }
 
 /// Whether other directors' connections are known here.
 fn peers(out: &mut Out<'_>, all: &[PeerStanding]) -> fmt::Result {
-    let each = |out: &mut Values<'_>, value: fn(&PeerStanding) -> u64| {
-        of_peers(out, all.iter().map(|one| (one.peer, value(one))))
-    };
+    let each =
+        |value: fn(&PeerStanding) -> u64| all.iter().map(move |one| (label(one.peer), value(one)));
     out.gauges(
         "lvs_peer_in_step",
         "Whether all replicated connections of a peer have arrived",
-        |out| each(out, |one| u64::from(one.is_in_step())),
+        each(|one| u64::from(one.is_in_step())),
     )?;
     out.gauges(
         "lvs_peer_out_of_step_seconds",
         "Seconds since another director was last in step, 0 while it is",
-        |out| each(out, |one| one.seconds),
+        each(|one| one.seconds),
     )?;
     out.gauges(
         "lvs_peer_missing",
         "Replicated connections of a peer that are missing here, at least",
-        |out| each(out, |one| one.missing),
+        each(|one| one.missing),
     )
 }
 
 /// Whether other directors choose as this one does.
 fn tables(out: &mut Out<'_>, all: &[TablesInfo]) -> fmt::Result {
-    let each = |out: &mut Values<'_>, value: fn(&TablesInfo) -> u64| {
-        of_peers(out, all.iter().map(|one| (one.peer, value(one))))
-    };
+    let each =
+        |value: fn(&TablesInfo) -> u64| all.iter().map(move |one| (label(one.peer), value(one)));
     out.gauges(
         "lvs_peer_tables_compared",
         "Whether a peer sends its services and servers, and they are compared with those here",
-        |out| {
-            each(out, |one| {
-                let unknown = matches!(one.state, TablesState::Unknown | TablesState::Older);
-                u64::from(!unknown)
-            })
-        },
+        each(|one| {
+            let unknown = matches!(one.state, TablesState::Unknown | TablesState::Older);
+            u64::from(!unknown)
+        }),
     )?;
     out.gauges(
         "lvs_peer_tables_differ",
         "Services that differ between a peer and this director, or that one of them lacks",
-        |out| each(out, |one| one.differ),
+        each(|one| one.differ),
     )?;
     out.gauges(
         "lvs_peer_tables_alarm",
         "Whether they have differed for too long: both choose different servers for a client",
-        |out| each(out, |one| u64::from(one.state == TablesState::Alarm)),
+        each(|one| u64::from(one.state == TablesState::Alarm)),
     )
 }
 
@@ -185,6 +166,7 @@ pub(super) fn sources(out: &mut Out<'_>, status: &Status) -> fmt::Result {
     if status.sources.is_empty() {
         return Ok(());
     }
+    let now = unix_time();
     let all = || {
         let sources = status.sources.iter();
         sources.map(|source| {
@@ -197,77 +179,67 @@ pub(super) fn sources(out: &mut Out<'_>, status: &Status) -> fmt::Result {
     out.gauges(
         "lvs_source_up",
         "A name in DNS, etcd or Kubernetes has answered when it was last asked",
-        |out| {
-            all().try_for_each(|(labels, source)| {
-                let up = source.trouble.is_none() && source.answered.is_some();
-                out.gauge(labels, u32::from(up))
-            })
-        },
+        all().map(|(labels, source)| {
+            let up = source.trouble.is_none() && source.answered.is_some();
+            (labels, u32::from(up))
+        }),
     )?;
     out.gauges(
         "lvs_source_age_seconds",
         "How old the last answer of a source is; absent if none has come since lvsd began",
-        |out| {
-            let now = unix_time();
-            all().try_for_each(|(labels, source)| match source.answered {
-                Some(at) => out.gauge(labels, now.saturating_sub(at)),
-                None => Ok(()),
-            })
-        },
+        all().filter_map(|(labels, source)| Some((labels, now.saturating_sub(source.answered?)))),
     )?;
     out.gauges(
         "lvs_source_items",
         "Servers that a name in DNS has, keys of services and servers in etcd, or services of Kubernetes",
-        |out| all().try_for_each(|(labels, source)| out.gauge(labels, source.items as u64)),
+        all().map(|(labels, source)| (labels, source.items)),
     )?;
     out.counters(
         "lvs_source_answers",
         "Times that a source has answered, or reported a change",
-        |out| all().try_for_each(|(labels, source)| out.counter(labels, source.answers)),
+        all().map(|(labels, source)| (labels, source.answers)),
     )?;
     out.counters(
         "lvs_source_failures",
         "Times that a source has not answered, or nothing that could be used",
-        |out| all().try_for_each(|(labels, source)| out.counter(labels, source.failures)),
+        all().map(|(labels, source)| (labels, source.failures)),
     )?;
-    let kubernetes = || all().filter(|(_, source)| source.kind == "kubernetes");
-    if kubernetes().next().is_some() {
+    let kubernetes = all().filter(|(_, source)| source.kind == "kubernetes");
+    let mut refused = kubernetes
+        .map(|(labels, source)| (labels, source.refused))
+        .peekable();
+    if refused.peek().is_some() {
         out.gauges(
             "lvs_source_refused",
             "Objects in Kubernetes that are refused",
-            |out| {
-                kubernetes()
-                    .try_for_each(|(labels, source)| out.gauge(labels, source.refused as u64))
-            },
+            refused,
         )?;
     }
     out.gauge(
         "lvs_left_out",
         "Lines of `lvsd status` about answers of sources that are not in force",
-        status.left_out.len() as u64,
+        status.left_out.len(),
     )?;
     if status.directors.is_empty() {
         return Ok(());
     }
+    let all = || {
+        let all = status.directors.iter();
+        all.map(|director| ([("director", director.name.as_str())], director))
+    };
     out.gauges(
         "lvs_director_revision",
         "The revision of the last change in etcd that a director has taken",
-        |out| {
-            status.directors.iter().try_for_each(|director| {
-                out.gauge([("director", director.name.as_str())], director.revision)
-            })
-        },
+        all().map(|(label, director)| (label, director.revision)),
     )?;
     let own = status.directors.iter().find(|director| director.own);
     out.gauges(
         "lvs_director_differs",
         "A director runs something else of etcd than this one",
-        |out| {
-            status.directors.iter().try_for_each(|director| {
-                let differs = own.is_some_and(|own| own.digest != director.digest);
-                out.gauge([("director", director.name.as_str())], u32::from(differs))
-            })
-        },
+        all().map(|(label, director)| {
+            let differs = own.is_some_and(|own| own.digest != director.digest);
+            (label, u32::from(differs))
+        }),
     )
 }
 

@@ -63,9 +63,7 @@ async fn manually_drained_server_stays_drained() {
 #[tokio::test(start_paused = true)]
 async fn override_survives_reload_restart_and_dataplane() {
     let mut daemon = Running::start(World::default(), Dead::default(), FILE);
-    daemon
-        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
-        .await;
+    daemon.weights(BOTH).await;
     let done = daemon.admin(AdminState::Drain).await;
     assert_eq!(done.servers.len(), 1);
     assert_eq!(done.warnings, [""; 0]);
@@ -124,16 +122,12 @@ async fn override_survives_reload_restart_and_dataplane() {
         .weights(&[("10.0.0.1:80", 0), ("10.0.0.2:80", 3)])
         .await;
     again.admin(AdminState::Ready).await;
-    again
-        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
-        .await;
+    again.weights(BOTH).await;
 
     again.admin(AdminState::Maintenance).await;
     again.weights(&[("10.0.0.2:80", 3)]).await;
     again.admin(AdminState::Ready).await;
-    again
-        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
-        .await;
+    again.weights(BOTH).await;
     let unknown = AdminSpec {
         target: Target {
             service: None,
@@ -157,9 +151,7 @@ async fn override_survives_reload_restart_and_dataplane() {
 #[tokio::test(start_paused = true)]
 async fn manual_drain_is_shown_and_ended() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
-    daemon
-        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
-        .await;
+    daemon.weights(BOTH).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     by_hand(&daemon.world, 0);
     tokio::time::sleep(Duration::from_secs(5)).await;
@@ -167,13 +159,9 @@ async fn manual_drain_is_shown_and_ended() {
     daemon.weights(&drained).await;
     assert_eq!(daemon.first_server().await.admin, AdminState::Drain);
     daemon.admin(AdminState::Ready).await;
-    daemon
-        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
-        .await;
+    daemon.weights(BOTH).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
-    daemon
-        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
-        .await;
+    daemon.weights(BOTH).await;
     daemon.stop().await;
 }
 
@@ -250,9 +238,7 @@ async fn changes_by_hand_are_put_right_or_left() {
         };
         let text = format!("{line}{FILE}");
         let mut daemon = Running::start(World::default(), Dead::default(), &text);
-        daemon
-            .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
-            .await;
+        daemon.weights(BOTH).await;
         tokio::time::sleep(Duration::from_secs(5)).await;
         by_hand(&daemon.world, 9);
         let delete = Call::ServerDelete {
@@ -280,9 +266,7 @@ async fn changes_by_hand_are_put_right_or_left() {
         } else {
             assert_eq!(status.drift, [""; 0]);
         }
-        daemon
-            .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
-            .await;
+        daemon.weights(BOTH).await;
         let status = daemon.status().await;
         assert_eq!(status.drift, [""; 0]);
         daemon.stop().await;

@@ -20,17 +20,13 @@ async fn dead_server_gets_no_connections_from_the_start() {
 #[tokio::test(start_paused = true)]
 async fn health_quiesces_and_brings_back() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
-    daemon
-        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
-        .await;
+    daemon.weights(BOTH).await;
     daemon.dead.set("10.0.0.1:80", true);
     daemon
         .weights(&[("10.0.0.1:80", 0), ("10.0.0.2:80", 3)])
         .await;
     daemon.dead.set("10.0.0.1:80", false);
-    daemon
-        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
-        .await;
+    daemon.weights(BOTH).await;
     let deleted = daemon
         .world
         .changes()
@@ -47,9 +43,7 @@ async fn on_check_failure_remove_takes_the_server_out() {
         "forward = \"nat\"\non_check_failure = \"remove\"",
     );
     let daemon = Running::start(World::default(), Dead::default(), &text);
-    daemon
-        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
-        .await;
+    daemon.weights(BOTH).await;
     daemon.dead.set("10.0.0.1:80", true);
     daemon.weights(&[("10.0.0.2:80", 3)]).await;
     daemon.stop().await;

@@ -5,9 +5,7 @@ use super::*;
 #[tokio::test(start_paused = true)]
 async fn starts_an_dataplane_fills_it_and_stops_it() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
-    daemon
-        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
-        .await;
+    daemon.weights(BOTH).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     let dataplane = daemon.world.dataplane();
     assert_eq!(dataplane.sysctl("conn_reuse_mode"), Some("0"));
@@ -27,9 +25,7 @@ async fn stop_after_dataplane_exit_reports_its_status() {
     let log = Log::default();
     let _listening = log.listen();
     let daemon = Running::start(World::default(), Dead::default(), FILE);
-    daemon
-        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
-        .await;
+    daemon.weights(BOTH).await;
     daemon.world.crash();
     daemon.stop().await;
     log.says("the dataplane had ended already: it ended with exit status: 1")
@@ -103,14 +99,10 @@ async fn killed_and_restarted_daemon_changes_nothing() {
 #[tokio::test(start_paused = true)]
 async fn dead_dataplane_is_replaced() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
-    daemon
-        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
-        .await;
+    daemon.weights(BOTH).await;
     daemon.world.crash();
     tokio::time::sleep(Duration::from_secs(10)).await;
-    daemon
-        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
-        .await;
+    daemon.weights(BOTH).await;
     assert_eq!(daemon.world.starts(), 2);
     daemon.stop().await;
 }
@@ -169,9 +161,7 @@ async fn foreign_hung_dataplane_is_left_running() {
     let world = World::default();
     world.start_foreign();
     let daemon = Running::start(world, Dead::default(), FILE);
-    daemon
-        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
-        .await;
+    daemon.weights(BOTH).await;
     daemon.world.fall_silent();
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert!(daemon.world.running());
@@ -195,9 +185,7 @@ async fn foreign_dataplane_stays_without_our_services() {
         .apply(&[Call::ServiceAdd(spec.clone())])
         .unwrap();
     let daemon = Running::start(world, Dead::default(), FILE);
-    daemon
-        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
-        .await;
+    daemon.weights(BOTH).await;
     let world = daemon.stop().await;
     assert!(world.running());
     assert_eq!(world.starts(), 0);

@@ -71,6 +71,9 @@ const FILE: &str = r#"
     weight = 3
 "#;
 
+/// The weights of the file.
+const BOTH: &[(&str, i32)] = &[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
+
 struct Running {
     world: World,
     dead: Dead,

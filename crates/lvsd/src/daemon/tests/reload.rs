@@ -5,9 +5,7 @@ use super::*;
 #[tokio::test(start_paused = true)]
 async fn reload_changes_only_changed_entries() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
-    daemon
-        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
-        .await;
+    daemon.weights(BOTH).await;
     tokio::time::sleep(Duration::from_secs(3)).await;
     let before = daemon.world.changes().len();
     let requests = daemon.world.requests();
@@ -56,9 +54,7 @@ async fn start_without_services_accepts_them_later() {
     let sysctls = daemon.world.dataplane();
     assert_eq!(sysctls.sysctl("conn_reuse_mode"), Some("0"));
     daemon.reload(FILE).await;
-    daemon
-        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
-        .await;
+    daemon.weights(BOTH).await;
     daemon.stop().await;
 }
 
@@ -101,9 +97,7 @@ async fn reload_sends_one_request() {
 async fn reload_that_replaces_servers_waits_for_new_ones() {
     let slow = Slow::default();
     let daemon = slow.start(FILE);
-    daemon
-        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
-        .await;
+    daemon.weights(BOTH).await;
     let others = FILE
         .replace("10.0.0.1", "10.0.0.3")
         .replace("10.0.0.2", "10.0.0.4");
@@ -111,9 +105,7 @@ async fn reload_that_replaces_servers_waits_for_new_ones() {
     slow.hold("10.0.0.4:80");
     daemon.reload(&others).await;
     tokio::time::sleep(Duration::from_millis(900)).await;
-    daemon
-        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
-        .await;
+    daemon.weights(BOTH).await;
     slow.release("10.0.0.4:80");
     daemon.weights(&[("10.0.0.4:80", 3)]).await;
     slow.release("10.0.0.3:80");
@@ -173,9 +165,7 @@ async fn service_removed_from_file_is_removed_by_reload_and_restart() {
 #[tokio::test(start_paused = true)]
 async fn plan_lists_changes_of_a_reload() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
-    daemon
-        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
-        .await;
+    daemon.weights(BOTH).await;
     tokio::time::sleep(Duration::from_secs(3)).await;
     let before = daemon.world.changes().len();
     let planned = |text: &str| {

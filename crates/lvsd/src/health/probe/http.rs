@@ -93,55 +93,38 @@ impl Page {
     /// Parses the keys; `default` has the values of missing keys.
     fn parse(keys: &mut Keys<'_>, default: Self) -> Option<Self> {
         let mut page = default;
-        let mut right = true;
-        match keys.string("path") {
-            Some(Some(path)) => match is_path(&path) {
-                true => page.path = path,
-                false => {
-                    right = false;
-                    let at = keys.place("path");
-                    let finding = Diagnostic::error(at, format!("{path:?} is not a path"));
-                    keys.report(finding.help(
-                        "write it from its first slash on: path = \"/health?full=1\"; the host goes into `host`",
-                    ));
-                }
-            },
-            Some(None) => {}
-            None => right = false,
+        if let Some(path) = keys.string("path").flatten() {
+            if !is_path(&path) {
+                let at = keys.place("path");
+                let finding = Diagnostic::error(at, format!("{path:?} is not a path"));
+                keys.report(finding.help(
+                    "write it from its first slash on: path = \"/health?full=1\"; the host goes into `host`",
+                ));
+            }
+            page.path = path;
         }
         let methods = [
             ("GET", Method::GET),
             ("HEAD", Method::HEAD),
             ("OPTIONS", Method::OPTIONS),
         ];
-        match keys.word("method", &methods) {
-            Some(method) => page.method = method.unwrap_or(page.method),
-            None => right = false,
+        let method = keys.word("method", &methods).flatten();
+        page.method = method.unwrap_or(page.method);
+        if let Some(text) = keys.scalar("status").flatten() {
+            page.status = status(&text).unwrap_or_else(|| {
+                let at = keys.place("status");
+                let finding = Diagnostic::error(at, format!("{text:?} is not a status"));
+                keys.report(finding.help(
+                    "write one, or ranges: status = 200, or status = \"200-299,301\"; from 100 to 599",
+                ));
+                Vec::new()
+            });
         }
-        match keys.scalar("status") {
-            Some(Some(text)) => match status(&text) {
-                Some(ranges) => page.status = ranges,
-                None => {
-                    right = false;
-                    let at = keys.place("status");
-                    let finding = Diagnostic::error(at, format!("{text:?} is not a status"));
-                    keys.report(finding.help(
-                        "write one, or ranges: status = 200, or status = \"200-299,301\"; from 100 to 599",
-                    ));
-                }
-            },
-            Some(None) => {}
-            None => right = false,
-        }
-        match keys.string("body") {
-            Some(body) => page.body = body.or(page.body),
-            None => right = false,
-        }
-        match keys.string("regex") {
-            Some(Some(text)) => match regex::bytes::Regex::new(&text) {
+        page.body = keys.string("body").flatten().or(page.body);
+        if let Some(text) = keys.string("regex").flatten() {
+            match regex::bytes::Regex::new(&text) {
                 Ok(regex) => page.regex = Some(Pattern(regex)),
                 Err(error) => {
-                    right = false;
                     let why = error.to_string();
                     let why = why.lines().last().unwrap_or_default().to_owned();
                     let at = keys.place("regex");
@@ -149,17 +132,12 @@ impl Page {
                         "its words are those of docs.rs/regex; write it in single quotes, as in regex = 'ok \\d+'",
                     ));
                 }
-            },
-            Some(None) => {}
-            None => right = false,
-        }
-        match keys.number("redirects", 0..=REDIRECTS_MAX) {
-            Some(number) => {
-                let number = number.and_then(|number| u8::try_from(number).ok());
-                page.redirects = number.unwrap_or(page.redirects);
             }
-            None => right = false,
         }
+        let redirects = keys.number("redirects", 0..=REDIRECTS_MAX).flatten();
+        let redirects = redirects.and_then(|number| u8::try_from(number).ok());
+        page.redirects = redirects.unwrap_or(page.redirects);
+        let right = keys.findings.reported() == 0;
         let asks = page.body.is_some() || page.regex.is_some();
         if right && asks && page.method == Method::HEAD {
             let at = keys.table();

@@ -1,0 +1,31 @@
+//! Addresses and packets of several tests.
+
+use std::net::SocketAddr;
+
+use lvs_core::{Hook, PacketMeta, Protocol, TcpFlags, Transport, Tuple};
+
+pub(crate) const VIP: &str = "198.51.100.1:80";
+pub(crate) const CLIENT: &str = "192.0.2.7:40000";
+
+pub(crate) fn addr(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+pub(crate) fn server(n: u8) -> SocketAddr {
+    SocketAddr::from(([10, 0, 0, n], 80))
+}
+
+/// A packet of 40 bytes: to the [`VIP`], or in transit.
+pub(crate) fn packet(src: SocketAddr, dst: SocketAddr, transport: Transport<'_>) -> PacketMeta<'_> {
+    let local = dst == addr(VIP);
+    let hook = if local { Hook::Local } else { Hook::Transit };
+    let protocol = match transport {
+        Transport::Udp(_) => Protocol::UDP,
+        _ => Protocol::TCP,
+    };
+    PacketMeta::new(hook, Tuple::new(protocol, src, dst), transport, 40)
+}
+
+pub(crate) fn tcp(src: SocketAddr, dst: SocketAddr, flags: u8) -> PacketMeta<'static> {
+    packet(src, dst, Transport::Tcp(TcpFlags(flags)))
+}
