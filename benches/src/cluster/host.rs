@@ -305,11 +305,11 @@ impl Host {
     }
 
     fn tell(&mut self, words: &str) -> Result<()> {
-        let told = match &mut self.input {
+        let reported = match &mut self.input {
             Some(input) => writeln!(input, "{words}").and_then(|()| input.flush()),
             None => Ok(()),
         };
-        told.map_err(|_| self.gone())
+        reported.map_err(|_| self.gone())
     }
 
     /// The next line of our program; other lines, such as those of a login script, are skipped.

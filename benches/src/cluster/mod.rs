@@ -239,18 +239,18 @@ impl Cluster {
         let ahead = AHEAD + 4 * unsure.unwrap_or_default();
         let start = host::now() + i128::try_from(ahead.as_nanos())?;
         let deadline = Instant::now() + ahead + limit + ON_THE_WAY;
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for (place, host) in &mut self.hosts {
             let server = load.servers.get(*place % load.servers.len().max(1));
             let server = server.context("nobody to ask")?;
             let words = words(load, server, rate / all, (rate * seconds / all).round());
-            told.push(host.run(start, limit, &words));
+            reported.push(host.run(start, limit, &words));
         }
         let mut answers = Vec::new();
-        let mut told = told.into_iter();
+        let mut reported = reported.into_iter();
         let failed = &mut self.failed;
         self.hosts.retain_mut(|(_, host)| {
-            let answer = told.next().unwrap_or(Ok(())).and_then(|()| {
+            let answer = reported.next().unwrap_or(Ok(())).and_then(|()| {
                 let (printed, late) = host.ended(start, deadline)?;
                 Ok(OfHost {
                     host: host.name.clone(),

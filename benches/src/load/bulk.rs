@@ -54,11 +54,11 @@ pub(super) fn run(count: u32) -> Result<()> {
         let state: serde_json::Value = serde_json::from_str(&said)?;
         let peer = &state["peers"][0];
         let number = |name: &str| peer[name].as_u64().with_context(|| said.clone());
-        let (told, took) = (number("bulk_connections")?, number("bulk_ms")?);
+        let (replicated, took) = (number("bulk_connections")?, number("bulk_ms")?);
         ensure!(number("missing")? == 0, "{said}");
         println!(
-            "  {told} told in {took} ms, {} of them known",
-            number("lent")?
+            "  {replicated} told in {took} ms, {} of them known",
+            number("borrowed")?
         );
         println!("  meanwhile:   {noticed}");
     }

@@ -51,8 +51,8 @@ pub(super) fn run(rounds: usize) -> Result<()> {
             [true, false]
         };
         let mut rates = [0.0; 2];
-        for told in order {
-            rates[usize::from(told)] = measure(&mut site, &yardsticks, &key, told)?;
+        for replicated in order {
+            rates[usize::from(replicated)] = measure(&mut site, &yardsticks, &key, replicated)?;
         }
         println!(
             "round {}: {:.0} packets/s without, {:.0} with, {:.3}",
@@ -74,9 +74,9 @@ pub(super) fn run(rounds: usize) -> Result<()> {
     Ok(())
 }
 
-/// Packets a second that the director forwards; with `told`, it replicates the connections.
-fn measure(site: &mut Site, yardsticks: &Yardsticks, key: &str, told: bool) -> Result<f64> {
-    let synchronised = |peer: &'static str| match told {
+/// Packets a second that the director forwards; with `replicated`, it replicates the connections.
+fn measure(site: &mut Site, yardsticks: &Yardsticks, key: &str, replicated: bool) -> Result<f64> {
+    let synchronised = |peer: &'static str| match replicated {
         true => vec![
             "--fast-path",
             "off",
@@ -94,7 +94,7 @@ fn measure(site: &mut Site, yardsticks: &Yardsticks, key: &str, told: bool) -> R
     site.dataplane = Some(site.start_dataplane_on(&first, &[], &synchronised("192.0.2.2"))?);
     let other = site.start_dataplane_on(&second, &[], &synchronised("192.0.2.1"))?;
     site.add_service_weighted("-u", PORT, "rr", &[1])?;
-    if told {
+    if replicated {
         site.lvsadm_on(&second, "sync --wait 10s")?;
     }
     let rate = SENT.to_string();
@@ -121,7 +121,7 @@ fn measure(site: &mut Site, yardsticks: &Yardsticks, key: &str, told: bool) -> R
     for mut program in [flood, new] {
         program.wait(Duration::from_secs(10))?;
     }
-    if told {
+    if replicated {
         let said = site.lvsadm_on(&first, "--json sync")?;
         let said: serde_json::Value = serde_json::from_str(&said)?;
         let known = said["peers"][0]["missing"].as_u64();

@@ -171,21 +171,21 @@ mod tests {
 
     #[test]
     fn no_server_names_lvsd_and_no_change_by_hand() {
-        let told = remedy("no_server", "Add one (-a).");
+        let reported = remedy("no_server", "Add one (-a).");
         assert!(
-            told.contains("lvsd status") && !told.contains("-a)"),
-            "{told}"
+            reported.contains("lvsd status") && !reported.contains("-a)"),
+            "{reported}"
         );
     }
 
     #[test]
     fn option_is_named_as_a_key() {
-        let told = remedy("x", "Start with --max-connections, --when-full evict");
+        let reported = remedy("x", "Start with --max-connections, --when-full evict");
         assert!(
-            told.contains("With lvsd: `max_connections`, `when_full` in [dataplane]"),
-            "{told}"
+            reported.contains("With lvsd: `max_connections`, `when_full` in [dataplane]"),
+            "{reported}"
         );
-        assert_eq!(remedy("x", &told), told);
+        assert_eq!(remedy("x", &reported), reported);
         // `--set` is an option of lvsadm.
         assert_eq!(remedy("x", "lvsadm --set 1 2 3."), "lvsadm --set 1 2 3.");
     }

@@ -139,7 +139,7 @@ pub mod ftp {
 }
 /// Connections that the kernel fast path forwards.
 pub mod offload {
-    pub use crate::shard::{LocalChange, LocalEnd, Offer, Ripeness, Unpublished};
+    pub use crate::shard::{LocalChange, LocalEnd, Offer, OffloadState, Unpublished};
 }
 /// Results of messages from peers.
 pub mod replication {

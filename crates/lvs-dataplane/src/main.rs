@@ -75,7 +75,7 @@ struct Args {
     xdp: Vec<String>,
 
     /// Packets from the client after which a connection is forwarded there; for measurements.
-    #[arg(long, hide = true, default_value_t = lvs_dataplane::fast_path::RIPE, value_name = "N")]
+    #[arg(long, hide = true, default_value_t = lvs_dataplane::fast_path::OFFLOAD_AFTER, value_name = "N")]
     fast_path_after: std::num::NonZeroU32,
 
     /// Whether the dataplane drops the rights that it does not need: most of the file system, starting
@@ -425,7 +425,7 @@ fn main() -> ExitCode {
         Err(error) => {
             log::say(
                 Level::ERROR,
-                format_args!("lvs-dataplane: {}", told(&error)),
+                format_args!("lvs-dataplane: {}", stated(&error)),
             );
             ExitCode::FAILURE
         }
@@ -433,7 +433,7 @@ fn main() -> ExitCode {
 }
 
 /// An error and its causes, without those that its text contains already.
-fn told(error: &anyhow::Error) -> String {
+fn stated(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
         if !text.ends_with(&cause) {

@@ -6,7 +6,6 @@ pub mod common;
 pub mod drop;
 pub mod fragment;
 pub mod frame;
-pub mod gate;
 pub mod held;
 pub mod icmp_limit;
 pub mod intercept;
@@ -22,6 +21,7 @@ pub mod rewrite;
 pub mod segment;
 pub mod shared_map;
 pub mod steer;
+pub mod syn_limiter;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod tunnel_path;

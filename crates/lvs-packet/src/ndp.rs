@@ -221,10 +221,10 @@ mod tests {
         );
         assert_eq!(answer[ETHERNET_LEN + 44], 0x60, "solicited, override");
 
-        let told = unsolicited(MAC, vip);
-        check(&told);
-        assert_eq!(told[..6], [0x33, 0x33, 0, 0, 0, 1]);
-        assert_eq!(told[ETHERNET_LEN + 44], 0x20, "override");
+        let reported = unsolicited(MAC, vip);
+        check(&reported);
+        assert_eq!(reported[..6], [0x33, 0x33, 0, 0, 0, 1]);
+        assert_eq!(reported[ETHERNET_LEN + 44], 0x20, "override");
 
         let probed = probe(MAC, vip);
         check(&probed);

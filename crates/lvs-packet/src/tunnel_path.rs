@@ -243,12 +243,12 @@ impl TunnelPaths {
             // The kernel's first complaint still speaks of the old route.
             let base = if known { path.mtu(route, now) } else { route };
             let overhead = ipv4::HEADER_LEN + between;
-            let told = if base > 68 + overhead {
+            let stated = if base > 68 + overhead {
                 base - overhead
             } else {
                 base
             };
-            let [a, b] = u16::try_from(told).unwrap_or(u16::MAX).to_be_bytes();
+            let [a, b] = u16::try_from(stated).unwrap_or(u16::MAX).to_be_bytes();
             rest = [0, 0, a, b];
         }
         Some(Complaint {

@@ -29,12 +29,12 @@ const TELL_AFTER: u64 = 1_000;
 
 /// An event that happens once, for all tasks that wait for it.
 #[derive(Debug, Default)]
-pub(super) struct Gate {
+pub(super) struct CloseSignal {
     closed: AtomicBool,
     notify: Notify,
 }
 
-impl Gate {
+impl CloseSignal {
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.notify.notify_waiters();
@@ -53,24 +53,26 @@ impl Gate {
 pub(super) struct Inner {
     pub(super) director: Director,
     /// Of each server that has had a connection: closed when its connections are to end.
-    gates: HashMap<(ServiceId, SocketAddr), Arc<Gate>>,
+    close_signals: HashMap<(ServiceId, SocketAddr), Arc<CloseSignal>>,
 }
 
 impl Inner {
     /// Ends the connections of the servers of which this is true.
     pub(super) fn end_connections(&mut self, of: impl Fn(&ServiceId, &SocketAddr) -> bool) {
-        self.gates.retain(|(service, server), gate| {
-            let ends = of(service, server);
-            if ends {
-                gate.close();
-            }
-            !ends
-        });
+        self.close_signals
+            .retain(|(service, server), close_signal| {
+                let ends = of(service, server);
+                if ends {
+                    close_signal.close();
+                }
+                !ends
+            });
     }
 
-    /// Forgets the gates of servers without a connection.
+    /// Forgets the close signals of servers without a connection.
     pub(super) fn sweep(&mut self) {
-        self.gates.retain(|_, gate| Arc::strong_count(gate) > 1);
+        self.close_signals
+            .retain(|_, close_signal| Arc::strong_count(close_signal) > 1);
     }
 }
 
@@ -128,7 +130,7 @@ impl Balancer {
         Self {
             inner: Mutex::new(Inner {
                 director,
-                gates: HashMap::new(),
+                close_signals: HashMap::new(),
             }),
             zero: std::time::Instant::now(),
             options: RwLock::default(),
@@ -240,16 +242,16 @@ impl Balancer {
             return None;
         };
         let key = (service, forward.target);
-        let gate = Arc::clone(inner.gates.entry(key).or_default());
+        let close_signal = Arc::clone(inner.close_signals.entry(key).or_default());
         drop(inner);
         Some(Entry {
             balancer: Arc::clone(self),
             tuple,
             server: forward.target,
-            gate,
+            close_signal,
             pending: [AtomicU64::new(0), AtomicU64::new(0)],
             moved: AtomicU64::new(self.clock()),
-            told: AtomicU64::new(self.clock()),
+            stated: AtomicU64::new(self.clock()),
         })
     }
 }
@@ -277,12 +279,12 @@ pub(super) struct Entry {
     balancer: Arc<Balancer>,
     tuple: Tuple,
     pub(super) server: SocketAddr,
-    pub(super) gate: Arc<Gate>,
+    pub(super) close_signal: Arc<CloseSignal>,
     /// Moved bytes that were not reported yet, in each direction.
     pending: [AtomicU64; 2],
     /// Time of the last movement, and of the last report; on the balancer's clock.
     moved: AtomicU64,
-    told: AtomicU64,
+    stated: AtomicU64,
 }
 
 impl Entry {
@@ -307,9 +309,9 @@ impl Entry {
         self.moved.store(clock, Ordering::Relaxed);
         let bytes = bytes as u64;
         let pending = self.pending[way as usize].fetch_add(bytes, Ordering::Relaxed) + bytes;
-        let told = self.told.load(Ordering::Relaxed);
-        if pending >= TELL_BYTES || clock.saturating_sub(told) >= TELL_AFTER {
-            self.told.store(clock, Ordering::Relaxed);
+        let stated = self.stated.load(Ordering::Relaxed);
+        if pending >= TELL_BYTES || clock.saturating_sub(stated) >= TELL_AFTER {
+            self.stated.store(clock, Ordering::Relaxed);
             self.tell_moved(&mut self.balancer.lock());
         }
     }

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use lvs_core::api::ServiceId;
 
-use super::balancer::Gate;
+use super::balancer::CloseSignal;
 
 /// How long a client that does not talk may pause: as long as the kernel's connection tracking
 /// remembers one.
@@ -67,7 +67,7 @@ struct Client {
     /// Time of its last data, in milliseconds.
     sent: AtomicU64,
     /// Closed when it has to go.
-    gate: Gate,
+    close_signal: CloseSignal,
 }
 
 /// A client's slot, released on drop.
@@ -174,7 +174,7 @@ impl Clients {
             answered: AtomicBool::new(false),
             talks: AtomicBool::new(false),
             sent: AtomicU64::new(now),
-            gate: Gate::default(),
+            close_signal: CloseSignal::default(),
         });
         table.with_queue(service, |queue| {
             queue.new.insert(number, Arc::clone(&client));
@@ -242,7 +242,7 @@ impl Table {
             return false;
         };
         self.present -= 1;
-        victim.gate.close();
+        victim.close_signal.close();
         true
     }
 }
@@ -288,7 +288,7 @@ impl Slot {
 
     /// Waits until it has to give up the place.
     pub(super) async fn taken(&self) {
-        self.client.gate.closed().await;
+        self.client.close_signal.closed().await;
     }
 }
 
@@ -382,8 +382,8 @@ mod tests {
             let table = clients.table();
             let mut lengths: Vec<_> = table.services.values().map(Queue::len).collect();
             lengths.sort_unstable();
-            let told: Vec<_> = table.by_length.keys().map(|(length, _)| *length).collect();
-            assert_eq!(told, lengths);
+            let reported: Vec<_> = table.by_length.keys().map(|(length, _)| *length).collect();
+            assert_eq!(reported, lengths);
             assert!(table.by_length.iter().all(|((length, number), service)| {
                 let queue = &table.services[service];
                 (queue.len(), queue.number) == (*length, *number)

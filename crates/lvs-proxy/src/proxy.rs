@@ -10,7 +10,7 @@ use lvs_core::{FilterLists, OnServerDown};
 use rustix::process::{Resource, getrlimit};
 
 use super::Options;
-use super::balancer::{Balancer, Counts, Gate};
+use super::balancer::{Balancer, CloseSignal, Counts};
 use super::pipe::PIPES_MAX;
 use super::workers::{Listeners, Workers};
 
@@ -32,7 +32,7 @@ struct Whole {
     balancer: Arc<Balancer>,
     workers: Workers,
     /// Cancels the listeners of a service.
-    listening: Mutex<HashMap<ServiceId, Arc<Gate>>>,
+    listening: Mutex<HashMap<ServiceId, Arc<CloseSignal>>>,
 }
 
 impl std::fmt::Debug for Proxy {
@@ -43,15 +43,15 @@ impl std::fmt::Debug for Proxy {
 
 impl Drop for Whole {
     fn drop(&mut self) {
-        for gate in self.listening().values() {
-            gate.close();
+        for close_signal in self.listening().values() {
+            close_signal.close();
         }
         self.balancer.lock().end_connections(|_, _| true);
     }
 }
 
 impl Whole {
-    fn listening(&self) -> MutexGuard<'_, HashMap<ServiceId, Arc<Gate>>> {
+    fn listening(&self) -> MutexGuard<'_, HashMap<ServiceId, Arc<CloseSignal>>> {
         self.listening
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -214,15 +214,15 @@ impl Proxy {
         let mut listening = self.0.listening();
         for change in changes {
             if let Call::ServiceDelete { service } = change
-                && let Some(gate) = listening.remove(service)
+                && let Some(close_signal) = listening.remove(service)
             {
-                gate.close();
+                close_signal.close();
             }
         }
         for listeners in listeners {
-            let gate = Arc::default();
-            listening.insert(listeners.service(), Arc::clone(&gate));
-            self.0.workers.serve(listeners, &gate);
+            let close_signal = Arc::default();
+            listening.insert(listeners.service(), Arc::clone(&close_signal));
+            self.0.workers.serve(listeners, &close_signal);
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use super::Options;
-use super::balancer::{Balancer, Entry, Gate, Place, Way};
+use super::balancer::{Balancer, CloseSignal, Entry, Place, Way};
 use super::header::{self, Read};
 use super::pipe::pump;
 
@@ -24,15 +24,15 @@ const TRIES: usize = 3;
 /// simultaneous clients get servers in turn, and a scheduler may name the same server again.
 const DRAWS: usize = 8;
 
-/// Accepts connections until `gate` is closed.
+/// Accepts connections until `close_signal` is closed.
 pub(super) async fn serve(
     balancer: Arc<Balancer>,
     service: ServiceId,
     virt: SocketAddr,
     listener: TcpListener,
-    gate: Arc<Gate>,
+    close_signal: Arc<CloseSignal>,
 ) {
-    let mut closed = pin!(gate.closed());
+    let mut closed = pin!(close_signal.closed());
     let mut complained = false;
     loop {
         let accepted = tokio::select! {
@@ -111,7 +111,7 @@ async fn relay(
     };
     let done = tokio::select! {
         done = both => done.is_ok(),
-        () = entry.gate.closed() => false,
+        () = entry.close_signal.closed() => false,
         () = entry.idle(|| options.idle_timeout) => false,
     };
     if !done {
@@ -160,7 +160,7 @@ async fn connect(
         let connected = tokio::time::timeout(left, connected(entry.server));
         let connected = tokio::select! {
             connected = connected => connected,
-            () = entry.gate.closed() => continue,
+            () = entry.close_signal.closed() => continue,
         };
         match connected {
             Ok(Ok(server)) => {

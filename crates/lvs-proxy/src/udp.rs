@@ -15,7 +15,7 @@ use lvs_core::api::ServiceId;
 use tokio::net::UdpSocket;
 use tokio::sync::mpsc;
 
-use super::balancer::{Balancer, Entry, Gate, Way};
+use super::balancer::{Balancer, CloseSignal, Entry, Way};
 use super::clients::Slot;
 
 /// The longest datagram.
@@ -28,19 +28,19 @@ struct Session {
     slot: Slot,
 }
 
-/// Receives datagrams until `gate` is closed.
+/// Receives datagrams until `close_signal` is closed.
 pub(super) async fn serve(
     balancer: Arc<Balancer>,
     service: ServiceId,
     virt: SocketAddr,
     socket: UdpSocket,
-    gate: Arc<Gate>,
+    close_signal: Arc<CloseSignal>,
 ) {
     let socket = Rc::new(socket);
     let mut sessions: HashMap<SocketAddr, Rc<Session>> = HashMap::new();
     let (over, mut ended) = mpsc::unbounded_channel::<SocketAddr>();
     let mut buffer = vec![0; DATAGRAM_MAX];
-    let mut closed = std::pin::pin!(gate.closed());
+    let mut closed = std::pin::pin!(close_signal.closed());
     loop {
         let (length, client) = tokio::select! {
             biased;
@@ -69,7 +69,7 @@ pub(super) async fn serve(
                 tokio::task::spawn_local(async move {
                     tokio::select! {
                         _ = answers => {}
-                        () = served.entry.gate.closed() => {}
+                        () = served.entry.close_signal.closed() => {}
                         () = served.entry.idle(|| served.slot.patience(limit)) => {}
                         () = served.slot.taken() => {}
                     }

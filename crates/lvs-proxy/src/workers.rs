@@ -9,7 +9,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::sync::mpsc;
 
-use super::balancer::{Balancer, Gate};
+use super::balancer::{Balancer, CloseSignal};
 use super::{tcp, udp};
 
 /// Threads, if there are as many processors.
@@ -28,7 +28,7 @@ struct Order {
     service: ServiceId,
     address: SocketAddr,
     socket: Socket,
-    gate: Arc<Gate>,
+    close_signal: Arc<CloseSignal>,
 }
 
 /// The threads; they end when this is dropped.
@@ -76,15 +76,15 @@ impl Workers {
         })
     }
 
-    /// Serves until the gate is closed.
-    pub(super) fn serve(&self, listeners: Listeners, gate: &Arc<Gate>) {
+    /// Serves until the close signal is closed.
+    pub(super) fn serve(&self, listeners: Listeners, close_signal: &Arc<CloseSignal>) {
         for (worker, socket) in self.0.iter().zip(listeners.sockets) {
             // A worker ends when the process does.
             let _ = worker.send(Order {
                 service: listeners.service,
                 address: listeners.address,
                 socket,
-                gate: Arc::clone(gate),
+                close_signal: Arc::clone(close_signal),
             });
         }
     }
@@ -119,17 +119,23 @@ async fn work(balancer: Arc<Balancer>, mut orders: mpsc::UnboundedReceiver<Order
         service,
         address,
         socket,
-        gate,
+        close_signal,
     }) = orders.recv().await
     {
         let balancer = Arc::clone(&balancer);
         let started = match service {
             ServiceId::Udp { .. } => UdpSocket::from_std(socket.into()).map(|socket| {
-                let serving = udp::serve(balancer, service, address, socket, gate);
+                let serving = udp::serve(balancer, service, address, socket, close_signal);
                 tokio::task::spawn_local(serving);
             }),
             _ => TcpListener::from_std(socket.into()).map(|listener| {
-                tokio::spawn(tcp::serve(balancer, service, address, listener, gate));
+                tokio::spawn(tcp::serve(
+                    balancer,
+                    service,
+                    address,
+                    listener,
+                    close_signal,
+                ));
             }),
         };
         if let Err(error) = started {

@@ -58,7 +58,7 @@ const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 const BPF_PROG_QUERY: libc::c_long = 16;
 
 /// The kernel's description of a map or program, word by word.
-pub fn told(fd: &OwnedFd) -> io::Result<[u32; 64]> {
+pub fn reported(fd: &OwnedFd) -> io::Result<[u32; 64]> {
     let mut words = [0_u32; 64];
     let mut request = GetInfo {
         fd: u32::try_from(fd.as_raw_fd()).expect("descriptors are not negative"),

@@ -203,7 +203,7 @@ impl Programs {
         now: Instant,
     ) -> Option<()> {
         let epoch = self.kernel.epoch();
-        if director.shard.is_behind() || !director.shard.is_ripe(conn, 1, epoch) {
+        if director.shard.is_behind() || !director.shard.is_offload_due(conn, 1, epoch) {
             return None;
         }
         director.shard.follow_local_ends();
@@ -281,18 +281,18 @@ impl Decide for Noting<'_> {
 /// and servers.
 pub(crate) fn listing(director: &Director, now: Instant) -> Vec<String> {
     let all = director.shard.connections_from(0, now);
-    let mut told: Vec<String> = all.map(|connection| format!("{connection:?}")).collect();
-    told.sort();
+    let mut output: Vec<String> = all.map(|connection| format!("{connection:?}")).collect();
+    output.sort();
     let control = &director.control;
-    told.push(format!("{:?}", control.total_stats().live));
+    output.push(format!("{:?}", control.total_stats().live));
     for service in control.services() {
-        told.push(format!("{} {:?}", service.key(), service.stats().live));
+        output.push(format!("{} {:?}", service.key(), service.stats().live));
         for server in service.servers() {
             let stats = control.server_stats(server.id()).unwrap_or_default();
-            told.push(format!("{} {:?}", server.addr(), stats.live));
+            output.push(format!("{} {:?}", server.addr(), stats.live));
         }
     }
-    told
+    output
 }
 
 /// A frame without the number by which fragments are put together: each of two packet paths counts

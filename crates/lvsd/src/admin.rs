@@ -76,7 +76,7 @@ impl StoredOverride {
 
     /// Seconds until it is over; `None` if it has no deadline.
     fn left(&self, now: Now) -> Option<u64> {
-        // A wish in memory is of this boot.
+        // An override in memory is of this boot.
         Some(self.ends.as_ref()?.seconds().saturating_sub(now.boot))
     }
 }
@@ -160,7 +160,7 @@ impl Admin {
                 let mut entries = Vec::new();
                 for value in values.into_iter().take(ENTRIES_MAX) {
                     match serde_json::from_value::<StoredOverride>(value) {
-                        Ok(wish) => entries.push(wish.recalled(now)),
+                        Ok(stored) => entries.push(stored.recalled(now)),
                         Err(error) => strange = format!(" ({error})"),
                     }
                 }
@@ -171,8 +171,8 @@ impl Admin {
                         path.display()
                     );
                 }
-                for wish in entries {
-                    self.insert(wish);
+                for stored in entries {
+                    self.insert(stored);
                 }
                 lost > 0
             }
@@ -189,22 +189,22 @@ impl Admin {
         }
     }
 
-    fn insert(&mut self, wish: StoredOverride) {
-        let target = wish.entry.spec.target;
-        if self.entries.insert(target, wish).is_none() {
+    fn insert(&mut self, stored: StoredOverride) {
+        let target = stored.entry.spec.target;
+        if self.entries.insert(target, stored).is_none() {
             self.by_host.entry(target.host).or_default().push(target);
         }
     }
 
     fn remove(&mut self, target: &Target) -> Option<AdminEntry> {
-        let wish = self.entries.remove(target)?;
+        let stored = self.entries.remove(target)?;
         if let Some(targets) = self.by_host.get_mut(&target.host) {
             targets.retain(|other| other != target);
             if targets.is_empty() {
                 self.by_host.remove(&target.host);
             }
         }
-        Some(wish.entry)
+        Some(stored.entry)
     }
 
     /// The override of a server: the strongest of those that apply to it.
@@ -224,14 +224,14 @@ impl Admin {
 
     /// All overrides, in a stable order.
     pub fn entries(&self) -> impl Iterator<Item = &AdminEntry> {
-        self.entries.values().map(|wish| &wish.entry)
+        self.entries.values().map(|stored| &stored.entry)
     }
 
     /// All overrides, with their deadlines by the present wall clock.
     pub fn shown(&self, now: Now) -> Vec<AdminEntry> {
-        let shown = self.entries.values().map(|wish| {
-            let mut entry = wish.entry.clone();
-            entry.spec.until = wish.left(now).map(|left| now.unix.saturating_add(left));
+        let shown = self.entries.values().map(|stored| {
+            let mut entry = stored.entry.clone();
+            entry.spec.until = stored.left(now).map(|left| now.unix.saturating_add(left));
             entry
         });
         shown.collect()
@@ -278,8 +278,8 @@ impl Admin {
         let targets: Vec<Target> = self
             .entries
             .values()
-            .filter(|wish| wish.left(now) == Some(0))
-            .map(|wish| wish.entry.spec.target)
+            .filter(|stored| stored.left(now) == Some(0))
+            .map(|stored| stored.entry.spec.target)
             .collect();
         targets
             .iter()
@@ -435,24 +435,26 @@ mod tests {
     #[test]
     fn overrides_are_bounded() {
         let mut admin = Admin::default();
-        let wish = |n: usize| {
+        let stored = |n: usize| {
             let port = u16::try_from(n % 60_000).unwrap();
-            let mut wish = spec(None, Some(port), AdminState::Drain);
-            wish.target.host = [10, 0, 0, u8::try_from(n / 60_000).unwrap()].into();
-            wish
+            let mut stored = spec(None, Some(port), AdminState::Drain);
+            stored.target.host = [10, 0, 0, u8::try_from(n / 60_000).unwrap()].into();
+            stored
         };
         for n in 0..ENTRIES_MAX {
-            admin.set(wish(n), Now::at(1)).unwrap();
+            admin.set(stored(n), Now::at(1)).unwrap();
         }
-        let refused = admin.set(wish(ENTRIES_MAX), Now::at(1)).unwrap_err();
+        let refused = admin.set(stored(ENTRIES_MAX), Now::at(1)).unwrap_err();
         assert!(refused.contains("65536"), "{refused}");
         assert_eq!(admin.entries().count(), ENTRIES_MAX);
-        admin.set(wish(7), Now::at(2)).expect("it is there already");
-        let mut ready = wish(7);
+        admin
+            .set(stored(7), Now::at(2))
+            .expect("it is there already");
+        let mut ready = stored(7);
         ready.state = AdminState::Ready;
         admin.set(ready, Now::at(3)).unwrap();
         admin
-            .set(wish(ENTRIES_MAX), Now::at(4))
+            .set(stored(ENTRIES_MAX), Now::at(4))
             .expect("there is room again");
     }
 
@@ -550,20 +552,20 @@ mod tests {
 
     #[test]
     fn override_of_an_earlier_boot_ends_by_the_wall_clock() {
-        let wish = |now: Now| {
+        let stored = |now: Now| {
             let before = Now {
                 unix: 1_000_000,
                 boot: 9_000,
             };
-            let mut wish = StoredOverride::new(drain_until(1_000_600), before);
-            wish.ends = Some(Moment::of_another_boot(9_600));
-            wish.recalled(now).left(now)
+            let mut stored = StoredOverride::new(drain_until(1_000_600), before);
+            stored.ends = Some(Moment::of_another_boot(9_600));
+            stored.recalled(now).left(now)
         };
         let at = |unix| Now { unix, boot: 5 };
-        assert_eq!(wish(at(1_000_400)), Some(200));
-        assert_eq!(wish(at(1_000_600)), Some(0));
+        assert_eq!(stored(at(1_000_400)), Some(200));
+        assert_eq!(stored(at(1_000_600)), Some(0));
         // A host without a battery behind its clock: not longer than was asked for.
-        assert_eq!(wish(at(0)), Some(600));
+        assert_eq!(stored(at(0)), Some(600));
     }
 
     #[test]
@@ -577,7 +579,7 @@ mod tests {
             since: 999_000,
         };
         let text = serde_json::to_string(&entry).unwrap();
-        let wish: StoredOverride = serde_json::from_str(&text).unwrap();
-        assert_eq!(wish.recalled(now).left(now), Some(600));
+        let stored: StoredOverride = serde_json::from_str(&text).unwrap();
+        assert_eq!(stored.recalled(now).left(now), Some(600));
     }
 }

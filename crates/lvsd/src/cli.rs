@@ -33,6 +33,7 @@ use crate::api::{self, Api};
 use crate::cluster;
 use crate::config::{Config, Facts, LoadError, Report, check_filter};
 use crate::control_socket;
+use crate::counters::Counters;
 use crate::daemon::{self, Options, Signal};
 use crate::dataplane::process::{
     GIVEN, Machine, become_dataplane, beside_us, end_politely, lock, send,
@@ -45,7 +46,6 @@ use crate::notify::Notify;
 use crate::requests;
 use crate::schema;
 use crate::sources::{self, Gathered};
-use crate::tally::Tally;
 use crate::watchdog::{self, Pulses};
 use crate::words::counted;
 
@@ -276,7 +276,7 @@ enum Switch {
 
 /// Says what is wrong with a command line, or prints the help that it asks for.
 pub fn refused(error: &clap::Error) -> ExitCode {
-    let printed = told(written(
+    let printed = exit_code(written(
         error.print().and_then(|()| std::io::stdout().flush()),
     ));
     if let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand)
@@ -325,7 +325,7 @@ pub fn main(mut arguments: Arguments, ignored: Ignored) -> ExitCode {
         Some(Command::Init { file: None }) => return print(STARTER.as_bytes()),
         Some(Command::Init {
             file: Some(ref file),
-        }) => return told(init(file)),
+        }) => return exit_code(init(file)),
         Some(Command::Stop { all }) => return stop(&arguments, all),
         Some(Command::Reload { force }) => return reload(&arguments, force),
         Some(Command::Status {
@@ -339,7 +339,7 @@ pub fn main(mut arguments: Arguments, ignored: Ignored) -> ExitCode {
                 broken,
             };
             let dataplane = steered(&arguments);
-            return told(match watch {
+            return exit_code(match watch {
                 true => status::watch(&dataplane, &selection),
                 false => status::status(&dataplane, &selection, json),
             });
@@ -352,7 +352,7 @@ pub fn main(mut arguments: Arguments, ignored: Ignored) -> ExitCode {
             };
         }
         Some(Command::Events { last, since, json }) => {
-            return told(ask::events(&steered(&arguments), last, since, json));
+            return exit_code(ask::events(&steered(&arguments), last, since, json));
         }
         Some(Command::Maintenance {
             what,
@@ -365,7 +365,7 @@ pub fn main(mut arguments: Arguments, ignored: Ignored) -> ExitCode {
                 Switch::Status => None,
             };
             let dataplane = steered(&arguments);
-            return told(ask::maintenance(&dataplane, on, why.clone(), json));
+            return exit_code(ask::maintenance(&dataplane, on, why.clone(), json));
         }
         Some(Command::Drain { ref words }) => return lvsadm(&arguments, "drain", words),
         Some(Command::Undrain { ref words }) => return lvsadm(&arguments, "undrain", words),
@@ -374,7 +374,7 @@ pub fn main(mut arguments: Arguments, ignored: Ignored) -> ExitCode {
                 Ok(guard) => guard,
                 Err(why) => return fail(&why),
             };
-            return told(register::run(arguments.config(), register));
+            return exit_code(register::run(arguments.config(), register));
         }
         Some(Command::Convert {
             ref file,
@@ -471,12 +471,12 @@ fn steered(arguments: &Arguments) -> Address {
     address(arguments, &config)
 }
 
-fn told(result: Result<(), String>) -> ExitCode {
+fn exit_code(result: Result<(), String>) -> ExitCode {
     result.map_or_else(|why| fail(&why), |()| ExitCode::SUCCESS)
 }
 
 fn print(text: &[u8]) -> ExitCode {
-    told(write(text))
+    exit_code(write(text))
 }
 
 fn write(text: &[u8]) -> Result<(), String> {
@@ -831,7 +831,7 @@ fn run(
         tracing::warn!("lvsd is {confinement}");
     }
     health::raise_limits();
-    let tally = Arc::<Tally>::default();
+    let counters = Arc::<Counters>::default();
     let pulses = Pulses::default();
     let checks = checks_thread(&pulses)?;
     let notify = Notify::from_env();
@@ -847,7 +847,7 @@ fn run(
         let network = Network { pins: pins.ok() };
         let events = Events::default();
         let (sender, requests) = requests::channel();
-        let api = Arc::new(Api::new(sender, &events, Arc::clone(&tally)));
+        let api = Arc::new(Api::new(sender, &events, Arc::clone(&counters)));
         let opened = control_socket::open(&address, &config.dataplane, Arc::clone(&api));
         if let Err(error) = opened {
             tracing::warn!(
@@ -874,7 +874,7 @@ fn run(
             admin: Some(admin::path(&arguments.state, arguments.config())),
             requests: Some(requests),
             events,
-            tally,
+            counters,
             api: Some(api.settings()),
             confinement,
             ..Options::new(arguments.config().to_owned())

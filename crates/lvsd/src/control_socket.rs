@@ -238,21 +238,21 @@ mod tests {
             let refused = one.admin(&spec([10, 0, 0, 1], "a\u{1b}b"));
             let refused = refused.expect_err("a control character");
             assert!(refused.contains("control characters"), "{refused}");
-            let mut told = Vec::new();
+            let mut reported = Vec::new();
             let each = |event: Event| {
-                told.push(event.message);
-                told.len() < 2
+                reported.push(event.message);
+                reported.len() < 2
             };
             client().events(each).expect("it goes on until then");
-            told
+            reported
         });
         while !asking.is_finished() {
             let lines = format!("first\n{}", "x".repeat(1 << 17));
             events.tell("drift", About::default(), lines);
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        let told = asking.await.expect("no panic");
-        assert!(told.iter().all(|text| text.starts_with("first\nx")));
+        let reported = asking.await.expect("no panic");
+        assert!(reported.iter().all(|text| text.starts_with("first\nx")));
     }
 
     #[tokio::test]

@@ -17,7 +17,7 @@
 //! snapshot        the state of daemon and dataplane at one moment
 //! control_socket  the daemon's own control socket
 //! api/            metrics, JSON over HTTP, the dashboard
-//! tally           the daemon's own counters
+//! counters        the daemon's own counters
 //! events          the stream of events
 //! notify_command  the program that receives events
 //! notify          messages to the service manager
@@ -45,6 +45,7 @@ pub mod cluster;
 pub mod config;
 pub mod control_socket;
 pub mod convert;
+pub mod counters;
 pub mod daemon;
 pub mod dataplane;
 pub mod decide;
@@ -61,7 +62,6 @@ pub mod requests;
 pub mod schema;
 pub mod snapshot;
 pub mod sources;
-pub mod tally;
 pub mod text;
 pub mod token;
 pub mod verdict;

@@ -7,9 +7,9 @@ use lvs_api::daemon::Status;
 use lvs_core::Stats;
 use lvs_core::api::{Info, ServiceInfo};
 
+use crate::counters::Times;
 use crate::dataplane::Found;
 use crate::health::Key;
-use crate::tally::Times;
 
 /// The state of daemon and dataplane at one moment.
 #[derive(Clone, Debug, Default)]

@@ -95,7 +95,7 @@ fn first_stopped(
 /// There can be no thread.
 pub fn feed(notify: Notify, pulses: Pulses, interval: Duration) -> std::io::Result<()> {
     let work = move || {
-        let mut told = None;
+        let mut reported = None;
         loop {
             // Time in which the whole process does not run, such as a suspended machine, does not
             // count: a live thread beats before the next check.
@@ -103,12 +103,12 @@ pub fn feed(notify: Notify, pulses: Pulses, interval: Duration) -> std::io::Resu
             let stopped = pulses.stopped(interval / 2);
             match stopped {
                 None => notify.send("WATCHDOG=1"),
-                Some(what) if told != stopped => {
+                Some(what) if reported != stopped => {
                     tracing::error!("{what} has stopped; the service manager will end lvsd");
                 }
                 Some(_) => {}
             }
-            told = stopped;
+            reported = stopped;
         }
     };
     let thread = std::thread::Builder::new().name("lvsd-watchdog".to_owned());

@@ -222,14 +222,14 @@ fn fetch(client: &Host, name: &str, words: &[&str], url: &str, files: usize) -> 
         }
         Err(failed) => {
             let failed = format!("{failed:#}");
-            let told = if failed.contains(TIMED_OUT) {
+            let reported = if failed.contains(TIMED_OUT) {
                 failed.clone()
             } else {
                 // Once more, for the server's own message.
-                let told = client.run("timeout", &[&begin[..], &["-v"], &one].concat());
-                told.map_or_else(|error| format!("{error:#}"), |_| String::new())
+                let reported = client.run("timeout", &[&begin[..], &["-v"], &one].concat());
+                reported.map_or_else(|error| format!("{error:#}"), |_| String::new())
             };
-            error = Some(reason(&told).unwrap_or(failed));
+            error = Some(reason(&reported).unwrap_or(failed));
         }
     }
     Ok(Fared {
@@ -241,10 +241,10 @@ fn fetch(client: &Host, name: &str, words: &[&str], url: &str, files: usize) -> 
 
 /// The reason why curl has failed, from its output with `-v`: the server's refusal, or curl's own
 /// message.
-fn reason(told: &str) -> Option<String> {
+fn reason(reported: &str) -> Option<String> {
     let refused = |line: &&str| line.starts_with("< 4") || line.starts_with("< 5");
     let own = |line: &&str| line.starts_with("curl: (");
-    let mut lines = told.lines();
+    let mut lines = reported.lines();
     let line = lines.clone().rfind(refused).or_else(|| lines.rfind(own))?;
     Some(line.trim_start_matches("< ").trim().to_owned())
 }
@@ -457,8 +457,11 @@ mod tests {
 
     #[test]
     fn why_curl_has_failed() {
-        let told = "> PORT 1,2,3,4,5,6\r\n< 500 Illegal PORT command.\r\ncurl: (30) strange\n";
-        assert_eq!(reason(told).as_deref(), Some("500 Illegal PORT command."));
+        let reported = "> PORT 1,2,3,4,5,6\r\n< 500 Illegal PORT command.\r\ncurl: (30) strange\n";
+        assert_eq!(
+            reason(reported).as_deref(),
+            Some("500 Illegal PORT command.")
+        );
         assert_eq!(
             reason("curl: (7) nobody\n").as_deref(),
             Some("curl: (7) nobody")

@@ -354,7 +354,7 @@ pub struct SyncState {
     /// Peer directors.
     pub peers: Vec<PeerInfo>,
     /// Connections that this director owns and replicates: those whose packets arrive here.
-    pub told: u64,
+    pub replicated: u64,
     /// Items sent to peers: connections, templates, and removals of connections.
     pub items_sent: u64,
     /// Bytes of them, and of digests.
@@ -374,7 +374,7 @@ pub struct SyncState {
     /// Requests of peers to resend missing items.
     pub repairs: u64,
     /// Full syncs caused by an overflow of the outgoing queue of a peer.
-    pub told_anew: u64,
+    pub full_syncs: u64,
     /// Connections from addresses that are none of a peer's.
     pub refused_address: u64,
     /// Connections from a peer's address refused because two others from there had not
@@ -548,10 +548,10 @@ pub struct PeerInfo {
     pub trouble: String,
     /// Connections that it owns.
     #[serde(default)]
-    pub told: u64,
+    pub replicated: u64,
     /// Connections borrowed from it.
     #[serde(default)]
-    pub lent: u64,
+    pub borrowed: u64,
     /// Least number of its connections that are missing here.
     #[serde(default)]
     pub missing: u64,

@@ -29,9 +29,9 @@ pub(crate) const PROBE: u32 = 0x0008_0000;
 pub(crate) const PEER_SHIFT: u32 = 20;
 pub(crate) const PEER: u32 = 0x0070_0000;
 /// Borrowed from a peer; no packet of it has arrived here.
-pub(crate) const LENT: u32 = 0x0080_0000;
+pub(crate) const BORROWED: u32 = 0x0080_0000;
 /// Owned and replicated to peers.
-pub(crate) const TOLD: u32 = 0x0100_0000;
+pub(crate) const REPLICATED: u32 = 0x0100_0000;
 /// The entry controls other entries, or did.
 pub(crate) const CONTROLS: u32 = 0x0200_0000;
 /// The time until the server's first answer is measured.
@@ -65,4 +65,4 @@ const _: () = assert!(SLOW_PATH & WATCHED == WATCHED);
 pub(crate) const USERSPACE: u32 = SLOW_PATH & !TRACKED;
 /// All of these flags have a local meaning, and are not replicated.
 pub(crate) const OWN: u32 =
-    PROBE | PEER | LENT | TOLD | CONTROLS | TIMED | GONE | TRACKED | HELPED | DYING;
+    PROBE | PEER | BORROWED | REPLICATED | CONTROLS | TIMED | GONE | TRACKED | HELPED | DYING;

@@ -16,8 +16,8 @@ const LOST: u32 = flag::CONTROLS
     | flag::TIMED
     | flag::TRACKED
     | flag::HELPED
-    | flag::TOLD
-    | flag::LENT
+    | flag::REPLICATED
+    | flag::BORROWED
     | flag::PEER;
 
 impl Control {
@@ -200,7 +200,7 @@ mod tests {
         ];
         let words: [&'static [AtomicU64]; 5] =
             sizes.map(|size| &*Box::leak(bytemuck::zeroed_slice_box(size)));
-        move || Memory::new(layout, words.map(Region::lent)).unwrap()
+        move || Memory::new(layout, words.map(Region::borrowed)).unwrap()
     }
 
     /// Opens a connection from each of these ports, and gives their servers.
@@ -299,7 +299,7 @@ mod tests {
                 .collect::<Vec<_>>()
         );
         // The third one has found no room.
-        let told = ends[..2].to_vec();
+        let seen = ends[..2].to_vec();
         drop((before, shard));
 
         let mut after = control();
@@ -308,13 +308,13 @@ mod tests {
         let local = |slot, protocol, server| {
             let alike =
                 |end: &&LocalEnd| (end.slot, end.protocol, end.server) == (slot, protocol, server);
-            told.iter().find(alike).map(|end| end.local)
+            seen.iter().find(alike).map(|end| end.local)
         };
         shard.follow_local_ends();
         while after.adopt_with(&mut shard, &mut adoption, now, 16, local) {}
         after.sweep(&mut shard);
         assert_eq!(shard.len(), 2);
-        for (n, end) in told.iter().enumerate() {
+        for (n, end) in seen.iter().enumerate() {
             let port = 1001 + u16::try_from(n).unwrap();
             assert_eq!(goes_on(&mut shard, port, now), targets[n]);
             let reply = PacketMeta {
@@ -333,7 +333,7 @@ mod tests {
         let released: Vec<LocalChange> = shard.local_changes().collect();
         assert_eq!(released.len(), 2);
         assert!(
-            told.iter()
+            seen.iter()
                 .all(|end| released.contains(&LocalChange::Released(*end)))
         );
     }

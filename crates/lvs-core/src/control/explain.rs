@@ -90,46 +90,48 @@ impl Control {
     /// connection (a SYN, a datagram). Nothing changes: schedulers choose on a copy.
     pub fn explain(&self, shard: &Shard, tuple: Tuple, mark: u32, now: Instant) -> Explanation {
         let Tuple { protocol, src, dst } = tuple;
-        let mut told = Explanation {
+        let mut explanation = Explanation {
             mark,
             ..Explanation::default()
         };
         let mut lost = None;
         if let Some(known) = shard.lookup(protocol, src, dst, now) {
             lost = shard.lost(known.id.0);
-            told.connection = Some(format!(
+            explanation.connection = Some(format!(
                 "{:?} to {}, {}, {} s left",
                 known.method,
                 known.server,
                 known.state,
                 known.expires.as_secs()
             ));
-            told.server = Some(known.server);
+            explanation.server = Some(known.server);
         }
         let Some(service) = self
             .find_service(mark, protocol, dst)
             .and_then(|number| self.services.get(&number))
         else {
-            told.service_why = no_service(protocol, dst, mark);
-            told.verdict = match told.server {
+            explanation.service_why = no_service(protocol, dst, mark);
+            explanation.verdict = match explanation.server {
                 Some(_) if lost.is_some() => lost.unwrap_or_default().to_string(),
                 Some(server) => belongs_to_a_connection(server),
                 None => {
-                    told.reason = AcceptReason::NoService.name().to_string();
+                    explanation.reason = AcceptReason::NoService.name().to_string();
                     "left to this host: it belongs to no service and no connection".to_string()
                 }
             };
-            return told;
+            return explanation;
         };
-        told.service = Some(service.key.to_string());
-        told.service_why = why_service(service.key, dst);
-        told.scheduler.clone_from(&service.config().scheduler);
-        told.candidates = service.servers().iter().map(candidate).collect();
+        explanation.service = Some(service.key.to_string());
+        explanation.service_why = why_service(service.key, dst);
+        explanation
+            .scheduler
+            .clone_from(&service.config().scheduler);
+        explanation.candidates = service.servers().iter().map(candidate).collect();
         if let Some(lost) = lost {
-            told.server = None;
-            told.verdict = lost.to_string();
-        } else if let Some(server) = told.server {
-            told.verdict = belongs_to_a_connection(server);
+            explanation.server = None;
+            explanation.verdict = lost.to_string();
+        } else if let Some(server) = explanation.server {
+            explanation.verdict = belongs_to_a_connection(server);
         } else {
             // The host's own packets meet the director on their way out.
             let hook = if self.is_local(src.ip()) {
@@ -138,34 +140,34 @@ impl Control {
                 Hook::Local
             };
             let ask = Ask::new(tuple, mark, hook);
-            let (verdict, reason) = self.explain_new(shard, &mut told, service, &ask, now);
-            told.verdict = verdict;
-            told.reason = reason.to_string();
+            let (verdict, reason) = self.explain_new(shard, &mut explanation, service, &ask, now);
+            explanation.verdict = verdict;
+            explanation.reason = reason.to_string();
         }
-        told
+        explanation
     }
 
     /// The verdict about a packet of no connection, and its reason.
     fn explain_new(
         &self,
         shard: &Shard,
-        told: &mut Explanation,
+        explanation: &mut Explanation,
         service: &Service,
         ask: &Ask<'_>,
         now: Instant,
     ) -> (String, &'static str) {
         let request = ask.request(service.config().flags, now);
         if !service.config().flags.has(ServiceFlags::PERSISTENT) {
-            told.template_why = "the service is not persistent".to_string();
+            explanation.template_why = "the service is not persistent".to_string();
         }
-        told.slot = service.pool.slot(&request);
+        explanation.slot = service.pool.slot(&request);
         let mut preview = Preview {
             control: self,
             shard,
-            told,
+            explanation,
         };
         let refused = match classify(&mut preview, ask, now) {
-            Ok(forecast) => return (self.describe_forecast(told, service, &forecast), ""),
+            Ok(forecast) => return (self.describe_forecast(explanation, service, &forecast), ""),
             Err(refused) => refused,
         };
         match refused {
@@ -200,7 +202,7 @@ impl Control {
 
     fn describe_forecast(
         &self,
-        told: &mut Explanation,
+        explanation: &mut Explanation,
         service: &Service,
         forecast: &Forecast,
     ) -> String {
@@ -208,7 +210,7 @@ impl Control {
             return "goes to its own destination: no server can take it, and cache_bypass is set"
                 .to_string();
         };
-        told.server = Some(server);
+        explanation.server = Some(server);
         let scheduler = &service.config().scheduler;
         let lots = if About::of(scheduler).is_some_and(|about| about.draws_lots) {
             ", drawing lots"
@@ -301,7 +303,7 @@ enum Unknown {
 struct Preview<'a> {
     control: &'a Control,
     shard: &'a Shard,
-    told: &'a mut Explanation,
+    explanation: &'a mut Explanation,
 }
 
 impl State for Preview<'_> {
@@ -345,7 +347,7 @@ impl State for Preview<'_> {
         if ask.protocol != Protocol::UDP {
             return Ok(None);
         }
-        self.told.template_why =
+        self.explanation.template_why =
             "the persistence engine goes by the packet's payload, which is not known here"
                 .to_string();
         Err(Unknown::Payload)
@@ -359,21 +361,21 @@ impl State for Preview<'_> {
     ) -> Option<(bool, Arc<Server>)> {
         let (control, client) = (self.control, key.client.ip());
         let Some(index) = control.templates.find(key, data) else {
-            self.told.template_why = format!("{client} has none yet");
+            self.explanation.template_why = format!("{client} has none yet");
             return None;
         };
         let quiescent = control.settings.sysctls.expire_quiescent_template;
         let template = control.templates.get(index);
         let entry = control.records.get(template.server.load(Relaxed) as usize);
         let Some(entry) = entry.filter(|entry| may_lead_to(&entry.server, quiescent)) else {
-            self.told.template_why = format!(
+            self.explanation.template_why = format!(
                 "that of {client} leads to a server that is gone{}",
                 if quiescent { " or has weight 0" } else { "" }
             );
             return None;
         };
         let expires = control.templates.table.get(index).expires();
-        self.told.template = Some(format!(
+        self.explanation.template = Some(format!(
             "{client} to {}, {} s left, controls {}",
             entry.server.addr(),
             expires.saturating_since(now).as_secs(),
@@ -535,15 +537,15 @@ mod tests {
             let mut director = director(scheduler);
             for n in 1..=20 {
                 let tuple = tuple(&format!("198.51.100.{n}:4000"));
-                let told = |director: &Director| {
+                let explanation = |director: &Director| {
                     director
                         .control
                         .explain(&director.shard, tuple, 0, Instant::ZERO)
                 };
-                let first = told(&director);
+                let first = explanation(&director);
                 assert_eq!(
                     first,
-                    told(&director),
+                    explanation(&director),
                     "{scheduler}: asking changes nothing"
                 );
                 assert!(first.template.is_none() && first.connection.is_none());
@@ -555,13 +557,16 @@ mod tests {
                     _ => None,
                 };
                 assert_eq!(first.server, target, "{scheduler}");
-                assert_eq!(told(&director).connection.is_some(), target.is_some());
+                assert_eq!(
+                    explanation(&director).connection.is_some(),
+                    target.is_some()
+                );
             }
             let tuple = tuple("198.51.100.1:4001");
-            let told = director
+            let explanation = director
                 .control
                 .explain(&director.shard, tuple, 0, Instant::ZERO);
-            assert!(told.template.is_some(), "{told:?}");
+            assert!(explanation.template.is_some(), "{explanation:?}");
         }
     }
 
@@ -570,14 +575,14 @@ mod tests {
         let director = director("rr");
         let mut tuple = tuple("198.51.100.1:4000");
         tuple.dst.set_port(81);
-        let told = director
+        let explanation = director
             .control
             .explain(&director.shard, tuple, 7, Instant::ZERO);
-        assert_eq!(told.service, None);
+        assert_eq!(explanation.service, None);
         assert!(
-            told.verdict.starts_with("left to this host"),
+            explanation.verdict.starts_with("left to this host"),
             "{}",
-            told.verdict
+            explanation.verdict
         );
     }
 
@@ -755,7 +760,7 @@ mod tests {
             if director.shard.knows(&tuple) {
                 return;
             }
-            let told = director
+            let explanation = director
                 .control
                 .explain(&director.shard, tuple, mark, self.now);
             let own = director.control.is_local(src.ip());
@@ -773,13 +778,16 @@ mod tests {
                 Verdict::Reply(_) => return,
                 Verdict::Reset(_) => unreachable!("nothing went down"),
             };
-            assert_eq!(told.reason, reason, "{tuple:?} {told:?} {verdict:?}");
+            assert_eq!(
+                explanation.reason, reason,
+                "{tuple:?} {explanation:?} {verdict:?}"
+            );
             // Of a service of many ports the client's port stays.
             let server = server.map(|server| server.ip());
             assert_eq!(
-                told.server.map(|server| server.ip()),
+                explanation.server.map(|server| server.ip()),
                 server,
-                "{told:?} {verdict:?}"
+                "{explanation:?} {verdict:?}"
             );
             self.seen.insert(reason);
         }

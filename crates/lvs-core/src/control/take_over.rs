@@ -111,7 +111,7 @@ impl Control {
         now: Instant,
     ) -> Heard {
         let mut heard = Heard::default();
-        if shard.ledger.is_none() || !self.owns(shard) {
+        if shard.replicas.is_none() || !self.owns(shard) {
             return heard;
         }
         self.sweep(shard);
@@ -162,7 +162,7 @@ impl Control {
         });
         if let Some(index) = found {
             let slot = shard.conn(index);
-            if slot.has(flag::TOLD) && kind != Kind::Comes {
+            if slot.has(flag::REPLICATED) && kind != Kind::Comes {
                 let theirs = Duration::from_secs(entry.timeout.into()).saturating_sub(left);
                 let ours = slot.idle(now);
                 let keeps = match theirs.abs_diff(ours) <= TIE {
@@ -467,7 +467,7 @@ fn hear_end(shard: &mut Shard, peer: usize, entry: &Entry) -> bool {
         virt: entry.virt,
     });
     let ends = |&index: &u32| {
-        shard.is_lent_by(index, peer)
+        shard.is_borrowed_by(index, peer)
             && shard.conn(index).server_addr() == entry.server
             && !shard.has_controlled(index)
     };

@@ -147,8 +147,8 @@ impl Control {
     }
 
     /// Items about persistence templates from slot `from` on that were used `since`, and the slot
-    /// from which to go on, as [`Shard::told_piece`].
-    pub fn told_templates_piece(
+    /// from which to go on, as [`Shard::replicated_piece`].
+    pub fn replicated_templates_piece(
         &self,
         from: usize,
         budget: usize,

@@ -797,16 +797,16 @@ mod tests {
 
     #[test]
     fn refused_line_is_reported_with_its_words() {
-        let told = |words: &[&str]| {
+        let seen = |words: &[&str]| {
             let refusal = parse_own("lvsadm", words, &Numeric).expect_err("it is wrong");
             refusal.of_line(words)
         };
         assert_eq!(
-            told(&["garbage", "x"]),
+            seen(&["garbage", "x"]),
             "\"garbage x\": expected a command such as -A or -a"
         );
         assert_eq!(
-            told(&["-A", "--nonsense"]),
+            seen(&["-A", "--nonsense"]),
             "\"-A --nonsense\": --nonsense: unknown option"
         );
     }

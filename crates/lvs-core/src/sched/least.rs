@@ -339,9 +339,9 @@ mod tests {
             let Preview::Server(server) = pool.preview(&request()) else {
                 panic!("it has a server to choose");
             };
-            let told = server.addr();
+            let seen = server.addr();
             let chosen = pool.pick(&request()).expect("somebody");
-            assert_eq!(chosen.addr(), told);
+            assert_eq!(chosen.addr(), seen);
             open.push(chosen.clone().open());
         }
     }

@@ -229,7 +229,7 @@ impl Shard {
             self.sync_packets(index, now);
         }
         self.table.restart(index, now);
-        if self.ledger.is_some() {
+        if self.replicas.is_some() {
             self.enter(index, before, now);
         }
         verdict
@@ -370,7 +370,7 @@ impl Shard {
             self.dying.retain(|&dying| dying != index);
         }
         self.table.restart(index, now);
-        if self.ledger.is_some() {
+        if self.replicas.is_some() {
             self.enter(index, before, now);
         }
         Verdict::Reply(Reply {

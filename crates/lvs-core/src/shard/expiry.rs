@@ -127,7 +127,7 @@ impl Shard {
     /// Frees an entry. `true` if it was the last one that its template controlled, and the template
     /// is not assured.
     pub(crate) fn destroy(&mut self, index: u32) -> bool {
-        if self.ledger.is_some() {
+        if self.replicas.is_some() {
             self.strike(index);
         }
         let slot = self.table.get(index);

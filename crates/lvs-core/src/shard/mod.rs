@@ -6,12 +6,12 @@ mod expiry;
 mod ftp;
 mod full_nat;
 mod icmp;
-mod ledger;
 mod links;
 mod listing;
 mod local_ports;
 mod pass;
 mod publish;
+mod replicas;
 mod room;
 mod settings;
 mod sync;
@@ -32,7 +32,7 @@ use crate::conn::memory::Adoption;
 use crate::conn::{ConnTable, Draft, Entry, Key, Sparse, Template};
 use crate::stats::Counters;
 use crate::sync::Queue;
-use crate::sync::bulk::Ledger;
+use crate::sync::bulk::Replicas;
 use crate::sync::wire::Sequences;
 use crate::{Forwarding, IcmpError, Instant, PacketMeta, Protocol, Tuple, Verdict};
 
@@ -40,12 +40,12 @@ pub(crate) use self::decide::Age;
 pub use self::down::Reset;
 pub(crate) use self::ftp::check_ports;
 pub use self::ftp::{FTP_PORTS_MAX, helper_ports};
-pub(crate) use self::ledger::{RECENT, write_template};
 pub(crate) use self::links::{Links, ServerLink};
 pub use self::listing::Connection;
 pub use self::local_ports::{LocalAddress, worker_of};
 pub use self::pass::Passed;
-pub use self::publish::{LocalChange, LocalEnd, Offer, Ripeness, Unpublished};
+pub use self::publish::{LocalChange, LocalEnd, Offer, OffloadState, Unpublished};
+pub(crate) use self::replicas::{RECENT, write_template};
 pub use self::room::Evictions;
 pub(crate) use self::settings::{Settings, Shared};
 
@@ -97,7 +97,7 @@ pub struct Shard {
     /// The clock hand of the eviction.
     hand: Hand,
     /// Replication: connections sent to peers and received from them.
-    pub(crate) ledger: Option<Box<Ledger>>,
+    pub(crate) replicas: Option<Box<Replicas>>,
 }
 
 /// A packet that the shard alone cannot decide on.
@@ -160,7 +160,7 @@ impl Shard {
             down: Down::default(),
             sessions: BTreeMap::new(),
             hand: Hand::default(),
-            ledger: None,
+            replicas: None,
         }
     }
 

@@ -140,7 +140,7 @@ impl Shard {
             && settings.ipv4
             && self.local_ports.is_empty()
             && self.dying.is_empty()
-            && self.ledger.is_none()
+            && self.replicas.is_none()
             && settings.master.is_none()
             && !settings.backup_only
     }

@@ -158,7 +158,7 @@ fn what_else(entry: Entry<'_>) -> Option<Unpublished> {
 
 /// Whether a connection is due for offloading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ripeness {
+pub enum OffloadState {
     /// No connection can be offloaded now.
     NoEpoch,
     /// The connection is offloaded in this epoch.
@@ -170,27 +170,27 @@ pub enum Ripeness {
     /// Its client has sent enough packets; the next check is at a multiple of that number.
     Between,
     /// The connection is due now.
-    Ripe,
+    Due,
 }
 
 #[inline]
-fn ripeness(entry: Entry<'_>, packets: u32, epoch: u16) -> Ripeness {
+fn offload_state(entry: Entry<'_>, packets: u32, epoch: u16) -> OffloadState {
     if epoch == 0 {
-        return Ripeness::NoEpoch;
+        return OffloadState::NoEpoch;
     }
     if entry.is_live() {
         return match entry.epoch() == epoch {
-            true => Ripeness::Published,
-            false => Ripeness::Stale,
+            true => OffloadState::Published,
+            false => OffloadState::Stale,
         };
     }
     let sent = entry.in_packets();
     if sent < packets {
-        Ripeness::Early
+        OffloadState::Early
     } else if sent.is_multiple_of(packets) {
-        Ripeness::Ripe
+        OffloadState::Due
     } else {
-        Ripeness::Between
+        OffloadState::Between
     }
 }
 
@@ -255,17 +255,17 @@ impl Shard {
     /// Thus one that cannot be published for another reason is looked at now and then, not with
     /// every packet.
     #[inline]
-    pub fn is_ripe(&self, conn: ConnId, packets: u32, epoch: u16) -> bool {
+    pub fn is_offload_due(&self, conn: ConnId, packets: u32, epoch: u16) -> bool {
         let entry = self.table.get(conn.0);
-        let ripeness = ripeness(entry, packets, epoch);
-        matches!(ripeness, Ripeness::Stale | Ripeness::Ripe)
+        let offload_state = offload_state(entry, packets, epoch);
+        matches!(offload_state, OffloadState::Stale | OffloadState::Due)
             && self.what_changes(conn.0, entry).is_none()
             && what_else(entry).is_none()
     }
 
     /// Progress of a connection to its offload, without the reasons against it.
-    pub fn ripeness(&self, conn: ConnId, packets: u32, epoch: u16) -> Ripeness {
-        ripeness(self.table.get(conn.0), packets, epoch)
+    pub fn offload_state(&self, conn: ConnId, packets: u32, epoch: u16) -> OffloadState {
+        offload_state(self.table.get(conn.0), packets, epoch)
     }
 
     /// Number of the client's packets in a connection.
@@ -413,7 +413,7 @@ impl Shard {
 mod tests {
     use core::net::SocketAddr;
 
-    use crate::offload::{Ripeness, Unpublished};
+    use crate::offload::{OffloadState, Unpublished};
     use crate::*;
 
     fn packet(protocol: Protocol, flags: u8) -> PacketMeta<'static> {
@@ -467,13 +467,13 @@ mod tests {
     }
 
     /// After which of the first 64 packets a connection is offered.
-    fn ripe(protocol: Protocol, forwarding: Forwarding, first: u8) -> alloc::vec::Vec<u32> {
+    fn due(protocol: Protocol, forwarding: Forwarding, first: u8) -> alloc::vec::Vec<u32> {
         let mut director = director(protocol, forwarding);
         (1..=64)
             .filter(|&n| {
                 let flags = if n == 1 { first } else { TcpFlags::ACK };
                 let conn = send(&mut director, &packet(protocol, flags));
-                director.shard.is_ripe(conn, 16, 1)
+                director.shard.is_offload_due(conn, 16, 1)
             })
             .collect()
     }
@@ -482,14 +482,11 @@ mod tests {
     fn connection_that_is_not_offloadable_is_not_rechecked_with_every_packet() {
         let often = [16, 32, 48, 64];
         let (nat, route) = (Forwarding::Nat, Forwarding::Route);
-        assert_eq!(ripe(Protocol::UDP, nat, 0), often);
-        assert_eq!(ripe(Protocol::UDP, route, 0), often);
-        assert_eq!(ripe(Protocol::TCP, route, TcpFlags::SYN), often);
-        assert_eq!(
-            ripe(Protocol::TCP, Forwarding::Tunnel, TcpFlags::SYN),
-            often
-        );
-        let local = ripe(Protocol::TCP, Forwarding::Local, TcpFlags::SYN);
+        assert_eq!(due(Protocol::UDP, nat, 0), often);
+        assert_eq!(due(Protocol::UDP, route, 0), often);
+        assert_eq!(due(Protocol::TCP, route, TcpFlags::SYN), often);
+        assert_eq!(due(Protocol::TCP, Forwarding::Tunnel, TcpFlags::SYN), often);
+        let local = due(Protocol::TCP, Forwarding::Local, TcpFlags::SYN);
         assert!(local.is_empty(), "{local:?}");
         // Of a connection that is being closed.
         let mut director = director(Protocol::TCP, route);
@@ -500,7 +497,7 @@ mod tests {
                 _ => TcpFlags::ACK,
             };
             let conn = send(&mut director, &packet(Protocol::TCP, flags));
-            assert!(!director.shard.is_ripe(conn, 16, 1), "{n}");
+            assert!(!director.shard.is_offload_due(conn, 16, 1), "{n}");
         }
     }
 
@@ -513,11 +510,17 @@ mod tests {
             conn = send(&mut director, &meta);
         }
         assert!(director.shard.publish(conn, 1, None));
-        assert!(!director.shard.is_ripe(conn, 16, 1) && director.shard.is_ripe(conn, 16, 2));
-        assert!(!director.shard.is_ripe(conn, 16, 0), "there is no epoch");
+        assert!(
+            !director.shard.is_offload_due(conn, 16, 1)
+                && director.shard.is_offload_due(conn, 16, 2)
+        );
+        assert!(
+            !director.shard.is_offload_due(conn, 16, 0),
+            "there is no epoch"
+        );
         director.shard.withdraw(conn);
         assert!(
-            !director.shard.is_ripe(conn, 16, 2),
+            !director.shard.is_offload_due(conn, 16, 2),
             "not before 32 packets"
         );
     }
@@ -595,7 +598,7 @@ mod tests {
         assert_eq!(why(&nat, conn), Some(Unpublished::NotEstablished));
         let mut nat = director(Protocol::UDP, Forwarding::Nat);
         let conn = send(&mut nat, &packet(Protocol::UDP, 0));
-        assert_eq!(nat.shard.ripeness(conn, 16, 1), Ripeness::Early);
+        assert_eq!(nat.shard.offload_state(conn, 16, 1), OffloadState::Early);
         assert_eq!(why(&nat, conn), None);
         let mut local = director(Protocol::UDP, Forwarding::Local);
         let conn = send(&mut local, &packet(Protocol::UDP, 0));
@@ -608,15 +611,19 @@ mod tests {
         for n in 2..=17 {
             send(&mut route, &meta);
             let expected = match n {
-                16 => Ripeness::Ripe,
-                17 => Ripeness::Between,
-                _ => Ripeness::Early,
+                16 => OffloadState::Due,
+                17 => OffloadState::Between,
+                _ => OffloadState::Early,
             };
-            assert_eq!(route.shard.ripeness(conn, 16, 1), expected, "{n}");
+            assert_eq!(route.shard.offload_state(conn, 16, 1), expected, "{n}");
         }
         assert!(route.shard.publish(conn, 1, None));
-        let ripeness = [0, 1, 2].map(|epoch| route.shard.ripeness(conn, 16, epoch));
-        let expected = [Ripeness::NoEpoch, Ripeness::Published, Ripeness::Stale];
-        assert_eq!(ripeness, expected);
+        let offload_state = [0, 1, 2].map(|epoch| route.shard.offload_state(conn, 16, epoch));
+        let expected = [
+            OffloadState::NoEpoch,
+            OffloadState::Published,
+            OffloadState::Stale,
+        ];
+        assert_eq!(offload_state, expected);
     }
 }

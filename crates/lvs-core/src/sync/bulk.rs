@@ -116,8 +116,8 @@ pub fn parse(mut bytes: &[u8]) -> Result<Vec<Item>, Malformed> {
         };
         let len = usize::from(u16::from_be_bytes([high, low]));
         let (connection, rest) = rest.split_at_checked(len).ok_or(Malformed)?;
-        let told = connection.get(2..4).ok_or(Malformed)?;
-        if told != [high, low] {
+        let replicated = connection.get(2..4).ok_or(Malformed)?;
+        if replicated != [high, low] {
             return Err(Malformed);
         }
         let entry = wire::parse_entry(connection, len).map_err(|()| Malformed)?;
@@ -232,7 +232,7 @@ impl Digest {
     /// Compares the borrowed connections with the digest of their owner.
     fn compare(&self, sender: &Self) -> Differences {
         let mut all = Differences {
-            told: sender.count(),
+            replicated: sender.count(),
             ..Differences::default()
         };
         for (place, (ours, theirs)) in (0..).zip(self.0.iter().zip(&sender.0)) {
@@ -252,7 +252,7 @@ impl Digest {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Differences {
     /// Connections that it owns.
-    pub told: u64,
+    pub replicated: u64,
     /// Least number of missing items.
     pub missing: u64,
     /// The missing ranges.
@@ -335,10 +335,10 @@ impl Identity {
 
 /// Digests of a shard's owned and borrowed connections, and its outgoing updates.
 #[derive(Debug)]
-pub(crate) struct Ledger {
+pub(crate) struct Replicas {
     keys: [u64; 2],
-    told: Digest,
-    lent: [Option<Lent>; PEERS_MAX],
+    replicated: Digest,
+    borrowed: [Option<Borrowed>; PEERS_MAX],
     /// A peer is subscribed to updates.
     pub(crate) heard: bool,
     out: Vec<u8>,
@@ -347,17 +347,17 @@ pub(crate) struct Ledger {
 
 /// Connections borrowed from a peer.
 #[derive(Debug)]
-struct Lent {
+struct Borrowed {
     keys: [u64; 2],
     digest: Digest,
 }
 
-impl Ledger {
+impl Replicas {
     pub(crate) fn new(keys: [u64; 2]) -> Self {
         Self {
             keys,
-            told: Digest::default(),
-            lent: [const { None }; PEERS_MAX],
+            replicated: Digest::default(),
+            borrowed: [const { None }; PEERS_MAX],
             heard: false,
             out: Vec::new(),
             lost: false,
@@ -368,40 +368,40 @@ impl Ledger {
     pub(crate) fn tell(&mut self, identity: &Identity, is: bool) {
         let hash = identity.hash(self.keys);
         if is {
-            self.told.add(hash);
+            self.replicated.add(hash);
         } else {
-            self.told.take(hash);
+            self.replicated.take(hash);
         }
     }
 
     /// Whether an owned connection is in one of these ranges.
-    pub(crate) fn is_told_in(&self, ranges: &Ranges, identity: &Identity) -> bool {
+    pub(crate) fn is_replicated_in(&self, ranges: &Ranges, identity: &Identity) -> bool {
         ranges.has(identity.hash(self.keys))
     }
 
     /// Whether a connection is borrowed from a peer and in one of these ranges.
-    pub(crate) fn is_lent_in(&self, peer: usize, ranges: &Ranges, identity: &Identity) -> bool {
-        let lent = self.lent.get(peer).and_then(Option::as_ref);
-        lent.is_some_and(|lent| ranges.has(identity.hash(lent.keys)))
+    pub(crate) fn is_borrowed_in(&self, peer: usize, ranges: &Ranges, identity: &Identity) -> bool {
+        let borrowed = self.borrowed.get(peer).and_then(Option::as_ref);
+        borrowed.is_some_and(|borrowed| ranges.has(identity.hash(borrowed.keys)))
     }
 
     /// A connection is lent by a peer from now on, or no more.
     pub(crate) fn lend(&mut self, peer: usize, identity: &Identity, is: bool) {
-        if let Some(Some(lent)) = self.lent.get_mut(peer) {
-            let hash = identity.hash(lent.keys);
+        if let Some(Some(borrowed)) = self.borrowed.get_mut(peer) {
+            let hash = identity.hash(borrowed.keys);
             if is {
-                lent.digest.add(hash);
+                borrowed.digest.add(hash);
             } else {
-                lent.digest.take(hash);
+                borrowed.digest.take(hash);
             }
         }
     }
 
     /// A peer that has lent nothing yet hashes with these keys.
     pub(crate) fn listen_to(&mut self, peer: usize, keys: [u64; 2]) {
-        if let Some(lent) = self.lent.get_mut(peer) {
+        if let Some(borrowed) = self.borrowed.get_mut(peer) {
             let digest = Digest::default();
-            *lent = Some(Lent { keys, digest });
+            *borrowed = Some(Borrowed { keys, digest });
         }
     }
 
@@ -439,18 +439,18 @@ impl Ledger {
         (out, core::mem::take(&mut self.lost))
     }
 
-    pub(crate) const fn told(&self) -> &Digest {
-        &self.told
+    pub(crate) const fn replicated(&self) -> &Digest {
+        &self.replicated
     }
 
-    pub(crate) fn lent_count(&self, peer: usize) -> u64 {
-        let lent = self.lent.get(peer).and_then(Option::as_ref);
-        lent.map_or(0, |lent| lent.digest.count())
+    pub(crate) fn borrowed_count(&self, peer: usize) -> u64 {
+        let borrowed = self.borrowed.get(peer).and_then(Option::as_ref);
+        borrowed.map_or(0, |borrowed| borrowed.digest.count())
     }
 
     pub(crate) fn compare(&self, peer: usize, sender: &Digest) -> Differences {
-        match self.lent.get(peer) {
-            Some(Some(lent)) => lent.digest.compare(sender),
+        match self.borrowed.get(peer) {
+            Some(Some(borrowed)) => borrowed.digest.compare(sender),
             _ => Digest::default().compare(sender),
         }
     }
@@ -488,49 +488,55 @@ mod tests {
 
     #[test]
     fn digest_shows_missing_connections_and_their_range() {
-        let (mut sender, mut receiver) = (Ledger::new([1, 2]), Ledger::new([3, 4]));
+        let (mut sender, mut receiver) = (Replicas::new([1, 2]), Replicas::new([3, 4]));
         receiver.listen_to(5, [1, 2]);
         for port in 0..10_000 {
             sender.tell(&identity(port), true);
             receiver.lend(5, &identity(port), true);
         }
         let mut bytes = Vec::new();
-        sender.told().write(&mut bytes);
+        sender.replicated().write(&mut bytes);
         assert_eq!(bytes.len(), DIGEST_LEN);
-        let told = Digest::parse(&bytes).unwrap();
-        assert_eq!((&told, told.count()), (sender.told(), 10_000));
-        let all = receiver.compare(5, &told);
-        assert_eq!((all.told, all.missing, all.ranges.len()), (10_000, 0, 0));
+        let replicated = Digest::parse(&bytes).unwrap();
+        assert_eq!(
+            (&replicated, replicated.count()),
+            (sender.replicated(), 10_000)
+        );
+        let all = receiver.compare(5, &replicated);
+        assert_eq!(
+            (all.replicated, all.missing, all.ranges.len()),
+            (10_000, 0, 0)
+        );
 
         receiver.lend(5, &identity(77), false);
-        let all = receiver.compare(5, &told);
+        let all = receiver.compare(5, &replicated);
         assert_eq!((all.missing, all.ranges.len()), (1, 1));
         let ranges = Ranges::new(all.ranges);
-        assert!(sender.is_told_in(&ranges, &identity(77)));
+        assert!(sender.is_replicated_in(&ranges, &identity(77)));
         // As many, and another.
         let other = (0..).find(|port| {
             let other = identity(20_000 + port);
-            sender.is_told_in(&ranges, &other)
+            sender.is_replicated_in(&ranges, &other)
         });
         receiver.lend(5, &identity(20_000 + other.unwrap()), true);
-        assert_eq!(receiver.compare(5, &told).missing, 1);
+        assert_eq!(receiver.compare(5, &replicated).missing, 1);
         assert_eq!(Digest::parse(&bytes[1..]), Err(Malformed));
     }
 
     #[test]
     fn outgoing_updates_are_bounded() {
-        let mut ledger = Ledger::new([0, 0]);
-        assert!(ledger.begin_to_say().is_none(), "nobody listens");
-        ledger.heard = true;
+        let mut replicas = Replicas::new([0, 0]);
+        assert!(replicas.begin_to_say().is_none(), "nobody listens");
+        replicas.heard = true;
         for _ in 0..(2 * OUT_MAX / 40) {
-            if let Some(mut out) = ledger.begin_to_say() {
+            if let Some(mut out) = replicas.begin_to_say() {
                 out.extend([0; 40]);
-                ledger.has_been_said(out);
+                replicas.has_been_said(out);
             }
         }
-        let (out, lost) = ledger.take();
+        let (out, lost) = replicas.take();
         assert!(lost && out.len() < OUT_MAX + 40);
-        assert_eq!(ledger.take(), (Vec::new(), false));
+        assert_eq!(replicas.take(), (Vec::new(), false));
     }
 
     proptest::proptest! {

@@ -289,10 +289,10 @@ fn late_packet_of_reset_connection_is_answered_with_reset() {
         reset
     );
     let said = director.handle_packet(&tcp(client, vip, RST), now);
-    let Verdict::Forward(told) = said else {
+    let Verdict::Forward(replicated) = said else {
         panic!("the server is told: {said:?}");
     };
-    assert_eq!(told.target, before);
+    assert_eq!(replicated.target, before);
     let said = director.handle_packet(&tcp(before, client, RST), now);
     assert!(
         matches!(said, Verdict::Reply(_)),
@@ -524,9 +524,13 @@ fn explain_shows_fate_of_lost_connection() {
     establish(&mut director, addr(CLIENT), true, now);
     remove(&mut director, 1, now);
     let tuple = tcp(addr(CLIENT), addr(VIP), ACK).tuple;
-    let told = director.control.explain(&director.shard, tuple, 0, now);
-    assert!(told.verdict.contains("reset"), "{}", told.verdict);
-    assert_eq!(told.server, None);
+    let replicated = director.control.explain(&director.shard, tuple, 0, now);
+    assert!(
+        replicated.verdict.contains("reset"),
+        "{}",
+        replicated.verdict
+    );
+    assert_eq!(replicated.server, None);
 }
 
 // --- slow start ----------------------------------------------------------------------------------

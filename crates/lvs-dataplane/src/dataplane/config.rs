@@ -48,7 +48,7 @@ pub struct Config {
     /// Interfaces to which the XDP program of the kernel fast path is attached.
     pub xdp: Vec<String>,
     /// Packets from the client after which a connection is offloaded; `None` for
-    /// [16](crate::fast_path::RIPE).
+    /// [16](crate::fast_path::OFFLOAD_AFTER).
     pub fast_path_after: Option<NonZeroU32>,
     /// The state keeper: it keeps connections for a warm restart if there is no kernel fast path.
     pub warm_restart: Option<StateKeeper>,

@@ -18,13 +18,13 @@ use lvs_core::{
 use super::context::Context;
 use super::hook::{HookAction, PacketHook};
 use super::kernel_path::WithDataplane;
-use crate::fast_path::RIPE;
+use crate::fast_path::OFFLOAD_AFTER;
 use lvs_packet::intercept::Intercept;
 use lvs_packet::pipeline::Decide;
 use lvs_sys::prefetch;
 
 /// Connections that may wait to be offloaded; further connections wait for their next packet.
-const RIPE_MAX: usize = 4096;
+const OFFLOADS_MAX: usize = 4096;
 
 /// A packet that the control socket asks about.
 #[derive(Clone, Debug)]
@@ -56,13 +56,13 @@ pub(super) struct Decider {
     pub(super) ignores: bool,
     /// Whether the last decision is kept for a capture.
     pub(super) tells: bool,
-    told: Option<(Tuple, Verdict)>,
+    reported: Option<(Tuple, Verdict)>,
     /// The epoch of the kernel fast path from before the latest view; 0 for none.
     pub(super) epoch: u16,
     /// Packets from the client after which a connection can be offloaded.
-    pub(super) ripe_after: u32,
+    pub(super) offload_after: u32,
     /// Connections that can be offloaded.
-    pub(super) ripe: Vec<ConnId>,
+    pub(super) due: Vec<ConnId>,
 }
 
 impl Decider {
@@ -84,10 +84,10 @@ impl Decider {
             drops,
             accepts,
             tells: false,
-            told: None,
+            reported: None,
             epoch: 0,
-            ripe_after: RIPE.get(),
-            ripe: Vec::new(),
+            offload_after: OFFLOAD_AFTER.get(),
+            due: Vec::new(),
         }
     }
 
@@ -208,19 +208,19 @@ impl Decider {
             reason: DropReason::MarkRule.name().to_owned(),
             ..Explanation::default()
         };
-        let mut told = match action {
+        let mut reported = match action {
             Some(MarkAction::Drop) => refused(format!("dropped by {why}")),
             Some(MarkAction::Host) => refused(format!("passed to this host by {why}")),
             Some(MarkAction::Mark(mark)) => self.ask(*tuple, mark),
             None => self.ask(*tuple, 0),
         };
-        told.mark_why = why;
-        if told.has_connection() {
+        reported.mark_why = why;
+        if reported.has_connection() {
             let why = self.with_dataplane(tuple, fast_path);
-            told.fast_path = Some(why.is_none());
-            told.fast_path_why = why.unwrap_or_default();
+            reported.fast_path = Some(why.is_none());
+            reported.fast_path_why = why.unwrap_or_default();
         }
-        told
+        reported
     }
 
     /// The reason why a connection is not offloaded; `None` if it is.
@@ -254,12 +254,12 @@ impl Decider {
 
     /// Removes and returns the last decision, if [`tells`](Self::tells) is set.
     pub(super) fn take_told(&mut self) -> Option<(Tuple, Verdict)> {
-        self.told.take()
+        self.reported.take()
     }
 
     fn count(&mut self, tuple: Tuple, verdict: Verdict) -> Verdict {
         if self.tells {
-            self.told = Some((tuple, verdict));
+            self.reported = Some((tuple, verdict));
         }
         match verdict {
             Verdict::Drop(reason) | Verdict::Unreachable(reason) | Verdict::Reset(reason) => {
@@ -268,7 +268,7 @@ impl Decider {
             Verdict::Accept(reason) => self.accepts[reason.index()] += 1,
             Verdict::Forward(Forward {
                 conn: Some(conn), ..
-            }) => self.look_if_ripe(conn),
+            }) => self.note_if_offload_is_due(conn),
             Verdict::Forward(_) | Verdict::Reply(_) => {}
         }
         verdict
@@ -277,10 +277,13 @@ impl Decider {
 
 impl Decider {
     /// Queues a connection that can be offloaded.
-    fn look_if_ripe(&mut self, conn: ConnId) {
-        let (after, epoch) = (self.ripe_after, self.epoch);
-        if epoch != 0 && self.ripe.len() < RIPE_MAX && self.shard.is_ripe(conn, after, epoch) {
-            self.ripe.push(conn);
+    fn note_if_offload_is_due(&mut self, conn: ConnId) {
+        let (after, epoch) = (self.offload_after, self.epoch);
+        if epoch != 0
+            && self.due.len() < OFFLOADS_MAX
+            && self.shard.is_offload_due(conn, after, epoch)
+        {
+            self.due.push(conn);
         }
     }
 }
@@ -320,7 +323,7 @@ impl Decide for Decider {
         }
         let passed = self.shard.pass(packet, ahead, now)?;
         if !passed.reply {
-            self.look_if_ripe(passed.conn);
+            self.note_if_offload_is_due(passed.conn);
         }
         Some(passed)
     }

@@ -438,13 +438,15 @@ mod tests {
                 remedy: remedy.to_owned(),
             }];
             for_lvsd(&mut reasons);
-            let told = &reasons[0].remedy;
+            let reported = &reasons[0].remedy;
             for change in ["lvsadm -", "(-a)", "(-e", "lvsadm limit", "lvsadm sysctl"] {
-                let told = told.replace("lvsadm --set", "").replace("lvsadm -L", "");
-                assert!(!told.contains(change), "{name}: {told}");
+                let reported = reported
+                    .replace("lvsadm --set", "")
+                    .replace("lvsadm -L", "");
+                assert!(!reported.contains(change), "{name}: {reported}");
             }
             // Keys stand in backticks, alone or with a value; commands have other words.
-            for key in told.split('`').skip(1).step_by(2) {
+            for key in reported.split('`').skip(1).step_by(2) {
                 let key = key.split(" = ").next().unwrap_or_default();
                 let is_key = !key.contains(char::is_whitespace);
                 assert!(

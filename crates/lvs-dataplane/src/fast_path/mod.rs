@@ -79,7 +79,7 @@ use lvs_sys::{Jump, PacketSocket, Program, ProgramArray, SharedSet};
 
 /// Packets from the client after which a connection is published: shorter ones stay with the
 /// dataplane, and a flood publishes nothing.
-pub const RIPE: NonZeroU32 = NonZeroU32::new(16).unwrap();
+pub const OFFLOAD_AFTER: NonZeroU32 = NonZeroU32::new(16).unwrap();
 /// A dataplane that runs for this time has proved that the inherited state does not crash it.
 const LONG_ENOUGH: Duration = Duration::from_secs(30);
 /// How long a slot that was published is not used again: a program may be looking at it.

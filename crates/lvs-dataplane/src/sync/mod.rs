@@ -138,23 +138,23 @@ impl Daemons {
         });
         let (go, gone) = channel();
         let (outbox, counts) = (self.outbox.clone(), self.counts.clone());
-        let (asked, told) = (stop.clone(), daemon.clone());
+        let (asked, replicated) = (stop.clone(), daemon.clone());
         let run = move || {
             if gone.recv().is_err() {
                 return;
             }
             info!(
-                interface = told.interface,
-                syncid = told.syncid,
+                interface = replicated.interface,
+                syncid = replicated.syncid,
                 ports,
                 "the synchronisation {} runs",
-                role(told.role)
+                role(replicated.role)
             );
-            match told.role {
+            match replicated.role {
                 SyncRole::Master => master::run(sockets, &*director, &outbox, &counts, &asked),
                 SyncRole::Backup => backup::run(sockets, &*director, &counts, &asked),
             }
-            info!("the synchronisation {} has stopped", role(told.role));
+            info!("the synchronisation {} has stopped", role(replicated.role));
         };
         let thread = thread::Builder::new()
             .name(format!("lvs-sync-{}", role(daemon.role)))

@@ -248,7 +248,7 @@ fn icmp_error_about_nat_server_is_hidden_from_any_sender() {
         .run(|| std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap());
     net.server.ip("route add prohibit 10.2.0.77");
     let complaint = |wanted: io::ErrorKind| {
-        let told = net.client.run(move || {
+        let reported = net.client.run(move || {
             let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
             let patience = Some(limit(wanted != io::ErrorKind::WouldBlock));
             socket.set_read_timeout(patience).unwrap();
@@ -256,7 +256,7 @@ fn icmp_error_about_nat_server_is_hidden_from_any_sender() {
             socket.send(b"question").unwrap();
             socket.recv(&mut [0; 16]).unwrap_err().kind()
         });
-        assert_eq!(told, wanted);
+        assert_eq!(reported, wanted);
     };
     let hide = |shield: &mut Shield, server| {
         let spec = Intercept {

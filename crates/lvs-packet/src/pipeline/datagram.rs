@@ -8,10 +8,10 @@ use super::{Cx, Decide, Fate, Pipeline};
 use crate::drop::FrameDrop;
 use crate::fragment::History;
 use crate::frame::Frame;
-use crate::gate::KNOWN_AFTER;
 use crate::net::{Net, NextHop, PortId};
 use crate::parse::{self, Icmp, Packet};
 use crate::rewrite::tunnel;
+use crate::syn_limiter::KNOWN_AFTER;
 use crate::wire::icmp::ErrorKind;
 use crate::wire::ip_options::WantedOptions;
 use crate::wire::{Mac, decrement_ttl, ipv4, tcp};
@@ -147,7 +147,7 @@ impl Pipeline {
                 if job.hook == Hook::Local
                     && let Some(number) = number_of_syn(&meta, decide)
                     && !self
-                        .gate
+                        .syn_limiter
                         .passes(meta.tuple.src, meta.tuple.dst, number, cx.now)
                 {
                     // The host receives its own packets.
@@ -166,7 +166,7 @@ impl Pipeline {
                     && job.packet.protocol == Protocol::TCP
                     && decide.packets_of(conn) == KNOWN_AFTER
                 {
-                    self.gate.meets(job.packet.src, cx.now);
+                    self.syn_limiter.meets(job.packet.src, cx.now);
                 }
                 self.forward(frame, &job, &forward, ports, cx)
             }

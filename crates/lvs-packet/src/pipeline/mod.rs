@@ -38,12 +38,12 @@ use lvs_core::{ConnId, Director, IcmpError, Instant, PacketMeta, Protocol, Tuple
 use crate::common::Common;
 use crate::drop::FrameDrop;
 use crate::frame::{Frame, MAX_FRAME};
-use crate::gate::Gate;
 use crate::held::Held;
 use crate::intercept::Intercept;
 use crate::net::{Net, PortId};
 use crate::parse;
 use crate::rewrite::mac;
+use crate::syn_limiter::SynLimiter;
 use crate::tunnel_path::KnownPaths;
 use crate::wire::Mac;
 use lvs_sys::prefetch;
@@ -172,7 +172,7 @@ pub struct Pipeline {
     /// Packets that wait for their neighbours.
     pub held: Held,
     /// The limiter of new connections in a flood.
-    pub gate: Gate,
+    pub syn_limiter: SynLimiter,
     /// Which of several workers it belongs to; `None` if all packets are its own.
     pub share: Option<Share>,
     common: Arc<Common>,
@@ -187,7 +187,7 @@ impl Pipeline {
         Self {
             counters: Counters::default(),
             held: Held::of_workers(common.workers),
-            gate: Gate::default(),
+            syn_limiter: SynLimiter::default(),
             share: None,
             tunnels: KnownPaths::default(),
             own_error: None,

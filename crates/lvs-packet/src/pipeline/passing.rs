@@ -10,11 +10,11 @@ use lvs_core::{Forwarding, Hook, Protocol};
 use super::datagram::{Arrival, Job};
 use super::{Cx, Decide, Fate, Pipeline, ReversePath};
 use crate::frame::Frame;
-use crate::gate::KNOWN_AFTER;
 use crate::net::{Net, PortId, PortInfo, Way, is_martian};
 use crate::parse;
 use crate::rewrite::nat::{self, End};
 use crate::segment::finish_checksum;
+use crate::syn_limiter::KNOWN_AFTER;
 use crate::wire::{ETHERNET_LEN, ETHERTYPE_IPV4, Mac, be16, ethernet, ethernet_header, ipv4};
 
 impl Pipeline {
@@ -50,7 +50,7 @@ impl Pipeline {
             return Some(self.send_on(frame, &packet, &passed, &to.way?, cx));
         }
         if packet.protocol == Protocol::TCP && passed.packets == KNOWN_AFTER {
-            self.gate.meets(src, cx.now);
+            self.syn_limiter.meets(src, cx.now);
         }
         if passed.method != Forwarding::Tunnel {
             let server = net.about(IpAddr::V4(*passed.target.ip()));

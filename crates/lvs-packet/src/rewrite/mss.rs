@@ -136,11 +136,11 @@ mod tests {
             finish_checksum(&mut frame).expect("in bounds");
             prop_assert!(checksum_ok(frame.bytes(), l4, 6));
             let (headers, _) = etherparse::TcpHeader::from_slice(&frame.bytes()[l4..]).expect("a header");
-            let told = headers.options_iterator().find_map(|option| match option {
+            let reported = headers.options_iterator().find_map(|option| match option {
                 Ok(TcpOptionElement::MaximumSegmentSize(size)) => Some(size),
                 _ => None,
             });
-            prop_assert_eq!(told, Some(asked.min(limit)));
+            prop_assert_eq!(reported, Some(asked.min(limit)));
         }
 
         #[test]

@@ -451,10 +451,10 @@ fn path_mtu_of_unused_path_is_not_learned() {
         let _ = only(lab.request(&long(53), Offload::default()), SERVERS);
         // From here on it is as the kernel does it: the client is told, and the next one does not
         // fit.
-        let told = only(complaint(&mut lab, tunnel, &long(53)), CLIENTS);
-        assert_eq!(told.bytes()[20..22], [3, 4]);
-        let told = only(lab.request(&long(53), Offload::default()), CLIENTS);
-        assert_eq!(told.bytes()[20..22], [3, 4], "{tunnel:?}");
+        let reported = only(complaint(&mut lab, tunnel, &long(53)), CLIENTS);
+        assert_eq!(reported.bytes()[20..22], [3, 4]);
+        let reported = only(lab.request(&long(53), Offload::default()), CLIENTS);
+        assert_eq!(reported.bytes()[20..22], [3, 4], "{tunnel:?}");
     }
 }
 
@@ -471,15 +471,15 @@ fn path_mtu_is_learned_without_connection() {
     assert!(lab.connections().is_empty());
     // There is nobody to be told of it.
     assert!(complaint(&mut lab, tunnel, &long(53)).is_empty());
-    let told = only(lab.request(&long(53), Offload::default()), CLIENTS);
-    assert_eq!(told.bytes()[20..22], [3, 4]);
-    assert_eq!(told.bytes()[26..28], 1180_u16.to_be_bytes());
+    let reported = only(lab.request(&long(53), Offload::default()), CLIENTS);
+    assert_eq!(reported.bytes()[20..22], [3, 4]);
+    assert_eq!(reported.bytes()[26..28], 1180_u16.to_be_bytes());
 }
 
 /// The MTU in the first ICMP error to the client.
-fn told(lab: &mut DirectorLab, port: u16) -> u16 {
-    let told = only(complaint(lab, Tunnel::Ipip, &long(port)), CLIENTS);
-    u16::from_be_bytes([told.bytes()[26], told.bytes()[27]])
+fn reported(lab: &mut DirectorLab, port: u16) -> u16 {
+    let reported = only(complaint(lab, Tunnel::Ipip, &long(port)), CLIENTS);
+    u16::from_be_bytes([reported.bytes()[26], reported.bytes()[27]])
 }
 
 /// The kernel's first complaint still tells the MTU of the route, and that for each server of each
@@ -503,10 +503,10 @@ fn first_error_reports_mtu_of_route_once_for_all_services() {
         let _ = only(lab.request(&long(port), Offload::default()), SERVERS);
     }
     // As the kernel tells it, as long as no packet has met what was learned.
-    assert_eq!([told(&mut lab, 53), told(&mut lab, 53)], [1480; 2]);
-    assert_eq!(told(&mut lab, 54), 1480);
+    assert_eq!([reported(&mut lab, 53), reported(&mut lab, 53)], [1480; 2]);
+    assert_eq!(reported(&mut lab, 54), 1480);
     let _ = only(lab.request(&long(53), Offload::default()), CLIENTS);
-    assert_eq!(told(&mut lab, 53), 1180);
+    assert_eq!(reported(&mut lab, 53), 1180);
     // The kernel: 1480, until a packet of this service has met it.
-    assert_eq!(told(&mut lab, 54), 1180);
+    assert_eq!(reported(&mut lab, 54), 1180);
 }

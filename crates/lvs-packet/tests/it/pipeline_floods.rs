@@ -149,12 +149,12 @@ fn flood_drops_only_syns_above_their_share() {
     assert_eq!(lab.send(CLIENTS, &syn(1, VIP)).len(), 1);
     // It has taken all of the time.
     let second = std::time::Duration::from_secs(1);
-    lab.pipeline.gate.spent(1, second, lab.now);
-    assert!(lab.pipeline.gate.sorts());
+    lab.pipeline.syn_limiter.spent(1, second, lab.now);
+    assert!(lab.pipeline.syn_limiter.sorts());
     let mut passed = 0;
     for n in 2..1000 {
         passed += lab.send(CLIENTS, &syn(n, VIP)).len();
-        lab.pipeline.gate.spent(1, second, lab.now);
+        lab.pipeline.syn_limiter.spent(1, second, lab.now);
     }
     let dropped = lab.pipeline.counters.dropped_for(FrameDrop::SynFlood);
     assert_eq!((passed, dropped), (1, 997), "one empties the purse");

@@ -267,11 +267,14 @@ fn passive_and_extended_passive() {
     for card in CARDS {
         let mut talk = Talk::four(card);
         talk.client_says(PSH | ACK, b"PASV\r\n");
-        let told = talk.server_says(
+        let reported = talk.server_says(
             PSH | ACK,
             b"227 Entering Passive Mode (10,1,0,11,156,65).\r\n",
         );
-        assert_eq!(told, "227 Entering Passive Mode (10,0,0,80,156,65).\r\n");
+        assert_eq!(
+            reported,
+            "227 Entering Passive Mode (10,0,0,80,156,65).\r\n"
+        );
         assert_eq!(
             talk.data(),
             ["192.0.2.7:0 10.0.0.80:40001 10.1.0.11:40001 LISTEN"]
@@ -283,16 +286,17 @@ fn passive_and_extended_passive() {
             ("=9,9,9,9,0,9\n", "=10,0,0,80,0,9\n"),
         ] {
             talk.client_says(PSH | ACK, b"NOOP\r\npasv\r\n");
-            let told = talk.server_says(PSH | ACK, format!("227 {told_by}\r\n").as_bytes());
-            assert_eq!(told, format!("227 {told_to}\r\n"));
+            let reported = talk.server_says(PSH | ACK, format!("227 {told_by}\r\n").as_bytes());
+            assert_eq!(reported, format!("227 {told_to}\r\n"));
             talk.client_says(ACK, b"");
             talk.server_says(PSH | ACK, b"150 Here it comes.\r\n");
             talk.server_says(PSH | ACK, b"226 Done.\r\n");
             talk.client_says(ACK, b"");
         }
         talk.client_says(PSH | ACK, b"EPSV\r\n");
-        let told = talk.server_says(PSH | ACK, b"229 Extended Passive (!1!10.1.0.12!40002!)\r\n");
-        assert_eq!(told, "229 Extended Passive (|||40002|)\r\n");
+        let reported =
+            talk.server_says(PSH | ACK, b"229 Extended Passive (!1!10.1.0.12!40002!)\r\n");
+        assert_eq!(reported, "229 Extended Passive (|||40002|)\r\n");
         assert_eq!(talk.data().len(), 5);
         assert!(
             talk.data()
@@ -304,11 +308,11 @@ fn passive_and_extended_passive() {
 
         let mut talk = Talk::new([CLIENT6, VIP6, SERVER6], [7, 7], card);
         talk.client_says(PSH | ACK, b"EPSV 2\r\n");
-        let told = talk.server_says(
+        let reported = talk.server_says(
             PSH | ACK,
             b"229 Extended Passive (|2|fd00:1::11|40001|)\r\n",
         );
-        assert_eq!(told, "229 Extended Passive (|||40001|)\r\n");
+        assert_eq!(reported, "229 Extended Passive (|||40001|)\r\n");
         assert_eq!(
             talk.data(),
             ["[2001:db8::7]:0 [fd00::80]:40001 [fd00:1::11]:40001 LISTEN"]
@@ -332,17 +336,20 @@ fn reply_lost_behind_director_is_rewritten_again() {
         // The same again; together with what came after it; together with what came before.
         let later = b"226 Later.\r\n";
         lost.payload = reply.to_vec();
-        let told = b"227 Entering Passive Mode (10,0,0,80,156,65).\r\n";
+        let reported = b"227 Entering Passive Mode (10,0,0,80,156,65).\r\n";
         let got = talk.send_answer(&lost).expect("it passes");
-        assert_eq!((got.sequence, got.payload), (lost.sequence, told.to_vec()));
+        assert_eq!(
+            (got.sequence, got.payload),
+            (lost.sequence, reported.to_vec())
+        );
         lost.payload = [&reply[..], later].concat();
         let got = talk.send_answer(&lost).expect("it passes");
-        assert_eq!(got.payload, [&told[..], later].concat());
+        assert_eq!(got.payload, [&reported[..], later].concat());
         let earlier = b"200 Earlier.\r\n";
         lost.payload = [&earlier[..], reply].concat();
         lost.sequence = before.sequence.wrapping_sub(14);
         let got = talk.send_answer(&lost).expect("it passes");
-        assert_eq!(got.payload, [&earlier[..], told].concat());
+        assert_eq!(got.payload, [&earlier[..], reported].concat());
         assert_eq!(got.sequence, lost.sequence);
         // One connection is expected, and the stream goes on where it was.
         assert_eq!(talk.data().len(), 1);

@@ -273,8 +273,8 @@ fn icmp_errors_are_translated_at_both_ends_in_both_directions() {
             SocketAddr::new(local.ip(), 0),
             forwarded.bytes(),
         );
-        let (to, told) = bed.through(SERVERS, &complaint, Offload::default());
-        let ip = told.bytes();
+        let (to, reported) = bed.through(SERVERS, &complaint, Offload::default());
+        let ip = reported.bytes();
         check(ip);
         assert_eq!(
             (to, ip_src(ip), ip_dst(ip)),
@@ -290,8 +290,8 @@ fn icmp_errors_are_translated_at_both_ends_in_both_directions() {
         let reply = packet(true, server, local, "", b"answer");
         let (_, answered) = bed.through(SERVERS, &reply, Offload::default());
         let complaint = error(client, vip, answered.bytes());
-        let (to, told) = bed.through(CLIENTS, &complaint, Offload::default());
-        let ip = told.bytes();
+        let (to, reported) = bed.through(CLIENTS, &complaint, Offload::default());
+        let ip = reported.bytes();
         check(ip);
         assert_eq!(
             (to, ip_src(ip), ip_dst(ip)),

@@ -231,7 +231,7 @@ fn aggregates_pass_whole_and_are_cut_for_tunnels() {
 fn too_long_packet_is_answered_and_learned_mtu_applies() {
     let mut lab = web(Forwarding::Tunnel);
     let big = udp((CLIENT, 4000), (VIP, 53), &[1; 1400]);
-    let told = |lab: &mut Lab| {
+    let stated = |lab: &mut Lab| {
         let got = lab.send(CLIENTS, &from_client(&big));
         assert_eq!(got.len(), 1);
         let ip = &got[0].1[14..];
@@ -244,7 +244,7 @@ fn too_long_packet_is_answered_and_learned_mtu_applies() {
             _ => None,
         }
     };
-    assert_eq!(told(&mut lab), None, "1448 and 40 bytes fit");
+    assert_eq!(stated(&mut lab), None, "1448 and 40 bytes fit");
     // A router on the way to the server takes less.
     let got = lab.send(CLIENTS, &from_client(&big));
     let mut complaint = Frame::new();
@@ -258,7 +258,7 @@ fn too_long_packet_is_answered_and_learned_mtu_applies() {
         0
     ));
     lab.send(SERVERS, &ethernet(SV_MAC, GW_MAC, complaint.bytes()));
-    assert_eq!(told(&mut lab), Some(1360));
+    assert_eq!(stated(&mut lab), Some(1360));
     assert_eq!(
         lab.pipeline.counters.dropped_for(FrameDrop::TooBig),
         1,

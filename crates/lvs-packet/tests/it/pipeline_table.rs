@@ -483,13 +483,13 @@ fn icmp_error_about_tunnel_packet_reaches_client() {
     // First in terms of the route that was in use, and of what was learned once that is in use.
     let got = lab.send(SERVERS, &complaint(1300));
     assert_eq!(got.len(), 1);
-    let told = &got[0].1[14..];
+    let reported = &got[0].1[14..];
     assert_eq!(
-        (got[0].0, ipv4::src(told), ipv4::dst(told)),
+        (got[0].0, ipv4::src(reported), ipv4::dst(reported)),
         (CLIENTS, VIP, CLIENT)
     );
-    assert_eq!((&told[20..22], be16(told, 26)), (&[3, 4][..], 1480));
-    assert_eq!(told[28 + 12..28 + 28], request[12..28]);
+    assert_eq!((&reported[20..22], be16(reported, 26)), (&[3, 4][..], 1480));
+    assert_eq!(reported[28 + 12..28 + 28], request[12..28]);
     let got = lab.send(CLIENTS, &from_client(&request));
     assert_eq!((got[0].0, be16(&got[0].1, 40)), (CLIENTS, 1280));
     let got = lab.send(SERVERS, &complaint(1300));

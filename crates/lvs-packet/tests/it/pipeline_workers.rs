@@ -156,7 +156,7 @@ fn udp(src: Ipv4Addr, ttl: u8, len: usize) -> Vec<u8> {
 }
 
 /// The MTU in a frame with an ICMP error "fragmentation needed".
-fn told(frame: &[u8]) -> Option<u16> {
+fn reported(frame: &[u8]) -> Option<u16> {
     (frame[14 + 9] == 1 && frame[34..36] == [3, 4]).then(|| be16(frame, 40))
 }
 
@@ -184,7 +184,7 @@ fn path_mtu_learned_by_one_worker_applies_to_all() {
     for worker in [1, 0] {
         let sent = site.send(worker, CLIENTS, &request);
         assert_eq!(sent.len(), 1, "worker {worker}");
-        assert_eq!(told(&sent[0].1), Some(1280), "worker {worker}");
+        assert_eq!(reported(&sent[0].1), Some(1280), "worker {worker}");
     }
     // A packet that did not fit is recorded once, for the director.
     let noted = site.common.oversize.all();

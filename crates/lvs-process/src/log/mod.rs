@@ -288,9 +288,10 @@ mod tests {
         queue.flush(Duration::from_secs(60));
         drop(queue);
         let lines = reader.join().expect("no panic");
-        let (told, whole): (Vec<_>, Vec<_>) = lines.iter().partition(|line| line.contains(" lost"));
+        let (stated, whole): (Vec<_>, Vec<_>) =
+            lines.iter().partition(|line| line.contains(" lost"));
         assert!(whole.iter().all(|one| **one == line));
-        let lost: usize = told
+        let lost: usize = stated
             .iter()
             .filter_map(|line| {
                 line.split("WARN ")
@@ -301,7 +302,7 @@ mod tests {
                     .ok()
             })
             .sum();
-        assert!(!told.is_empty());
+        assert!(!stated.is_empty());
         assert_eq!(lost + whole.len(), 100_000);
         assert!((least..most).contains(&whole.len()), "{}", whole.len());
     }

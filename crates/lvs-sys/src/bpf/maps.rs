@@ -204,7 +204,7 @@ fn pinned_array(path: &Path) -> io::Result<(OwnedFd, usize)> {
 fn pinned_map(path: &Path, kind: u32) -> io::Result<(OwnedFd, [u32; 3])> {
     let fd = pinned(path)?;
     // `type`, `id`, `key_size`, `value_size` and `max_entries` of `bpf_map_info`.
-    let info = attached::told(&fd)?;
+    let info = attached::reported(&fd)?;
     let [found, _, key, value, entries] = std::array::from_fn(|n| info[n]);
     match found == kind {
         true => Ok((fd, [key, value, entries])),

@@ -59,7 +59,7 @@ pub struct ConformanceOptions {
 
 /// Results of the cases of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct Counts {
     /// Cases with the kernel's result.
     pub passed: usize,
     /// All other cases.
@@ -70,7 +70,7 @@ pub struct Tally {
     pub forwarded: Forwarded,
 }
 
-impl fmt::Display for Tally {
+impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let skipped: usize = self.skipped.values().sum();
         write!(
@@ -93,7 +93,7 @@ impl fmt::Display for Tally {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConformanceReport {
     /// By kind.
-    pub kinds: BTreeMap<&'static str, Tally>,
+    pub kinds: BTreeMap<&'static str, Counts>,
     /// The text of every mismatch.
     pub mismatches: Vec<String>,
 }
@@ -274,14 +274,14 @@ pub fn conformance(
     let mut report = ConformanceReport::default();
     for (number, (outcome, forwarded)) in outcomes {
         let case = &all[number];
-        let tally = report.kinds.entry(kind(case)).or_default();
-        tally.forwarded += forwarded;
+        let counts = report.kinds.entry(kind(case)).or_default();
+        counts.forwarded += forwarded;
         let name = case.maybe_text("name").unwrap_or("(no name)");
         match outcome {
-            Outcome::Passed => tally.passed += 1,
-            Outcome::Skipped(what) => *tally.skipped.entry(what).or_default() += 1,
+            Outcome::Passed => counts.passed += 1,
+            Outcome::Skipped(what) => *counts.skipped.entry(what).or_default() += 1,
             Outcome::Failed(mismatches) => {
-                tally.failed += 1;
+                counts.failed += 1;
                 let more = mismatches.len().saturating_sub(show);
                 for m in mismatches.iter().take(show) {
                     report.mismatches.push(format!(
@@ -303,17 +303,20 @@ pub fn conformance(
 impl ConformanceReport {
     /// Cases that passed.
     pub fn passed(&self) -> usize {
-        self.kinds.values().map(|tally| tally.passed).sum()
+        self.kinds.values().map(|counts| counts.passed).sum()
     }
 
     /// Cases that failed.
     pub fn failed(&self) -> usize {
-        self.kinds.values().map(|tally| tally.failed).sum()
+        self.kinds.values().map(|counts| counts.failed).sum()
     }
 
     /// Cases that were not replayed.
     pub fn skipped(&self) -> usize {
-        let skipped = self.kinds.values().flat_map(|tally| tally.skipped.values());
+        let skipped = self
+            .kinds
+            .values()
+            .flat_map(|counts| counts.skipped.values());
         skipped.sum()
     }
 }
@@ -351,9 +354,9 @@ pub fn run(options: &ConformanceOptions) -> anyhow::Result<()> {
     for mismatch in &report.mismatches {
         println!("{mismatch}");
     }
-    for (kind, tally) in &report.kinds {
-        println!("{kind}: {tally}");
-        for (what, count) in &tally.skipped {
+    for (kind, counts) in &report.kinds {
+        println!("{kind}: {counts}");
+        for (what, count) in &counts.skipped {
             println!("  {count} skipped ({what})");
         }
     }

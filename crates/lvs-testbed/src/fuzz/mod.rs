@@ -105,32 +105,32 @@ fn operation(entropy: &mut Entropy<'_>) -> Op {
 pub fn peer_decode(bytes: &[u8]) {
     const PEER: usize = 7;
     let (&choice, rest) = bytes.split_first().unwrap_or((&0, &[]));
-    let mut told = rest.to_vec();
+    let mut replicated = rest.to_vec();
     // Most random lengths are wrong and stop the reader: make those of the first items right.
     let mut at = 0;
-    while choice & 1 == 0 && at + 44 <= told.len() {
-        let v6 = told[at + 8] & 1 == 1;
+    while choice & 1 == 0 && at + 44 <= replicated.len() {
+        let v6 = replicated[at + 8] & 1 == 1;
         let len: u16 = if v6 { 72 } else { 36 };
-        told[at] = 1 + told[at] % 3;
-        told[at + 1] = 0;
-        told[at + 2..at + 4].copy_from_slice(&len.to_be_bytes());
-        told[at + 8] = u8::from(v6);
-        if let Some(field) = told.get_mut(at + 10..at + 12) {
+        replicated[at] = 1 + replicated[at] % 3;
+        replicated[at + 1] = 0;
+        replicated[at + 2..at + 4].copy_from_slice(&len.to_be_bytes());
+        replicated[at + 8] = u8::from(v6);
+        if let Some(field) = replicated.get_mut(at + 10..at + 12) {
             field.copy_from_slice(&len.to_be_bytes());
         }
         at += 8 + usize::from(len);
     }
     if choice & 1 == 0 {
-        told.truncate(at);
+        replicated.truncate(at);
     }
-    if let Ok(digest) = bulk::Digest::parse(&told) {
+    if let Ok(digest) = bulk::Digest::parse(&replicated) {
         assert_eq!(digest, digest.clone());
     }
     peer_services(rest);
-    let Ok(items) = bulk::parse(&told) else {
+    let Ok(items) = bulk::parse(&replicated) else {
         return;
     };
-    assert_eq!(bulk::count(&told), items.len() as u64);
+    assert_eq!(bulk::count(&replicated), items.len() as u64);
     let mut director = Director::new(Options {
         max_connections: 64,
         ..Options::default()
@@ -147,7 +147,7 @@ pub fn peer_decode(bytes: &[u8]) {
         .add_server(&key, server, &config, Instant::ZERO)
         .expect("a good server");
     let mut shard = control.shard(0).expect("it has one");
-    shard.keep_ledger([1, 2]);
+    shard.keep_replicas([1, 2]);
     shard.listen_to(PEER, [3, 4]);
     shard.set_heard(true);
     for second in 0..2 {
@@ -156,23 +156,26 @@ pub fn peer_decode(bytes: &[u8]) {
         let ties = choice & 2 != 0;
         control.hear(&mut shard, PEER, ties, items.iter().cloned(), now);
         if choice & 4 != 0 {
-            shard.adopt_lent(PEER, None, 0, 64, now);
+            shard.adopt_borrowed(PEER, None, 0, 64, now);
         }
     }
-    let all = shard.told().count() + shard.lent(PEER);
+    let all = shard.replicated().count() + shard.borrowed(PEER);
     assert_eq!(all, shard.len() as u64);
     let (changes, _) = shard.take_changes();
     assert!(bulk::parse(&changes).is_ok());
     while shard.advance(Instant::from_nanos(u64::MAX), usize::MAX) {}
-    assert_eq!(shard.told().count() + shard.lent(PEER), shard.len() as u64);
+    assert_eq!(
+        shard.replicated().count() + shard.borrowed(PEER),
+        shard.len() as u64
+    );
 }
 
 /// The digests of a peer's services: what is read is written as it was, and does not differ from
 /// itself.
 fn peer_services(bytes: &[u8]) {
     // Keys with a kind and a protocol that there are, and zeros where they are needed.
-    let mut told = bytes.to_vec();
-    let (services, _) = told.as_chunks_mut::<SERVICE_LEN>();
+    let mut replicated = bytes.to_vec();
+    let (services, _) = replicated.as_chunks_mut::<SERVICE_LEN>();
     let count = services.len();
     for service in services {
         service[0] %= 4;
@@ -186,9 +189,9 @@ fn peer_services(bytes: &[u8]) {
             service[8..20].fill(0);
         }
     }
-    told.truncate(count * SERVICE_LEN);
+    replicated.truncate(count * SERVICE_LEN);
     let _ = ServiceDigests::parse(bytes);
-    let heard = ServiceDigests::parse(&told).expect("they are in order");
+    let heard = ServiceDigests::parse(&replicated).expect("they are in order");
     let mut again = Vec::new();
     heard.write(&mut again);
     assert_eq!(ServiceDigests::parse(&again).as_ref(), Ok(&heard));

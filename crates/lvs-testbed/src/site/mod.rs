@@ -446,8 +446,8 @@ impl Site {
         if fast_path.is_empty() || extra.contains(&"--fast-path") {
             return self.start(director, launcher, extra);
         }
-        let told = [extra, &["--fast-path", &fast_path]].concat();
-        self.start(director, launcher, &told)
+        let answer = [extra, &["--fast-path", &fast_path]].concat();
+        self.start(director, launcher, &answer)
     }
 
     fn start(&self, director: &Host, launcher: &[&str], extra: &[&str]) -> Result<Proc> {

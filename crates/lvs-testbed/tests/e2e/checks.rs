@@ -30,14 +30,14 @@ fn health(site: &Site, service: &str) -> Vec<(String, String)> {
     let Ok(program) = programs::find("lvsd") else {
         return Vec::new();
     };
-    let told = site.director.sh(&format!(
+    let output = site.director.sh(&format!(
         "{} --config {path} status --json",
         program.display()
     ));
-    let Ok(told) = told else {
+    let Ok(output) = output else {
         return Vec::new();
     };
-    let status: serde_json::Value = serde_json::from_str(&told).unwrap_or_default();
+    let status: serde_json::Value = serde_json::from_str(&output).unwrap_or_default();
     let services = status["services"].as_array().cloned().unwrap_or_default();
     let servers = services
         .iter()

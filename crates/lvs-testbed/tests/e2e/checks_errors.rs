@@ -131,8 +131,8 @@ impl Checked {
 
     /// Name of the service, health and reason of each server.
     fn states(&self) -> Vec<(String, String, String)> {
-        let told = self.ask("status --json").unwrap_or_default();
-        let status: serde_json::Value = serde_json::from_str(&told).unwrap_or_default();
+        let answer = self.ask("status --json").unwrap_or_default();
+        let status: serde_json::Value = serde_json::from_str(&answer).unwrap_or_default();
         let services = status["services"].as_array().cloned().unwrap_or_default();
         let state = |service: serde_json::Value| {
             let server = &service["servers"][0];
@@ -216,18 +216,18 @@ fn check_refused_by_icmp_or_route_takes_the_server_out() -> Result<()> {
 fn check_that_cannot_run_is_shown_until_possible() -> Result<()> {
     let mut checked = Checked::start("checkown")?;
     let metric = |name: &str| {
-        let told = checked
+        let answer = checked
             .site
             .director
             .sh("curl -s -m 60 http://127.0.0.1:9560/metrics")
             .unwrap_or_default();
         let line = format!("lvs_service_checks_not_made{{service=\"{name}\"");
-        let line = told.lines().find(|text| text.starts_with(&line));
+        let line = answer.lines().find(|text| text.starts_with(&line));
         line.and_then(|line| line.rsplit(' ').next().map(str::to_owned))
     };
     let shown = |name: &str| {
-        let told = checked.ask("status").unwrap_or_default();
-        let mut lines = told.lines().skip_while(|line| !line.starts_with(name));
+        let answer = checked.ask("status").unwrap_or_default();
+        let mut lines = answer.lines().skip_while(|line| !line.starts_with(name));
         lines
             .nth(1)
             .is_some_and(|line| line.contains("NOT CHECKED"))
@@ -244,11 +244,11 @@ fn check_that_cannot_run_is_shown_until_possible() -> Result<()> {
         })
         .with_context(|| format!("{:?}", checked.ask("status")))?;
     }
-    let told = || checked.ask("status --json").unwrap_or_default();
+    let answer = || checked.ask("status --json").unwrap_or_default();
     wait_until("the status in JSON", Duration::from_secs(40), || {
-        told().contains("check_not_made") && metric("tcp4").as_deref() == Some("0")
+        answer().contains("check_not_made") && metric("tcp4").as_deref() == Some("0")
     })
-    .with_context(told)?;
+    .with_context(answer)?;
     checked.wait("up", |_, _| true)?;
     checked.site.director.sh("nft delete table inet f")?;
     for name in kinds {

@@ -31,17 +31,17 @@ fn check_kinds(directory: &str, wanted: &[(&str, usize)]) {
     let ConformanceReport {
         kinds, mismatches, ..
     } = &report;
-    for (kind, tally) in kinds {
-        println!("{kind}: {tally}");
+    for (kind, counts) in kinds {
+        println!("{kind}: {counts}");
     }
     let shown = mismatches[..mismatches.len().min(20)].join("\n");
     assert!(mismatches.is_empty(), "{shown}");
     for &(kind, passed) in wanted {
-        let tally = kinds.get(kind).expect("cases of this kind");
+        let counts = kinds.get(kind).expect("cases of this kind");
         assert!(
-            tally.passed >= passed,
+            counts.passed >= passed,
             "only {} cases of {kind} passed",
-            tally.passed
+            counts.passed
         );
     }
 }
@@ -117,12 +117,16 @@ fn check_fast_path(files: &[PathBuf], forwarded: u64) {
             not_run(&format!("needs BPF: {error}"));
         }
     };
-    for (kind, tally) in &report.kinds {
-        println!("{kind}: {tally}");
+    for (kind, counts) in &report.kinds {
+        println!("{kind}: {counts}");
     }
     let shown = report.mismatches[..report.mismatches.len().min(20)].join("\n");
     assert!(report.mismatches.is_empty(), "{shown}");
-    let all: u64 = report.kinds.values().map(|tally| tally.forwarded.all).sum();
+    let all: u64 = report
+        .kinds
+        .values()
+        .map(|counts| counts.forwarded.all)
+        .sum();
     assert!(all >= forwarded, "{all} frames");
 }
 

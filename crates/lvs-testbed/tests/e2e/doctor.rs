@@ -47,8 +47,11 @@ fn settings_and_cards_of_the_host() -> Result<()> {
     ensure!(all.is_empty(), "{all:?}");
 
     site.director.sysctl("ipv4/conf/eth0/rp_filter", "1")?;
-    let told = cure(&site, "rp_filter of eth0 is strict")?;
-    ensure!(told.contains("net.ipv4.conf.eth0.rp_filter=2"), "{told}");
+    let output = cure(&site, "rp_filter of eth0 is strict")?;
+    ensure!(
+        output.contains("net.ipv4.conf.eth0.rp_filter=2"),
+        "{output}"
+    );
     site.director.sysctl("ipv4/conf/eth0/rp_filter", "0")?;
 
     // A card that these links are not: what its tools print is made up.
@@ -114,8 +117,8 @@ fn filters_of_tc_and_chains_at_interfaces() -> Result<()> {
         site.director.sh(&format!(
             "tc qdisc add dev {device} clsact; tc filter add dev {device} {side} protocol ip pref 1 bpf da bytecode '1,6 0 0 0'"
         ))?;
-        let told = cure(&site, what)?;
-        ensure!(told.contains(advice), "{told}");
+        let output = cure(&site, what)?;
+        ensure!(output.contains(advice), "{output}");
         site.director
             .sh(&format!("tc qdisc del dev {device} clsact"))?;
     }
@@ -126,11 +129,11 @@ fn filters_of_tc_and_chains_at_interfaces() -> Result<()> {
         ))
     };
     chain("ingress", "eth0", "tcp dport 80 drop")?;
-    let told = cure(&site, "does not keep packets of TCP")?;
-    ensure!(told.contains("lvsadm filter add"), "{told}");
+    let output = cure(&site, "does not keep packets of TCP")?;
+    ensure!(output.contains("lvsadm filter add"), "{output}");
     chain("egress", "eth0", "tcp sport 80 counter drop")?;
-    let told = cure(&site, "also drops what the dataplane sends for TCP")?;
-    ensure!(told.contains("nft -a list chain netdev t c"), "{told}");
+    let output = cure(&site, "also drops what the dataplane sends for TCP")?;
+    ensure!(output.contains("nft -a list chain netdev t c"), "{output}");
     site.director.sh("nft delete table netdev t")?;
     let all = findings(&site)?;
     ensure!(all.is_empty(), "{all:?}");
@@ -160,8 +163,8 @@ fn frames_that_came_too_fast() -> Result<()> {
 fn packets_that_fit_no_tunnel() -> Result<()> {
     let site = site("docttun", Forward::Tun)?;
     // Before anything has come: what will be.
-    let told = cure(&site, "full packets of clients do not fit")?;
-    ensure!(told.contains("advmss"), "{told}");
+    let output = cure(&site, "full packets of clients do not fit")?;
+    ensure!(output.contains("advmss"), "{output}");
     let upload = site.serve("up", 100_000)?;
     // The client is told, and sends less then.
     for _ in 0..2 {
@@ -172,13 +175,13 @@ fn packets_that_fit_no_tunnel() -> Result<()> {
         ))?;
     }
     let mut all = Vec::new();
-    let is_told = |what: &str| what.contains("did not fit the tunnel to");
+    let is_replicated = |what: &str| what.contains("did not fit the tunnel to");
     let found = wait_until("a finding", common::SOON, || {
         all = findings(&site).unwrap_or_default();
-        all.iter().any(|(what, _)| is_told(what))
+        all.iter().any(|(what, _)| is_replicated(what))
     });
     found.with_context(|| format!("{all:?}"))?;
-    let found = all.iter().find(|(what, _)| is_told(what));
+    let found = all.iter().find(|(what, _)| is_replicated(what));
     let (what, cure) = found.context("found above")?;
     ensure!(
         what.contains("they had up to 1500 bytes, and 1480 fit"),
@@ -213,13 +216,13 @@ fn doctor_foreign_owner_of_vip_is_a_finding() -> Result<()> {
 fn doctor_vip_without_owner_is_a_finding() -> Result<()> {
     let site = site("doctvip", Forward::Nat)?;
     site.lvsadm("-A -t 203.0.113.77:80 -s rr")?;
-    let told = cure(&site, "this host does not answer ARP for 203.0.113.77")?;
+    let output = cure(&site, "this host does not answer ARP for 203.0.113.77")?;
     ensure!(
-        told.contains("ip addr add 203.0.113.77/32 dev lo"),
-        "{told}"
+        output.contains("ip addr add 203.0.113.77/32 dev lo"),
+        "{output}"
     );
-    let told = cure(&site, "TCP 203.0.113.77:80 has no server")?;
-    ensure!(told.contains("lvsadm -a"), "{told}");
+    let output = cure(&site, "TCP 203.0.113.77:80 has no server")?;
+    ensure!(output.contains("lvsadm -a"), "{output}");
     Ok(())
 }
 

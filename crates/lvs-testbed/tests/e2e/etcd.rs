@@ -353,16 +353,16 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
         .with_context(|| lvsd.log())?;
         // Long enough for the dataplane to be looked at again.
         std::thread::sleep(Duration::from_secs(5));
-        let (told, log) = (status(&site)?, lvsd.log());
+        let (reported, log) = (status(&site)?, lvsd.log());
         ensure!(
             services() == 2 && usable(&site) == [1],
-            "{lost}: {told}\n{log}"
+            "{lost}: {reported}\n{log}"
         );
         ensure!(
-            told.contains("its servers are NOT KNOWN YET")
-                && !told.contains("BELOW ITS QUORUM")
-                && !told.contains("changed by hand"),
-            "{lost}: {told}"
+            reported.contains("its servers are NOT KNOWN YET")
+                && !reported.contains("BELOW ITS QUORUM")
+                && !reported.contains("changed by hand"),
+            "{lost}: {reported}"
         );
         for words in [
             "deleted",
@@ -553,11 +553,11 @@ fn directors_see_each_other_and_each_judges_servers_by_itself() -> Result<()> {
         "nft 'add table inet cut; add chain inet cut out { type filter hook output priority 0; }; add rule inet cut out tcp dport 80 drop'",
     )?;
     wait_usable(&site, &[], &lvsd)?;
-    let told = || ask(&site, other, "d2", "status").unwrap_or_default();
+    let reported = || ask(&site, other, "d2", "status").unwrap_or_default();
     wait_until("the other's servers to be usable", PATIENCE, || {
-        told().contains("2 of 2 servers usable")
+        reported().contains("2 of 2 servers usable")
     })
-    .with_context(told)?;
+    .with_context(reported)?;
     site.director.sh("nft delete table inet cut")?;
     wait_usable(&site, &[1, 2], &lvsd)?;
     second.kill();
@@ -773,10 +773,10 @@ fn compacted_history_is_read_again() -> Result<()> {
             && !status.contains("DOES NOT ANSWER")
     })?;
     // etcd before 3.4.31 and 3.5.13 sometimes loses its notice, with all pending events.
-    let told = format!("its history up to revision {revision} was compacted");
+    let reported = format!("its history up to revision {revision} was compacted");
     let (log, lost) = (lvsd.log(), "the present values of its keys were not sent");
     let read_again =
-        (log.contains(&told) || log.contains(lost)) && log.contains("all keys are read again");
+        (log.contains(&reported) || log.contains(lost)) && log.contains("all keys are read again");
     // On a busy machine, a request of lvsd takes longer than its second, and a new connection reads all keys.
     let connected_again = log.matches("answers again").count() > 1;
     ensure!(read_again || connected_again, "{log}");

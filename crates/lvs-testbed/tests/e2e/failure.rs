@@ -319,14 +319,14 @@ fn foreign_claim_to_vip_is_answered() -> Result<()> {
         "ip addr del {0}/32 dev lo; ip addr add {0}/32 dev eth0; ip link set eth0 address {theirs}",
         site.vip
     ))?;
-    let told = wait_until("the router to hear both", common::SOON, || {
+    let output = wait_until("the router to hear both", common::SOON, || {
         let log = monitor.log();
         let vip = format!("{} ", site.vip);
         let mut lines = log.lines().filter(|line| line.starts_with(&vip));
         // One after the other, the director last.
         lines.any(|line| line.contains(theirs)) && lines.any(|line| line.contains(ours))
     });
-    told.with_context(|| monitor.log())?;
+    output.with_context(|| monitor.log())?;
     ensure!(known(ours), "the router knows the director again");
     Ok(())
 }
@@ -348,9 +348,9 @@ fn vip_of_another_host_is_reported() -> Result<()> {
     let mac = router.sh("cat /sys/class/net/eth1/address")?;
     let mac = mac.trim();
     let dataplane = site.dataplane.as_ref().context("started above")?;
-    let told = || format!("{answer:?} {}", dataplane.log());
+    let output = || format!("{answer:?} {}", dataplane.log());
     wait_until(&format!("word of {mac}"), common::SOON, || {
-        told().contains(mac)
+        output().contains(mac)
     })
-    .with_context(told)
+    .with_context(output)
 }

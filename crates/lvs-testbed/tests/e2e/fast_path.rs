@@ -363,8 +363,9 @@ fn another_program_in_front_is_noticed() -> Result<()> {
     // TCX_PASS: our program is not run.
     let pass = [set(0, 0), EXIT];
     let other = put_in_front(&site.director, "eth0", ProgramKind::Ingress, &pass)?;
-    let told = || doctor().is_ok_and(|text| text.replace("\n  ", " ").contains("is not the first"));
-    wait_until("a finding", common::SOON, told)?;
+    let output =
+        || doctor().is_ok_and(|text| text.replace("\n  ", " ").contains("is not the first"));
+    wait_until("a finding", common::SOON, output)?;
     // All goes through the dataplane.
     let before = wait_for_none(&site, |(requests, replies)| requests + replies)?;
     download.goes_on()?;
@@ -406,19 +407,19 @@ fn explain_shows_offloaded_connections() -> Result<()> {
     let known = connections(&listed)?;
     let question = format!("explain tcp {} {}", known[0].source, site.service(80));
     // After each change, a packet of the connection has to come by first.
-    let told = |what: &str| {
+    let output = |what: &str| {
         wait_until(what, Duration::from_secs(20), || {
-            let told = site.lvsadm(&question);
-            told.is_ok_and(|told| told.contains(&format!("in kernel   {what}\n")))
+            let output = site.lvsadm(&question);
+            output.is_ok_and(|output| output.contains(&format!("in kernel   {what}\n")))
         })
     };
-    told("yes")?;
+    output("yes")?;
     // The host's tables may have changed meanwhile.
     wait_until("the same in JSON", Duration::from_secs(20), || {
-        let told = site.lvsadm(&format!("{question} --json"));
-        let told = told.ok().and_then(|told| told.parse().ok());
-        told.is_some_and(|told: serde_json::Value| {
-            told["fast_path"] == true && told["fast_path_why"] == ""
+        let output = site.lvsadm(&format!("{question} --json"));
+        let output = output.ok().and_then(|output| output.parse().ok());
+        output.is_some_and(|output: serde_json::Value| {
+            output["fast_path"] == true && output["fast_path_why"] == ""
         })
     })?;
     let new = format!("explain tcp 192.0.2.77:1000 {}", site.service(80));
@@ -434,21 +435,21 @@ fn explain_shows_offloaded_connections() -> Result<()> {
         let rules = site.lvsadm("mark list");
         rules.is_ok_and(|rules| rules.contains("--mark 7") && !rules.contains(" 0 packets"))
     })?;
-    told("yes")?;
+    output("yes")?;
     site.lvsadm("mark del 1")?;
     site.lvsadm(&format!("mark add {rule} --interface elsewhere --drop"))?;
-    told("no: a rule for marks could drop its packets or leave them to this host")?;
+    output("no: a rule for marks could drop its packets or leave them to this host")?;
     site.lvsadm("mark del 1")?;
-    told("yes")?;
+    output("yes")?;
 
     let file = site.testbed.dir().join("capture.pcapng");
     let path = file.display().to_string();
     let arguments = ["capture", "udp", "port", "9", "-w", path.as_str()];
     let mut capture = site.director.spawn(programs::find("lvsadm")?, &arguments)?;
-    told("no: captures are running")?;
+    output("no: captures are running")?;
     capture.signal(Signal::SIGTERM)?;
     capture.wait(Duration::from_secs(10))?;
-    told("yes")
+    output("yes")
 }
 
 /// An orderly end leaves nothing behind that forwards; the successor starts empty.
@@ -538,8 +539,8 @@ fn killed(label: &str, words: &[&str], forward: Forward) -> Result<()> {
     if forward == Forward::FullNat {
         // Connections are told when they open, once there is a map to tell them by: the first
         // that has packets in the kernel shows that there is, and no other has to have any.
-        let told = || shares(&site).is_ok_and(|(_, replies)| replies > 0);
-        wait_until("local ports in the kernel", Duration::from_secs(20), told)?;
+        let output = || shares(&site).is_ok_and(|(_, replies)| replies > 0);
+        wait_until("local ports in the kernel", Duration::from_secs(20), output)?;
     } else {
         let flows = || shares(&site).is_ok_and(|(requests, _)| requests > 200);
         wait_until("packets in the kernel", Duration::from_secs(20), flows)?;
@@ -567,8 +568,8 @@ fn killed(label: &str, words: &[&str], forward: Forward) -> Result<()> {
         sums.trim().lines().count() == 1 && sums.trim().starts_with(&many),
         "{sums}"
     );
-    let told = log.lines().find(|line| line.contains("took over"));
-    println!("{}", told.context("it says so")?);
+    let output = log.lines().find(|line| line.contains("took over"));
+    println!("{}", output.context("it says so")?);
     // Services are there, counters go on, and new connections come.
     let counts = || stats(&site).is_ok_and(|after| after > before);
     wait_until("counters to go on", common::SOON, counts)?;
@@ -636,10 +637,10 @@ fn cleanup_removes_programs_of_killed_dataplane() -> Result<()> {
         let links = site.director.sh("ls /sys/fs/bpf/lvs/*")?;
         ensure!(links.contains("link-"), "{links}");
         if cleanup {
-            let told = site.director.sh(&format!("{program} --cleanup"))?;
-            ensure!(told.starts_with("took away"), "{told}");
-            let told = site.director.sh(&format!("{program} --cleanup"))?;
-            ensure!(told.starts_with("no dataplane"), "{told}");
+            let output = site.director.sh(&format!("{program} --cleanup"))?;
+            ensure!(output.starts_with("took away"), "{output}");
+            let output = site.director.sh(&format!("{program} --cleanup"))?;
+            ensure!(output.starts_with("no dataplane"), "{output}");
             site.start_dataplane(&ON)?;
             ensure!(!site.lvsadm("-L -n")?.contains(":80"), "it begins anew");
             site.add_service(80, "rr")?;

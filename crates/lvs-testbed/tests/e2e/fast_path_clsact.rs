@@ -135,16 +135,16 @@ fn foreign_filter_in_front_is_reported() -> Result<()> {
     let mut running = download(&site)?;
     let doctor = || {
         let program = programs::find("lvsadm")?.display().to_string();
-        let told = site.director.sh(&format!("{program} doctor || [ $? = 1 ]"));
-        anyhow::Ok(told?.replace("\n  ", " "))
+        let answer = site.director.sh(&format!("{program} doctor || [ $? = 1 ]"));
+        anyhow::Ok(answer?.replace("\n  ", " "))
     };
     // Of the same preference, the one that came last is the first. TC_ACT_OK: ours is not run.
     let other = "dev eth0 ingress pref 1 protocol all handle 7 bpf";
     site.director.sh(&format!(
         "tc filter add {other} direct-action bytecode '1,6 0 0 0'"
     ))?;
-    let told = || doctor().is_ok_and(|text| text.contains("is not the first"));
-    wait_until("a finding", common::SOON, told)?;
+    let answer = || doctor().is_ok_and(|text| text.contains("is not the first"));
+    wait_until("a finding", common::SOON, answer)?;
     running.goes_on()?;
     let before = shares(&site)?;
     site.director.sh(&format!("tc filter del {other}"))?;
@@ -207,10 +207,10 @@ fn cleanup_removes_filters_of_killed_dataplane() -> Result<()> {
         end(&mut site, Signal::SIGKILL)?;
         ensure!(filters(&site.director)? > 0, "filters stay");
         if cleanup {
-            let told = site.director.sh(&format!("{program} --cleanup"))?;
-            ensure!(told.starts_with("took away"), "{told}");
-            let told = site.director.sh(&format!("{program} --cleanup"))?;
-            ensure!(told.starts_with("no dataplane"), "{told}");
+            let answer = site.director.sh(&format!("{program} --cleanup"))?;
+            ensure!(answer.starts_with("took away"), "{answer}");
+            let answer = site.director.sh(&format!("{program} --cleanup"))?;
+            ensure!(answer.starts_with("no dataplane"), "{answer}");
             let left = shown(&site.director, "eth0")?;
             ensure!(
                 !left.contains("clsact") && filters(&site.director)? == 0,

@@ -62,10 +62,10 @@ fn fast_path_auto_falls_back_silently() -> Result<()> {
         says(&site, BY_ITSELF)?;
         ensure!(doctor.contains(BY_ITSELF), "{doctor}");
         ensure!(!doctor.contains("* established"), "{doctor}");
-        let told = site.lvsadm(&format!("explain tcp 192.0.2.77:1000 {}", site.service(80)))?;
+        let output = site.lvsadm(&format!("explain tcp 192.0.2.77:1000 {}", site.service(80)))?;
         let expected =
             format!("in kernel   no: the dataplane does not use the kernel fast path{why}");
-        ensure!(told.contains(&expected), "{told}");
+        ensure!(output.contains(&expected), "{output}");
     }
     Ok(())
 }

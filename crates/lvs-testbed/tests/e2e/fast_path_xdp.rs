@@ -195,7 +195,7 @@ fn xdp_impossible_options_are_refused() -> Result<()> {
     site.director
         .sh("ip link add d0 type bridge; ip link set d0 up")?;
     let program = programs::find("lvs-dataplane")?.display().to_string();
-    for (words, told) in [
+    for (words, output) in [
         (
             "--fast-path off --xdp eth0",
             "leave out --xdp, or --fast-path off",
@@ -209,7 +209,7 @@ fn xdp_impossible_options_are_refused() -> Result<()> {
         let refused = site
             .director
             .sh(&format!("timeout 120 {program} {words} 2>&1 || true"))?;
-        ensure!(refused.contains(told), "{words}: {refused}");
+        ensure!(refused.contains(output), "{words}: {refused}");
     }
     ensure!(programs_of(&site)?.is_empty(), "nothing is left");
     Ok(())

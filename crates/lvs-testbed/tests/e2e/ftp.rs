@@ -29,11 +29,11 @@ struct Ftp {
 
 impl Ftp {
     fn new(options: SiteOptions, dataplane: &[&str]) -> Result<Self> {
-        Self::told(options, dataplane, |_| None)
+        Self::output(options, dataplane, |_| None)
     }
 
     /// Runs the test with servers that announce another address than their own.
-    fn told(
+    fn output(
         options: SiteOptions,
         dataplane: &[&str],
         address: impl Fn(&Site) -> Option<Ipv4Addr>,
@@ -354,7 +354,7 @@ fn ftp_transfers_work_nat_ipv6() -> Result<()> {
 /// address, and a mark for the ports.
 #[test]
 fn nat_with_a_mark_and_no_helper() -> Result<()> {
-    let ftp = Ftp::told(options("ftp-blind", Forward::Nat), &[], |site| {
+    let ftp = Ftp::output(options("ftp-blind", Forward::Nat), &[], |site| {
         Some(site.vip)
     })?;
     ftp.serve_mark()?;

@@ -196,11 +196,11 @@ fn refused_without_a_local_address() -> Result<()> {
     options.forward = Forward::Nat;
     let site = common::site(options)?;
     site.lvsadm(&format!("-A -t {}", site.service(80)))?;
-    let told = site.lvsadm(&format!(
+    let output = site.lvsadm(&format!(
         "-a -t {} -r 10.0.0.11:80 --fullnat",
         site.service(80)
     ));
-    let told = format!("{:#}", told.expect_err("it has no local address"));
-    ensure!(told.contains("lvsadm local add"), "{told}");
+    let output = format!("{:#}", output.expect_err("it has no local address"));
+    ensure!(output.contains("lvsadm local add"), "{output}");
     Ok(())
 }

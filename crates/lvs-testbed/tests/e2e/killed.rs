@@ -183,10 +183,10 @@ fn replace(site: &mut Site, by: By, directory: Option<&str>) -> Result<()> {
     start(site, by, directory)?;
     let answered = started.elapsed();
     let log = common::says(site, "took over")?;
-    let told = log.lines().find(|line| line.contains("took over"));
+    let output = log.lines().find(|line| line.contains("took over"));
     println!(
         "{} ({answered:?} after its start)",
-        told.context("it says so")?
+        output.context("it says so")?
     );
     Ok(())
 }
@@ -305,8 +305,8 @@ fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     common::says(&site, "took over")?;
     ensure!(site.lvsadm("-L -n")?.contains(":80"), "it goes on");
     kill(&mut site, Signal::SIGKILL)?;
-    let told = director.sh(&format!("{program} --cleanup"))?;
-    ensure!(told.starts_with("took away connections"), "{told}");
+    let output = director.sh(&format!("{program} --cleanup"))?;
+    ensure!(output.starts_with("took away connections"), "{output}");
     wait_until("its end", common::SOON, gone)?;
     start(&mut site, by, None)?;
     ensure!(!site.lvsadm("-L -n")?.contains(":80"), "it begins anew");

@@ -353,7 +353,7 @@ impl Bed {
 
     fn wait_event(&self, name: &str, words: &str) -> Result<()> {
         wait_until(&format!("the Event `{words}`"), PATIENCE, || {
-            self.told(name, words)
+            self.output(name, words)
         })
     }
 
@@ -364,7 +364,7 @@ impl Bed {
     }
 
     /// Whether there is an Event about a Service with these words.
-    fn told(&self, name: &str, words: &str) -> bool {
+    fn output(&self, name: &str, words: &str) -> bool {
         let events = self.get("/api/v1/namespaces/default/events");
         let mut events = events["items"].as_array().into_iter().flatten();
         events.any(|event| {
@@ -1045,7 +1045,7 @@ fn addresses_and_refusals(bed: &mut Bed) -> Result<()> {
             "{method} {path}"
         );
     }
-    bed.wait("the Event", |bed| bed.told("web", "assigned 192.0.2.10"))?;
+    bed.wait("the Event", |bed| bed.output("web", "assigned 192.0.2.10"))?;
     let port = json!({ "name": "dns", "protocol": "UDP", "port": 53, "nodePort": 53 });
     bed.service("dns", &port, "Local")?;
     bed.wait("the second address", |bed| {
@@ -1054,11 +1054,11 @@ fn addresses_and_refusals(bed: &mut Bed) -> Result<()> {
     let port = json!({ "name": "smtp", "port": 25, "nodePort": 8025 });
     bed.service("mail", &port, "Cluster")?;
     bed.wait("the exhausted pool", |bed| {
-        bed.told("mail", "has a free IPv4 address") && bed.status(0).contains("1 object REFUSED")
+        bed.output("mail", "has a free IPv4 address") && bed.status(0).contains("1 object REFUSED")
     })?;
     bed.under_load("wrong annotation", |bed| {
         bed.annotate("web", "lvsd/chek", &"x".into())?;
-        bed.wait("the Event", |bed| bed.told("web", "lvsd/chek is unknown"))?;
+        bed.wait("the Event", |bed| bed.output("web", "lvsd/chek is unknown"))?;
         bed.wait("both directors to refuse it", |bed| {
             [0, 1]
                 .iter()
@@ -1316,7 +1316,7 @@ fn class_taken_away_and_service_deleted(bed: &mut Bed, all: &[Endpoint]) -> Resu
     let back = json!({ "spec": { "type": "LoadBalancer", "loadBalancerClass": "lvsd" } });
     bed.merge(&web, &back)?;
     bed.wait("the exhausted pool", |bed| {
-        bed.told("web", "has a free IPv4 address")
+        bed.output("web", "has a free IPv4 address")
     })?;
     bed.ask("DELETE", &format!("{SERVICES}/mail"), "", None)?;
     bed.wait("its address again", |bed| {

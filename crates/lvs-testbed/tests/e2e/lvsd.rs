@@ -498,28 +498,28 @@ fn drain_is_kept_by_lvsd_over_restarts() -> Result<()> {
     ))?;
     ensure!(said.contains("drained"), "{said}");
     wait_usable(&site, 2, &daemon)?;
-    let told = || lvsd(&site, "status").unwrap_or_default();
-    let is_told = || {
+    let output = || lvsd(&site, "status").unwrap_or_default();
+    let is_replicated = || {
         let parts = ["drain: ", ": disk", "2 of 3 servers usable"];
-        let told = told();
-        parts.iter().all(|part| told.contains(part))
+        let output = output();
+        parts.iter().all(|part| output.contains(part))
     };
-    wait_until("the status to tell of it", common::SOON, is_told).with_context(told)?;
+    wait_until("the status to tell of it", common::SOON, is_replicated).with_context(output)?;
 
     let text = fs::read_to_string(&path)?;
     fs::write(&path, format!("{text}weight = 2\n"))?;
-    let told = lvsd(&site, "reload")?;
-    ensure!(told.contains("reloaded"), "{told}");
+    let output = lvsd(&site, "reload")?;
+    ensure!(output.contains("reloaded"), "{output}");
     wait_usable(&site, 2, &daemon)?;
     fs::write(&path, "[[service]]\nnane = 1\n")?;
-    let told = lvsd(&site, "reload || echo status $?")?;
-    ensure!(told.contains("status 3"), "{told}");
+    let output = lvsd(&site, "reload || echo status $?")?;
+    ensure!(output.contains("status 3"), "{output}");
     fs::write(&path, &text)?;
 
     ensure!(daemon.stop(Signal::SIGTERM)?.success(), "{}", daemon.log());
     daemon = start(&site, &["--state", &state])?;
     wait_until("the daemon", common::SOON, || {
-        lvsd(&site, "status").is_ok_and(|told| told.contains("2 of 3 servers usable"))
+        lvsd(&site, "status").is_ok_and(|output| output.contains("2 of 3 servers usable"))
     })?;
     wait_usable(&site, 2, &daemon)?;
     // A user without write access cannot end it.
@@ -560,11 +560,11 @@ fn drain_is_kept_by_lvsd_over_restarts() -> Result<()> {
 fn sorry_server_answers_below_quorum() -> Result<()> {
     let mut site = site("sorry")?;
     let path = configure(&site, 2)?;
-    let told = site.testbed.dir().join("told").display().to_string();
+    let output = site.testbed.dir().join("told").display().to_string();
     let script = site.testbed.dir().join("notify").display().to_string();
-    fs::write(&script, format!("#!/bin/sh\ncat >> {told}\n"))?;
+    fs::write(&script, format!("#!/bin/sh\ncat >> {output}\n"))?;
     site.director.sh(&format!(
-        "chmod 755 {script}; touch {told}; chmod 666 {told}"
+        "chmod 755 {script}; touch {output}; chmod 666 {output}"
     ))?;
     let text = fs::read_to_string(&path)?.replace(
         "scheduler = \"rr\"\n",
@@ -592,7 +592,7 @@ fn sorry_server_answers_below_quorum() -> Result<()> {
     let sorry_serves = |site: &Site| {
         wait_until("the sorry server", common::SOON, || {
             lvsd(site, "status")
-                .is_ok_and(|told| told.contains("BELOW ITS QUORUM; the sorry server"))
+                .is_ok_and(|output| output.contains("BELOW ITS QUORUM; the sorry server"))
         })?;
         wait_usable(site, 1, &daemon)?;
         let report = common::ok(site.client.load(&load)?, 20)?;
@@ -601,8 +601,9 @@ fn sorry_server_answers_below_quorum() -> Result<()> {
     };
     let quorum = |site: &Site| {
         wait_until("the quorum", common::SOON, || {
-            lvsd(site, "status")
-                .is_ok_and(|told| told.contains("2 of 2 servers usable") && !told.contains("BELOW"))
+            lvsd(site, "status").is_ok_and(|output| {
+                output.contains("2 of 2 servers usable") && !output.contains("BELOW")
+            })
         })?;
         wait_usable(site, 2, &daemon)?;
         let report = common::ok(site.client.load(&load)?, 20)?;
@@ -631,7 +632,7 @@ fn sorry_server_answers_below_quorum() -> Result<()> {
     for event in ["quorum_lost", "sorry_on", "server_down", "quorum_gained"] {
         let word = format!("\"event\":\"{event}\"");
         wait_until(event, common::SOON, || {
-            fs::read_to_string(&told).is_ok_and(|events| events.contains(&word))
+            fs::read_to_string(&output).is_ok_and(|events| events.contains(&word))
         })?;
     }
     ensure!(daemon.stop(Signal::SIGINT)?.success(), "{}", daemon.log());
@@ -767,9 +768,9 @@ fn large_file_is_loaded_and_one_change_is_applied() -> Result<()> {
     let changed = text.replacen("weight = 2", "weight = 3", 1);
     fs::write(&path, &changed)?;
     let begun = std::time::Instant::now();
-    let told = lvsd(&site, "reload")?;
+    let output = lvsd(&site, "reload")?;
     let reloaded = begun.elapsed();
-    ensure!(told.contains("reloaded"), "{told}");
+    ensure!(output.contains("reloaded"), "{output}");
     println!(
         "cold fill, from the start of lvsd: {filled:.2?}; reload of one change: {reloaded:.2?}"
     );
@@ -778,7 +779,8 @@ fn large_file_is_loaded_and_one_change_is_applied() -> Result<()> {
         .into_iter()
         .filter(lvs_testbed::listing::Row::is_server)
         .collect();
-    let status = || lvsd(&site, "status").map(|told| told.chars().take(2000).collect::<String>());
+    let status =
+        || lvsd(&site, "status").map(|output| output.chars().take(2000).collect::<String>());
     ensure!(
         servers.len() == SERVERS,
         "{}: {:?}",
@@ -838,8 +840,8 @@ fn thousand_reloads_break_no_connection() -> Result<()> {
         daemon.signal(Signal::SIGHUP)?;
         std::thread::sleep(Duration::from_millis(10));
     }
-    let told = lvsd(&site, "reload --force")?;
-    ensure!(told.contains("reloaded"), "{told}\n{}", daemon.log());
+    let output = lvsd(&site, "reload --force")?;
+    ensure!(output.contains("reloaded"), "{output}\n{}", daemon.log());
     steady.wait_for_more(1000)?;
     let report = steady.finish()?;
     report.all_ok(report.ok)?;

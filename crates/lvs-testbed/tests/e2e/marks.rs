@@ -121,8 +121,8 @@ fn mark_rule_drops_source_at_services_and_not_at_host() -> Result<()> {
             && drops.contains("mark_rule")
     })
     .with_context(|| format!("{:?} {:?}", site.lvsadm("mark list"), site.lvsadm("drops")))?;
-    let told = site.lvsadm(&format!("explain tcp {client}:4000 {vip}:80"))?;
-    assert!(told.contains("rule 1"), "{told}");
+    let output = site.lvsadm(&format!("explain tcp {client}:4000 {vip}:80"))?;
+    assert!(output.contains("rule 1"), "{output}");
     // The host serves those that it is left to.
     site.lvsadm("mark del 1")?;
     ends_with(&site, 80, "0")?;

@@ -158,7 +158,7 @@ fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
     // Both ends are reset: the server, which is alive, and its three clients. A slow download first
     // reads the buffered bytes.
     let (idle, slow) = clients.split_at_mut(4);
-    let told = wait_until("the resets", SOON, || {
+    let output = wait_until("the resets", SOON, || {
         let ended = idle
             .iter_mut()
             .filter_map(|c| has_ended_by_reset(c).then_some(()));
@@ -167,7 +167,7 @@ fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
     ensure!(slow.iter_mut().any(Proc::is_running), "one goes on");
     let logs: Vec<String> = clients.iter().map(Proc::log).collect();
     let lvsd = daemon.running()?.log();
-    told.with_context(|| format!("{forward:?}, IPv6: {six}: {logs:?}\n{lvsd}"))?;
+    output.with_context(|| format!("{forward:?}, IPv6: {six}: {logs:?}\n{lvsd}"))?;
     let running = clients[..4]
         .iter_mut()
         .filter_map(|c| c.is_running().then_some(()));
@@ -265,13 +265,13 @@ fn clients_of_dead_server_are_reset_and_of_drained_server_kept() -> Result<()> {
     // Out of the network from one moment to the next: it cannot say good-bye.
     site.servers[1].sh("ip link set eth0 down")?;
     daemon.has(1)?;
-    let told = wait_until("the resets", SOON, || {
+    let output = wait_until("the resets", SOON, || {
         let ended = clients
             .iter_mut()
             .filter_map(|c| has_ended_by_reset(c).then_some(()));
         ended.count() == 2
     });
-    told.with_context(|| daemon.running().map(Proc::log).unwrap_or_default())?;
+    output.with_context(|| daemon.running().map(Proc::log).unwrap_or_default())?;
     wait_until("the log to say so", SOON, || {
         let said = daemon.running().map(Proc::log).unwrap_or_default();
         said.contains("it is taken out, and its connections are reset")
@@ -346,8 +346,8 @@ fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
     ends.sort_unstable();
     let down = || events.log().contains("server_down");
     wait_until("the event", SOON, down).with_context(|| events.log())?;
-    let told = events.log();
-    let down = told.lines().find(|line| line.contains("server_down"));
+    let output = events.log();
+    let down = output.lines().find(|line| line.contains("server_down"));
     let down = down.and_then(|line| line.split("\"time_ms\":").nth(1)?.split(',').next());
     let down: u128 = down.context("the event")?.parse()?;
     let after =

@@ -103,22 +103,22 @@ fn explain_agrees_with_later_decision() -> Result<()> {
     let service = site.service(80);
     let client = common::client_address(&site)?;
     for _ in 0..4 {
-        let told = site.lvsadm(&format!("explain tcp {client}:1000 {service} --json"))?;
-        let told: Value = serde_json::from_str(&told)?;
-        let server = told["server"].as_str().context("a server")?;
+        let reported = site.lvsadm(&format!("explain tcp {client}:1000 {service} --json"))?;
+        let reported: Value = serde_json::from_str(&reported)?;
+        let server = reported["server"].as_str().context("a server")?;
         let id = site.client.sh(&format!("curl -sS http://{service}/id"))?;
         let number: usize = id.trim().trim_start_matches("rs").parse()?;
         ensure!(
             server == format!("{}:80", site.real_address(number - 1)),
-            "{told} {id}"
+            "{reported} {id}"
         );
     }
     let listed = site.lvsadm("-L -n -c")?;
     let connection = &lvs_testbed::listing::connections(&listed)?[0];
-    let told = site.lvsadm(&format!("explain tcp {} {service}", connection.source))?;
-    ensure!(told.contains("belongs to a connection"), "{told}");
-    let told = site.lvsadm(&format!("explain udp {client}:1000 {service}"))?;
-    ensure!(told.contains("none: no service takes"), "{told}");
+    let reported = site.lvsadm(&format!("explain tcp {} {service}", connection.source))?;
+    ensure!(reported.contains("belongs to a connection"), "{reported}");
+    let reported = site.lvsadm(&format!("explain udp {client}:1000 {service}"))?;
+    ensure!(reported.contains("none: no service takes"), "{reported}");
 
     // A rule gives the packet a mark, and the service of that mark takes it; its scheduler has a
     // table.
@@ -130,7 +130,7 @@ fn explain_agrees_with_later_decision() -> Result<()> {
     site.lvsadm(&format!("mark add {to} --mark 7"))?;
     let before = site.lvsadm("mark list")?;
     let question = format!("explain tcp 192.0.2.1:1000 {vip}:8001");
-    let told = site.lvsadm(&question)?;
+    let reported = site.lvsadm(&question)?;
     for line in [
         "mark        7: rule 2 (",
         "rule 1 if it comes in on eth1",
@@ -139,14 +139,14 @@ fn explain_agrees_with_later_decision() -> Result<()> {
         "slot        50 of 256",
         &format!("goes to {}:80: sh chooses it", site.real_address(1)),
     ] {
-        ensure!(told.contains(line), "{line}: {told}");
+        ensure!(reported.contains(line), "{line}: {reported}");
     }
-    let told = site.lvsadm(&format!("{question} --interface eth1"))?;
-    ensure!(told.contains("mark        9: rule 1 ("), "{told}");
-    let told = site.lvsadm(&format!("{question} --mark 0"))?;
+    let reported = site.lvsadm(&format!("{question} --interface eth1"))?;
+    ensure!(reported.contains("mark        9: rule 1 ("), "{reported}");
+    let reported = site.lvsadm(&format!("{question} --mark 0"))?;
     ensure!(
-        !told.contains("mark ") && told.contains("none: no service takes"),
-        "{told}"
+        !reported.contains("mark ") && reported.contains("none: no service takes"),
+        "{reported}"
     );
     ensure!(
         site.lvsadm("mark list")? == before,
@@ -250,12 +250,12 @@ fn doctor_and_drops_report_faults() -> Result<()> {
     ensure!(drops.contains("no_server"), "{drops}");
     let drops: Value = serde_json::from_str(&site.lvsadm("drops --all --json")?)?;
     let all = drops.as_array().context("a list")?;
-    let told = |reason: &Value, text: &str| reason[text].as_str().is_some_and(|t| t.len() > 10);
+    let reported = |reason: &Value, text: &str| reason[text].as_str().is_some_and(|t| t.len() > 10);
     ensure!(
         all.len() > 20
             && all
                 .iter()
-                .all(|reason| told(reason, "help") && told(reason, "remedy")),
+                .all(|reason| reported(reason, "help") && reported(reason, "remedy")),
         "{drops}"
     );
     let value = site.lvsadm("sysctl net.ipv4.vs.conn_reuse_mode=0 conn_reuse_mode")?;
@@ -371,18 +371,18 @@ fn rules_are_restored_whole_or_not_at_all() -> Result<()> {
         "-C\\n-A -t 192.0.2.1:80 --wrong\\n",
         "-C\\n-L\\n",
     ] {
-        let told = restore(bad)?;
+        let reported = restore(bad)?;
         ensure!(
-            told.contains("line ") && told.contains("nothing was changed"),
-            "{told}"
+            reported.contains("line ") && reported.contains("nothing was changed"),
+            "{reported}"
         );
-        ensure!(told.ends_with("status 255\n"), "{told}");
+        ensure!(reported.ends_with("status 255\n"), "{reported}");
         ensure!(site.lvsadm("-S -n")? == before, "{bad}");
     }
-    let told = restore(
+    let reported = restore(
         "# comment\\n-C\\n-A -t 192.0.2.1:80 -s rr\\n-a -t 192.0.2.1:80 -r 192.0.2.9:80 -m\\n",
     )?;
-    ensure!(told == "status 0\n", "{told}");
+    ensure!(reported == "status 0\n", "{reported}");
     let after = site.lvsadm("-S -n")?;
     ensure!(
         after.starts_with("-A -t 192.0.2.1:80 -s rr\n") && after.lines().count() == 2,

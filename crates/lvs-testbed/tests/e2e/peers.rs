@@ -117,14 +117,14 @@ fn comes_back(label: &str, forward: Forward) -> Result<()> {
     let downloads = site.client.steady_load(&load)?;
     let mut scenario = || -> Result<()> {
         wait("the other to know all connections", || {
-            of_peer(&site, &second, "lent") == Some(CLIENTS)
+            of_peer(&site, &second, "borrowed") == Some(CLIENTS)
         })?;
-        ensure!(of_peer(&site, &first, "lent") == Some(0));
+        ensure!(of_peer(&site, &first, "borrowed") == Some(0));
         site.unplug()?;
         one.kill();
         site.fail_over()?;
         wait("their packets to come to the other", || {
-            number(&site, &second, "told") == CLIENTS
+            number(&site, &second, "replicated") == CLIENTS
         })?;
         // It is there again, and has nothing.
         let vip = site.vip;
@@ -142,15 +142,15 @@ fn comes_back(label: &str, forward: Forward) -> Result<()> {
         let said = said.with_context(|| format!("{}\n{}", one.log(), two.log()))?;
         println!("{said}");
         ensure!(
-            of_peer(&site, &first, "lent") == Some(CLIENTS),
+            of_peer(&site, &first, "borrowed") == Some(CLIENTS),
             "it is ready and knows them all: {said}"
         );
         hand_over(&site, &second, &first)?;
         wait("their packets to come to it", || {
-            number(&site, &first, "told") == CLIENTS
+            number(&site, &first, "replicated") == CLIENTS
         })?;
         wait("the other to know that", || {
-            of_peer(&site, &second, "lent") == Some(CLIENTS)
+            of_peer(&site, &second, "borrowed") == Some(CLIENTS)
                 && of_peer(&site, &second, "missing") == Some(0)
         })?;
         // The ends of those that were under way, and others.
@@ -165,7 +165,7 @@ fn comes_back(label: &str, forward: Forward) -> Result<()> {
     );
     report.all_ok(report.ok)?;
     for director in [&first, &second] {
-        for name in ["nonsense", "no_room", "forged", "malformed", "told_anew"] {
+        for name in ["nonsense", "no_room", "forged", "malformed", "full_syncs"] {
             ensure!(number(&site, director, name) == 0, "{name}");
         }
     }
@@ -563,7 +563,7 @@ fn fragments_and_icmp_errors_find_their_connection_at_another_director() -> Resu
         site.client.run("perl", &words)?;
     }
     wait("the other to know both connections", || {
-        of_peer(&site, &second, "lent") == Some(2)
+        of_peer(&site, &second, "borrowed") == Some(2)
     })?;
     // A connection that the other director does not know would be the first of its turn.
     let listing = site.lvsadm_on(&first, "-L -c -n")?;

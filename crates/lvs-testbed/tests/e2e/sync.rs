@@ -233,8 +233,8 @@ fn downloads_go_on_between_two_lvsd() -> Result<()> {
         let taken = status["dataplane"]["sync"]["taken"].as_u64();
         taken.is_some_and(|taken| taken >= CLIENTS)
     })?;
-    let told = lvsd(&standby, "status")?;
-    ensure!(told.contains("synchronisation: "), "{told}");
+    let output = lvsd(&standby, "status")?;
+    ensure!(output.contains("synchronisation: "), "{output}");
     lvsd(&site.director, "stop --all")?;
     lvsd(&standby, "stop --all").map(drop)
 }

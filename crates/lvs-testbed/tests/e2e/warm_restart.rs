@@ -50,16 +50,16 @@ fn dataplane_of_removed_namespace_has_no_successor() -> Result<()> {
          for n in $(seq 2400); do {lvsadm} -L -n >/dev/null 2>&1 && break; sleep .05; done; \
          {lvsadm} -L -n; {lvsadm} mark list; kill $pid; wait $pid; echo left: $(ls /sys/fs/bpf/lvs); }}'"
     );
-    let told = site.director.sh(&script)?;
+    let output = site.director.sh(&script)?;
     let log = fs::read_to_string(site.director.dir().join("next"))?;
     ensure!(log.contains("in a network namespace that is gone"), "{log}");
     ensure!(!log.contains("going on where"), "{log}");
     ensure!(
-        !told.contains(":80") && !told.contains("203.0.113"),
-        "{told}"
+        !output.contains(":80") && !output.contains("203.0.113"),
+        "{output}"
     );
     // Its end takes everything with it.
-    ensure!(told.trim().ends_with("left:"), "{told}");
+    ensure!(output.trim().ends_with("left:"), "{output}");
     Ok(())
 }
 

@@ -11,12 +11,12 @@ use crate::session::json;
 
 pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     let call = question(words)?;
-    let told: Explanation = connect(run)?.call(&call)?;
+    let answer: Explanation = connect(run)?.call(&call)?;
     if run.json {
-        json(run, &told)?;
+        json(run, &answer)?;
         run.output.write_all(b"\n")?;
     } else {
-        print(run.output, &told)?;
+        print(run.output, &answer)?;
     }
     Ok(0)
 }
@@ -47,34 +47,34 @@ fn question(words: &Words) -> Result<Call, Trouble> {
     })
 }
 
-fn print(out: &mut dyn Write, told: &Explanation) -> io::Result<()> {
-    match (told.mark, told.mark_why.as_str()) {
+fn print(out: &mut dyn Write, answer: &Explanation) -> io::Result<()> {
+    match (answer.mark, answer.mark_why.as_str()) {
         (0, "") => {}
         (0, why) => writeln!(out, "mark        none: {why}")?,
         (mark, why) => writeln!(out, "mark        {mark}: {why}")?,
     }
-    match &told.service {
-        Some(service) => writeln!(out, "service     {service}: {}", told.service_why)?,
-        None => writeln!(out, "service     none: {}", told.service_why)?,
+    match &answer.service {
+        Some(service) => writeln!(out, "service     {service}: {}", answer.service_why)?,
+        None => writeln!(out, "service     none: {}", answer.service_why)?,
     }
-    match &told.connection {
+    match &answer.connection {
         Some(connection) => writeln!(out, "connection  {connection}")?,
         None => writeln!(out, "connection  none")?,
     }
-    if let Some(template) = &told.template {
+    if let Some(template) = &answer.template {
         writeln!(out, "template    {template}")?;
-    } else if !told.template_why.is_empty() {
-        writeln!(out, "template    none: {}", told.template_why)?;
+    } else if !answer.template_why.is_empty() {
+        writeln!(out, "template    none: {}", answer.template_why)?;
     }
-    if told.service.is_some() {
-        writeln!(out, "scheduler   {}", told.scheduler)?;
-        if let Some(slot) = told.slot {
+    if answer.service.is_some() {
+        writeln!(out, "scheduler   {}", answer.scheduler)?;
+        if let Some(slot) = answer.slot {
             writeln!(out, "slot        {} of {}", slot.number, slot.of)?;
         }
-        writeln!(out, "servers     {}", told.candidates.len())?;
+        writeln!(out, "servers     {}", answer.candidates.len())?;
     }
-    for candidate in &told.candidates {
-        let mark = if told.server == Some(candidate.server) {
+    for candidate in &answer.candidates {
+        let mark = if answer.server == Some(candidate.server) {
             "->"
         } else {
             "  "
@@ -85,10 +85,10 @@ fn print(out: &mut dyn Write, told: &Explanation) -> io::Result<()> {
             candidate.server, candidate.weight, candidate.active, candidate.inactive, candidate.why
         )?;
     }
-    match told.fast_path {
+    match answer.fast_path {
         Some(true) => writeln!(out, "in kernel   yes")?,
-        Some(false) => writeln!(out, "in kernel   no: {}", told.fast_path_why)?,
+        Some(false) => writeln!(out, "in kernel   no: {}", answer.fast_path_why)?,
         None => {}
     }
-    writeln!(out, "verdict     {}", told.verdict)
+    writeln!(out, "verdict     {}", answer.verdict)
 }

@@ -49,8 +49,15 @@ fn text(state: &SyncState) -> String {
         false => format!("not ready: {}", state.waits_for),
     };
     text.push_str(&format!(
-        "\n{} connections are told to others\n\n{:<28}{:<9}{:>10}{:>10}{:>10}  {:<30}{}\n",
-        state.told, "peer", "state", "tells", "here", "missing", "last bulk", "listens"
+        "\n{} connections are replicated to peers\n\n{:<28}{:<9}{:>10}{:>10}{:>10}  {:<30}{}\n",
+        state.replicated,
+        "peer",
+        "state",
+        "owns",
+        "borrowed",
+        "missing",
+        "last full sync",
+        "receives"
     ));
     for peer in &state.peers {
         text.push_str(&line(peer));
@@ -65,7 +72,7 @@ fn text(state: &SyncState) -> String {
         ("connections that make no sense", state.nonsense),
         ("connections without room", state.no_room),
         ("replicated again what was missing", state.repairs),
-        ("told everything anew", state.told_anew),
+        ("full syncs", state.full_syncs),
         (
             "services that are too many to be compared",
             state.tables_beyond,
@@ -157,7 +164,7 @@ fn line(peer: &PeerInfo) -> String {
     };
     let mut line = format!(
         "{:<28}{:<9}{:>10}{:>10}{:>10}  {bulk:<30}{listens}\n",
-        peer.address, peer.state, peer.told, peer.lent, peer.missing
+        peer.address, peer.state, peer.replicated, peer.borrowed, peer.missing
     );
     if !peer.trouble.is_empty() {
         line.push_str(&format!("    {}\n", peer.trouble));
@@ -212,8 +219,8 @@ mod tests {
             address: "192.0.2.2:8848".parse().expect("an address"),
             state: "refused".to_owned(),
             trouble: "it has another key".to_owned(),
-            told: 0,
-            lent: 0,
+            replicated: 0,
+            borrowed: 0,
             missing: 0,
             heard_ms: Some(5_100),
             bulk_connections: Some(7),
@@ -238,14 +245,14 @@ mod tests {
         let state = SyncState {
             waits_for: "192.0.2.2:8848: it has another key".to_owned(),
             peers: vec![peer],
-            told: 5,
+            replicated: 5,
             forged: 2,
             ..SyncState::default()
         };
         let said = text(&state);
         for part in [
             "not ready: 192.0.2.2:8848: it has another key\n",
-            "5 connections are told",
+            "5 connections are replicated",
             "7 in 12 ms, 3 s ago",
             "4 ms behind",
             "    it has another key\n",

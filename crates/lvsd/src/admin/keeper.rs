@@ -62,7 +62,7 @@ impl Kept {
     pub async fn done(self) -> Result<(), String> {
         match self.0 {
             None => Ok(()),
-            Some(told) => told.await.unwrap_or_else(|_| {
+            Some(reported) => reported.await.unwrap_or_else(|_| {
                 Err("it is not known whether this is kept: lvsd ends; it holds if `lvsd status` still shows it after a start".to_owned())
             }),
         }
@@ -96,7 +96,7 @@ impl Keeper {
 
     /// Starts a write of all overrides, in a runtime.
     pub(super) fn keep(self: &Arc<Self>, all: Vec<StoredOverride>) -> Kept {
-        let (tell, told) = oneshot::channel();
+        let (tell, reported) = oneshot::channel();
         let mut state = self.lock();
         state.next = Some(all);
         // Remove the requests whose client has closed its connection.
@@ -107,7 +107,7 @@ impl Keeper {
             let keeper = Arc::clone(self);
             tokio::task::spawn_blocking(move || keeper.write_all());
         }
-        Kept(Some(told))
+        Kept(Some(reported))
     }
 
     /// Whether there is something to be written, or being written.
@@ -196,7 +196,7 @@ mod tests {
     use super::*;
     use crate::clock::Now;
 
-    fn wish(n: u8) -> StoredOverride {
+    fn stored(n: u8) -> StoredOverride {
         let target = Target {
             service: None,
             host: [10, 0, 0, n].into(),
@@ -224,18 +224,18 @@ mod tests {
             goes.lock().unwrap().recv().unwrap()
         }));
         assert!(!keeper.is_writing());
-        let first = keeper.keep(vec![wish(1)]);
-        assert_eq!(begins.recv().unwrap(), [wish(1)]);
+        let first = keeper.keep(vec![stored(1)]);
+        assert_eq!(begins.recv().unwrap(), [stored(1)]);
         // A thousand that have gone leave nothing behind.
         for _ in 0..1000 {
-            drop(keeper.keep(vec![wish(2)]));
+            drop(keeper.keep(vec![stored(2)]));
         }
-        let second = keeper.keep(vec![wish(2)]);
-        let third = keeper.keep(vec![wish(3)]);
+        let second = keeper.keep(vec![stored(2)]);
+        let third = keeper.keep(vec![stored(3)]);
         assert_eq!(keeper.lock().waiting.len(), 2);
         go.send(Ok(())).unwrap();
         first.done().await.unwrap();
-        assert_eq!(begins.recv().unwrap(), [wish(3)], "the last one only");
+        assert_eq!(begins.recv().unwrap(), [stored(3)], "the last one only");
         assert!(keeper.is_writing());
         go.send(Err(io::Error::other("full"))).unwrap();
         for kept in [second, third] {

@@ -46,7 +46,7 @@ struct Point {
 /// A history in the API: columns of one length.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[cfg_attr(test, derive(serde::Deserialize))]
-pub struct Told {
+pub struct Curves {
     /// Seconds between two points.
     pub step: u64,
     /// Seconds since 1970.
@@ -91,22 +91,22 @@ impl Series {
         }
     }
 
-    fn told(&self, times: &VecDeque<u64>) -> Told {
+    fn curves(&self, times: &VecDeque<u64>) -> Curves {
         let skip = times.len() - self.points.len().min(times.len());
-        let mut told = Told {
+        let mut curves = Curves {
             step: STEP.as_secs(),
             time: times.iter().skip(skip).copied().collect(),
-            ..Told::default()
+            ..Curves::default()
         };
         for point in &self.points {
-            told.usable.push(point.usable);
-            told.servers.push(point.servers);
-            told.connections.push(point.connections);
-            told.packets.push(point.packets);
-            told.in_bytes.push(point.in_bytes);
-            told.out_bytes.push(point.out_bytes);
+            curves.usable.push(point.usable);
+            curves.servers.push(point.servers);
+            curves.connections.push(point.connections);
+            curves.packets.push(point.packets);
+            curves.in_bytes.push(point.in_bytes);
+            curves.out_bytes.push(point.out_bytes);
         }
-        told
+        curves
     }
 }
 
@@ -156,12 +156,12 @@ impl History {
     }
 
     /// The history of a service, or of everything; `None` for a service without one.
-    pub fn told(&self, service: Option<&str>) -> Option<Told> {
+    pub fn curves(&self, service: Option<&str>) -> Option<Curves> {
         let series = match service {
             Some(name) => self.services.get(name)?,
             None => &self.total,
         };
-        Some(series.told(&self.times))
+        Some(series.curves(&self.times))
     }
 }
 
@@ -189,8 +189,8 @@ mod tests {
         }
         assert_eq!(history.services.len(), SERVICES_MAX);
         let last = (SERVICES_MAX - 1).to_string();
-        assert!(history.told(Some(&last)).is_some());
-        assert!(history.told(Some(&SERVICES_MAX.to_string())).is_none());
+        assert!(history.curves(Some(&last)).is_some());
+        assert!(history.curves(Some(&SERVICES_MAX.to_string())).is_none());
     }
 
     #[test]
@@ -202,22 +202,23 @@ mod tests {
             Arc::make_mut(&mut found.seen).services[0].stats.live.conns = n * 30;
             assert!(history.take(&snapshot, 1000 + n * 15));
         }
-        let told = history.told(Some("web")).expect("it is there");
-        assert_eq!(told.time.len(), POINTS_MAX);
-        assert_eq!(told.time.last(), Some(&(1000 + 299 * 15)));
+        let curves = history.curves(Some("web")).expect("it is there");
+        assert_eq!(curves.time.len(), POINTS_MAX);
+        assert_eq!(curves.time.last(), Some(&(1000 + 299 * 15)));
         assert!(
-            told.connections
+            curves
+                .connections
                 .iter()
                 .all(|rate| (*rate - 2.0).abs() < 1e-6)
         );
-        assert_eq!((told.usable[0], told.servers[0]), (1, 2));
+        assert_eq!((curves.usable[0], curves.servers[0]), (1, 2));
 
         // Another takes its place; it has no past.
         assert!(!history.take(&Snapshot::default(), 8000));
         assert!(history.take(&snapshot("mail"), 9000));
-        assert_eq!(history.told(Some("web")), None);
-        let told = history.told(Some("mail")).expect("it is there");
-        assert_eq!((told.time, told.connections), (vec![9000], vec![0.0]));
-        assert_eq!(history.told(None).expect("always").time.len(), POINTS_MAX);
+        assert_eq!(history.curves(Some("web")), None);
+        let curves = history.curves(Some("mail")).expect("it is there");
+        assert_eq!((curves.time, curves.connections), (vec![9000], vec![0.0]));
+        assert_eq!(history.curves(None).expect("always").time.len(), POINTS_MAX);
     }
 }

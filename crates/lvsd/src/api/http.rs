@@ -89,7 +89,7 @@ pub(crate) async fn serve(
         request.extensions_mut().insert(kept.clone());
         async move {
             let response = routes::answer(&api, request, &peer).await;
-            api.tally.http(response.status().as_u16());
+            api.counters.http(response.status().as_u16());
             Ok::<_, Infallible>(response)
         }
     });

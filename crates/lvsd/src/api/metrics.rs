@@ -24,8 +24,8 @@ use prometheus_client::registry::Registry;
 
 use super::processes;
 use crate::clock::unix_time;
+use crate::counters::{self, BOUNDS, Times};
 use crate::snapshot::Snapshot;
-use crate::tally::{self, BOUNDS, Times};
 
 /// A counter of a packet worker: name, help, and where it is.
 type WorkerCounter = (&'static str, &'static str, fn(&WorkerInfo) -> u64);
@@ -74,7 +74,7 @@ const SERVERS_MAX: usize = 5000;
 type Labels<'a, const N: usize> = [(&'static str, &'a str); N];
 
 /// All metrics in the text format of OpenMetrics 1.0.0.
-pub fn open_metrics(snapshot: Arc<Snapshot>, counts: tally::Counts) -> String {
+pub fn open_metrics(snapshot: Arc<Snapshot>, counts: counters::Counts) -> String {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(View { snapshot, counts }));
     let mut out = String::new();
@@ -110,7 +110,7 @@ pub fn plain(open_metrics: &str) -> String {
 #[derive(Debug)]
 struct View {
     snapshot: Arc<Snapshot>,
-    counts: tally::Counts,
+    counts: counters::Counts,
 }
 
 /// The state of a service in the daemon and the dataplane.
@@ -888,14 +888,14 @@ mod tests {
     use crate::api::overview::tests::snapshot;
 
     fn text(name: &str) -> String {
-        let tally = tally::Tally::default();
-        tally.check(
+        let counters = counters::Counters::default();
+        counters.check(
             "tcp",
             std::time::Duration::from_millis(3),
-            tally::CheckOutcome::Good,
+            counters::CheckOutcome::Good,
         );
-        tally.http(200);
-        open_metrics(Arc::new(snapshot(name)), tally.get())
+        counters.http(200);
+        open_metrics(Arc::new(snapshot(name)), counters.get())
     }
 
     #[test]
@@ -921,7 +921,7 @@ mod tests {
         let mut snapshot = snapshot("web");
         let found = Arc::make_mut(&mut snapshot.found);
         Arc::make_mut(&mut found.seen).services.clear();
-        let text = open_metrics(Arc::new(snapshot), tally::Counts::default());
+        let text = open_metrics(Arc::new(snapshot), counters::Counts::default());
         assert!(text.contains("lvs_service_usable_servers{"));
         assert!(!text.contains("lvs_service_packets_total{"), "{text}");
     }
@@ -977,7 +977,10 @@ mod tests {
             differ: 0,
             seconds: 0,
         }];
-        let known = series(&open_metrics(Arc::new(snapshot), tally::Counts::default()));
+        let known = series(&open_metrics(
+            Arc::new(snapshot),
+            counters::Counts::default(),
+        ));
         let alerts = include_str!("../../../../examples/prometheus-alerts.yml");
         let mut queries: Vec<String> = alerts
             .lines()
@@ -1011,7 +1014,7 @@ mod tests {
     fn without_dataplane_none_of_its_values_stays() {
         let mut snapshot = snapshot("web");
         let text = |snapshot: &Snapshot| {
-            open_metrics(Arc::new(snapshot.clone()), tally::Counts::default())
+            open_metrics(Arc::new(snapshot.clone()), counters::Counts::default())
         };
         let values = [
             "lvs_table_connections ",
@@ -1037,7 +1040,7 @@ mod tests {
     #[test]
     fn connections_refused_by_proxy_are_counted() {
         let mut snapshot = snapshot("web");
-        let text = |snapshot| open_metrics(Arc::new(snapshot), tally::Counts::default());
+        let text = |snapshot| open_metrics(Arc::new(snapshot), counters::Counts::default());
         assert!(!text(snapshot.clone()).contains("lvs_proxy"));
         snapshot.status.proxy = Some(ProxyStatus {
             connections: 1,
@@ -1064,7 +1067,7 @@ mod tests {
         let servers = &mut snapshot.status.services[0].servers;
         servers.resize(SERVERS_MAX, servers[0].clone());
         let text = |snapshot: &Snapshot| {
-            open_metrics(Arc::new(snapshot.clone()), tally::Counts::default())
+            open_metrics(Arc::new(snapshot.clone()), counters::Counts::default())
         };
         assert!(text(&snapshot).contains("lvs_server_up"));
         let servers = &mut snapshot.status.services[0].servers;

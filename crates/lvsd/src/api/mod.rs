@@ -42,10 +42,10 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use crate::config;
+use crate::counters::Counters;
 use crate::events::{Events, unix_ms};
 use crate::requests::{Answer, ChangeRequest, Request, request_change};
 use crate::snapshot::Snapshot;
-use crate::tally::Tally;
 use crate::token::Token;
 use history::History;
 use pages::{Own, Pages};
@@ -81,15 +81,15 @@ pub struct Api {
     token: Mutex<Result<Option<Token>, String>>,
     past: Mutex<VecDeque<Arc<Event>>>,
     history: Mutex<History>,
-    tally: Arc<Tally>,
+    counters: Arc<Counters>,
     /// Time of the last log line about wrong tokens, and number of wrong tokens since.
     wrong_tokens: Mutex<(Option<Instant>, u64)>,
 }
 
 impl Api {
     /// An API that sends requests to `requests`, streams `events`, and shows the counters of
-    /// `tally`.
-    pub fn new(requests: mpsc::Sender<Request>, events: &Events, tally: Arc<Tally>) -> Self {
+    /// `counters`.
+    pub fn new(requests: mpsc::Sender<Request>, events: &Events, counters: Arc<Counters>) -> Self {
         Self {
             requests,
             events: events.source(),
@@ -102,7 +102,7 @@ impl Api {
             token: Mutex::new(Ok(None)),
             past: Mutex::default(),
             history: Mutex::default(),
-            tally,
+            counters,
             wrong_tokens: Mutex::default(),
         }
     }
@@ -120,7 +120,7 @@ impl Api {
     pub(crate) fn place(&self, holder: Holder) -> Option<ConnectionSlot> {
         let place = self.places.take(holder);
         if place.is_none() {
-            self.tally.no_place();
+            self.counters.no_place();
         }
         place
     }
@@ -168,11 +168,11 @@ impl Api {
     /// Logs that `source` has sent a wrong token: the first one, and once a minute how many others
     /// there were.
     fn tell_wrong_token(&self, source: IpAddr) {
-        let mut told = self
+        let mut reported = self
             .wrong_tokens
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let (last, others) = &mut *told;
+        let (last, others) = &mut *reported;
         if last.is_some_and(|last| last.elapsed() < WRONG_TOKENS) {
             *others += 1;
             return;

@@ -43,7 +43,7 @@ const SYSCTLS: &str = "sys/net/ipv4/vs";
 pub(super) async fn keep(api: Arc<Api>, dataplane: Address, mut stopped: watch::Receiver<bool>) {
     let mut settings = api.settings.subscribe();
     let mut written: Option<PathBuf> = None;
-    let mut told: Vec<String> = Vec::new();
+    let mut reported: Vec<String> = Vec::new();
     // When connections are written again.
     let mut due = Instant::now();
     let mut tick = tokio::time::interval(EVERY);
@@ -81,15 +81,15 @@ pub(super) async fn keep(api: Arc<Api>, dataplane: Address, mut stopped: watch::
             due = begun + begun.elapsed() * SHARE;
         }
         let all = all.unwrap_or_default();
-        for why in all.iter().filter(|why| !told.contains(why)) {
+        for why in all.iter().filter(|why| !reported.contains(why)) {
             tracing::warn!("{why}");
         }
         // Of connections, a round without them says nothing.
         match with_connections {
-            true => told = all,
-            false => told.extend(
+            true => reported = all,
+            false => reported.extend(
                 all.into_iter()
-                    .filter(|why| !told.contains(why))
+                    .filter(|why| !reported.contains(why))
                     .collect::<Vec<_>>(),
             ),
         }

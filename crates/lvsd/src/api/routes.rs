@@ -258,7 +258,7 @@ async fn show(api: &Arc<Api>, head: &Parts, peer: &Peer) -> Result<Reply, Refusa
     Ok(match path {
         "/metrics" => {
             let snapshot = snapshot().await?;
-            let counts = api.tally.get();
+            let counts = api.counters.get();
             if accepts(head, "application/openmetrics-text") {
                 let write = |snapshot| metrics::open_metrics(snapshot, counts).into_bytes();
                 bytes(OPEN_METRICS, api.pages.metrics.of(&snapshot, write).await)
@@ -292,21 +292,21 @@ async fn show(api: &Arc<Api>, head: &Parts, peer: &Peer) -> Result<Reply, Refusa
             let after = number(head, "after")?;
             let past = api.past();
             let events = past.iter().filter(|event| event.seq > after);
-            let told = json_bytes(&Past {
+            let curves = json_bytes(&Past {
                 started_ms: api.started_ms,
                 events: events.map(|event| (**event).clone()).collect(),
             });
             drop(past);
-            own(api, told)?
+            own(api, curves)?
         }
         "/v1/history" => {
             let service = parameter(head, "service")?;
-            let told = api.history().told(service.as_deref());
-            let told = told.ok_or_else(|| match service {
+            let curves = api.history().curves(service.as_deref());
+            let curves = curves.ok_or_else(|| match service {
                 Some(name) => no_service(&name),
                 None => Refusal::unavailable("nothing is known yet; ask again later".to_owned()),
             })?;
-            own(api, json_bytes(&told))?
+            own(api, json_bytes(&curves))?
         }
         "/v1/whoami" => json(&whoami(api, head, peer).await?),
         "/v1/openapi.json" => bytes(JSON, OPENAPI),
@@ -355,8 +355,8 @@ fn events(api: &Api, head: &Parts, peer: &Peer) -> Result<Reply, Refusal> {
     let deadline = head.extensions.get::<Deadline>();
     let deadline =
         deadline.ok_or_else(|| Refusal::unavailable("lvsd is about to end".to_owned()))?;
-    let told = stream::tell(api.events.subscribe(), deadline.clone(), place);
-    let mut reply = Response::new(Either::Right(told));
+    let curves = stream::tell(api.events.subscribe(), deadline.clone(), place);
+    let mut reply = Response::new(Either::Right(curves));
     set(&mut reply, header::CONTENT_TYPE, EVENTS);
     Ok(reply)
 }

@@ -251,7 +251,7 @@ fn api_examples_match_their_types() {
                     ("/v1/services/{name}", _) => again::<Vec<Detail>>(example),
                     ("/v1/drops", _) => again::<Vec<lvs_core::api::ReasonCount>>(example),
                     ("/v1/events", _) => again::<routes::Past>(example),
-                    ("/v1/history", _) => again::<history::Told>(example),
+                    ("/v1/history", _) => again::<history::Curves>(example),
                     ("/v1/whoami", _) => again::<routes::Whoami>(example),
                     ("/v1/admin", "request") => again::<AdminSpec>(example),
                     ("/v1/admin", _) => again::<AdminDone>(example),
@@ -397,7 +397,7 @@ async fn invalid_request_is_refused_with_a_fix() {
     let many = "a: b\r\n".repeat(100);
     let request = format!("GET /metrics HTTP/1.1\r\nhost: x\r\n{many}\r\n");
     assert_eq!(send(&api, stranger(), &request).await.0, 431);
-    let counts = api.tally.get();
+    let counts = api.counters.get();
     assert!(
         counts.http[&404] >= 4 && counts.http[&405] == 2,
         "{counts:?}"
@@ -559,9 +559,9 @@ async fn event_stream_has_new_events_and_heartbeats() {
     client.write_all(STREAM.as_bytes()).await.expect("it fits");
     let head = read_to(&mut client, "\r\n\r\n").await;
     assert!(head.contains("content-type: text/event-stream"), "{head}");
-    let told = serde_json::to_string(&*event("two\nlines")).expect("JSON");
+    let reported = serde_json::to_string(&*event("two\nlines")).expect("JSON");
     api.events.send(event("two\nlines")).expect("it listens");
-    read_to(&mut client, &format!("data: {told}\n\n")).await;
+    read_to(&mut client, &format!("data: {reported}\n\n")).await;
     // Longer than any other answer may take.
     for _ in 0..100 {
         read_to(&mut client, ":\n\n").await;
@@ -658,7 +658,7 @@ async fn connections_above_the_limit_are_refused_and_counted() {
         refused.starts_with("HTTP/1.1 503 ") && refused.contains("close some"),
         "{refused}"
     );
-    assert_eq!(api.tally.get().http_no_place, 1);
+    assert_eq!(api.counters.get().http_no_place, 1);
     let text = metrics(&api).await;
     assert!(
         text.contains("lvs_http_refused_connections_total 1\n"),

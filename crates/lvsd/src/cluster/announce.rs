@@ -163,7 +163,7 @@ impl Announcer {
 
 fn tell(address: &Address, turns: &Pulse, door: &Door, sender: &watch::Sender<Announced>) {
     let (mut asks, mut tells): (Option<Client>, Option<Client>) = (None, None);
-    let mut told: Option<(AnnounceSpec, Instant)> = None;
+    let mut reported: Option<(AnnounceSpec, Instant)> = None;
     let mut wish = door.wish().clone();
     let mut found = Announced::default();
     while let Some(wanted) = wish {
@@ -171,7 +171,7 @@ fn tell(address: &Address, turns: &Pulse, door: &Door, sender: &watch::Sender<An
         let spec = wanted.at(Now::read().boot, readiness.ready);
         // A restarted dataplane has no announcements.
         let lost = found.readiness.as_ref() != Some(&readiness);
-        let again = told
+        let again = reported
             .as_ref()
             .is_none_or(|(before, at)| lost || *before != spec || at.elapsed() >= AGAIN);
         if again && turns.age() < TURN_LIMIT && asks.is_some() {
@@ -179,11 +179,11 @@ fn tell(address: &Address, turns: &Pulse, door: &Door, sender: &watch::Sender<An
                 Ok(vips) => (found.vips, found.trouble) = (vips, None),
                 Err(why) => (found.vips, found.trouble) = (Vec::new(), Some(why)),
             }
-            told = found.trouble.is_none().then(|| (spec, Instant::now()));
+            reported = found.trouble.is_none().then(|| (spec, Instant::now()));
         } else if asks.is_none() {
             found.vips.clear();
             found.trouble = Some("the dataplane does not answer".to_owned());
-            (tells, told) = (None, None);
+            (tells, reported) = (None, None);
         }
         found.readiness = Some(readiness);
         sender.send_if_modified(|known| {

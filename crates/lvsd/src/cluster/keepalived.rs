@@ -69,15 +69,16 @@ pub fn text(config: &Config, services: &[Service]) -> Result<String, String> {
         (None, Some(first)) => first.ip.is_ipv6(),
         (None, None) => false,
     };
-    let (told, others): (Vec<_>, Vec<_>) = addresses.iter().partition(|one| one.ip.is_ipv6() == v6);
-    let mut told: Vec<String> = told.into_iter().map(written).collect();
-    if told.is_empty() {
-        told.push(match v6 {
+    let (reported, others): (Vec<_>, Vec<_>) =
+        addresses.iter().partition(|one| one.ip.is_ipv6() == v6);
+    let mut reported: Vec<String> = reported.into_iter().map(written).collect();
+    if reported.is_empty() {
+        reported.push(match v6 {
             true => "fe80::51:51/128 dev lo".to_owned(),
             false => PLACEHOLDER.to_owned(),
         });
     }
-    block("virtual_ipaddress", &told);
+    block("virtual_ipaddress", &reported);
     let others: Vec<String> = others.into_iter().map(written).collect();
     block("virtual_ipaddress_excluded", &others);
     text.push_str("}\n");

@@ -219,13 +219,13 @@ fn nothing(name: &str, lost: &[String]) -> String {
     /// Statements that are listed.
     const TOLD: usize = 3;
     let none = format!("there is no virtual server in {name}");
-    let told: Vec<String> = lost.iter().take(TOLD).map(|what| printable(what)).collect();
+    let reported: Vec<String> = lost.iter().take(TOLD).map(|what| printable(what)).collect();
     match lost.len() {
         0 => none,
-        1..=TOLD => format!("{none} that can be converted: {}", told.join("; ")),
+        1..=TOLD => format!("{none} that can be converted: {}", reported.join("; ")),
         all => format!(
             "{none} that can be converted: {}; and {} more",
-            told.join("; "),
+            reported.join("; "),
             all - TOLD
         ),
     }

@@ -234,14 +234,14 @@ fn keepalived_file_is_converted() {
 /// The kind and the target of each server's check.
 fn checks(config: &Config) -> Vec<String> {
     let servers = config.services.iter().flat_map(|one| &one.servers);
-    let told = |server: &crate::config::Server| match &server.check {
+    let reported = |server: &crate::config::Server| match &server.check {
         Some(check) => {
             let target = check.probe.target(server.address);
             format!("{} {target}", check.probe.name())
         }
         None => "none".to_owned(),
     };
-    servers.map(told).collect()
+    servers.map(reported).collect()
 }
 
 #[test]
@@ -309,7 +309,7 @@ fn each_kind_of_keepalived_has_its_counterpart() {
         "virtual_server 192.0.2.1 80 {{\n delay_loop 10\n lb_kind NAT\n protocol TCP\n{servers}}}\n"
     );
     let (done, config) = converted(SourceFormat::Keepalived, &text);
-    let expected: Vec<&str> = all.iter().map(|(_, told, _)| *told).collect();
+    let expected: Vec<&str> = all.iter().map(|(_, reported, _)| *reported).collect();
     assert_eq!(checks(&config), expected, "{}", done.toml);
     for (_, _, words) in all.iter().filter(|(_, _, words)| !words.is_empty()) {
         assert!(done.toml.contains(words), "{words}: {}", done.toml);
@@ -364,7 +364,7 @@ fn each_check_of_ldirectord_has_its_counterpart() {
         .map(|(n, (lines, _))| service(n, lines))
         .collect();
     let (done, config) = converted(SourceFormat::Ldirectord, &text);
-    let expected: Vec<&str> = all.iter().map(|(_, told)| *told).collect();
+    let expected: Vec<&str> = all.iter().map(|(_, reported)| *reported).collect();
     assert_eq!(checks(&config), expected, "{}", done.toml);
     // The user of the program, the third attempt, mysql and its login, perl, and servers that ldirectord
     // would never use.
@@ -964,9 +964,9 @@ fn number_that_keepalived_refuses_is_named_and_the_one_around_it_holds() {
         "99999999999",
         "delay_loop 100000",
     ] {
-        let told = done.lost.iter().filter(|lost| lost.contains(line)).count();
+        let reported = done.lost.iter().filter(|lost| lost.contains(line)).count();
         // keepalived takes no retries of a check only.
-        assert_eq!(told, 1, "{line}: {:#?}", done.lost);
+        assert_eq!(reported, 1, "{line}: {:#?}", done.lost);
     }
     assert_eq!(done.lost.len(), 10, "{:#?}", done.lost);
 }

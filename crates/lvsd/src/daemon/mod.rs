@@ -39,6 +39,7 @@ use tokio::time::Instant;
 use crate::admin::Admin;
 use crate::cluster::{self, Cluster};
 use crate::config::{self, Config, Service};
+use crate::counters::Counters;
 use crate::dataplane::{Goal, Host, Links, Proxied, Step};
 use crate::desired::{Overrides, desired};
 use crate::events::Events;
@@ -48,7 +49,6 @@ use crate::last_good;
 use crate::notify::Notify;
 use crate::requests::Request;
 use crate::sources::Sources;
-use crate::tally::Tally;
 use crate::watchdog::Pulse;
 use crate::words::counted;
 use inputs::{Inputs, Observed};
@@ -95,7 +95,7 @@ pub struct Options {
     /// The stream of events.
     pub events: Events,
     /// The daemon's counters.
-    pub tally: Arc<Tally>,
+    pub counters: Arc<Counters>,
     /// Publishes `[api]` settings to the HTTP server.
     pub api: Option<watch::Sender<config::Api>>,
     /// The runtime of the health checks: a thread of their own, so that nothing delays them.
@@ -123,7 +123,7 @@ impl Options {
             admin: None,
             requests: None,
             events: Events::default(),
-            tally: Arc::default(),
+            counters: Arc::default(),
             api: None,
             checks: None,
             cluster: None,
@@ -270,8 +270,8 @@ pub async fn stop_dataplane(host: impl Host) -> Result<(), String> {
 impl<P: Prober> Daemon<P> {
     fn new(options: Options, prober: P) -> Self {
         let now = Instant::now();
-        let tally = Arc::clone(&options.tally);
-        let (checks, reports) = Checks::counted_in(prober, options.checks, tally);
+        let counters = Arc::clone(&options.counters);
+        let (checks, reports) = Checks::counted_in(prober, options.checks, counters);
         Self {
             inputs: Inputs {
                 config: Arc::default(),
@@ -288,7 +288,7 @@ impl<P: Prober> Daemon<P> {
                 suspects: HashMap::new(),
             },
             policy: Policy::default(),
-            reporter: Reporter::new(options.events, options.tally, options.notify),
+            reporter: Reporter::new(options.events, options.counters, options.notify),
             reloader: Reloader::new(options.path, options.last_good, options.loaded),
             goal: Arc::default(),
             changed: true,
@@ -436,7 +436,7 @@ impl<P: Prober> Daemon<P> {
             Step::Fatal(why) => return Err(why),
         }
         for deed in link.take_manual_changes() {
-            self.reporter.tally.drift();
+            self.reporter.counters.drift();
             self.reporter.event("drift", deed);
         }
         let contact = link.contact();

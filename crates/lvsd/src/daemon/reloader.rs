@@ -259,7 +259,7 @@ impl<P: Prober> Daemon<P> {
     fn take_file(&mut self, file: Result<Read, LoadError>, link: &Links) -> bool {
         let message = self.load_file(file, link);
         let ok = message.is_ok();
-        self.reporter.tally.reload(ok);
+        self.reporter.counters.reload(ok);
         let message = message.unwrap_or_else(|message| message);
         let event = if ok { "reloaded" } else { "reload_refused" };
         self.reporter.event(event, message.clone());

@@ -11,13 +11,13 @@ use tokio::time::Instant;
 use super::inputs::Inputs;
 use super::policy::Transition;
 use crate::config::{BelowQuorum, Daemon as Settings, OnCheckFailure, Service};
+use crate::counters::Counters;
 use crate::decide::Decision;
 use crate::events::{About, Events};
 use crate::health::{Change, Key, Prober};
 use crate::notify::Notify;
 use crate::notify_command::{self, Notice};
 use crate::reconcile::Health;
-use crate::tally::Tally;
 use crate::words::counted;
 
 /// The daemon reports that it is ready after this time even if first checks are still running.
@@ -26,7 +26,7 @@ const READY_LIMIT: Duration = Duration::from_secs(3);
 /// Writes the daemon's events, log lines, counters, and messages to the service manager.
 pub(super) struct Reporter {
     pub(super) events: Events,
-    pub(super) tally: Arc<Tally>,
+    pub(super) counters: Arc<Counters>,
     notify: Notify,
     /// The settings of the notify command.
     notice: watch::Sender<Notice>,
@@ -44,14 +44,14 @@ pub(super) struct Reporter {
 }
 
 impl Reporter {
-    pub(super) fn new(events: Events, tally: Arc<Tally>, notify: Notify) -> Self {
+    pub(super) fn new(events: Events, counters: Arc<Counters>, notify: Notify) -> Self {
         let (notice, watched) = watch::channel(Notice::default());
         let (end, ending) = oneshot::channel();
         let serving = notify_command::serve(events.listen(), watched, ending);
         Self {
             commands: (end, tokio::spawn(serving)),
             events,
-            tally,
+            counters,
             notify,
             notice,
             started: Instant::now(),
@@ -123,7 +123,7 @@ impl Reporter {
         let Some(service) = inputs.service(&change.key.0) else {
             return;
         };
-        self.tally.change(change.up);
+        self.counters.change(change.up);
         log_server(service, change);
         log_service(service, change, |key| inputs.health(key));
         let about = About {
@@ -173,7 +173,7 @@ impl Reporter {
         if answers {
             let before = std::mem::replace(&mut self.dataplane, pid);
             if before.is_some() && before != pid {
-                self.tally.dataplane_restart();
+                self.counters.dataplane_restart();
             }
         }
         let pid = pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();

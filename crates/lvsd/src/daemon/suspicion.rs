@@ -124,8 +124,9 @@ impl<P: Prober> Daemon<P> {
     pub(super) fn judge(&mut self, now: Instant) {
         let found = std::sync::Arc::clone(&self.inputs.dataplane.found);
         for Change { key, suspicion } in self.inputs.judge(&found.seen.services, now) {
-            let told = suspicion.map(|one| format!("{}; {}", one.cause(), one.fix(key.1)));
-            self.reporter.suspicion(&self.inputs, &key, told.as_deref());
+            let reported = suspicion.map(|one| format!("{}; {}", one.cause(), one.fix(key.1)));
+            self.reporter
+                .suspicion(&self.inputs, &key, reported.as_deref());
         }
         self.inputs.take_out_suspects();
     }

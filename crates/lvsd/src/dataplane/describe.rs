@@ -261,8 +261,11 @@ mod tests {
             (killed, false, false, "the host's own stack sees"),
             (None, false, true, "no dataplane answers"),
         ] {
-            let told = without_dataplane(how, &view(fast_path, own));
-            assert!(told.starts_with(words), "{how:?} {fast_path} {own}: {told}");
+            let reported = without_dataplane(how, &view(fast_path, own));
+            assert!(
+                reported.starts_with(words),
+                "{how:?} {fast_path} {own}: {reported}"
+            );
         }
     }
 }

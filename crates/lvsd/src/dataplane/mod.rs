@@ -266,7 +266,7 @@ pub struct Link {
     /// A daemon like this one has started the dataplane.
     ours: bool,
     /// The VIPs that this dataplane was last given.
-    told: Option<BTreeSet<IpAddr>>,
+    stated: Option<BTreeSet<IpAddr>>,
     /// The time of the last comparison of the dataplane with the goal.
     compared: Option<Instant>,
     /// The result of that comparison.
@@ -325,7 +325,7 @@ impl Link {
             control: None,
             pid: None,
             ours: false,
-            told: None,
+            stated: None,
             compared: None,
             found: Arc::default(),
             memory: Memory::default(),
@@ -446,7 +446,7 @@ impl Link {
             ));
         }
         self.control = None;
-        self.told = None;
+        self.stated = None;
         self.compared = None;
         self.give_up_or_wait(why, now)
     }
@@ -460,7 +460,7 @@ impl Link {
             without_dataplane(how.as_deref(), &self.found.seen)
         );
         self.control = None;
-        self.told = None;
+        self.stated = None;
         self.pid = None;
         self.compared = None;
         if now.duration_since(self.starts.connected) >= STABLE {
@@ -651,7 +651,7 @@ impl Link {
         found.seen = Arc::new(seen);
         self.found = Arc::new(found);
         if let Some(vips) = own_vips {
-            self.told = Some(vips);
+            self.stated = Some(vips);
         }
         let complete = carried?;
         let refused = self.remember(refusals);
@@ -776,9 +776,9 @@ impl Link {
             desired.vips.clear();
         } else {
             let owned: BTreeSet<IpAddr> = info.own_vips.iter().copied().collect();
-            actual.vips = match &self.told {
+            actual.vips = match &self.stated {
                 // Others may own VIPs too; only ours count.
-                Some(told) => told.intersection(&owned).copied().collect(),
+                Some(stated) => stated.intersection(&owned).copied().collect(),
                 None => owned,
             };
             let may = |vip: &IpAddr| goal.announced.contains(vip) || actual.vips.contains(vip);

@@ -154,7 +154,7 @@ impl Daemon {
     /// lvsd's services with their servers, and VIPs.
     fn held(&self) -> (BTreeMap<String, Shown>, BTreeSet<IpAddr>) {
         let held = self.world.dataplane().0;
-        let told = |service: &ServiceInfo| {
+        let reported = |service: &ServiceInfo| {
             let mut servers: Vec<_> = service
                 .servers
                 .iter()
@@ -166,7 +166,7 @@ impl Daemon {
                 (service.config.scheduler.clone(), servers),
             )
         };
-        (held.services.iter().map(told).collect(), held.vips)
+        (held.services.iter().map(reported).collect(), held.vips)
     }
 
     fn by_hand(&self, change: Call) {

@@ -391,13 +391,13 @@ impl Present {
         if self.names.contains(&service.name) {
             return Some(format!("two services are called `{}`", service.name));
         }
-        let told = |server: SocketAddr, other: &Service| {
+        let reported = |server: SocketAddr, other: &Service| {
             format!("the server {server} is the service {}", label(&other.id))
         };
         let mut own = own_servers(service);
         let theirs =
-            own.find_map(|server| Some(told(server, self.service_at(&service.id, server)?)));
-        theirs.or_else(|| Some(told(self.server_of(service)?, service)))
+            own.find_map(|server| Some(reported(server, self.service_at(&service.id, server)?)));
+        theirs.or_else(|| Some(reported(self.server_of(service)?, service)))
     }
 
     /// The service that packets to a server of the service `of` would be packets of.

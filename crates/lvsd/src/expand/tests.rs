@@ -298,9 +298,12 @@ fn services_of_etcd_that_exclude_each_other_leave_the_first_key() {
         let expanded = merged(&etcd(&[("a", &a, None), ("b", &b, None)], &[]));
         assert_eq!(expanded.services.len(), 2, "{a}{b}");
         assert_eq!(expanded.in_force[0].0, "a");
-        let told = expanded.left_out.concat();
-        assert!(told.starts_with("etcd key /lvs/services/b: "), "{told}");
-        assert!(told.contains(words), "{told}");
+        let reported = expanded.left_out.concat();
+        assert!(
+            reported.starts_with("etcd key /lvs/services/b: "),
+            "{reported}"
+        );
+        assert!(reported.contains(words), "{reported}");
     }
 }
 
@@ -342,13 +345,13 @@ fn etcd_services_are_checked_with_settings_of_the_file() {
     ] {
         let config = read(&format!("{cluster}{file}"));
         let expanded = expand(&config, &etcd(&[("a", key, None)], &[]));
-        let told = expanded.left_out.concat();
+        let reported = expanded.left_out.concat();
         assert_eq!(
             expanded.services.len(),
             usize::from(words.is_empty()),
-            "{file}{told}"
+            "{file}{reported}"
         );
-        assert!(told.contains(words), "{file}{told}");
+        assert!(reported.contains(words), "{file}{reported}");
     }
 }
 
@@ -418,10 +421,10 @@ fn services_of_etcd_with_more_names_in_dns_than_are_looked_up_are_left_out() {
         .collect();
     let expanded = merged(&etcd(&services, &[]));
     assert_eq!(expanded.services.len(), 1 + NAMES_MAX);
-    let told = expanded.left_out.concat();
+    let reported = expanded.left_out.concat();
     assert!(
-        told.contains("/1024: the services have 1025 names in DNS"),
-        "{told}"
+        reported.contains("/1024: the services have 1025 names in DNS"),
+        "{reported}"
     );
 }
 

@@ -31,7 +31,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use crate::tally::{CheckOutcome, Tally, Times};
+use crate::counters::{CheckOutcome, Counters, Times};
 
 pub use advice::{Advice, Weight};
 pub use check::{Check, Passive};
@@ -117,7 +117,7 @@ pub struct Timing {
     /// Time from its start to its result.
     pub duration: Quantiles,
     /// Counts by kind and result, for metrics.
-    tally: Arc<Tally>,
+    counters: Arc<Counters>,
 }
 
 /// All running checks.
@@ -201,11 +201,11 @@ impl<P: Prober> Checks<P> {
         Self::counted_in(prober, runtime, Arc::default())
     }
 
-    /// Checks whose resource use is counted in `tally`.
+    /// Checks whose resource use is counted in `counters`.
     pub fn counted_in(
         prober: P,
         runtime: Option<Handle>,
-        tally: Arc<Tally>,
+        counters: Arc<Counters>,
     ) -> (Self, mpsc::UnboundedReceiver<Report>) {
         let (sender, receiver) = mpsc::unbounded_channel();
         let checks = Self {
@@ -215,7 +215,7 @@ impl<P: Prober> Checks<P> {
             next: 0,
             permits: Arc::new(Permits::new()),
             timing: Arc::new(Timing {
-                tally,
+                counters,
                 ..Timing::default()
             }),
             serving: watch::Sender::new(None),
@@ -243,14 +243,14 @@ impl<P: Prober> Checks<P> {
             .iter()
             .filter_map(|(check, task)| {
                 let record = Arc::clone(&task.record);
-                let told = (
+                let stated = (
                     task.up?,
                     task.since,
                     task.reason.clone(),
                     task.advice,
                     record,
                 );
-                Some((check.identity(), told))
+                Some((check.identity(), stated))
             })
             .collect();
         for (key, check) in wanted {
@@ -603,7 +603,7 @@ impl<P: Prober> Runner<P> {
 
     /// Checks because clients got no answer; false if the receiver is gone.
     async fn prompted(&mut self, attempts: u32, due: Instant) -> bool {
-        self.timing.tally.prompted();
+        self.timing.counters.prompted();
         let result = self.probe(due).await;
         match result {
             Err(ProbeError::Server(reason)) if self.has_way() => {
@@ -628,7 +628,7 @@ impl<P: Prober> Runner<P> {
         let _permit = self.permits.get(target, standing, descriptors).await;
         let waited = due.elapsed();
         self.timing.lag.count(waited);
-        self.timing.tally.waited(waited);
+        self.timing.counters.waited(waited);
         let begun = Instant::now();
         let result = self.prober.probe(&self.check).await;
         let took = begun.elapsed();
@@ -639,7 +639,7 @@ impl<P: Prober> Runner<P> {
             Err(ProbeError::Local(_)) => CheckOutcome::NotMade,
         };
         let kind = self.check.probe.name();
-        self.timing.tally.check(kind, took, outcome);
+        self.timing.counters.check(kind, took, outcome);
         if outcome != CheckOutcome::NotMade {
             lock(&self.record).count_check(took, Instant::now());
         }

@@ -39,12 +39,12 @@ impl Prober for Network {
                     ..
                 }) => format!(
                     "{}: the reply came by way of {} on {interface}, not from the server itself: its default gateway is not this director",
-                    asked.told(&check.probe.target(check.server)),
+                    asked.describe(&check.probe.target(check.server)),
                     address.map_or_else(|| mac.clone(), |address| format!("{address} ({mac})")),
                 ),
                 None => format!(
                     "{} did not answer within {:?}",
-                    asked.told(&check.probe.target(check.server)),
+                    asked.describe(&check.probe.target(check.server)),
                     check.timeout
                 ),
             })),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use lvs_api::daemon::CheckStatus;
 use tokio::time::Instant;
 
-use crate::tally::Times;
+use crate::counters::Times;
 
 /// Classes of durations: four for each doubling, from 64 µs to 64 s.
 const CLASSES: usize = 80;

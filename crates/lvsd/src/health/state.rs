@@ -125,12 +125,12 @@ mod tests {
     #[test]
     fn uncertain_until_it_is_decided() {
         let mut state = State::new(2, 2, None);
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for good in [true, false, true, false, false, true, true] {
             state.observe(good, false);
-            told.push(state.is_uncertain());
+            reported.push(state.is_uncertain());
         }
-        assert_eq!(told, [false, true, false, true, false, true, false]);
+        assert_eq!(reported, [false, true, false, true, false, true, false]);
         assert!(State::new(2, 2, None).is_uncertain());
         assert_eq!(state.condemn(), Some(false));
         assert_eq!(state.condemn(), None);

@@ -81,8 +81,8 @@ async fn services_with_the_same_check_share_one_probe() {
     checks.set(checks_of(&all.services));
     assert_eq!(checks.len(), 1);
     let changes = checks.take(reports.recv().await.expect("a report")).changes;
-    let told: Vec<Key> = changes.iter().map(|change| change.key).collect();
-    assert_eq!(told, keys(&all));
+    let stated: Vec<Key> = changes.iter().map(|change| change.key).collect();
+    assert_eq!(stated, keys(&all));
     assert_eq!(health(&checks, &all), [Health::Up; 3]);
     tokio::time::sleep(Duration::from_secs(100)).await;
     let asked = well.asked.lock().unwrap().len();
@@ -149,8 +149,8 @@ async fn first_failed_check_of_serving_server_is_repeated() {
             vips: None,
         });
         tokio::time::sleep(Duration::from_millis(10)).await;
-        let told = reports.try_recv();
-        assert_eq!(told.is_ok(), soon, "{told:?}");
+        let stated = reports.try_recv();
+        assert_eq!(stated.is_ok(), soon, "{stated:?}");
         if serving {
             let report = reports.recv().await.expect("down in the end");
             assert_eq!(report.up, Some(false));
@@ -194,7 +194,7 @@ async fn unanswered_clients_trigger_a_check_at_once() {
     let seconds = usize::try_from(begun.elapsed().as_secs()).unwrap();
     assert!((1..=seconds + 1).contains(&more), "{more} in {seconds} s");
     assert!(reports.try_recv().is_err(), "nobody is condemned");
-    assert!(checks.timing.tally.get().prompted > 0);
+    assert!(checks.timing.counters.get().prompted > 0);
 
     // Where the check fails as well, once is enough.
     tokio::time::sleep(Duration::from_secs(5)).await;
@@ -279,8 +279,8 @@ impl Prober for Told {
 
 #[tokio::test(start_paused = true)]
 async fn reason_of_a_down_server_is_that_of_the_last_check() {
-    let told = Told::new("refused");
-    let (mut checks, mut reports) = Checks::new(told.clone(), None);
+    let stated = Told::new("refused");
+    let (mut checks, mut reports) = Checks::new(stated.clone(), None);
     let config = config(&[(1, "type = \"tcp\", interval = \"1s\", rise = 3")]);
     checks.set(checks_of(&config.services));
     let key = keys(&config)[0];
@@ -288,7 +288,7 @@ async fn reason_of_a_down_server_is_that_of_the_last_check() {
     assert_eq!(down.changes.len(), 1);
     let mut logged = Vec::new();
     for reason in ["status 503", "refused", "status 503", "status 500"] {
-        told.set(Err(ProbeError::Server(reason.into())));
+        stated.set(Err(ProbeError::Server(reason.into())));
         let news = checks.take(reports.recv().await.expect("another reason"));
         assert!(news.changes.is_empty() && !news.advice, "no event");
         assert_eq!(checks.known(&key).expect("known").reason, reason);
@@ -300,14 +300,14 @@ async fn reason_of_a_down_server_is_that_of_the_last_check() {
     assert!(reports.try_recv().is_err());
     // A program that gives another reason each time fills no log.
     for n in 0..100 {
-        told.set(Err(ProbeError::Server(format!("at {n}"))));
+        stated.set(Err(ProbeError::Server(format!("at {n}"))));
         let news = checks.take(reports.recv().await.expect("another reason"));
         logged.extend(news.reasons.into_iter().map(|(_, reason)| reason));
     }
     assert_eq!(checks.known(&key).expect("known").reason, "at 99");
     assert_eq!(logged.len(), REASONS_MAX - 1, "with that of the change");
     // While it comes back, the reason is not the old one.
-    told.set(Ok(Advice::NONE));
+    stated.set(Ok(Advice::NONE));
     let news = checks.take(reports.recv().await.expect("a good check"));
     assert!(news.changes.is_empty() && news.reasons.is_empty());
     let reason = checks.known(&key).expect("known").reason;
@@ -322,16 +322,16 @@ async fn reason_of_a_down_server_is_that_of_the_last_check() {
 
 #[tokio::test(start_paused = true)]
 async fn check_that_cannot_be_made_is_reported_and_heals() {
-    let told = Told::new("refused");
-    told.set(Ok(Advice::NONE));
-    let (mut checks, mut reports) = Checks::new(told.clone(), None);
+    let stated = Told::new("refused");
+    stated.set(Ok(Advice::NONE));
+    let (mut checks, mut reports) = Checks::new(stated.clone(), None);
     let config = config(&[(1, "type = \"tcp\", interval = \"1s\", jitter = 0")]);
     checks.set(checks_of(&config.services));
     let key = keys(&config)[0];
     assert!(checks.take(reports.recv().await.expect("up")).changes[0].up);
     // The second check comes at a random time.
     tokio::time::sleep(Duration::from_secs(5)).await;
-    told.set(Err(ProbeError::Local("no descriptors".into())));
+    stated.set(Err(ProbeError::Local("no descriptors".into())));
     tokio::time::sleep(Duration::from_millis(1_900)).await;
     assert!(reports.try_recv().is_err(), "not after two");
     let news = checks.take(reports.recv().await.expect("the third"));
@@ -345,11 +345,11 @@ async fn check_that_cannot_be_made_is_reported_and_heals() {
     assert!((61..64).contains(&not_made.since.elapsed().as_secs()));
     assert!(reports.try_recv().is_err(), "once is enough");
     // Another cause is shown; a check that is made ends it.
-    told.set(Err(ProbeError::Local("no memory".into())));
+    stated.set(Err(ProbeError::Local("no memory".into())));
     checks.take(reports.recv().await.expect("another cause"));
     let known = checks.known(&key).expect("known").not_made;
     assert_eq!(known.expect("reported").reason, "no memory");
-    told.set(Ok(Advice::NONE));
+    stated.set(Ok(Advice::NONE));
     let news = checks.take(reports.recv().await.expect("healed"));
     assert!(news.changes.is_empty());
     assert_eq!(checks.known(&key).expect("known").not_made, None);
@@ -358,9 +358,9 @@ async fn check_that_cannot_be_made_is_reported_and_heals() {
 
 #[tokio::test(start_paused = true)]
 async fn check_that_could_never_be_made_is_reported() {
-    let told = Told::new("");
-    told.set(Err(ProbeError::Local("no descriptors".into())));
-    let (mut checks, mut reports) = Checks::new(told, None);
+    let stated = Told::new("");
+    stated.set(Err(ProbeError::Local("no descriptors".into())));
+    let (mut checks, mut reports) = Checks::new(stated, None);
     let config = config(&[(1, "type = \"tcp\", interval = \"1s\"")]);
     checks.set(checks_of(&config.services));
     checks.take(reports.recv().await.expect("the third"));

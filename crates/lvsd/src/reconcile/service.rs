@@ -82,13 +82,13 @@ impl<'a> OneService<'a> {
         self.plan.changes.append(&mut self.emptied);
         let stays = service.servers.iter().filter(|server| !server.leaves);
         let wanted: HashSet<SocketAddr> = stays.map(|server| server.address).collect();
-        let told = service.servers.iter().filter(|server| server.leaves);
-        let told: HashSet<SocketAddr> = told.map(|server| server.address).collect();
+        let reported = service.servers.iter().filter(|server| server.leaves);
+        let reported: HashSet<SocketAddr> = reported.map(|server| server.address).collect();
         for server in servers.iter().filter(|s| !wanted.contains(&s.server)) {
             let awaited = service.incomplete
                 || (expected && !arrived)
                 || service.undecided == Some(server.server);
-            if awaited && !told.contains(&server.server) {
+            if awaited && !reported.contains(&server.server) {
                 self.plan.held.push((service.id, server.server));
             } else {
                 self.unwanted(server);

@@ -572,8 +572,8 @@ fn replaced(
 }
 
 /// Changes as letters: server 2 is added, gets weight 0, is deleted.
-fn told(plan: &Plan) -> String {
-    let mut told = String::new();
+fn reported(plan: &Plan) -> String {
+    let mut reported = String::new();
     for change in &plan.changes {
         let (verb, server) = match change {
             Call::ServerAdd(spec) => ('+', spec.server),
@@ -583,9 +583,9 @@ fn told(plan: &Plan) -> String {
             other => panic!("{other:?}"),
         };
         let host = (1..9).find(|&n| address(n) == server).expect("one of them");
-        told.push_str(&format!("{verb}{host} "));
+        reported.push_str(&format!("{verb}{host} "));
     }
-    told.trim_end().to_owned()
+    reported.trim_end().to_owned()
 }
 
 #[test]
@@ -594,15 +594,15 @@ fn replaced_servers_stay_until_a_new_one_serves_or_all_have_failed() {
     let both = [(1, 1, 0), (2, 1, 0)];
     let plan = |wanted: &[(u8, Health)]| replaced(&both, wanted, Duration::ZERO, &[]);
     let waiting = plan(&[(3, Unknown), (4, Unknown)]);
-    assert_eq!(told(&waiting), "");
+    assert_eq!(reported(&waiting), "");
     assert_eq!(waiting.held.len(), 2);
-    assert_eq!(told(&plan(&[(3, Unknown), (4, Down)])), "+4");
-    assert_eq!(told(&plan(&[(3, Up), (4, Unknown)])), "+3 -2 -1");
-    assert_eq!(told(&plan(&[(3, Down), (4, Down)])), "+3 +4 -2 -1");
+    assert_eq!(reported(&plan(&[(3, Unknown), (4, Down)])), "+4");
+    assert_eq!(reported(&plan(&[(3, Up), (4, Unknown)])), "+3 -2 -1");
+    assert_eq!(reported(&plan(&[(3, Down), (4, Down)])), "+3 +4 -2 -1");
     // One of them stays; the other waits for what comes in its place.
-    assert_eq!(told(&plan(&[(1, Up), (3, Unknown)])), "");
-    assert_eq!(told(&plan(&[(1, Up)])), "-2");
-    assert_eq!(told(&plan(&[])), "-2 -1");
+    assert_eq!(reported(&plan(&[(1, Up), (3, Unknown)])), "");
+    assert_eq!(reported(&plan(&[(1, Up)])), "-2");
+    assert_eq!(reported(&plan(&[])), "-2 -1");
 }
 
 #[test]
@@ -617,13 +617,16 @@ fn removed_server_is_drained() {
         )
     };
     let first = plan(1, 7, minute, &[]);
-    assert_eq!((told(&first), first.draining.len()), ("02".into(), 1));
+    assert_eq!((reported(&first), first.draining.len()), ("02".into(), 1));
     let second = plan(0, 7, minute, &[]);
-    assert_eq!((told(&second), second.draining.len()), (String::new(), 1));
-    assert_eq!(told(&plan(0, 0, minute, &[])), "-2");
-    assert_eq!(told(&plan(1, 0, minute, &[])), "-2");
-    assert_eq!(told(&plan(0, 7, minute, &[2])), "-2");
-    assert_eq!(told(&plan(1, 7, Duration::ZERO, &[])), "-2");
+    assert_eq!(
+        (reported(&second), second.draining.len()),
+        (String::new(), 1)
+    );
+    assert_eq!(reported(&plan(0, 0, minute, &[])), "-2");
+    assert_eq!(reported(&plan(1, 0, minute, &[])), "-2");
+    assert_eq!(reported(&plan(0, 7, minute, &[2])), "-2");
+    assert_eq!(reported(&plan(1, 7, Duration::ZERO, &[])), "-2");
 }
 
 #[test]
@@ -685,6 +688,6 @@ fn health_changes_come_first() {
         Duration::ZERO,
         &[],
     );
-    assert_eq!(told(&plan), "e3 02 +4 -1");
+    assert_eq!(reported(&plan), "e3 02 +4 -1");
     assert_eq!(plan.urgent, 2);
 }

@@ -148,7 +148,7 @@ struct State {
     dns: BTreeMap<String, SourceState>,
     etcd: SourceState,
     view: etcd::View,
-    told: Option<Director>,
+    announced: Option<Director>,
     kubernetes: SourceState,
     kubernetes_view: kubernetes::View,
     /// The Services in Kubernetes that the daemon refuses, and why.
@@ -315,8 +315,8 @@ impl Shared {
         state.view.untold = why;
     }
 
-    fn told(&self) -> Option<Director> {
-        self.lock().told.clone()
+    fn announced(&self) -> Option<Director> {
+        self.lock().announced.clone()
     }
 }
 
@@ -504,13 +504,13 @@ impl Sources {
     }
 
     /// Publishes the state of this director in etcd.
-    pub(crate) fn tell(&self, told: Director) {
+    pub(crate) fn tell(&self, announced: Director) {
         if self.etcd.is_none() {
             return;
         }
         let mut state = self.shared.lock();
-        if state.told.as_ref() != Some(&told) {
-            state.told = Some(told);
+        if state.announced.as_ref() != Some(&announced) {
+            state.announced = Some(announced);
             self.shared.tell.notify_one();
         }
     }

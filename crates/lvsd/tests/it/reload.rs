@@ -69,9 +69,9 @@ fn reload_names_the_file_of_the_daemon() {
         let text = String::from_utf8(text).expect("text");
         (output.status.code(), text)
     };
-    let (code, told) = run(&["reload"]);
-    assert_eq!(code, Some(1), "{told}");
-    assert!(told.contains("no lvsd runs"), "{told}");
+    let (code, reported) = run(&["reload"]);
+    assert_eq!(code, Some(1), "{reported}");
+    assert!(reported.contains("no lvsd runs"), "{reported}");
 
     let mut daemon = lvsd(&["--config", "own.toml"])
         .current_dir(directory.path())
@@ -88,18 +88,18 @@ fn reload_names_the_file_of_the_daemon() {
 
     std::fs::write(&path, format!("{text}[[[\n")).expect("a file");
     for command in ["reload", "plan", "keepalived-config"] {
-        let (code, told) = run(&[command]);
-        assert_eq!(code, Some(3), "{command}: {told}");
-        assert!(told.contains("own.toml:6:"), "{command}: {told}");
-        assert!(!told.contains("/etc/lvsd"), "{command}: {told}");
+        let (code, reported) = run(&[command]);
+        assert_eq!(code, Some(3), "{command}: {reported}");
+        assert!(reported.contains("own.toml:6:"), "{command}: {reported}");
+        assert!(!reported.contains("/etc/lvsd"), "{command}: {reported}");
     }
     std::fs::remove_file(&path).expect("it is ours");
-    let (code, told) = run(&["reload"]);
-    assert_eq!(code, Some(3), "{told}");
-    assert!(told.contains("cannot read own.toml"), "{told}");
+    let (code, reported) = run(&["reload"]);
+    assert_eq!(code, Some(3), "{reported}");
+    assert!(reported.contains("cannot read own.toml"), "{reported}");
     std::fs::write(&path, &text).expect("a file");
-    let (code, told) = run(&["reload"]);
+    let (code, reported) = run(&["reload"]);
     daemon.kill().expect("a child");
     daemon.wait().expect("a child");
-    assert_eq!(code, Some(0), "{told}");
+    assert_eq!(code, Some(0), "{reported}");
 }

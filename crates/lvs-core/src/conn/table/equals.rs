@@ -270,8 +270,7 @@ const fn shadow(side: Side) -> u64 {
 fn is_like(entry: Entry<'_>, draft: &Draft, side: Side) -> bool {
     let same_peer = match side {
         Side::In => {
-            entry.word0() & kind::TOLD_APART == draft.kinds()
-                && is_same(entry.virt(), draft.key.virt)
+            entry.word0() & kind::DISTINCT == draft.kinds() && is_same(entry.virt(), draft.key.virt)
         }
         Side::Out => {
             entry.has_out_side()

@@ -74,7 +74,7 @@ impl ConnTable {
         let aim = ahead.side(false, 0);
         let found = self.find_wide(client, identity, aim, |word, line| {
             let load = |n: usize| line[n].load(Relaxed);
-            let alike = word & (IDENTITY | kind::TOLD_APART) == identity | kinds
+            let alike = word & (IDENTITY | kind::DISTINCT) == identity | kinds
                 && [load(1), load(2)] == client
                 && [load(3), load(4)] == virt
                 && load(7) & 0xffff == wire(key.virt.port())
@@ -95,7 +95,7 @@ impl ConnTable {
         self.overflow.find(hash, |handle, side| {
             let entry = self.get(handle);
             side == Side::In
-                && entry.word0() & kind::TOLD_APART == kinds
+                && entry.word0() & kind::DISTINCT == kinds
                 && entry.protocol() == key.protocol
                 && is_same(entry.client(), client)
                 && is_same(entry.virt(), key.virt)
@@ -225,7 +225,7 @@ impl ConnTable {
     #[inline]
     fn find_narrow_in(&self, identity: u64, kinds: u64, virt: u64, ahead: &Ahead) -> Found {
         self.find_narrow(identity, ahead.side(true, 0), |word, line| {
-            let alike = word & (IDENTITY | kind::TOLD_APART) == identity | kinds
+            let alike = word & (IDENTITY | kind::DISTINCT) == identity | kinds
                 && line[1].load(Relaxed) & PEER == virt;
             alike.then_some(kind::SHADOWED_IN)
         })

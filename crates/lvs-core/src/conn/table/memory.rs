@@ -218,7 +218,7 @@ pub struct Region {
 
 enum Store {
     Heap(Box<[AtomicU64]>),
-    Lent(&'static [AtomicU64]),
+    Borrowed(&'static [AtomicU64]),
     /// The words, and the owner that keeps them mapped.
     Shared(
         &'static [AtomicU64],
@@ -242,9 +242,9 @@ impl Region {
     }
 
     /// Words that exist for as long as the process.
-    pub const fn lent(words: &'static [AtomicU64]) -> Self {
+    pub const fn borrowed(words: &'static [AtomicU64]) -> Self {
         Self {
-            words: Store::Lent(words),
+            words: Store::Borrowed(words),
             first: 0,
         }
     }
@@ -265,7 +265,7 @@ impl Region {
     fn all(&self) -> &[AtomicU64] {
         match &self.words {
             Store::Heap(words) => words,
-            Store::Lent(words) | Store::Shared(words, _) => words,
+            Store::Borrowed(words) | Store::Shared(words, _) => words,
         }
     }
 
@@ -293,7 +293,7 @@ impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.words {
             Store::Heap(_) => "on the heap",
-            Store::Lent(_) => "lent",
+            Store::Borrowed(_) => "lent",
             Store::Shared(..) => "shared",
         })
     }
@@ -494,7 +494,7 @@ mod tests {
                 n += 1;
                 let words: Box<[AtomicU64]> =
                     bytemuck::zeroed_slice_box(size - usize::from(n == short));
-                Region::lent(Box::leak(words))
+                Region::borrowed(Box::leak(words))
             })
         };
         assert!(Memory::new(layout, regions(0)).is_ok());

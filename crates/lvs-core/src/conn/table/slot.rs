@@ -76,7 +76,7 @@ pub(crate) mod kind {
     pub(crate) const SHADOWED_OUT: u64 = bit(5);
 
     /// The kinds that look-ups compare.
-    pub(crate) const TOLD_APART: u64 = TEMPLATE | NO_CPORT | HIDDEN;
+    pub(crate) const DISTINCT: u64 = TEMPLATE | NO_CPORT | HIDDEN;
 }
 
 /// In the upper part of w1 or w7, above the three bits of the forwarding method.
@@ -99,7 +99,7 @@ impl Layout {
         ("KIND_HIDDEN", kind::HIDDEN),
         ("KIND_SHADOWED_IN", kind::SHADOWED_IN),
         ("KIND_SHADOWED_OUT", kind::SHADOWED_OUT),
-        ("KIND_TOLD_APART", kind::TOLD_APART),
+        ("KIND_TOLD_APART", kind::DISTINCT),
         ("PEER", PEER),
         ("NARROW_VIRT", NARROW_VIRT as u64),
         ("NARROW_SERVER", NARROW_SERVER as u64),

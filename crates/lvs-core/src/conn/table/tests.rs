@@ -612,7 +612,7 @@ fn ops() -> impl Strategy<Value = Op> {
 }
 
 /// Memory that outlives the table in it.
-fn lent(layout: &Layout) -> [&'static [core::sync::atomic::AtomicU64]; 5] {
+fn borrowed(layout: &Layout) -> [&'static [core::sync::atomic::AtomicU64]; 5] {
     let sizes = [
         layout.narrow_words(),
         layout.narrow_buckets as usize,
@@ -624,7 +624,7 @@ fn lent(layout: &Layout) -> [&'static [core::sync::atomic::AtomicU64]; 5] {
 }
 
 fn memory(layout: Layout, words: &[&'static [core::sync::atomic::AtomicU64]; 5]) -> Memory {
-    Memory::new(layout, words.map(memory::Region::lent)).unwrap()
+    Memory::new(layout, words.map(memory::Region::borrowed)).unwrap()
 }
 
 fn agree(table: &ConnTable, naive: &Naive) {
@@ -676,7 +676,7 @@ proptest! {
         capacity in 10..60_usize,
     ) {
         let layout = Layout { narrow_buckets, wide_buckets, overflow_slots: 64, keys: [5, 6] };
-        let words = lent(&layout);
+        let words = borrowed(&layout);
         let mut table = ConnTable::with_memory(capacity, memory(layout, &words));
         let mut naive = Naive::default();
         let mut now = Instant::from_secs(1_000_000);
@@ -803,7 +803,7 @@ proptest! {
 #[test]
 fn adoption_keeps_valid_entries_and_drops_damaged_ones() {
     let layout = Layout::new(100, 3);
-    let words = lent(&layout);
+    let words = borrowed(&layout);
     let mut table = ConnTable::with_memory(100, memory(layout, &words));
     let kept = table.insert(&draft(1, 60), Instant::ZERO).unwrap();
     let refused = table.insert(&draft(2, 60), Instant::ZERO).unwrap();

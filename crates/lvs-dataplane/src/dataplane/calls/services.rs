@@ -43,19 +43,19 @@ impl Handle {
 
     /// Describes one service, with its servers in pieces.
     fn service_info(&self, key: &ServiceKey, now: Instant) -> Result<ServiceInfo, Failure> {
-        let mut told: Option<ServiceInfo> = None;
+        let mut reported: Option<ServiceInfo> = None;
         loop {
             let control = self.context.control();
             let service = control.service(key).ok_or(Error::NoService)?;
-            let told = told.get_or_insert_with(|| ServiceInfo::of(service));
-            let rest = service.servers().iter().skip(told.servers.len());
+            let reported = reported.get_or_insert_with(|| ServiceInfo::of(service));
+            let rest = service.servers().iter().skip(reported.servers.len());
             let piece = rest.take(PIECE);
             let piece = piece.map(|server| ServerInfo::of(&control, service, server, now));
-            told.servers.extend(piece);
-            if told.servers.len() >= service.servers().len() {
+            reported.servers.extend(piece);
+            if reported.servers.len() >= service.servers().len() {
                 break;
             }
         }
-        Ok(told.expect("it was just told"))
+        Ok(reported.expect("it was just told"))
     }
 }

@@ -139,7 +139,7 @@ pub(super) struct Handshake {
 
 const TELLER: &str = "lvs peer: I tell";
 const LISTENER: &str = "lvs peer: I listen";
-const TOLD: &str = "lvs peer: what is told";
+const REPLICATED: &str = "lvs peer: what is told";
 const ASKED: &str = "lvs peer: what is asked";
 
 impl Handshake {
@@ -188,8 +188,8 @@ impl Handshake {
     }
 
     /// The authentication state of frames from the sender.
-    pub(super) fn told(&self) -> Sequence {
-        Sequence::new(self.code(TOLD))
+    pub(super) fn replicated(&self) -> Sequence {
+        Sequence::new(self.code(REPLICATED))
     }
 
     /// The authentication state of frames from the receiver.
@@ -392,25 +392,26 @@ mod tests {
         let mut without = new;
         without.nonce[31] = 0;
         assert!(!without.compares_services());
-        let [told, heard] = [new, without].map(|it| Handshake::new(&Key::of(b"one"), new, it));
-        assert!(!heard.is_sender(&told.sender_proof()));
+        let [replicated, heard] =
+            [new, without].map(|it| Handshake::new(&Key::of(b"one"), new, it));
+        assert!(!heard.is_sender(&replicated.sender_proof()));
     }
 
     #[test]
     fn sealed_frames_are_opened_unchanged_and_in_order() {
         let handshake = handshake(b"one", 1);
         let (mut sealed, mut ends) = (Vec::new(), Vec::new());
-        let mut told = handshake.told();
+        let mut replicated = handshake.replicated();
         for (kind, payload) in [
             (Kind::Items, &b"first"[..]),
             (Kind::Digest, &[7; PAYLOAD_MAX]),
             (Kind::Whole, b""),
         ] {
-            told.seal(kind, payload, &mut sealed);
+            replicated.seal(kind, payload, &mut sealed);
             ends.push(sealed.len());
         }
         let mut from = &sealed[..];
-        let mut read = handshake.told();
+        let mut read = handshake.replicated();
         assert_eq!(
             read.read(&mut from).unwrap(),
             (Kind::Items, b"first".to_vec())
@@ -423,16 +424,16 @@ mod tests {
         let forged = |mut read: Sequence, mut bytes: &[u8]| {
             matches!(read.read(&mut bytes), Err(FrameError::Forged))
         };
-        let mut second = handshake.told();
+        let mut second = handshake.replicated();
         second.read(&mut &sealed[..]).unwrap();
         assert!(forged(second, &sealed));
-        assert!(forged(handshake.told(), &sealed[ends[0]..]));
+        assert!(forged(handshake.replicated(), &sealed[ends[0]..]));
         assert!(forged(handshake.asked(), &sealed));
         for at in 0..ends[0] {
             let mut changed = sealed[..ends[0]].to_vec();
             changed[at] ^= 1;
             changed.resize(PAYLOAD_MAX * 2, 0);
-            let answer = handshake.told().read(&mut &changed[..]);
+            let answer = handshake.replicated().read(&mut &changed[..]);
             assert!(
                 matches!(answer, Err(FrameError::Forged | FrameError::TooLong)),
                 "byte {at}"
@@ -468,7 +469,7 @@ mod tests {
         #[test]
         fn frame_parser_accepts_any_bytes(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
             let mut from = &bytes[..];
-            proptest::prop_assert!(handshake(b"one", 1).told().read(&mut from).is_err());
+            proptest::prop_assert!(handshake(b"one", 1).replicated().read(&mut from).is_err());
         }
     }
 }

@@ -95,7 +95,7 @@ struct Counts {
     nonsense: AtomicU64,
     no_room: AtomicU64,
     repairs: AtomicU64,
-    told_anew: AtomicU64,
+    full_syncs: AtomicU64,
     refused_address: AtomicU64,
     refused_places: AtomicU64,
     refused_key: AtomicU64,
@@ -130,7 +130,7 @@ struct State {
     compared: bool,
     /// The difference remained after several repairs.
     given_up: bool,
-    told: u64,
+    replicated: u64,
     missing: u64,
     heard: Option<Instant>,
     /// The last time at which the peer was in sync.
@@ -246,7 +246,7 @@ impl Peers {
             sleeping: Default::default(),
             threads: Mutex::default(),
         });
-        this.on_worker(move |decider| decider.shard.keep_ledger(keys));
+        this.on_worker(move |decider| decider.shard.keep_replicas(keys));
         for peer in &this.peers {
             let (peers, peer) = (this.clone(), peer.clone());
             this.spawn("lvs-peer-gets", move || receiver::run(&peers, &peer))
@@ -353,7 +353,7 @@ impl Peers {
         };
         let now = context.now();
         let control = context.control();
-        control.told_templates_piece(from, budget, since, now)
+        control.replicated_templates_piece(from, budget, since, now)
     }
 
     /// The digests of this director's services.
@@ -474,12 +474,12 @@ impl Peers {
         let waits = self.look_whether_ready();
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let counts = &self.counts;
-        let told = self.ask_worker(|decider, _| decider.shard.told().count());
+        let replicated = self.ask_worker(|decider, _| decider.shard.replicated().count());
         SyncState {
             ready: waits.is_none(),
             waits_for: waits.unwrap_or_default(),
             listen: Some(self.listen),
-            told: told.unwrap_or(0),
+            replicated: replicated.unwrap_or(0),
             peers: self.peers.iter().map(|peer| self.report_on(peer)).collect(),
             items_sent: read(&counts.items_sent),
             bytes_sent: read(&counts.bytes_sent),
@@ -490,7 +490,7 @@ impl Peers {
             nonsense: read(&counts.nonsense),
             no_room: read(&counts.no_room),
             repairs: read(&counts.repairs),
-            told_anew: read(&counts.told_anew),
+            full_syncs: read(&counts.full_syncs),
             refused_address: read(&counts.refused_address),
             refused_places: read(&counts.refused_places),
             refused_key: read(&counts.refused_key),
@@ -503,15 +503,15 @@ impl Peers {
 
     fn report_on(&self, peer: &Peer) -> PeerInfo {
         let number = peer.number;
-        let lent = self.ask_worker(move |decider, _| decider.shard.lent(number));
+        let borrowed = self.ask_worker(move |decider, _| decider.shard.borrowed(number));
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let state = peer.state();
         PeerInfo {
             address: peer.address,
             state: state.name().to_owned(),
             trouble: state.trouble_text(),
-            told: state.told,
-            lent: lent.unwrap_or(0),
+            replicated: state.replicated,
+            borrowed: borrowed.unwrap_or(0),
             missing: state.missing,
             heard_ms: state.heard.map(|at| millis(at.elapsed())),
             bulk_connections: state.bulk.map(|(count, ..)| count),
@@ -617,16 +617,16 @@ impl Peer {
         self.state().received = count;
     }
 
-    fn has_told_everything(&self, count: u64, took: Duration) {
+    fn has_sent_everything(&self, count: u64, took: Duration) {
         let mut state = self.state();
         state.step = Step::Follows;
         state.bulk = Some((count, took, Instant::now()));
     }
 
-    fn compared(&self, told: u64, missing: u64, given_up: bool) {
+    fn compared(&self, replicated: u64, missing: u64, given_up: bool) {
         let mut state = self.state();
         state.compared = true;
-        (state.told, state.missing) = (told, missing);
+        (state.replicated, state.missing) = (replicated, missing);
         state.given_up = given_up;
         state.heard = Some(Instant::now());
         if state.is_in_step() {
@@ -639,7 +639,7 @@ impl Peer {
         state.step = Step::Away;
         state.stream = None;
         state.trouble = Some((trouble, text.to_owned()));
-        (state.told, state.missing) = (0, 0);
+        (state.replicated, state.missing) = (0, 0);
     }
 
     /// Records that no borrowed connection of the peer is left.

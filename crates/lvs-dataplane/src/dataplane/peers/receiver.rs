@@ -40,8 +40,8 @@ const REPAIRS_LATER: u32 = 15;
 pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>) {
     let mut said = String::new();
     while !peers.is_stopping() {
-        let mut lent = false;
-        let ended = listen(peers, peer, &mut lent);
+        let mut borrowed = false;
+        let ended = listen(peers, peer, &mut borrowed);
         peer.state().stream = None;
         let (trouble, text) = match ended {
             Ok(()) => break,
@@ -51,7 +51,7 @@ pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>) {
             break;
         }
         peer.lost(trouble, &text);
-        if lent {
+        if borrowed {
             // Until the peer returns, this director owns its connections.
             adopt(peers, peer, None);
         }
@@ -63,7 +63,7 @@ pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>) {
                 Trouble::Refused => warn!("{} tells nothing: {text}", peer.address),
             }
         }
-        said = if lent { String::new() } else { text };
+        said = if borrowed { String::new() } else { text };
         peers.look_after(peer);
         peers.look_whether_ready();
         peers.pause(match trouble {
@@ -84,7 +84,7 @@ fn refused(text: impl Into<String>) -> Ended {
 }
 
 /// Connects and receives until the session fails or the dataplane ends.
-fn listen(peers: &Arc<Peers>, peer: &Arc<Peer>, lent: &mut bool) -> Result<(), Ended> {
+fn listen(peers: &Arc<Peers>, peer: &Arc<Peer>, borrowed: &mut bool) -> Result<(), Ended> {
     let mut stream = TcpStream::connect_timeout(&peer.address, CONNECT).map_err(away)?;
     let (identity, handshake) = introduce(peers, &mut stream).inspect_err(|ended| {
         if ended.0 == Trouble::Refused {
@@ -98,7 +98,7 @@ fn listen(peers: &Arc<Peers>, peer: &Arc<Peer>, lent: &mut bool) -> Result<(), E
     peer.linked(identity, hangs_up);
     let said = peer.tables().begin(identity, handshake.compares_services());
     say(peer, said);
-    *lent = true;
+    *borrowed = true;
     let ended = hear(peers, peer, identity, &mut stream, &handshake);
     peer.tables().end();
     match ended {
@@ -196,8 +196,8 @@ fn hear(
     stream: &mut TcpStream,
     handshake: &Handshake,
 ) -> Result<(), FrameError> {
-    let (mut told, mut asked) = (handshake.told(), handshake.asked());
-    let (Kind::Keys, keys) = told.read(stream)? else {
+    let (mut replicated, mut asked) = (handshake.replicated(), handshake.asked());
+    let (Kind::Keys, keys) = replicated.read(stream)? else {
         return Err(FrameError::Malformed);
     };
     let keys = keys.try_into().map_err(|_| FrameError::Malformed)?;
@@ -220,7 +220,7 @@ fn hear(
     let gone = || FrameError::Io(std::io::ErrorKind::TimedOut.into());
     let mut out = Vec::new();
     while !peers.is_stopping() {
-        let (kind, payload) = told.read(stream)?;
+        let (kind, payload) = replicated.read(stream)?;
         match kind {
             Kind::Items => {
                 let items = bulk::parse(&payload).map_err(|_| FrameError::Malformed)?;
@@ -245,7 +245,7 @@ fn hear(
                         connections = received,
                         "the full sync from {} is complete, in {took:.1?}", peer.address
                     );
-                    peer.has_told_everything(received, took);
+                    peer.has_sent_everything(received, took);
                     whole = true;
                 }
             }
@@ -258,7 +258,7 @@ fn hear(
                 let services =
                     ServiceDigests::parse(services).map_err(|_| FrameError::Malformed)?;
                 let differ = peers
-                    .ask_worker(move |decider, _| decider.shard.compare_lent(number, &digest))
+                    .ask_worker(move |decider, _| decider.shard.compare_borrowed(number, &digest))
                     .ok_or_else(gone)?;
                 out.clear();
                 repairs = match differ.ranges.is_empty() {
@@ -282,7 +282,11 @@ fn hear(
                 if handshake.compares_services() {
                     compare_services(peers, peer, &services);
                 }
-                peer.compared(differ.told, differ.missing, repairs >= REPAIRS_IN_A_ROW);
+                peer.compared(
+                    differ.replicated,
+                    differ.missing,
+                    repairs >= REPAIRS_IN_A_ROW,
+                );
                 peers.look_after(peer);
                 peers.look_whether_ready();
             }
@@ -309,7 +313,7 @@ fn adopt(peers: &Peers, peer: &Peer, ranges: Option<&Ranges>) {
         next = peers
             .ask_worker(move |decider, now| {
                 let shard = &mut decider.shard;
-                shard.adopt_lent(number, ranges.as_ref(), from, PIECE, now)
+                shard.adopt_borrowed(number, ranges.as_ref(), from, PIECE, now)
             })
             .flatten();
     }
@@ -352,7 +356,7 @@ mod tests {
         let parts = parts(control);
         let mut worker = worker_of(&parts);
         worker.with_decider(|decider| {
-            decider.shard.keep_ledger([3, 4]);
+            decider.shard.keep_replicas([3, 4]);
             decider.shard.listen_to(0, [1, 2]);
         });
         let peers = peers_of(Some(&parts), ([192, 0, 2, 2], 1).into());

@@ -74,13 +74,13 @@ pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, hand
         if peers.hub.add(outgoing.clone()) {
             peers.set_heard(true);
         }
-        let told = tell(peers, peer, stream, handshake, &outgoing);
+        let replicated = tell(peers, peer, stream, handshake, &outgoing);
         if peers.hub.remove(&outgoing) {
             peers.set_heard(false);
         }
         let _ = stream.shutdown(std::net::Shutdown::Both);
         let asked = reader.join().ok()?;
-        told.err().map(FrameError::Io).or(asked.err())
+        replicated.err().map(FrameError::Io).or(asked.err())
     });
     if peers.is_stopping() {
         return;
@@ -128,10 +128,10 @@ fn tell(
     handshake: &Handshake,
     outgoing: &Arc<Outgoing>,
 ) -> io::Result<()> {
-    let mut told = handshake.told();
+    let mut replicated = handshake.replicated();
     let mut bytes = Vec::new();
     let keys = peers.keys.map(u64::to_be_bytes).concat();
-    told.seal(Kind::Keys, &keys, &mut bytes);
+    replicated.seal(Kind::Keys, &keys, &mut bytes);
     write_within(stream, &bytes, PATIENCE)?;
     let mut walk = Some(Walk::new(peers, Pass::All));
     let mut visited = peers.now();
@@ -166,7 +166,7 @@ fn tell(
             digest = Instant::now() + DIGEST_PERIOD;
             let to = outgoing.clone();
             peers.on_worker(move |decider| {
-                to.push(Said::Digest(Arc::new(decider.shard.told())));
+                to.push(Said::Digest(Arc::new(decider.shard.replicated())));
             });
         }
         let Work {
@@ -176,7 +176,7 @@ fn tell(
             wanted,
         } = outgoing.take(until);
         if lost {
-            peers.count(|counts| &counts.told_anew);
+            peers.count(|counts| &counts.full_syncs);
             walk = Some(Walk::new(peers, Pass::All));
         } else if !wanted.is_empty() {
             peers.count(|counts| &counts.repairs);
@@ -188,7 +188,15 @@ fn tell(
         if said.is_empty() && !closed {
             continue;
         }
-        write(peers, peer, stream, handshake, &mut told, &mut serial, said)?;
+        write(
+            peers,
+            peer,
+            stream,
+            handshake,
+            &mut replicated,
+            &mut serial,
+            said,
+        )?;
         if closed {
             break;
         }
@@ -202,7 +210,15 @@ fn tell(
         if said.is_empty() {
             return Ok(());
         }
-        write(peers, peer, stream, handshake, &mut told, &mut serial, said)?;
+        write(
+            peers,
+            peer,
+            stream,
+            handshake,
+            &mut replicated,
+            &mut serial,
+            said,
+        )?;
     }
 }
 
@@ -212,15 +228,15 @@ fn write(
     peer: &Peer,
     stream: &TcpStream,
     handshake: &Handshake,
-    told: &mut Sequence,
+    replicated: &mut Sequence,
     serial: &mut u64,
     all: VecDeque<Said>,
 ) -> io::Result<()> {
     let mut bytes = Vec::new();
     let mut items: Vec<u8> = Vec::new();
-    let seal_items = |told: &mut Sequence, items: &mut Vec<u8>, bytes: &mut Vec<u8>| {
+    let seal_items = |replicated: &mut Sequence, items: &mut Vec<u8>, bytes: &mut Vec<u8>| {
         if !items.is_empty() {
-            told.seal(Kind::Items, items, bytes);
+            replicated.seal(Kind::Items, items, bytes);
             items.clear();
         }
     };
@@ -229,14 +245,14 @@ fn write(
             Said::Items(more) => {
                 for more in portions(&more, PORTION) {
                     if items.len() + more.len() > ITEMS_MAX {
-                        seal_items(told, &mut items, &mut bytes);
+                        seal_items(replicated, &mut items, &mut bytes);
                     }
                     items.extend(more);
                     peers.add(|counts| &counts.items_sent, count(more));
                 }
             }
             Said::Digest(digest) => {
-                seal_items(told, &mut items, &mut bytes);
+                seal_items(replicated, &mut items, &mut bytes);
                 *serial += 1;
                 let mut payload = serial.to_be_bytes().to_vec();
                 digest.write(&mut payload);
@@ -244,15 +260,15 @@ fn write(
                     peers.services().write(&mut payload);
                 }
                 peer.sent(*serial);
-                told.seal(Kind::Digest, &payload, &mut bytes);
+                replicated.seal(Kind::Digest, &payload, &mut bytes);
             }
             Said::Whole => {
-                seal_items(told, &mut items, &mut bytes);
-                told.seal(Kind::Whole, &[], &mut bytes);
+                seal_items(replicated, &mut items, &mut bytes);
+                replicated.seal(Kind::Whole, &[], &mut bytes);
             }
         }
     }
-    seal_items(told, &mut items, &mut bytes);
+    seal_items(replicated, &mut items, &mut bytes);
     write_within(stream, &bytes, PATIENCE)?;
     peers.add(|counts| &counts.bytes_sent, bytes.len() as u64);
     Ok(())
@@ -263,7 +279,7 @@ fn step(peers: &Peers, walk: &mut Walk, outgoing: &Arc<Outgoing>) -> bool {
     if let Some(from) = walk.from {
         let (to, pass) = (outgoing.clone(), walk.pass.clone());
         let next = peers.ask_worker(move |decider, now| {
-            let (items, next) = decider.shard.told_piece(from, PIECE, &pass, now);
+            let (items, next) = decider.shard.replicated_piece(from, PIECE, &pass, now);
             // Earlier changes are sent first.
             if !items.is_empty() {
                 to.push(Said::Items(items.into()));

@@ -105,7 +105,7 @@ fn listener() -> (TcpListener, SocketAddr) {
 struct Listens {
     peers: Arc<Peers>,
     stream: TcpStream,
-    told: Sequence,
+    replicated: Sequence,
     asked: Sequence,
     sender: JoinHandle<()>,
 }
@@ -122,13 +122,13 @@ fn listens_to(parts: Option<&Parts>, introduced: Introduction) -> Listens {
     let peers = peers_of(parts, address);
     let ours = Introduction::new([1; 16], [1; 24]);
     let handshake = Handshake::new(&Key::of(KEY), introduced, ours);
-    let (told, asked) = (handshake.told(), handshake.asked());
+    let (replicated, asked) = (handshake.replicated(), handshake.asked());
     let all = peers.clone();
     let sender = thread::spawn(move || sender::run(&all, &all.peers[0], &theirs, &handshake));
     Listens {
         peers,
         stream,
-        told,
+        replicated,
         asked,
         sender,
     }
@@ -139,7 +139,7 @@ impl Listens {
     fn read_whole(&mut self) -> usize {
         let mut bytes = 0;
         loop {
-            match self.told.read(&mut self.stream).expect("a frame") {
+            match self.replicated.read(&mut self.stream).expect("a frame") {
                 (Kind::Whole, _) => return bytes,
                 (Kind::Items, items) => bytes += items.len(),
                 _ => {}
@@ -152,7 +152,7 @@ impl Listens {
 fn receiver_that_does_not_read_gets_one_full_sync() {
     let mut it = listens();
     assert_eq!(it.read_whole(), 0);
-    assert_eq!(it.peers.report().told_anew, 0);
+    assert_eq!(it.peers.report().full_syncs, 0);
     // More than the socket buffers and the queue together; all items share one memory.
     let items: Arc<[u8]> = vec![0; ITEMS].into();
     for _ in 0..256 {
@@ -161,7 +161,7 @@ fn receiver_that_does_not_read_gets_one_full_sync() {
     let read = it.read_whole();
     assert!(read < 256 * ITEMS, "{read}");
     let report = it.peers.report();
-    assert_eq!(report.told_anew, 1);
+    assert_eq!(report.full_syncs, 1);
     drop(it.stream);
     it.sender.join().expect("it ends");
     assert_eq!(counted(&it.peers), (0, 0));
@@ -244,42 +244,72 @@ fn too_long() -> Vec<u8> {
 #[test]
 fn invalid_frame_of_sender_closes_session_and_is_counted() {
     type Make<'a> = &'a dyn Fn(&mut Sequence) -> Vec<u8>;
-    let keys = |told: &mut Sequence| sealed(told, Kind::Keys, &[0; 16]);
+    let keys = |replicated: &mut Sequence| sealed(replicated, Kind::Keys, &[0; 16]);
     // Digests without a service, of one, and of a part of one.
     let digest = |services: usize| vec![0; 8 + DIGEST_LEN + services];
     let cases: [(Make<'_>, (u64, u64)); 10] = [
         (
-            &|told| [keys(told), sealed(told, Kind::Digest, &digest(0)[1..])].concat(),
+            &|replicated| {
+                [
+                    keys(replicated),
+                    sealed(replicated, Kind::Digest, &digest(0)[1..]),
+                ]
+                .concat()
+            },
             (0, 1),
         ),
         (
-            &|told| [keys(told), sealed(told, Kind::Digest, &digest(35))].concat(),
+            &|replicated| {
+                [
+                    keys(replicated),
+                    sealed(replicated, Kind::Digest, &digest(35)),
+                ]
+                .concat()
+            },
             (0, 1),
         ),
         // A service of no protocol.
         (
-            &|told| [keys(told), sealed(told, Kind::Digest, &digest(36))].concat(),
+            &|replicated| {
+                [
+                    keys(replicated),
+                    sealed(replicated, Kind::Digest, &digest(36)),
+                ]
+                .concat()
+            },
             (0, 1),
         ),
         (&|_| too_long(), (1, 0)),
-        (&|told| changed(sealed(told, Kind::Keys, &[0; 16])), (1, 0)),
-        (&|told| sealed(told, Kind::Keys, &[0; PAYLOAD_MAX]), (0, 1)),
+        (
+            &|replicated| changed(sealed(replicated, Kind::Keys, &[0; 16])),
+            (1, 0),
+        ),
+        (
+            &|replicated| sealed(replicated, Kind::Keys, &[0; PAYLOAD_MAX]),
+            (0, 1),
+        ),
         // Empty items, a frame that only a receiver sends, and frames whose kind was changed on the
         // way.
         (
-            &|told| [keys(told), sealed(told, Kind::Items, &[0; 99])].concat(),
+            &|replicated| [keys(replicated), sealed(replicated, Kind::Items, &[0; 99])].concat(),
             (0, 1),
         ),
         (
-            &|told| [keys(told), sealed(told, Kind::Want, &[0; 2])].concat(),
+            &|replicated| [keys(replicated), sealed(replicated, Kind::Want, &[0; 2])].concat(),
             (0, 1),
         ),
         (
-            &|told| [keys(told), unknown(sealed(told, Kind::Whole, &[]))].concat(),
+            &|replicated| {
+                [
+                    keys(replicated),
+                    unknown(sealed(replicated, Kind::Whole, &[])),
+                ]
+                .concat()
+            },
             (1, 0),
         ),
         // A repeated frame.
-        (&|told| repeated(&keys(told)), (1, 0)),
+        (&|replicated| repeated(&keys(replicated)), (1, 0)),
     ];
     for (make, expected) in cases {
         let (socket, address) = listener();
@@ -298,7 +328,7 @@ fn invalid_frame_of_sender_closes_session_and_is_counted() {
         let mut proof = [0; PROOF_LEN];
         stream.read_exact(&mut proof).expect("a proof");
         assert!(handshake.is_receiver(&proof));
-        let bytes = make(&mut handshake.told());
+        let bytes = make(&mut handshake.replicated());
         stream.write_all(&bytes).expect("it fits");
         if expected == (0, 0) {
             // The session continues until this side ends it.
@@ -318,10 +348,10 @@ fn invalid_frame_of_sender_closes_session_and_is_counted() {
 fn first_digest(parts: &Parts, worker: &mut Worker, introduced: Introduction) -> Vec<u8> {
     let mut it = listens_to(Some(parts), introduced);
     let digest = thread::scope(|scope| {
-        let (stream, told) = (&mut it.stream, &mut it.told);
+        let (stream, replicated) = (&mut it.stream, &mut it.replicated);
         let reads = scope.spawn(move || {
             loop {
-                let (kind, payload) = told.read(stream).expect("a frame");
+                let (kind, payload) = replicated.read(stream).expect("a frame");
                 if kind == Kind::Digest {
                     return payload;
                 }
@@ -367,7 +397,7 @@ fn digests_of_most_services_are_sent_to_peers_with_that_feature() {
     assert_eq!(ours.len(), SERVICES_MAX);
 
     let mut worker = worker_of(&parts);
-    worker.with_decider(|decider| decider.shard.keep_ledger([1, 2]));
+    worker.with_decider(|decider| decider.shard.keep_replicas([1, 2]));
     let older = first_digest(&parts, &mut worker, introduction(2));
     assert_eq!(older.len(), 8 + DIGEST_LEN);
     let understands = Introduction::new([2; 16], [2; 24]);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lvs_core::offload::{LocalChange, Offer, Ripeness};
+use lvs_core::offload::{LocalChange, Offer, OffloadState};
 use lvs_core::{ConnId, Instant};
 use tracing::warn;
 
@@ -50,21 +50,21 @@ impl Worker {
         if let Some(fast_path) = self.context.fast_path() {
             self.kernel.path = Some(fast_path.clone());
             self.decider.shard.follow_local_ends();
-            self.decider.ripe_after = after;
+            self.decider.offload_after = after;
         }
     }
 
     /// Offloads the offloadable connections, if all packets received before have been sent
     /// (`quiet`), so that no later packet overtakes them. A dataplane that is not `quiet` for a
     /// long time is overloaded and loses packets; it then offloads without waiting.
-    pub(super) fn publish_ripe(&mut self, quiet: bool) {
+    pub(super) fn offload_due(&mut self, quiet: bool) {
         let now = self.context.now();
         if quiet {
             self.kernel.quiet = now;
         } else if now.saturating_since(self.kernel.quiet) < BUSY {
             return;
         }
-        let ripe = std::mem::take(&mut self.decider.ripe);
+        let due = std::mem::take(&mut self.decider.due);
         if let Some(kernel) = self.kernel.path.clone() {
             let _ = self.tell_locals();
             // Read the epoch first: the data read after it belong to this epoch or a later one.
@@ -74,11 +74,11 @@ impl Worker {
                 self.decider.sweep();
             }
             if self.publishes_none(epoch).is_none() {
-                for &conn in &ripe {
+                for &conn in &due {
                     if self
                         .decider
                         .shard
-                        .is_ripe(conn, self.decider.ripe_after, epoch)
+                        .is_offload_due(conn, self.decider.offload_after, epoch)
                         && self.publish(conn, epoch, &kernel, now).is_none()
                     {
                         // One that was published before the last change is not to be asked about
@@ -88,8 +88,8 @@ impl Worker {
                 }
             }
         }
-        self.decider.ripe = ripe;
-        self.decider.ripe.clear();
+        self.decider.due = due;
+        self.decider.due.clear();
     }
 
     /// Applies a path MTU that was learned for a tunnel to offloaded connections, too.
@@ -148,16 +148,16 @@ impl Worker {
         if let Some(why) = self.publishes_none(epoch) {
             return Err(why);
         }
-        let (decider, of) = (&self.decider, self.decider.ripe_after);
+        let (decider, of) = (&self.decider, self.decider.offload_after);
         let Some(conn) = conn else {
             return Err(WithDataplane::New { of });
         };
         // Of one that is published, too: it may be closing, which begins no epoch.
         self.what_to_publish(conn, kernel, self.context.now())?;
-        Err(match decider.shard.ripeness(conn, of, epoch) {
-            Ripeness::Published => return Ok(()),
-            Ripeness::Stale => WithDataplane::Stale,
-            Ripeness::Early => WithDataplane::Early {
+        Err(match decider.shard.offload_state(conn, of, epoch) {
+            OffloadState::Published => return Ok(()),
+            OffloadState::Stale => WithDataplane::Stale,
+            OffloadState::Early => WithDataplane::Early {
                 sent: decider.shard.packets_of(conn),
                 of,
             },

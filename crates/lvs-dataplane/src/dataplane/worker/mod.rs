@@ -83,10 +83,10 @@ pub(crate) struct Worker {
     clients: LocalClients,
     captures: Vec<Capture>,
     /// Counters for the keeper.
-    tally: Tally,
+    logged: Logged,
     next_housekeeping: Instant,
     /// The time at which changes were last passed on to peers.
-    told: Instant,
+    reported: Instant,
     kernel: KernelSide,
     /// The connection table's, until they become large ones.
     pages: Option<TablePages>,
@@ -125,7 +125,7 @@ struct Others {
 
 /// The counters of a worker for the keeper.
 #[derive(Default)]
-struct Tally {
+struct Logged {
     /// Resets sent since the first of the servers went down whose connections are being ended.
     resets: usize,
     /// Packets refused because the table was full, at the last report to the keeper.
@@ -161,9 +161,9 @@ impl Worker {
             requests,
             clients: LocalClients::default(),
             captures: Vec::new(),
-            tally: Tally::default(),
+            logged: Logged::default(),
             next_housekeeping: Instant::ZERO,
-            told: Instant::ZERO,
+            reported: Instant::ZERO,
             kernel: KernelSide::default(),
             pages: None,
             others: Others::default(),
@@ -215,14 +215,14 @@ impl Worker {
             ports.clear();
             // In a flood of SYNs, it costs less to look for them by and by than to be woken for
             // each.
-            let flood = self.pipeline.gate.sorts();
+            let flood = self.pipeline.syn_limiter.sorts();
             for (port, io) in self.ports.iter() {
                 let other = io.other_fd().filter(|_| !flood);
                 let places = [io.fd(), other].map(|fd| fd.map(|fd| poller.add(fd)));
                 ports.push((places, flood && io.other_fd().is_some(), port));
             }
-            let ripe = !self.decider.ripe.is_empty();
-            let until = match (ripe || more, flood) {
+            let due = !self.decider.due.is_empty();
+            let until = match (due || more, flood) {
                 (true, _) => Duration::ZERO,
                 (false, true) => self.until_next_timer().min(FLOOD_PERIOD),
                 (false, false) => self.until_next_timer(),
@@ -235,10 +235,10 @@ impl Worker {
                 let mut places = places.into_iter().flatten();
                 places.any(|place| poller.is_ready(place))
             };
-            if ripe {
+            if due {
                 let mut all = ports.iter();
                 let quiet = all.all(|&(places, unseen, _)| !is_ready(places) && !unseen);
-                self.publish_ripe(quiet);
+                self.offload_due(quiet);
             }
             more = false;
             for &(places, unseen, port) in &ports {
@@ -396,7 +396,7 @@ impl Worker {
         let _ = self.tell_locals();
         self.batch.clear();
         let took = started.elapsed();
-        self.pipeline.gate.spent(count, took, now + took);
+        self.pipeline.syn_limiter.spent(count, took, now + took);
         self.look_at_priority(started + took);
     }
 
@@ -443,11 +443,11 @@ impl Worker {
                 &mut self.output,
             );
             self.flush();
-            let told = self.decider.take_told();
+            let reported = self.decider.take_told();
             let lost = FrameDrop::ALL
                 .iter()
                 .find(|drop| self.pipeline.counters.dropped_for(**drop) != dropped[drop.index()]);
-            let (verdict, dropped) = match (&told, lost) {
+            let (verdict, dropped) = match (&reported, lost) {
                 (Some((_, verdict)), None | Some(FrameDrop::Verdict | FrameDrop::Rejected)) => {
                     capture::describe(verdict)
                 }
@@ -464,7 +464,7 @@ impl Worker {
                 verdict: &verdict,
                 dropped,
             };
-            let tuple = told.map(|(tuple, _)| tuple);
+            let tuple = reported.map(|(tuple, _)| tuple);
             captures.retain_mut(|capture| capture.show(tuple, &shown));
         }
         self.decider.tells = !captures.is_empty();
@@ -666,8 +666,8 @@ impl Worker {
             return;
         }
         let now = self.context.now();
-        if waiting >= TELL_BYTES || now.saturating_since(self.told) >= TELL_PERIOD {
-            self.told = now;
+        if waiting >= TELL_BYTES || now.saturating_since(self.reported) >= TELL_PERIOD {
+            self.reported = now;
             self.tell_peers();
         }
     }
@@ -745,8 +745,8 @@ impl Worker {
                 .post_keeper(|keeper| keeper.local_clients_ended(ended));
         }
         let full = self.decider.refused_for_room();
-        if full > self.tally.full {
-            let packets = full - std::mem::replace(&mut self.tally.full, full);
+        if full > self.logged.full {
+            let packets = full - std::mem::replace(&mut self.logged.full, full);
             let capacity = self.decider.shard.capacity();
             self.threads
                 .post_keeper(move |keeper| keeper.table_was_full(packets, capacity));
@@ -757,9 +757,9 @@ impl Worker {
     fn end_down(&mut self, now: Instant) {
         let resets = self.decider.shard.end_down(now, DOWN_BUDGET);
         self.send_resets(&resets, now);
-        self.tally.resets += resets.len();
+        self.logged.resets += resets.len();
         if !self.decider.shard.has_down() {
-            let sent = std::mem::take(&mut self.tally.resets);
+            let sent = std::mem::take(&mut self.logged.resets);
             self.threads
                 .post_keeper(move |keeper| keeper.down_has_ended(sent));
         }
@@ -806,21 +806,21 @@ impl Worker {
         if self.decider.shard.is_behind() {
             self.decider.sweep();
         }
-        let mut told = self.decider.explain(question, |conn| self.fast_path(conn));
+        let mut reported = self.decider.explain(question, |conn| self.fast_path(conn));
         // Packets that cannot be sent, whatever the director decides.
-        let ends = told.server.map(|server| ("server", server.ip()));
+        let ends = reported.server.map(|server| ("server", server.ip()));
         let ends = ends.map(|server| [server, ("client", question.tuple.src.ip())]);
         let tables = &self.network.view().tables;
         for (end, addr) in ends.into_iter().flatten() {
             if !tables.state.is_local(addr) && tables.route(addr).is_none() {
                 let why = tables.why_no_route(addr);
-                told.verdict.push_str(&format!(
+                reported.verdict.push_str(&format!(
                     "; but packets to the {end} {addr} are dropped ({}): {why}",
                     why.reason()
                 ));
             }
         }
-        told
+        reported
     }
 
     /// The host that forwarded the latest reply of `server` to a health check.

@@ -148,12 +148,12 @@ fn query_about_connection_reports_why_it_is_not_offloaded() {
         mark: None,
         interface: None,
     };
-    let told = worker.explain(&question);
-    assert_eq!(told.fast_path, Some(false), "{told:?}");
-    assert_eq!(told.fast_path_why, WithDataplane::NotUsed.to_string());
+    let reported = worker.explain(&question);
+    assert_eq!(reported.fast_path, Some(false), "{reported:?}");
+    assert_eq!(reported.fast_path_why, WithDataplane::NotUsed.to_string());
     question.tuple.dst.set_port(VIRT.1 + 1);
-    let told = worker.explain(&question);
-    assert_eq!(told.fast_path, None, "nothing opens: {told:?}");
+    let reported = worker.explain(&question);
+    assert_eq!(reported.fast_path, None, "nothing opens: {reported:?}");
 }
 
 #[test]
@@ -279,7 +279,7 @@ fn syn_flood_counts_all_packets_that_open_connections() {
     receive(worker, vec![segment(client, 4000, ALONE)]);
     assert_eq!((sent(worker).len(), refused(worker)), (1, 0));
     for (nth, flags) in [ALONE, FIN, ACK].into_iter().enumerate() {
-        worker.pipeline.gate.is_flooded(worker.context.now());
+        worker.pipeline.syn_limiter.is_flooded(worker.context.now());
         let source = |n: u16| {
             [
                 198,

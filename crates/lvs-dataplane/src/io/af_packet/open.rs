@@ -400,7 +400,8 @@ impl<'a> Opening<'a> {
     /// receives them.
     fn firsts(&self, others: &PacketSocket) -> Option<Box<Firsts>> {
         let opened = self.first_inlet(|socket| others.share_with(socket));
-        self.told(opened).map(|inlet| Box::new(Firsts::new(inlet)))
+        self.reported(opened)
+            .map(|inlet| Box::new(Firsts::new(inlet)))
     }
 
     /// Opens a socket for SYNs for each of several workers, or for none of them.
@@ -410,10 +411,10 @@ impl<'a> Opening<'a> {
             Ok(Firsts::new(inlet))
         });
         // The sockets that were opened are closed; the main sockets receive SYNs.
-        self.told(opened.collect())
+        self.reported(opened.collect())
     }
 
-    fn told<T>(&self, opened: Result<T, OpenError>) -> Option<T> {
+    fn reported<T>(&self, opened: Result<T, OpenError>) -> Option<T> {
         opened
             .inspect_err(|error| {
                 tracing::info!(

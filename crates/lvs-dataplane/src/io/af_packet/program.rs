@@ -523,9 +523,9 @@ mod tests {
                 ((client, port), (virt, 80), client),
                 ((virt, 80), (client, port), virt),
             ];
-            for (from, to, told) in cases {
+            for (from, to, reported) in cases {
                 let (_, about) = packet(from, to, Shape::Tcp { syn: false });
-                let builder = etherparse::PacketBuilder::ipv4([10, 9, 9, 9], v4_of(told), 64);
+                let builder = etherparse::PacketBuilder::ipv4([10, 9, 9, 9], v4_of(reported), 64);
                 let kind = etherparse::Icmpv4Type::DestinationUnreachable(
                     etherparse::icmpv4::DestUnreachableHeader::Host,
                 );

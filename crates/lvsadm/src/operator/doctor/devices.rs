@@ -100,7 +100,7 @@ mod tests {
          "xdp": {"mode": 4, "attached": [{"mode": 1, "prog": {"id": 3, "name": "a"}}, {"mode": 2, "prog": {"id": 4, "name": "b"}}]}},
         {"ifname": "vnet.7", "linkinfo": {"info_kind": "tun"}}]"#;
 
-    fn told(ports: &[&str]) -> Vec<String> {
+    fn answer(ports: &[&str]) -> Vec<String> {
         let all = all(ports, LINKS).into_iter();
         all.map(|Device { name, above, xdp }| {
             let above = above.unwrap_or_else(|| "-".to_owned());
@@ -112,10 +112,13 @@ mod tests {
     #[test]
     fn doctor_examines_devices_below_interfaces() {
         // The other end of a pair is not below it.
-        assert_eq!(told(&["eth0"]), ["eth0 - filter"]);
-        assert_eq!(told(&["eth0.200"]), ["eth0.200 - ", "eth0 eth0.200 filter"]);
+        assert_eq!(answer(&["eth0"]), ["eth0 - filter"]);
         assert_eq!(
-            told(&["bond0.3"]),
+            answer(&["eth0.200"]),
+            ["eth0.200 - ", "eth0 eth0.200 filter"]
+        );
+        assert_eq!(
+            answer(&["bond0.3"]),
             [
                 "bond0.3 - ",
                 "bond0 bond0.3 ",
@@ -123,8 +126,8 @@ mod tests {
                 "eth1 bond0.3 number 8"
             ]
         );
-        assert_eq!(told(&["vnet.7"]), ["vnet.7 - "]);
-        assert_eq!(told(&["gone"]), ["gone - "]);
+        assert_eq!(answer(&["vnet.7"]), ["vnet.7 - "]);
+        assert_eq!(answer(&["gone"]), ["gone - "]);
         assert_eq!(all(&["eth0"], "").len(), 1);
     }
 }

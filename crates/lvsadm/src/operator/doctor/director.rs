@@ -233,7 +233,7 @@ mod tests {
             director.why_unusable(&service)
         };
         let ready = AdminState::Ready;
-        let told = why(vec![
+        let output = why(vec![
             server(1, "down", ready, "connection refused"),
             server(2, "up", AdminState::Drain, ""),
         ]);
@@ -243,23 +243,23 @@ mod tests {
             "lvsadm undrain",
             "lvsd status",
         ] {
-            assert!(told.contains(words), "{words}: {told}");
+            assert!(output.contains(words), "{words}: {output}");
         }
-        let told = why(vec![server(1, "up", ready, "")]);
-        assert!(told.contains("set their weight to 0"), "{told}");
+        let output = why(vec![server(1, "up", ready, "")]);
+        assert!(output.contains("set their weight to 0"), "{output}");
         let idle = ServerStatus {
             configured: Some(0),
             ..server(1, "up", ready, "")
         };
-        let told = why(vec![idle]);
+        let output = why(vec![idle]);
         assert!(
-            told.contains("weight above 0 in /etc/lvsd/web.toml"),
-            "{told}"
+            output.contains("weight above 0 in /etc/lvsd/web.toml"),
+            "{output}"
         );
-        let told = why(Vec::new());
+        let output = why(Vec::new());
         assert!(
-            told.contains("add servers to it in /etc/lvsd/web.toml"),
-            "{told}"
+            output.contains("add servers to it in /etc/lvsd/web.toml"),
+            "{output}"
         );
         let unknown = Director::default().why_unusable(&service);
         assert!(unknown.contains("start lvsd"), "{unknown}");

@@ -333,7 +333,7 @@ fn at_ingress(what: String, device: &Device, kind: &str, shown: &str, findings: 
 }
 
 /// Number and names of BPF programs, for messages.
-fn told(names: &[&String]) -> Option<(String, String)> {
+fn answer(names: &[&String]) -> Option<(String, String)> {
     let named = |name: &&String| match name.as_str() {
         "" => "one without a name".to_owned(),
         name => name.to_owned(),
@@ -352,7 +352,7 @@ fn express_data_path(device: &Device, findings: &mut Findings) {
     let others = others.filter(|name| !name.starts_with(OWN_PROGRAM));
     let names: Vec<&String> = others.collect();
     let name = &device.name;
-    if let Some((programs, all)) = told(&names) {
+    if let Some((programs, all)) = answer(&names) {
         findings.add(
             format!(
                 "{programs} at the driver of {name} (XDP: {all}) may drop or redirect packets of services before the dataplane sees them"
@@ -367,7 +367,7 @@ fn express_data_path(device: &Device, findings: &mut Findings) {
 fn programs(device: &Device, place: Place, names: &[String], findings: &mut Findings) {
     let others = names.iter().filter(|name| !name.starts_with(OWN_PROGRAM));
     let others: Vec<&String> = others.collect();
-    let Some((programs, all)) = told(&others) else {
+    let Some((programs, all)) = answer(&others) else {
         return;
     };
     let interface = &device.name;
@@ -473,21 +473,21 @@ mod tests {
     fn doctor_dropping_ingress_chain_is_a_finding() {
         for device in ["device \"eth0\"", "devices = { eth0, eth9 }"] {
             let at = format!("ingress {device} priority -500");
-            let told = found(&chain(&at, "tcp dport 80 counter packets 0 bytes 0 drop"));
-            assert_eq!(told.len(), 1, "{told:?}");
-            assert!(told[0].contains("at the ingress of device"), "{told:?}");
-            let told = found(&chain(&at, "ip saddr 203.0.113.0/24 drop"));
-            assert!(told[0].contains("drops by source"), "{told:?}");
+            let answer = found(&chain(&at, "tcp dport 80 counter packets 0 bytes 0 drop"));
+            assert_eq!(answer.len(), 1, "{answer:?}");
+            assert!(answer[0].contains("at the ingress of device"), "{answer:?}");
+            let answer = found(&chain(&at, "ip saddr 203.0.113.0/24 drop"));
+            assert!(answer[0].contains("drops by source"), "{answer:?}");
             // It sees them; that is all it wants.
             assert!(found(&chain(&at, "tcp dport 80 counter")).is_empty());
         }
         // Packets for a VLAN pass the rules of its trunk first.
         let below = "ingress device \"eth2\" priority -500";
-        let told = found(&chain(below, "tcp dport 80 drop"));
-        assert_eq!(told.len(), 1, "{told:?}");
+        let answer = found(&chain(below, "tcp dport 80 drop"));
+        assert_eq!(answer.len(), 1, "{answer:?}");
         assert!(
-            told[0].contains("that come for eth2.5, before the dataplane sees them"),
-            "{told:?}"
+            answer[0].contains("that come for eth2.5, before the dataplane sees them"),
+            "{answer:?}"
         );
         assert!(found(&chain(below, "ip saddr 203.0.113.0/24 drop")).is_empty());
         let elsewhere = "ingress device \"eth9\" priority -500";
@@ -503,16 +503,16 @@ mod tests {
             "ip saddr 192.0.2.1 reject",
             "ip saddr 203.0.113.0/24 drop",
         ] {
-            let told = found(&chain(at, rule));
-            assert_eq!(told.len(), 1, "{rule}: {told:?}");
-            assert!(told[0].contains("the dataplane sends"), "{told:?}");
+            let answer = found(&chain(at, rule));
+            assert_eq!(answer.len(), 1, "{rule}: {answer:?}");
+            assert!(answer[0].contains("the dataplane sends"), "{answer:?}");
         }
         for rule in ["tcp dport 22 drop", "tcp sport 80 accept", "counter"] {
             assert!(found(&chain(at, rule)).is_empty(), "{rule}");
         }
         let closed = chain(at, "accept").replace("policy accept", "policy drop");
-        let told = found(&closed);
-        assert!(told[0].contains("unless a rule accepts it"), "{told:?}");
+        let answer = found(&closed);
+        assert!(answer[0].contains("unless a rule accepts it"), "{answer:?}");
         // Rules behind such a chain are in the host's stack again.
         let both =
             format!("{closed}table ip f {{\n\tchain INPUT {{\n\t\ttcp dport 80 drop\n\t}}\n}}\n");
@@ -527,20 +527,20 @@ mod tests {
             let all = findings.0.into_iter();
             all.map(|f| f.what).collect::<Vec<_>>().join("; ")
         };
-        let told = |side, text: &str| said_of(device("eth0", None), side, text);
+        let answer = |side, text: &str| said_of(device("eth0", None), side, text);
         let program = "filter protocol ip pref 1 bpf chain 0 \n\
             filter protocol ip pref 1 bpf chain 0 handle 0x1 direct-action not_in_hw bytecode '1,6 0 0 2'\n";
         let flower = "filter protocol ip pref 2 flower chain 0 \nfilter protocol ip pref 2 flower chain 0 handle 0x1 \n  \
             eth_type ipv4\n  src_ip 203.0.113.0/24\n  not_in_hw\n\taction order 1: gact action drop\n\t random type none pass val 0\n";
         let own = "filter protocol all pref 1 bpf chain 0 \nfilter protocol all pref 1 bpf chain 0 handle 0x4c5653 \
             lvs_ingress+clsact direct-action skip_hw not_in_hw id 7 name lvs_ingress tag f0e34533cdc40aa8 jited \n";
-        assert_eq!(told(Side::Ingress, own), "");
-        let said = told(Side::Ingress, &format!("{own}{program}"));
+        assert_eq!(answer(Side::Ingress, own), "");
+        let said = answer(Side::Ingress, &format!("{own}{program}"));
         assert!(
             said.starts_with("a filter of tc at the ingress of eth0"),
             "{said}"
         );
-        let said = told(Side::Egress, &format!("{program}{flower}"));
+        let said = answer(Side::Egress, &format!("{program}{flower}"));
         assert!(
             said.starts_with("2 filters of tc at the egress of eth0"),
             "{said}"
@@ -556,13 +556,13 @@ mod tests {
         );
         let mirror = "filter protocol all pref 1 matchall chain 0 handle 0x1 \n\taction order 1: mirred (Egress Mirror to device br0) pipe\n";
         for nothing in ["", mirror] {
-            assert_eq!(told(Side::Ingress, nothing), "");
+            assert_eq!(answer(Side::Ingress, nothing), "");
         }
     }
 
     #[test]
     fn doctor_foreign_bpf_programs_are_findings() {
-        let told = |place, names: &[&str]| {
+        let answer = |place, names: &[&str]| {
             let mut findings = Findings::default();
             let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
             programs(&device("eth0", None), place, &names, &mut findings);
@@ -570,31 +570,31 @@ mod tests {
             all.map(|f| f.what).collect::<Vec<_>>().join("; ")
         };
         for place in Place::ALL {
-            assert_eq!(told(place, &[]), "");
-            assert_eq!(told(place, &["lvs_back", "lvs_ingress"]), "");
+            assert_eq!(answer(place, &[]), "");
+            assert_eq!(answer(place, &["lvs_back", "lvs_ingress"]), "");
         }
-        let said = told(Place::Ingress, &["lvs_ingress", "cil_from_netdev"]);
+        let said = answer(Place::Ingress, &["lvs_ingress", "cil_from_netdev"]);
         assert_eq!(
             said,
             "a BPF program at the ingress of eth0 (tcx: cil_from_netdev) may drop packets, but keeps none of services from \
              the dataplane"
         );
-        let said = told(Place::Egress, &["lvs_back", "", "cil_to_netdev"]);
+        let said = answer(Place::Egress, &["lvs_back", "", "cil_to_netdev"]);
         assert!(
             said.starts_with(
                 "2 BPF programs at the egress of eth0 (tcx: one without a name, cil_to_netdev) may drop what the dataplane sends"
             ),
             "{said}"
         );
-        let said = told(Place::NetkitPrimary, &["x"]);
+        let said = answer(Place::NetkitPrimary, &["x"]);
         assert!(said.contains("egress of eth0 (netkit: x)"), "{said}");
-        let said = told(Place::NetkitPeer, &["x"]);
+        let said = answer(Place::NetkitPeer, &["x"]);
         assert!(said.contains("before the dataplane sees them"), "{said}");
     }
 
     #[test]
     fn doctor_foreign_xdp_programs_are_findings() {
-        let told = |names: &[&str]| {
+        let answer = |names: &[&str]| {
             let mut findings = Findings::default();
             let names = names.iter().map(|&name| name.to_owned());
             let eth0 = Device {
@@ -605,14 +605,16 @@ mod tests {
             let all = findings.0.into_iter();
             all.map(|f| f.what).collect::<Vec<_>>().join("; ")
         };
-        assert_eq!(told(&[]), "");
-        assert_eq!(told(&["lvs_xdp"]), "");
+        assert_eq!(answer(&[]), "");
+        assert_eq!(answer(&["lvs_xdp"]), "");
         assert_eq!(
-            told(&["number 12"]),
+            answer(&["number 12"]),
             "a BPF program at the driver of eth0 (XDP: number 12) may drop or redirect packets of services before the dataplane \
              sees them"
         );
-        assert!(told(&["a", ""]).starts_with("2 BPF programs at the driver of eth0 (XDP: a, one"));
+        assert!(
+            answer(&["a", ""]).starts_with("2 BPF programs at the driver of eth0 (XDP: a, one")
+        );
     }
 
     #[test]

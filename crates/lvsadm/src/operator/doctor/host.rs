@@ -168,8 +168,8 @@ mod tests {
             let mut findings = Findings::default();
             let read = |_: &str| setting.to_owned();
             forwarding(&services("nat", 1), &read, "", &mut findings);
-            let told = findings.0.iter().any(|f| f.cure.contains("ip_forward=1"));
-            assert_eq!(told, found, "{findings:?}");
+            let answer = findings.0.iter().any(|f| f.cure.contains("ip_forward=1"));
+            assert_eq!(answer, found, "{findings:?}");
         }
         let chains = "table ip filter {\n\tchain FORWARD {\n\t\ttype filter hook forward priority filter; policy drop;\n\t}\n}\n";
         let mut findings = Findings::default();

@@ -327,23 +327,23 @@ mod tests {
     #[test]
     fn doctor_ftp_without_helper_is_a_finding() {
         let mut services = services("nat", 1);
-        let told = |services: &[ServiceInfo], info: &Info| {
+        let output = |services: &[ServiceInfo], info: &Info| {
             let mut findings = Findings::default();
             ftp(&services[0], info, &mut findings);
             findings.0.len()
         };
         let mut info = Info::default();
-        assert_eq!(told(&services, &info), 0);
+        assert_eq!(output(&services, &info), 0);
         let ServiceId::Tcp { address } = &mut services[0].service else {
             panic!("an address");
         };
         address.set_port(21);
-        assert_eq!(told(&services, &info), 1);
+        assert_eq!(output(&services, &info), 1);
         services[0].servers[0].config.forwarding = Forwarding::Route;
-        assert_eq!(told(&services, &info), 0);
+        assert_eq!(output(&services, &info), 0);
         services[0].servers[0].config.forwarding = Forwarding::Nat;
         info.ftp_ports = vec![21];
-        assert_eq!(told(&services, &info), 0);
+        assert_eq!(output(&services, &info), 0);
     }
 
     #[test]

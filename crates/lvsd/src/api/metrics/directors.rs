@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn metrics_report_keepalived_and_maintenance() {
-        let text = |snapshot| open_metrics(Arc::new(snapshot), tally::Counts::default());
+        let text = |snapshot| open_metrics(Arc::new(snapshot), counters::Counts::default());
         let mut snapshot = snapshot("web");
         let alone = text(snapshot.clone());
         assert!(alone.contains("lvs_maintenance 0\n") && !alone.contains("lvs_vrrp"));
@@ -311,7 +311,7 @@ mod tests {
             },
         ];
         snapshot.status.directors = vec![director("d1", true), director("d2", false)];
-        let text = open_metrics(Arc::new(snapshot), tally::Counts::default());
+        let text = open_metrics(Arc::new(snapshot), counters::Counts::default());
         for line in [
             "lvs_source_up{kind=\"dns\",name=\"x\"} 0\n",
             "lvs_source_up{kind=\"etcd\",name=\"x\"} 1\n",

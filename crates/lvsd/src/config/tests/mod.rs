@@ -208,7 +208,7 @@ fn report(text: &str) -> Report {
 }
 
 /// The findings in `text`: place and title of each.
-fn told(text: &str) -> Vec<String> {
+fn reported(text: &str) -> Vec<String> {
     let report = report(text);
     let place = |finding: &Diagnostic| {
         let before = &text[..finding.primary.0.start];

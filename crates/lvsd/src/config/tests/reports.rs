@@ -308,8 +308,8 @@ fn syntax_errors_name_their_cause() {
         ("[[mark]]\nmark = 1\nports = \"80-70\"\ndestination = \"192.0.2.1\"\n".into(), "3:9 `ports` of a rule for marks: 80-70: the range ends before it begins", ""),
         ("[[mark]]\nmark = 1\ninterface = \"a b\"\ndestination = \"192.0.2.1\"\n".into(), "3:13 this cannot be an interface", ""),
     ] {
-        let told = told(&text);
-        let errors: Vec<_> = told.iter().filter(|t| !t.contains("there is no [[service]]")).collect();
+        let reported = reported(&text);
+        let errors: Vec<_> = reported.iter().filter(|t| !t.contains("there is no [[service]]")).collect();
         assert_eq!(errors, [place], "{text}");
         let said = self::errors(&text) + "\n";
         assert!(said.contains(help), "{text}: {said}");

@@ -318,7 +318,7 @@ fn inline_servers_are_the_same_as_tables() {
     assert_eq!(servers(&inline), servers(&tables));
     let both = format!("{inline}[[service.server]]\naddress = \"10.0.0.3\"\n");
     assert_eq!(servers(&both).len(), 3);
-    for (line, told) in [
+    for (line, reported) in [
         (
             "servers = [\"10.0.0.1\", \"10.0.0.1:80\"]",
             "server 10.0.0.1:80 exists twice",
@@ -346,7 +346,7 @@ fn inline_servers_are_the_same_as_tables() {
     ] {
         let said = errors(&format!("{service}{line}\n"));
         assert_eq!(said.matches("error: ").count(), 1, "{said}");
-        assert!(said.contains(told), "{line}: {said}");
+        assert!(said.contains(reported), "{line}: {said}");
     }
 }
 

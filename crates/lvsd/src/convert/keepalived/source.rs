@@ -106,7 +106,7 @@ pub(super) struct Reader<'a> {
     /// The number of open blocks, and the outermost one.
     depth: usize,
     top: String,
-    told: HashSet<&'static str>,
+    reported: HashSet<&'static str>,
 }
 
 impl<'a> Reader<'a> {
@@ -121,7 +121,7 @@ impl<'a> Reader<'a> {
             written: 0,
             depth: 0,
             top: String::new(),
-            told: HashSet::new(),
+            reported: HashSet::new(),
         }
     }
 
@@ -471,7 +471,7 @@ impl<'a> Reader<'a> {
                 self.options.config_id.unwrap_or_default().to_owned()
             }
             Some("_INSTANCE") => {
-                if self.told.insert("_INSTANCE") {
+                if self.reported.insert("_INSTANCE") {
                     self.lose(
                         at,
                         text,
@@ -482,7 +482,7 @@ impl<'a> Reader<'a> {
             }
             Some("_RANDOM") => {
                 let least = words.next().unwrap_or("0").to_owned();
-                if self.told.insert("_RANDOM") {
+                if self.reported.insert("_RANDOM") {
                     let why = format!("nothing is random here: ${{_RANDOM}} is {least}");
                     self.lose(at, text, &why);
                 }

@@ -109,7 +109,7 @@ async fn override_survives_reload_restart_and_dataplane() {
         "reloaded",
     ] {
         assert!(
-            events.iter().any(|told| told == event),
+            events.iter().any(|reported| reported == event),
             "{event}: {events:?}"
         );
     }
@@ -204,8 +204,8 @@ async fn manual_changes_outside_services_are_reported() {
         daemon.world.control().apply(&by_hand).unwrap();
         tokio::time::sleep(Duration::from_secs(5)).await;
         let events = daemon.events();
-        let told = events.iter().filter(|event| *event == "drift").count();
-        assert_eq!(told, 3, "each once: {events:?}");
+        let reported = events.iter().filter(|event| *event == "drift").count();
+        assert_eq!(reported, 3, "each once: {events:?}");
         let status = daemon.status().await;
         let dataplane = daemon.world.dataplane();
         let left = (
@@ -248,12 +248,12 @@ async fn changes_by_hand_are_put_right_or_left() {
         daemon.world.control().apply(&[delete]).unwrap();
         tokio::time::sleep(Duration::from_secs(5)).await;
         let status = daemon.status().await;
-        let told = daemon
+        let reported = daemon
             .events()
             .iter()
             .filter(|event| *event == "drift")
             .count();
-        assert_eq!(told, 2, "each once");
+        assert_eq!(reported, 2, "each once");
         if report {
             daemon.weights(&[("10.0.0.1:80", 9)]).await;
             assert_eq!(status.drift.len(), 2, "{:?}", status.drift);

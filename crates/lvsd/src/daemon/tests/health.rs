@@ -120,7 +120,7 @@ async fn sorry_server_serves_below_quorum_and_vip_is_removed() {
         "vip_owned",
     ] {
         assert_eq!(
-            events.iter().filter(|told| *told == event).count(),
+            events.iter().filter(|reported| *reported == event).count(),
             1,
             "{event}: {events:?}"
         );
@@ -180,15 +180,15 @@ async fn start_down_ignores_servers_in_use_until_a_check_passes() {
 #[tokio::test]
 async fn remove_on_exit_removes_the_service_and_reports_it() {
     let directory = tempfile::tempdir().unwrap();
-    let told = directory.path().join("told");
+    let reported = directory.path().join("told");
     for signal in [Signal::Stop, Signal::StopAll] {
-        let _ = std::fs::remove_file(&told);
+        let _ = std::fs::remove_file(&reported);
         let log = Log::default();
         let _listening = log.listen();
         let user = rustix::process::getuid().as_raw();
         let text = format!(
             "[lvsd]\nnotify = [\"/bin/sh\", \"-c\", \"cat >> {}\"]\nnotify_user = \"{user}\"\n{}",
-            told.display(),
+            reported.display(),
             TWO.replace(
                 "name = \"slow\"",
                 "name = \"slow\"\nremove_on_exit = true\nbelow_quorum = \"give-up\""
@@ -213,7 +213,7 @@ async fn remove_on_exit_removes_the_service_and_reports_it() {
         daemon.world.hang(false);
         daemon.task.await.unwrap().unwrap();
         let world = daemon.world;
-        let events = std::fs::read_to_string(&told).unwrap();
+        let events = std::fs::read_to_string(&reported).unwrap();
         for event in ["quorum_lost", "vip_withdrawn"] {
             let line = events.lines().find(|line| line.contains(event));
             let line = line.unwrap_or_else(|| panic!("{event}: {events}"));

@@ -191,10 +191,10 @@ async fn plan_lists_changes_of_a_reload() {
     let moved = FILE
         .replace("192.0.2.10", "192.0.2.11")
         .replace("web", "new");
-    let told = planned(&moved);
+    let reported = planned(&moved);
     assert!(
-        told.contains("delete service web (tcp 192.0.2.10:80)\n"),
-        "{told}"
+        reported.contains("delete service web (tcp 192.0.2.10:80)\n"),
+        "{reported}"
     );
     assert_eq!(daemon.world.changes().len(), before);
     daemon.stop().await;

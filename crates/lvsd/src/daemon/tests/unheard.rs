@@ -37,15 +37,15 @@ async fn services_and_servers_of_the_dataplane_stay_until_etcd_is_known() {
          below_quorum = \"give-up\"\ndiscover = {{ etcd = \"web\" }}\n"
     );
     let mut daemon = Running::start(world, Dead::default(), &file);
-    let told = status(&daemon).await;
+    let reported = status(&daemon).await;
     let made = daemon.world.changes();
     assert!(made[before..].is_empty(), "{:#?}", &made[before..]);
     assert_eq!(daemon.world.dataplane().vips(), dataplane.vips());
-    let etcd = &told.sources[0];
+    let etcd = &reported.sources[0];
     assert_eq!((etcd.known, etcd.held), (false, 1), "{etcd:?}");
-    let web = &told.services[0];
+    let web = &reported.services[0];
     assert!(web.unheard && web.quorum && !web.withdrawn, "{web:?}");
-    assert!(told.drift.is_empty(), "{:?}", told.drift);
+    assert!(reported.drift.is_empty(), "{:?}", reported.drift);
     let events = daemon.events();
     for event in ["quorum_lost", "vip_withdrawn", "drift"] {
         assert!(!events.iter().any(|one| one == event), "{events:?}");
@@ -60,9 +60,9 @@ async fn services_and_servers_of_the_dataplane_stay_until_etcd_is_known() {
     // What is done by hand to what stays is nobody's wish and nobody's loss.
     let by_hand = Call::ServiceDelete { service: second() };
     daemon.world.control().apply(&[by_hand]).unwrap();
-    let told = status(&daemon).await;
-    assert_eq!(told.sources[0].held, 0);
-    assert!(told.drift.is_empty() && !daemon.events().contains(&"drift".to_owned()));
+    let reported = status(&daemon).await;
+    assert_eq!(reported.sources[0].held, 0);
+    assert!(reported.drift.is_empty() && !daemon.events().contains(&"drift".to_owned()));
     daemon.stop().await;
 }
 
@@ -72,15 +72,18 @@ async fn file_with_services_in_unread_etcd_removes_no_service() {
     tokio::time::sleep(Duration::from_secs(5)).await;
     let before = daemon.world.changes().len();
     daemon.reload(CLUSTER).await;
-    let told = status(&daemon).await;
-    assert!(told.loaded.ok, "{:?}", told.loaded);
-    assert_eq!(told.sources[0].held, 2);
+    let reported = status(&daemon).await;
+    assert!(reported.loaded.ok, "{:?}", reported.loaded);
+    assert_eq!(reported.sources[0].held, 2);
     assert_eq!(daemon.world.changes().len(), before);
     // Nothing waits any more, and what went without etcd is gone.
     let one = TWO.split("    [[service]]\n    name = \"slow\"").next();
     daemon.reload(one.unwrap()).await;
-    let told = status(&daemon).await;
-    assert!(told.loaded.ok && told.sources.is_empty(), "{told:?}");
+    let reported = status(&daemon).await;
+    assert!(
+        reported.loaded.ok && reported.sources.is_empty(),
+        "{reported:?}"
+    );
     assert!(daemon.world.dataplane().service(second()).is_none());
     daemon.weights(&[("10.0.0.1:80", 1)]).await;
     daemon.stop().await;
@@ -101,15 +104,15 @@ async fn max_remove_counts_servers_that_wait_for_etcd() {
     let daemon = Running::start(World::default(), Dead::default(), &all);
     tokio::time::sleep(Duration::from_secs(3)).await;
     daemon.reload(CLUSTER).await;
-    let told = status(&daemon).await;
-    assert!(told.loaded.ok, "{:?}", told.loaded);
+    let reported = status(&daemon).await;
+    assert!(reported.loaded.ok, "{:?}", reported.loaded);
     let few = format!(
         "{}[[service.server]]\naddress = \"10.0.0.1:80\"\n",
         service("192.0.2.10:80")
     );
     daemon.reload(&few).await;
-    let told = status(&daemon).await;
-    let message = told.loaded.message;
+    let reported = status(&daemon).await;
+    let message = reported.loaded.message;
     assert!(message.contains("1 of 30 servers left"), "{message}");
     assert_eq!(daemon.world.weights(web()).len(), 30);
     daemon.signals.send(Signal::ForcedReload).await.unwrap();
@@ -126,8 +129,8 @@ async fn unread_pool_without_servers_in_dataplane_is_below_quorum() {
              discover = {{ {from} }}\n"
         );
         let daemon = Running::start(World::default(), Dead::default(), &file);
-        let told = status(&daemon).await;
-        let web = &told.services[0];
+        let reported = status(&daemon).await;
+        let web = &reported.services[0];
         assert!(web.unheard && !web.quorum, "{web:?}");
         let world = daemon.end(Signal::Stop).await;
         // Until somebody gives it some.
@@ -138,8 +141,8 @@ async fn unread_pool_without_servers_in_dataplane_is_below_quorum() {
         };
         world.control().apply(&[Call::ServerAdd(spec)]).unwrap();
         let daemon = Running::start(world, Dead::default(), &file);
-        let told = status(&daemon).await;
-        let web = &told.services[0];
+        let reported = status(&daemon).await;
+        let web = &reported.services[0];
         assert!(web.unheard && web.quorum, "{web:?}");
         assert_eq!(daemon.world.weights(self::web()).len(), 1);
         daemon.stop().await;

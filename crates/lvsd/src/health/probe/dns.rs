@@ -294,9 +294,9 @@ mod tests {
             assert!(given.is_none() || wrong == "-.", "{wrong}");
         }
         let good = answer(&asked, 0, &[[10, 0, 0, 1], [10, 0, 0, 2]]);
-        let told = read(&good, &asked).expect("an answer").expect("to that");
-        assert_eq!((told.code, told.records), (0, 2));
-        assert_eq!(told.addresses[1], IpAddr::from([10, 0, 0, 2]));
+        let reported = read(&good, &asked).expect("an answer").expect("to that");
+        assert_eq!((reported.code, reported.records), (0, 2));
+        assert_eq!(reported.addresses[1], IpAddr::from([10, 0, 0, 2]));
         let mut other = good.clone();
         other[1] ^= 1;
         assert_eq!(read(&other, &asked), Ok(None));

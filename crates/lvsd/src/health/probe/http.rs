@@ -277,25 +277,25 @@ impl Http {
             let mut path = page.path.clone();
             let mut been = HashSet::new();
             loop {
-                let told = |why: String| {
+                let stated = |why: String| {
                     let page = format!("{scheme}://{host}{path}");
                     ProbeError::Server(format!("{}: {page} {why}", asked.server))
                 };
                 let stream = open().await?;
-                let came = exchange(stream, page, &host, &path).await.map_err(told)?;
+                let came = exchange(stream, page, &host, &path).await.map_err(stated)?;
                 let Came::Redirect(location) = came else {
                     break;
                 };
                 been.insert((host.clone(), path.clone()));
                 if been.len() > usize::from(page.redirects) {
-                    return Err(told(format!(
+                    return Err(stated(format!(
                         "redirects more than {} times",
                         page.redirects
                     )));
                 }
-                let next = follow(&location, scheme, &host, &path).map_err(told)?;
+                let next = follow(&location, scheme, &host, &path).map_err(stated)?;
                 if been.contains(&next) {
-                    return Err(told("redirects in a circle".to_owned()));
+                    return Err(stated("redirects in a circle".to_owned()));
                 }
                 (host, path) = next;
             }

@@ -124,7 +124,7 @@ impl Asked<'_> {
     }
 
     /// A target as text.
-    pub(super) fn told(&self, target: &str) -> String {
+    pub(super) fn describe(&self, target: &str) -> String {
         match self.via {
             Some(via) => format!("{} by way of {}", self.server, via.virt),
             None => target.to_owned(),
@@ -178,7 +178,7 @@ impl Asked<'_> {
 
     /// The meaning of an error of a connection to `target`.
     pub(crate) fn failed(&self, error: &io::Error, target: SocketAddr) -> ProbeError {
-        ProbeError::of_socket(error, self.told(&target.to_string()))
+        ProbeError::of_socket(error, self.describe(&target.to_string()))
     }
 
     /// Pins the next connection from `client` to the server.

@@ -123,7 +123,7 @@ async fn timer(at: Option<Instant>) {
 #[derive(Debug)]
 struct Owed {
     /// The watch has delivered all changes up to this revision, except deletions.
-    told: i64,
+    announced: i64,
     /// The last change that the probe before found.
     latest: i64,
     /// The hashes of keys for which the probe found a later revision than the watch has delivered.
@@ -136,7 +136,7 @@ impl Owed {
     /// A state without overdue changes: all changes up to `revision` are delivered.
     fn of(revision: i64) -> Self {
         Self {
-            told: revision,
+            announced: revision,
             latest: revision,
             behind: HashMap::new(),
             differ: 0,
@@ -156,7 +156,7 @@ impl Owed {
         let latest = page.kvs.iter().map(|kv| kv.mod_revision.0).max();
         self.latest = latest.unwrap_or(self.latest).max(self.latest);
         if behind.is_empty() && !page.more {
-            self.told = page.header.revision.0;
+            self.announced = page.header.revision.0;
         }
         self.behind = behind;
         // A deletion may not have been delivered yet.
@@ -296,7 +296,7 @@ impl Session<'_> {
                     if self.seen < owed.latest {
                         return Err(Error::Failed("has stopped telling what changes".to_owned()));
                     }
-                    let page = self.probe(owed.told).await?;
+                    let page = self.probe(owed.announced).await?;
                     if let Some(why) = owed.look(page, &self.model.keys) {
                         self.read_anew(why);
                         return Ok(());
@@ -426,15 +426,15 @@ impl Session<'_> {
 
     /// Publishes the record of this director if it has changed.
     async fn tell(&mut self) -> Result<(), Error> {
-        let (Some(lease), Some(told)) = (self.lease, self.shared.told()) else {
+        let (Some(lease), Some(announced)) = (self.lease, self.shared.announced()) else {
             return Ok(());
         };
-        if self.written.as_ref() == Some(&told) {
+        if self.written.as_ref() == Some(&announced) {
             return Ok(());
         }
         let (prefix, name) = (&self.settings.prefix, &self.settings.director);
         let value =
-            serde_json::to_string(&told).map_err(|error| Error::Failed(error.to_string()))?;
+            serde_json::to_string(&announced).map_err(|error| Error::Failed(error.to_string()))?;
         let key = format!("{prefix}directors/{name}");
         match self.client.put(&key, &value, lease).await {
             Ok(()) => {}
@@ -451,7 +451,7 @@ impl Session<'_> {
         if self.twin.is_none() {
             self.shared.untold(None);
         }
-        self.written = Some(told);
+        self.written = Some(announced);
         Ok(())
     }
 }
@@ -469,9 +469,9 @@ mod tests {
         }
     }
 
-    /// The answer to a probe: keys that were changed after `owed.told`.
+    /// The answer to a probe: keys that were changed after `owed.announced`.
     fn page(owed: &Owed, revision: i64, all: &[(&str, i64)]) -> Ranged {
-        let after = all.iter().filter(|(_, at)| *at > owed.told);
+        let after = all.iter().filter(|(_, at)| *at > owed.announced);
         Ranged {
             header: Header {
                 revision: Number(revision),
@@ -491,9 +491,13 @@ mod tests {
     #[test]
     fn stalled_watch_is_detected() {
         let mut owed = Owed::of(10);
-        let mut look = |revision, there: &[(&str, i64)], told: &[(&str, i64)]| {
+        let mut look = |revision, there: &[(&str, i64)], announced: &[(&str, i64)]| {
             let page = page(&owed, revision, there);
-            (owed.look(page, &known(told)), owed.told, owed.latest)
+            (
+                owed.look(page, &known(announced)),
+                owed.announced,
+                owed.latest,
+            )
         };
         let before = [("a", 3), ("b", 10)];
         assert_eq!(look(11, &before, &before), (None, 11, 10));
@@ -503,28 +507,28 @@ mod tests {
         assert_eq!(look(13, &after, &after), (None, 13, 12));
         // The key changes before each probe, and the watch delivers each change.
         assert_eq!(look(15, &[("a", 14), ("b", 10)], &after).0, None);
-        let told = [("a", 14), ("b", 10)];
-        assert_eq!(look(17, &[("a", 16), ("b", 10)], &told).0, None);
+        let announced = [("a", 14), ("b", 10)];
+        assert_eq!(look(17, &[("a", 16), ("b", 10)], &announced).0, None);
         // The key was deleted meanwhile, so its change is not overdue.
         assert_eq!(
             look(18, &[("b", 10), ("c", 18)], &[("b", 10), ("d", 2)]).0,
             None
         );
         // A later change was delivered, and this one was not.
-        let told = [("b", 19), ("d", 2)];
-        let why = look(19, &[("b", 19), ("c", 18)], &told).0;
+        let announced = [("b", 19), ("d", 2)];
+        let why = look(19, &[("b", 19), ("c", 18)], &announced).0;
         assert_eq!(why, Some("the present values of its keys were not sent"));
     }
 
     #[test]
     fn keys_that_went_unsaid_are_noticed_by_their_number() {
-        let (there, told) = ([("a", 3)], [("a", 3), ("b", 4)]);
+        let (there, announced) = ([("a", 3)], [("a", 3), ("b", 4)]);
         let mut owed = Owed::of(10);
-        let mut look = |told: &[(&str, i64)]| {
+        let mut look = |announced: &[(&str, i64)]| {
             let page = page(&owed, 10, &there);
-            owed.look(page, &known(told)).is_some()
+            owed.look(page, &known(announced)).is_some()
         };
-        assert!(!look(&told) && !look(&told) && !look(&there));
-        assert!(!look(&told) && !look(&told) && look(&told));
+        assert!(!look(&announced) && !look(&announced) && !look(&there));
+        assert!(!look(&announced) && !look(&announced) && look(&announced));
     }
 }

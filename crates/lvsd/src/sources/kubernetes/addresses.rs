@@ -409,10 +409,11 @@ impl<'a> Request<'a> {
 /// Whether the status has the present ports, if it has any.
 fn tells_ports(service: &Service) -> bool {
     let ingress = service.status.load_balancer.ingress.iter();
-    let mut told = ingress.filter(|one| !one.ports.is_empty());
-    told.all(|one| {
-        let told = one.ports.iter();
-        told.map(|port| (port.protocol.as_str(), port.port))
+    let mut reported = ingress.filter(|one| !one.ports.is_empty());
+    reported.all(|one| {
+        let reported = one.ports.iter();
+        reported
+            .map(|port| (port.protocol.as_str(), port.port))
             .eq(ports(service))
     })
 }
@@ -703,14 +704,14 @@ mod tests {
 
     #[test]
     fn assign_status_with_other_ports_is_written_again() {
-        let told = |port: u16| {
+        let reported = |port: u16| {
             let ingress =
                 format!(r#"{{"ip":"192.0.2.10","ports":[{{"port":{port},"protocol":"TCP"}}]}}"#);
             sharer("web", 1, &["192.0.2.10"], HTTP).replace(r#"{"ip":"192.0.2.10"}"#, &ingress)
         };
-        assert!(assigned(&[told(80)]).wanted.is_empty());
+        assert!(assigned(&[reported(80)]).wanted.is_empty());
         let wanted = [("shop/web".to_owned(), ips(&["192.0.2.10"]))];
-        assert_eq!(assigned(&[told(81)]).wanted, wanted.into());
+        assert_eq!(assigned(&[reported(81)]).wanted, wanted.into());
     }
 
     #[test]

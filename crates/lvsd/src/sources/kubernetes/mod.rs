@@ -226,7 +226,7 @@ struct Session<'a> {
     /// The addresses of all Services.
     assigned: Assigned,
     /// Why Services are refused, by the texts that Events have told.
-    told: BTreeMap<String, String>,
+    reported: BTreeMap<String, String>,
     /// Why this director cannot take the Lease.
     no_lease: Option<String>,
     /// Why this director cannot write something else.
@@ -243,7 +243,7 @@ impl<'a> Session<'a> {
             model: Model::default(),
             claim: Claim::default(),
             assigned: Assigned::default(),
-            told: BTreeMap::new(),
+            reported: BTreeMap::new(),
             no_lease: None,
             unwritten: None,
         }
@@ -640,8 +640,8 @@ impl<'a> Session<'a> {
         let mut refused = self.shared.refused_by_daemon();
         refused.retain(|key, _| self.model.services.contains_key(key));
         refused.extend(self.assigned.refused.clone());
-        self.told.retain(|key, _| refused.contains_key(key));
-        refused.retain(|key, why| self.told.get(key) != Some(why));
+        self.reported.retain(|key, _| refused.contains_key(key));
+        refused.retain(|key, why| self.reported.get(key) != Some(why));
         while !refused.is_empty() {
             if left == 0 || !self.claim.may_write(Instant::now()) {
                 return Ok(left == 0);
@@ -656,10 +656,13 @@ impl<'a> Session<'a> {
                 }
             }
             let (events, due): (Vec<_>, Vec<_>) = due.into_iter().unzip();
-            let told = self.tell(events).await?;
-            let written = due.into_iter().zip(&told).filter(|(_, told)| **told);
-            self.told.extend(written.map(|(due, _)| due));
-            if told.contains(&false) {
+            let reported = self.tell(events).await?;
+            let written = due
+                .into_iter()
+                .zip(&reported)
+                .filter(|(_, reported)| **reported);
+            self.reported.extend(written.map(|(due, _)| due));
+            if reported.contains(&false) {
                 return Ok(false);
             }
         }
@@ -698,20 +701,20 @@ impl<'a> Session<'a> {
     async fn tell(&mut self, events: Vec<(Change, String)>) -> Result<Vec<bool>, Error> {
         let (changes, keys): (Vec<_>, Vec<_>) = events.into_iter().unzip();
         let answers = self.writers.send(changes).await;
-        let mut told = Vec::with_capacity(keys.len());
+        let mut reported = Vec::with_capacity(keys.len());
         for (key, answer) in keys.into_iter().zip(answers) {
             match answer {
-                Ok(_) => told.push(true),
+                Ok(_) => reported.push(true),
                 Err(error) if error.is_refused() => {
                     self.cannot(format!(
                         "no Event is written about Service {key}: the API server {error}"
                     ));
-                    told.push(!error.is_passing());
+                    reported.push(!error.is_passing());
                 }
                 Err(error) => return Err(error),
             }
         }
-        Ok(told)
+        Ok(reported)
     }
 }
 

@@ -334,10 +334,10 @@ impl Model {
 
 /// Whether `known` is a later version of the same Service. A watch may tell of an older version than
 /// the answer to a write of this director.
-fn is_newer(known: &Service, told: &Service) -> bool {
+fn is_newer(known: &Service, reported: &Service) -> bool {
     let version = |service: &Service| service.metadata.resource_version.parse::<u64>().ok();
-    known.metadata.uid == told.metadata.uid
-        && matches!((version(known), version(told)), (Some(known), Some(told)) if known > told)
+    known.metadata.uid == reported.metadata.uid
+        && matches!((version(known), version(reported)), (Some(known), Some(reported)) if known > reported)
 }
 
 /// `Service shop/web`

@@ -434,18 +434,18 @@ async fn session_many_services_get_their_addresses_and_events_once() {
     let state = fake.lock();
     let ingress = |service: &Value| service["status"]["loadBalancer"]["ingress"][0].clone();
     let all: Vec<Value> = state.objects["services"].values().map(ingress).collect();
-    let told = state.events.iter();
-    let told = told.filter(|event| event["reason"] == "AddressAssigned");
-    let mut told: Vec<String> = told.map(|event| event["message"].to_string()).collect();
-    told.sort_unstable();
+    let reported = state.events.iter();
+    let reported = reported.filter(|event| event["reason"] == "AddressAssigned");
+    let mut reported: Vec<String> = reported.map(|event| event["message"].to_string()).collect();
+    reported.sort_unstable();
     let mut wanted: Vec<String> = all
         .iter()
         .map(|one| format!("\"assigned {}\"", one["ip"].as_str().unwrap()))
         .collect();
     wanted.sort_unstable();
     wanted.dedup();
-    assert_eq!(told, wanted);
-    assert_eq!(told.len(), COUNT);
+    assert_eq!(reported, wanted);
+    assert_eq!(reported.len(), COUNT);
     let ports = json!([{ "port": 80, "protocol": "TCP" }]);
     assert!(
         all.iter()
@@ -475,7 +475,7 @@ async fn session_wrong_annotation_writes_one_event() {
             lines.any(|line| line.contains("Service shop/web: annotation lvsd/chek is unknown"))
         })
         .await;
-    let told = || {
+    let reported = || {
         let state = fake.lock();
         let events = state
             .events
@@ -485,7 +485,7 @@ async fn session_wrong_annotation_writes_one_event() {
             .map(|event| event["message"].as_str().unwrap().to_owned())
             .collect::<Vec<_>>()
     };
-    director.wait("the event", |_| !told().is_empty()).await;
+    director.wait("the event", |_| !reported().is_empty()).await;
     // The daemon has refused another one.
     let refused = [("shop/web".to_owned(), "its text is wrong".to_owned())];
     fake.put("services", &service("web", &Value::Null));
@@ -496,9 +496,9 @@ async fn session_wrong_annotation_writes_one_event() {
         .await;
     director.shared.lock().refused_by_daemon = refused.into();
     director
-        .wait("the second event", |_| told().len() == 2)
+        .wait("the second event", |_| reported().len() == 2)
         .await;
-    assert!(told()[0].contains("lvsd/chek") && told()[1] == "its text is wrong");
+    assert!(reported()[0].contains("lvsd/chek") && reported()[1] == "its text is wrong");
 }
 
 #[tokio::test]
@@ -762,12 +762,12 @@ async fn recorded_watch_with_change_deletion_and_expiry_is_followed() {
     director.wait_services(&[]).await;
     let (change, deletion) = {
         let lines = include_str!("recorded/watch.jsonl").lines();
-        let told = |kind: &str| {
+        let reported = |kind: &str| {
             let kind = format!("{{\"type\":\"{kind}\"");
             let line = lines.clone().find(|line| line.starts_with(&kind));
             vec![line.unwrap().to_owned()]
         };
-        (told("MODIFIED"), told("DELETED"))
+        (reported("MODIFIED"), reported("DELETED"))
     };
     fake.lock().lines.insert("services", change);
     fake.changed.notify_waiters();

@@ -9,7 +9,7 @@ use core::time::Duration;
 use super::Shard;
 use crate::conn::{self, NO_SLOT, State, Template, flag};
 use crate::sync::bulk::{
-    Differences, Digest, Identity, Item, Kind, Ledger, Pass, Ranges, has_place,
+    Differences, Digest, Identity, Item, Kind, Pass, Ranges, Replicas, has_place,
 };
 use crate::sync::wire::Entry;
 use crate::{Forwarding, Instant, Protocol};
@@ -19,70 +19,76 @@ pub(crate) const RECENT: Duration = Duration::from_secs(2);
 
 impl Shard {
     /// Enables replication. `keys` are the hash keys of the digests, and are sent to the peers.
-    pub fn keep_ledger(&mut self, keys: [u64; 2]) {
-        if self.ledger.is_none() {
-            self.ledger = Some(Box::new(Ledger::new(keys)));
+    pub fn keep_replicas(&mut self, keys: [u64; 2]) {
+        if self.replicas.is_none() {
+            self.replicas = Some(Box::new(Replicas::new(keys)));
         }
     }
 
     /// Sets whether a peer is subscribed to updates.
     pub fn set_heard(&mut self, heard: bool) {
-        if let Some(ledger) = &mut self.ledger {
-            ledger.heard = heard;
+        if let Some(replicas) = &mut self.replicas {
+            replicas.heard = heard;
             if !heard {
-                ledger.take();
+                replicas.take();
             }
         }
     }
 
     /// Accepts updates of a peer with a number below [`PEERS_MAX`](crate::sync::bulk::PEERS_MAX)
     /// and these keys. No earlier borrowed connections of that number may be left
-    /// ([`adopt_lent`](Self::adopt_lent)).
+    /// ([`adopt_borrowed`](Self::adopt_lent)).
     pub fn listen_to(&mut self, peer: usize, keys: [u64; 2]) {
-        if let Some(ledger) = &mut self.ledger {
-            ledger.listen_to(peer, keys);
+        if let Some(replicas) = &mut self.replicas {
+            replicas.listen_to(peer, keys);
         }
     }
 
     /// Whether there is something in [`take_changes`](Self::take_changes).
     pub fn has_changes(&self) -> bool {
-        self.ledger.as_ref().is_some_and(|ledger| ledger.has_said())
+        self.replicas
+            .as_ref()
+            .is_some_and(|replicas| replicas.has_said())
     }
 
     /// Bytes of the updates in [`take_changes`](Self::take_changes).
     pub fn changes_len(&self) -> usize {
-        self.ledger.as_ref().map_or(0, |ledger| ledger.said_len())
+        self.replicas
+            .as_ref()
+            .map_or(0, |replicas| replicas.said_len())
     }
 
     /// Returns the outgoing updates, and whether some of them were lost.
     pub fn take_changes(&mut self) -> (Vec<u8>, bool) {
-        self.ledger
+        self.replicas
             .as_mut()
-            .map_or_else(Default::default, |ledger| ledger.take())
+            .map_or_else(Default::default, |replicas| replicas.take())
     }
 
     /// Digest of the owned connections.
-    pub fn told(&self) -> Digest {
-        let ledger = self.ledger.as_ref();
-        ledger.map_or_else(Digest::default, |ledger| ledger.told().clone())
+    pub fn replicated(&self) -> Digest {
+        let replicas = self.replicas.as_ref();
+        replicas.map_or_else(Digest::default, |replicas| replicas.replicated().clone())
     }
 
     /// Connections that a peer has lent.
-    pub fn lent(&self, peer: usize) -> u64 {
-        let ledger = self.ledger.as_ref();
-        ledger.map_or(0, |ledger| ledger.lent_count(peer))
+    pub fn borrowed(&self, peer: usize) -> u64 {
+        let replicas = self.replicas.as_ref();
+        replicas.map_or(0, |replicas| replicas.borrowed_count(peer))
     }
 
     /// Compares a peer's digest with the connections borrowed from it.
-    pub fn compare_lent(&self, peer: usize, told: &Digest) -> Differences {
-        let ledger = self.ledger.as_ref();
-        ledger.map_or_else(Differences::default, |ledger| ledger.compare(peer, told))
+    pub fn compare_borrowed(&self, peer: usize, replicated: &Digest) -> Differences {
+        let replicas = self.replicas.as_ref();
+        replicas.map_or_else(Differences::default, |replicas| {
+            replicas.compare(peer, replicated)
+        })
     }
 
     /// Items about connections from slot `from` on, and the next slot, like
     /// [`connections_piece`](Self::connections_piece). Connections that are worth replicating and
     /// have no owner become owned.
-    pub fn told_piece(
+    pub fn replicated_piece(
         &mut self,
         from: usize,
         budget: usize,
@@ -93,7 +99,7 @@ impl Shard {
         let mut out = Vec::new();
         for index in indices {
             let slot = self.table.get(index);
-            if slot.has(flag::LENT | flag::DYING) {
+            if slot.has(flag::BORROWED | flag::DYING) {
                 continue;
             }
             // A peer that subscribed a moment ago has no report that the packets arrive here.
@@ -102,7 +108,7 @@ impl Shard {
             } else {
                 Kind::Lives
             };
-            if !slot.has(flag::TOLD) {
+            if !slot.has(flag::REPLICATED) {
                 if self.is_worth(slot) {
                     self.tell(index, kind, now);
                     self.write(index, kind, now, &mut out);
@@ -114,8 +120,8 @@ impl Shard {
                 Pass::Since(then) => slot.last_restart() >= *then,
                 Pass::Ranges(ranges) => {
                     let identity = identity(slot);
-                    let ledger = self.ledger.as_ref();
-                    ledger.is_some_and(|ledger| ledger.is_told_in(ranges, &identity))
+                    let replicas = self.replicas.as_ref();
+                    replicas.is_some_and(|replicas| replicas.is_replicated_in(ranges, &identity))
                 }
             };
             if is {
@@ -127,7 +133,7 @@ impl Shard {
 
     /// Takes ownership of the connections borrowed from a peer, or of those in these ranges, in
     /// slots from `from` on; returns the next slot. For a peer that is gone.
-    pub fn adopt_lent(
+    pub fn adopt_borrowed(
         &mut self,
         peer: usize,
         ranges: Option<&Ranges>,
@@ -138,11 +144,12 @@ impl Shard {
         let (indices, next) = self.table.piece(from, budget);
         for index in indices {
             let slot = self.table.get(index);
-            if slot.has(flag::LENT) && peer_of(slot) == peer {
+            if slot.has(flag::BORROWED) && peer_of(slot) == peer {
                 let identity = identity(slot);
-                let ledger = self.ledger.as_ref();
+                let replicas = self.replicas.as_ref();
                 let is = ranges.is_none_or(|ranges| {
-                    ledger.is_some_and(|ledger| ledger.is_lent_in(peer, ranges, &identity))
+                    replicas
+                        .is_some_and(|replicas| replicas.is_borrowed_in(peer, ranges, &identity))
                 });
                 if is {
                     self.strike(index);
@@ -156,11 +163,11 @@ impl Shard {
     /// Updates the ledger after a packet of connection `index`, which was in state `before`.
     pub(super) fn enter(&mut self, index: u32, before: State, now: Instant) {
         let slot = self.table.get(index);
-        if slot.has(flag::TOLD) {
+        if slot.has(flag::REPLICATED) {
             if slot.state() != before {
                 self.say(index, Kind::Comes, now);
             }
-        } else if slot.has(flag::LENT) {
+        } else if slot.has(flag::BORROWED) {
             // Its packets come here now.
             self.strike(index);
             self.tell(index, Kind::Comes, now);
@@ -189,17 +196,17 @@ impl Shard {
     /// Takes ownership of a connection without an owner.
     pub(super) fn tell(&mut self, index: u32, kind: Kind, now: Instant) {
         let slot = self.table.get(index);
-        slot.set(flag::TOLD);
+        slot.set(flag::REPLICATED);
         let identity = identity(slot);
-        if let Some(ledger) = &mut self.ledger {
-            ledger.tell(&identity, true);
+        if let Some(replicas) = &mut self.replicas {
+            replicas.tell(&identity, true);
         }
         self.say(index, kind, now);
     }
 
     /// Ends the replication of a connection. The removal of an owned one is reported to the peers.
     pub(crate) fn strike(&mut self, index: u32) {
-        if self.table.get(index).has(flag::TOLD) {
+        if self.table.get(index).has(flag::REPLICATED) {
             self.say(index, Kind::Ended, Instant::ZERO);
         }
         self.strike_quietly(index);
@@ -210,14 +217,14 @@ impl Shard {
     pub(crate) fn strike_quietly(&mut self, index: u32) {
         let slot = self.table.get(index);
         let (identity, peer) = (identity(slot), peer_of(slot));
-        let (told, lent) = (slot.has(flag::TOLD), slot.has(flag::LENT));
-        slot.clear(flag::TOLD | flag::LENT | flag::PEER);
-        if let Some(ledger) = &mut self.ledger {
-            if told {
-                ledger.tell(&identity, false);
+        let (replicated, borrowed) = (slot.has(flag::REPLICATED), slot.has(flag::BORROWED));
+        slot.clear(flag::REPLICATED | flag::BORROWED | flag::PEER);
+        if let Some(replicas) = &mut self.replicas {
+            if replicated {
+                replicas.tell(&identity, false);
             }
-            if lent {
-                ledger.lend(peer, &identity, false);
+            if borrowed {
+                replicas.lend(peer, &identity, false);
             }
         }
     }
@@ -227,24 +234,24 @@ impl Shard {
         let slot = self.table.get(index);
         let number = u32::try_from(peer).unwrap_or(0);
         slot.clear(flag::PEER);
-        slot.set(flag::LENT | number << flag::PEER_SHIFT & flag::PEER);
+        slot.set(flag::BORROWED | number << flag::PEER_SHIFT & flag::PEER);
         let identity = identity(slot);
-        if let Some(ledger) = &mut self.ledger {
-            ledger.lend(peer, &identity, true);
+        if let Some(replicas) = &mut self.replicas {
+            replicas.lend(peer, &identity, true);
         }
     }
 
     /// Whether a peer has lent connection `index`.
-    pub(crate) fn is_lent_by(&self, index: u32, peer: usize) -> bool {
+    pub(crate) fn is_borrowed_by(&self, index: u32, peer: usize) -> bool {
         let slot = self.table.get(index);
-        slot.has(flag::LENT) && peer_of(slot) == peer
+        slot.has(flag::BORROWED) && peer_of(slot) == peer
     }
 
     fn say(&mut self, index: u32, kind: Kind, now: Instant) {
         let Some(mut out) = self
-            .ledger
+            .replicas
             .as_mut()
-            .and_then(|ledger| ledger.begin_to_say())
+            .and_then(|replicas| replicas.begin_to_say())
         else {
             return;
         };
@@ -255,8 +262,8 @@ impl Shard {
             let left = Duration::from_secs(template.timeout.load(Relaxed).into());
             write_template(template, left, &mut out);
         }
-        if let Some(ledger) = &mut self.ledger {
-            ledger.has_been_said(out);
+        if let Some(replicas) = &mut self.replicas {
+            replicas.has_been_said(out);
         }
     }
 
@@ -358,7 +365,7 @@ pub(super) mod tests {
             let service = ServiceKey::tcp("198.51.100.1:80".parse().unwrap());
             control.add_service(service, config, None).unwrap();
             let mut shard = control.shard(0).unwrap();
-            shard.keep_ledger(keys);
+            shard.keep_replicas(keys);
             shard.set_heard(true);
             Self {
                 control,
@@ -414,7 +421,7 @@ pub(super) mod tests {
         pub(in crate::shard) fn pass(&mut self, pass: &Pass, now: Instant) -> Vec<u8> {
             let (mut all, mut next) = (Vec::new(), Some(0));
             while let Some(from) = next {
-                let (bytes, then) = self.shard.told_piece(from, 1000, pass, now);
+                let (bytes, then) = self.shard.replicated_piece(from, 1000, pass, now);
                 all.extend(bytes);
                 next = then;
             }
@@ -424,12 +431,14 @@ pub(super) mod tests {
         pub(in crate::shard) fn adopt(&mut self, ranges: Option<&Ranges>, now: Instant) {
             let mut next = Some(0);
             while let Some(from) = next {
-                next = self.shard.adopt_lent(PEER, ranges, from, 1000, now);
+                next = self.shard.adopt_borrowed(PEER, ranges, from, 1000, now);
             }
         }
 
         pub(in crate::shard) fn missing(&self, sender: &Self) -> u64 {
-            self.shard.compare_lent(PEER, &sender.shard.told()).missing
+            self.shard
+                .compare_borrowed(PEER, &sender.shard.replicated())
+                .missing
         }
     }
 
@@ -466,7 +475,10 @@ pub(super) mod tests {
         }
         assert_eq!(one.tell(&mut two, at(2)), taken(50));
         assert_eq!((two.shard.len(), two.missing(&one)), (50, 0));
-        assert_eq!((one.shard.told().count(), two.shard.lent(PEER)), (50, 50));
+        assert_eq!(
+            (one.shard.replicated().count(), two.shard.borrowed(PEER)),
+            (50, 50)
+        );
         // Further packets are no news.
         let _ = one.packet(1, 0x10, at(3));
         assert!(!one.shard.has_changes());
@@ -499,13 +511,22 @@ pub(super) mod tests {
             assert_eq!((one.missing(&two), two.missing(&one)), (0, 0));
         }
         let _ = two.packet(7, 0x10, at(10));
-        assert_eq!((two.shard.told().count(), two.shard.lent(PEER)), (1, 0));
+        assert_eq!(
+            (two.shard.replicated().count(), two.shard.borrowed(PEER)),
+            (1, 0)
+        );
         assert_eq!(two.tell(&mut one, at(10)), taken(1));
-        assert_eq!((one.shard.told().count(), one.shard.lent(PEER)), (0, 1));
+        assert_eq!(
+            (one.shard.replicated().count(), one.shard.borrowed(PEER)),
+            (0, 1)
+        );
         assert_eq!((one.missing(&two), two.missing(&one)), (0, 0));
         let _ = one.packet(7, 0x10, at(20));
         one.tell(&mut two, at(20));
-        assert_eq!((two.shard.told().count(), two.shard.lent(PEER)), (0, 1));
+        assert_eq!(
+            (two.shard.replicated().count(), two.shard.borrowed(PEER)),
+            (0, 1)
+        );
         assert_eq!((one.shard.len(), two.shard.len()), (1, 1));
         assert_eq!((one.missing(&two), two.missing(&one)), (0, 0));
     }
@@ -522,7 +543,13 @@ pub(super) mod tests {
         two.shard.take_changes();
         let all = two.pass(&Pass::All, at(21));
         assert_eq!(one.hear(&all, at(21)), taken(1));
-        assert_eq!((one.shard.told().count(), two.shard.told().count()), (0, 1));
+        assert_eq!(
+            (
+                one.shard.replicated().count(),
+                two.shard.replicated().count()
+            ),
+            (0, 1)
+        );
         assert_eq!(one.missing(&two), 0);
     }
 
@@ -538,7 +565,10 @@ pub(super) mod tests {
             let _ = two.packet(port, 0x10, at(5));
         }
         two.adopt(None, at(6));
-        assert_eq!((two.shard.told().count(), two.shard.lent(PEER)), (200, 0));
+        assert_eq!(
+            (two.shard.replicated().count(), two.shard.borrowed(PEER)),
+            (200, 0)
+        );
         let mut one = Side::new([5, 6], true);
         one.shard.listen_to(PEER, [3, 4]);
         two.shard.listen_to(PEER, [5, 6]);
@@ -554,7 +584,10 @@ pub(super) mod tests {
         }));
         let _ = one.packet(7, 0x10, at(8));
         one.tell(&mut two, at(8));
-        assert_eq!((two.shard.told().count(), two.shard.lent(PEER)), (199, 1));
+        assert_eq!(
+            (two.shard.replicated().count(), two.shard.borrowed(PEER)),
+            (199, 1)
+        );
     }
 
     #[test]
@@ -586,9 +619,9 @@ pub(super) mod tests {
         let mut items = bulk::parse(&all).unwrap();
         items.remove(17);
         two.control.hear(&mut two.shard, PEER, false, items, at(1));
-        let differ = two.shard.compare_lent(PEER, &one.shard.told());
+        let differ = two.shard.compare_borrowed(PEER, &one.shard.replicated());
         assert_eq!(
-            (differ.told, differ.missing, differ.ranges.len()),
+            (differ.replicated, differ.missing, differ.ranges.len()),
             (300, 1, 1)
         );
         let ranges = Ranges::new(differ.ranges);
@@ -610,14 +643,26 @@ pub(super) mod tests {
         one.tell(&mut two, at(1));
         // Neither has heard of the other for a while.
         two.adopt(None, at(2));
-        assert_eq!((one.shard.told().count(), two.shard.told().count()), (1, 1));
+        assert_eq!(
+            (
+                one.shard.replicated().count(),
+                two.shard.replicated().count()
+            ),
+            (1, 1)
+        );
         one.shard.take_changes();
         two.shard.take_changes();
         let (first, second) = (one.pass(&Pass::All, at(3)), two.pass(&Pass::All, at(3)));
         assert_eq!(two.hear(&first, at(3)), taken(1));
         let kept = one.hear(&second, at(3));
         assert_eq!((kept.kept, kept.taken.taken), (1, 0));
-        assert_eq!((one.shard.told().count(), two.shard.told().count()), (1, 0));
+        assert_eq!(
+            (
+                one.shard.replicated().count(),
+                two.shard.replicated().count()
+            ),
+            (1, 0)
+        );
         assert_eq!(one.missing(&two), 0);
     }
 

@@ -82,9 +82,9 @@ pub enum CheckOutcome {
 
 /// Counts that many write.
 #[derive(Debug, Default)]
-pub struct Tally(Mutex<Counts>);
+pub struct Counters(Mutex<Counts>);
 
-impl Tally {
+impl Counters {
     /// All of them now.
     pub fn get(&self) -> Counts {
         self.counts().clone()
@@ -164,10 +164,10 @@ mod tests {
 
     #[test]
     fn checks_are_counted_by_kind_and_time() {
-        let tally = Tally::default();
-        tally.check("tcp", Duration::from_millis(3), CheckOutcome::Good);
-        tally.check("tcp", Duration::from_secs(60), CheckOutcome::Failed);
-        let tcp = &tally.get().checks["tcp"];
+        let counters = Counters::default();
+        counters.check("tcp", Duration::from_millis(3), CheckOutcome::Good);
+        counters.check("tcp", Duration::from_secs(60), CheckOutcome::Failed);
+        let tcp = &counters.get().checks["tcp"];
         assert_eq!((tcp.good, tcp.failed, tcp.not_made), (1, 1, 0));
         assert_eq!(tcp.times.classes[2], 1);
         assert_eq!(tcp.times.classes[BOUNDS.len()], 1);

@@ -217,7 +217,7 @@ impl Memory {
 
 /// A worker's limiter of SYNs.
 #[derive(Debug)]
-pub struct Gate {
+pub struct SynLimiter {
     hasher: RandomState,
     known: Memory,
     seen: Memory,
@@ -236,7 +236,7 @@ pub struct Gate {
     refused: u32,
 }
 
-impl Default for Gate {
+impl Default for SynLimiter {
     fn default() -> Self {
         Self {
             hasher: RandomState::new(),
@@ -254,7 +254,7 @@ impl Default for Gate {
     }
 }
 
-impl Gate {
+impl SynLimiter {
     /// Whether there are so many SYNs that they are sorted.
     pub const fn sorts(&self) -> bool {
         self.until.is_some()
@@ -389,9 +389,9 @@ mod tests {
         SocketAddr::from(([198, 18, a, b], u16::from_be_bytes([c, d])))
     }
 
-    /// A gate in a flood of 200,000 SYNs a second, and the SYNs that have passed.
+    /// A limiter in a flood of 200,000 SYNs a second, and the SYNs that have passed.
     struct Flood {
-        gate: Gate,
+        syn_limiter: SynLimiter,
         now: Instant,
         sent: u32,
         passed: u32,
@@ -401,7 +401,7 @@ mod tests {
     impl Flood {
         fn new(source: fn(u32) -> SocketAddr) -> Self {
             Self {
-                gate: Gate::default(),
+                syn_limiter: SynLimiter::default(),
                 now: Instant::ZERO,
                 sent: 0,
                 passed: 0,
@@ -415,17 +415,17 @@ mod tests {
             let mut passed = 0;
             for _ in 0..32 {
                 let source = (self.source)(self.sent);
-                passed += u32::from(self.gate.passes(source, TO, self.sent, self.now));
+                passed += u32::from(self.syn_limiter.passes(source, TO, self.sent, self.now));
                 self.sent += 1;
             }
             self.passed += passed;
             let others = others
                 .iter()
-                .map(|&(client, number)| self.gate.passes(client, TO, number, self.now));
+                .map(|&(client, number)| self.syn_limiter.passes(client, TO, number, self.now));
             let others: Vec<bool> = others.collect();
             let took = COST * (passed + u32::try_from(others.len()).unwrap());
             self.now = self.now + took.max(STEP * 32);
-            self.gate.spent(32 + others.len(), took, self.now);
+            self.syn_limiter.spent(32 + others.len(), took, self.now);
             others
         }
 
@@ -441,7 +441,7 @@ mod tests {
     fn syn_flood_gets_its_share_and_known_clients_pass() {
         let mut flood = Flood::new(client);
         let honest = |n: u16| SocketAddr::from(([192, 0, 2, 100], n));
-        flood.gate.meets(honest(1).ip(), flood.now);
+        flood.syn_limiter.meets(honest(1).ip(), flood.now);
         flood.run(Duration::from_secs(1));
         let (begun, already) = (flood.now, flood.passed);
         for n in 0..1000 {
@@ -511,20 +511,20 @@ mod tests {
 
     #[test]
     fn syns_below_half_of_the_time_pass_and_limiter_relaxes() {
-        let mut gate = Gate::default();
+        let mut syn_limiter = SynLimiter::default();
         let mut now = Instant::ZERO;
         for n in 0..200_000_u32 {
             // As with connections that are used: the rest of the time is for their other packets.
-            assert!(gate.passes(client(n), TO, n, now));
+            assert!(syn_limiter.passes(client(n), TO, n, now));
             now = now + COST * 3;
-            gate.spent(1, COST, now);
+            syn_limiter.spent(1, COST, now);
         }
         let mut flood = Flood::new(client);
         flood.run(Duration::from_secs(1));
-        assert!(flood.gate.until.is_some());
+        assert!(flood.syn_limiter.until.is_some());
         flood.now = flood.now + Duration::from_secs(2);
-        flood.gate.spent(1, COST, flood.now);
-        assert!(flood.gate.until.is_none());
+        flood.syn_limiter.spent(1, COST, flood.now);
+        assert!(flood.syn_limiter.until.is_none());
     }
 
     #[test]
@@ -545,9 +545,12 @@ mod tests {
     /// second, one in 300 of others counts as repeated.
     #[test]
     fn filter_with_too_many_clients_has_false_positives() {
-        let gate = Gate::default();
-        let hash = |n: u64| gate.hasher.hash_one(n);
-        for (mut memory, count, part) in [(gate.known, 1_000_000, 16), (gate.seen, 800_000, 300)] {
+        let syn_limiter = SynLimiter::default();
+        let hash = |n: u64| syn_limiter.hasher.hash_one(n);
+        for (mut memory, count, part) in [
+            (syn_limiter.known, 1_000_000, 16),
+            (syn_limiter.seen, 800_000, 300),
+        ] {
             let size = memory.generations.each_ref().map(|bits| bits.len());
             (0..count).for_each(|n| memory.insert(hash(n)));
             assert!((0..1000).all(|n| memory.contains(hash(n))));
