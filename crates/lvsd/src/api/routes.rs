@@ -292,12 +292,12 @@ async fn show(api: &Arc<Api>, head: &Parts, peer: &Peer) -> Result<Reply, Refusa
             let after = number(head, "after")?;
             let past = api.past();
             let events = past.iter().filter(|event| event.seq > after);
-            let curves = json_bytes(&Past {
+            let body = json_bytes(&Past {
                 started_ms: api.started_ms,
                 events: events.map(|event| (**event).clone()).collect(),
             });
             drop(past);
-            own(api, curves)?
+            own(api, body)?
         }
         "/v1/history" => {
             let service = parameter(head, "service")?;
@@ -355,8 +355,8 @@ fn events(api: &Api, head: &Parts, peer: &Peer) -> Result<Reply, Refusal> {
     let deadline = head.extensions.get::<Deadline>();
     let deadline =
         deadline.ok_or_else(|| Refusal::unavailable("lvsd is about to end".to_owned()))?;
-    let curves = stream::tell(api.events.subscribe(), deadline.clone(), place);
-    let mut reply = Response::new(Either::Right(curves));
+    let stream = stream::tell(api.events.subscribe(), deadline.clone(), place);
+    let mut reply = Response::new(Either::Right(stream));
     set(&mut reply, header::CONTENT_TYPE, EVENTS);
     Ok(reply)
 }
