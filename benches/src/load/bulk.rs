@@ -57,7 +57,7 @@ pub(super) fn run(count: u32) -> Result<()> {
         let (replicated, took) = (number("bulk_connections")?, number("bulk_ms")?);
         ensure!(number("missing")? == 0, "{said}");
         println!(
-            "  {replicated} told in {took} ms, {} of them known",
+            "  {replicated} replicated in {took} ms, {} of them borrowed",
             number("borrowed")?
         );
         println!("  meanwhile:   {noticed}");

@@ -470,15 +470,12 @@ fn not_measured(document: &Document, experiment: &dyn Experiment, plots: &[&str]
         .map(|one| format!("{}: {}", one.peer, one.why))
         .collect();
     for (why, quick) in [("left out with --quick", true), ("not asked for", false)] {
-        let is_replicated = |peer: &Peer| {
+        let is_named = |peer: &Peer| {
             missing.iter().any(|one| one.peer == peer.name)
                 || document.of(name, peer.name).next().is_some()
                 || quick != (document.quick && !experiment.is_quick(peer))
         };
-        let others = experiment
-            .peers()
-            .iter()
-            .filter(|peer| !is_replicated(peer));
+        let others = experiment.peers().iter().filter(|peer| !is_named(peer));
         let others: Vec<_> = others.map(|peer| peer.name).collect();
         if !others.is_empty() {
             said.push(format!("{}: {why}", others.join(", ")));

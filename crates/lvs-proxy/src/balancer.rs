@@ -251,7 +251,7 @@ impl Balancer {
             close_signal,
             pending: [AtomicU64::new(0), AtomicU64::new(0)],
             moved: AtomicU64::new(self.clock()),
-            stated: AtomicU64::new(self.clock()),
+            reported: AtomicU64::new(self.clock()),
         })
     }
 }
@@ -284,7 +284,7 @@ pub(super) struct Entry {
     pending: [AtomicU64; 2],
     /// Time of the last movement, and of the last report; on the balancer's clock.
     moved: AtomicU64,
-    stated: AtomicU64,
+    reported: AtomicU64,
 }
 
 impl Entry {
@@ -309,9 +309,9 @@ impl Entry {
         self.moved.store(clock, Ordering::Relaxed);
         let bytes = bytes as u64;
         let pending = self.pending[way as usize].fetch_add(bytes, Ordering::Relaxed) + bytes;
-        let stated = self.stated.load(Ordering::Relaxed);
-        if pending >= TELL_BYTES || clock.saturating_sub(stated) >= TELL_AFTER {
-            self.stated.store(clock, Ordering::Relaxed);
+        let reported = self.reported.load(Ordering::Relaxed);
+        if pending >= TELL_BYTES || clock.saturating_sub(reported) >= TELL_AFTER {
+            self.reported.store(clock, Ordering::Relaxed);
             self.tell_moved(&mut self.balancer.lock());
         }
     }

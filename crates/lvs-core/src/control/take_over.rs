@@ -459,7 +459,7 @@ impl Control {
     }
 }
 
-/// A connection that a peer has lent has ended there; whether it has here.
+/// A connection borrowed from a peer has ended there; returns whether it has here.
 fn hear_end(shard: &mut Shard, peer: usize, entry: &Entry) -> bool {
     let found = shard.find_from_client(&Key {
         protocol: entry.protocol,

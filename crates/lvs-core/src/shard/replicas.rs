@@ -37,7 +37,7 @@ impl Shard {
 
     /// Accepts updates of a peer with a number below [`PEERS_MAX`](crate::sync::bulk::PEERS_MAX)
     /// and these keys. No earlier borrowed connections of that number may be left
-    /// ([`adopt_borrowed`](Self::adopt_lent)).
+    /// ([`adopt_borrowed`](Self::adopt_borrowed)).
     pub fn listen_to(&mut self, peer: usize, keys: [u64; 2]) {
         if let Some(replicas) = &mut self.replicas {
             replicas.listen_to(peer, keys);
@@ -71,7 +71,7 @@ impl Shard {
         replicas.map_or_else(Digest::default, |replicas| replicas.replicated().clone())
     }
 
-    /// Connections that a peer has lent.
+    /// Number of the connections borrowed from a peer.
     pub fn borrowed(&self, peer: usize) -> u64 {
         let replicas = self.replicas.as_ref();
         replicas.map_or(0, |replicas| replicas.borrowed_count(peer))
@@ -160,7 +160,7 @@ impl Shard {
         next
     }
 
-    /// Updates the ledger after a packet of connection `index`, which was in state `before`.
+    /// Updates the replicas after a packet of connection `index`, which was in state `before`.
     pub(super) fn enter(&mut self, index: u32, before: State, now: Instant) {
         let slot = self.table.get(index);
         if slot.has(flag::REPLICATED) {
@@ -241,7 +241,7 @@ impl Shard {
         }
     }
 
-    /// Whether a peer has lent connection `index`.
+    /// Whether connection `index` is borrowed from a peer.
     pub(crate) fn is_borrowed_by(&self, index: u32, peer: usize) -> bool {
         let slot = self.table.get(index);
         slot.has(flag::BORROWED) && peer_of(slot) == peer
@@ -560,7 +560,7 @@ pub(super) mod tests {
             one.open(port, at(1));
         }
         one.tell(&mut two, at(1));
-        // The first dies; the other tells what it was lent, with or without packets since.
+        // The first dies; the other replicates what it has borrowed, with or without packets since.
         for port in 1..=100 {
             let _ = two.packet(port, 0x10, at(5));
         }

@@ -385,7 +385,7 @@ impl Replicas {
         borrowed.is_some_and(|borrowed| ranges.has(identity.hash(borrowed.keys)))
     }
 
-    /// A connection is lent by a peer from now on, or no more.
+    /// A connection is borrowed from a peer from now on, or no more.
     pub(crate) fn lend(&mut self, peer: usize, identity: &Identity, is: bool) {
         if let Some(Some(borrowed)) = self.borrowed.get_mut(peer) {
             let hash = identity.hash(borrowed.keys);
@@ -397,7 +397,7 @@ impl Replicas {
         }
     }
 
-    /// A peer that has lent nothing yet hashes with these keys.
+    /// A peer from which nothing is borrowed yet hashes with these keys.
     pub(crate) fn listen_to(&mut self, peer: usize, keys: [u64; 2]) {
         if let Some(borrowed) = self.borrowed.get_mut(peer) {
             let digest = Digest::default();

@@ -56,7 +56,7 @@ pub(super) struct Decider {
     pub(super) ignores: bool,
     /// Whether the last decision is kept for a capture.
     pub(super) tells: bool,
-    reported: Option<(Tuple, Verdict)>,
+    decision: Option<(Tuple, Verdict)>,
     /// The epoch of the kernel fast path from before the latest view; 0 for none.
     pub(super) epoch: u16,
     /// Packets from the client after which a connection can be offloaded.
@@ -84,7 +84,7 @@ impl Decider {
             drops,
             accepts,
             tells: false,
-            reported: None,
+            decision: None,
             epoch: 0,
             offload_after: OFFLOAD_AFTER.get(),
             due: Vec::new(),
@@ -208,19 +208,19 @@ impl Decider {
             reason: DropReason::MarkRule.name().to_owned(),
             ..Explanation::default()
         };
-        let mut reported = match action {
+        let mut explanation = match action {
             Some(MarkAction::Drop) => refused(format!("dropped by {why}")),
             Some(MarkAction::Host) => refused(format!("passed to this host by {why}")),
             Some(MarkAction::Mark(mark)) => self.ask(*tuple, mark),
             None => self.ask(*tuple, 0),
         };
-        reported.mark_why = why;
-        if reported.has_connection() {
+        explanation.mark_why = why;
+        if explanation.has_connection() {
             let why = self.with_dataplane(tuple, fast_path);
-            reported.fast_path = Some(why.is_none());
-            reported.fast_path_why = why.unwrap_or_default();
+            explanation.fast_path = Some(why.is_none());
+            explanation.fast_path_why = why.unwrap_or_default();
         }
-        reported
+        explanation
     }
 
     /// The reason why a connection is not offloaded; `None` if it is.
@@ -253,13 +253,13 @@ impl Decider {
     }
 
     /// Removes and returns the last decision, if [`tells`](Self::tells) is set.
-    pub(super) fn take_told(&mut self) -> Option<(Tuple, Verdict)> {
-        self.reported.take()
+    pub(super) fn take_decision(&mut self) -> Option<(Tuple, Verdict)> {
+        self.decision.take()
     }
 
     fn count(&mut self, tuple: Tuple, verdict: Verdict) -> Verdict {
         if self.tells {
-            self.reported = Some((tuple, verdict));
+            self.decision = Some((tuple, verdict));
         }
         match verdict {
             Verdict::Drop(reason) | Verdict::Unreachable(reason) | Verdict::Reset(reason) => {

@@ -105,8 +105,8 @@ impl Report {
     /// persistence templates.
     pub(super) fn decisions(&self, templates: u64) -> impl Iterator<Item = ReasonCount> + '_ {
         let drops = DropReason::ALL.iter().zip(self.drops).map(|(drop, count)| {
-            let reported = [drop.name(), drop.describe(), remedies::of_drop(*drop)];
-            reason("drop", count, reported)
+            let texts = [drop.name(), drop.describe(), remedies::of_drop(*drop)];
+            reason("drop", count, texts)
         });
         let accepts = AcceptReason::ALL.iter().zip(self.accepts);
         let accepts = accepts.map(|(accept, count)| {
@@ -120,7 +120,7 @@ impl Report {
             (self.evicted.idle, remedies::EVICTED_IDLE),
             (templates, remedies::EVICTED_TEMPLATE),
         ];
-        let evicted = evicted.map(|(count, reported)| reason("drop", count, reported));
+        let evicted = evicted.map(|(count, texts)| reason("drop", count, texts));
         drops.chain(evicted).chain(accepts)
     }
 
@@ -131,8 +131,8 @@ impl Report {
             // The reasons of the director's decisions count these two already.
             .filter(|drop| !matches!(drop, FrameDrop::Verdict | FrameDrop::Rejected))
             .map(|&drop| {
-                let reported = [drop.name(), drop.describe(), remedies::of_frame(drop)];
-                reason("drop", self.frames.dropped_for(drop), reported)
+                let texts = [drop.name(), drop.describe(), remedies::of_frame(drop)];
+                reason("drop", self.frames.dropped_for(drop), texts)
             });
         let mut all: Vec<ReasonCount> = frames.chain(self.decisions(templates)).collect();
         let missed = self.ports.iter().map(|(.., lost)| lost).sum();
@@ -170,19 +170,19 @@ pub(super) fn shares(shares: &Shares) -> impl Iterator<Item = ReasonCount> + use
         shares.waiting,
         shares.lost,
     ];
-    let reported = remedies::KERNEL.into_iter().zip(counts);
-    reported.map(|((action, reported), count)| reason(action, count, reported))
+    let texts = remedies::KERNEL.into_iter().zip(counts);
+    texts.map(|((action, texts), count)| reason(action, count, texts))
 }
 
 /// Losses and refusals of synchronisation.
 pub(super) fn sync(counts: &SyncCounts) -> impl Iterator<Item = ReasonCount> + use<> {
-    let reported = counts.losses().into_iter().zip(remedies::SYNC);
-    reported.map(|((name, count), [help, remedy])| reason("sync", count, [name, help, remedy]))
+    let texts = counts.losses().into_iter().zip(remedies::SYNC);
+    texts.map(|((name, count), [help, remedy])| reason("sync", count, [name, help, remedy]))
 }
 
-/// A counted reason for a listing; `reported` contains its name, its meaning and its fix.
-fn reason(action: &str, count: u64, reported: [&str; 3]) -> ReasonCount {
-    let [reason, help, remedy] = reported.map(|text| text.trim().to_owned());
+/// A counted reason for a listing; `texts` contains its name, its meaning and its fix.
+fn reason(action: &str, count: u64, texts: [&str; 3]) -> ReasonCount {
+    let [reason, help, remedy] = texts.map(|text| text.trim().to_owned());
     ReasonCount {
         action: action.to_owned(),
         reason,

@@ -90,7 +90,7 @@ impl Dataplane {
             pin: config.pin.unwrap_or(workers.get() > 1),
             hook: config.hook,
             real_time: config.real_time,
-            due: config.fast_path_after.unwrap_or(OFFLOAD_AFTER).get(),
+            offload_after: config.fast_path_after.unwrap_or(OFFLOAD_AFTER).get(),
         };
 
         let xdp = !setup.xdp.is_empty();
@@ -383,7 +383,7 @@ impl OnHost {
             pin,
             mut hook,
             real_time,
-            due,
+            offload_after,
         } = run;
         let (context, threads) = (&self.handle.context, &self.handle.threads);
         let count = NonZeroUsize::new(self.shards.len());
@@ -395,7 +395,7 @@ impl OnHost {
             let (context, threads, hook) = (context.clone(), threads.clone(), hook.take());
             let mut worker =
                 Worker::new(context, threads, number, shard, equipment, requests, hook);
-            worker.use_fast_path(due);
+            worker.use_fast_path(offload_after);
             if let Some(Some(pages)) = pages.next() {
                 worker.use_pages(pages);
             }
@@ -441,7 +441,7 @@ struct Run {
     hook: Option<Box<dyn PacketHook>>,
     real_time: bool,
     /// Packets from the client after which a connection is offloaded.
-    due: u32,
+    offload_after: u32,
 }
 
 /// The time between two attempts to start a daemon whose interface is missing.

@@ -65,7 +65,7 @@ struct Reader {
     /// A byte longer than messages may be.
     buffer: Vec<u8>,
     counts: Arc<Counts>,
-    syn_limiter: Arc<SynLimiter>,
+    limiter: Arc<Limiter>,
 }
 
 impl Reader {
@@ -75,7 +75,7 @@ impl Reader {
             syncid: sockets.daemon.syncid,
             buffer: vec![0; maxlen + 1],
             counts,
-            syn_limiter: Arc::default(),
+            limiter: Arc::default(),
         }
     }
 
@@ -126,11 +126,11 @@ impl Reader {
         let mut entries = entries.into_iter();
         loop {
             let portion: Vec<Entry> = entries.by_ref().take(PORTION).collect();
-            if portion.is_empty() || !self.syn_limiter.enter(stop) {
+            if portion.is_empty() || !self.limiter.enter(stop) {
                 return;
             }
             let ticket = Ticket {
-                _place: Arc::new(Place(self.syn_limiter.clone())),
+                _place: Arc::new(Place(self.limiter.clone())),
                 counts: self.counts.clone(),
             };
             director.take_over(portion, ticket);
@@ -140,12 +140,12 @@ impl Reader {
 
 /// Limits the portions that the packet workers handle at a time.
 #[derive(Debug, Default)]
-struct SynLimiter {
+struct Limiter {
     inside: Mutex<usize>,
     left: Condvar,
 }
 
-impl SynLimiter {
+impl Limiter {
     /// Waits for a free place; `false` if `stop` is set.
     fn enter(&self, stop: &Stop) -> bool {
         let mut inside = lock(&self.inside);
@@ -176,13 +176,13 @@ impl Ticket {
     }
 }
 
-/// A portion's place in a [`SynLimiter`].
+/// A portion's place in a [`Limiter`].
 #[derive(Debug)]
-struct Place(Arc<SynLimiter>);
+struct Place(Arc<Limiter>);
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let SynLimiter { inside, left } = &*self.0;
+        let Limiter { inside, left } = &*self.0;
         let mut inside = lock(inside);
         *inside = inside.saturating_sub(1);
         left.notify_one();
@@ -223,7 +223,7 @@ mod tests {
             syncid: 0,
             buffer: vec![0; 1473],
             counts: Arc::default(),
-            syn_limiter: Arc::default(),
+            limiter: Arc::default(),
         };
         let stop = Stop {
             asked: AtomicBool::new(false),
@@ -267,7 +267,7 @@ mod tests {
                 syncid,
                 buffer: vec![0; 1473],
                 counts: Arc::default(),
-                syn_limiter: Arc::default(),
+                limiter: Arc::default(),
             };
             reader.buffer[..bytes.len()].copy_from_slice(&bytes);
             if fix && bytes.len() >= 8 {

@@ -138,23 +138,23 @@ impl Daemons {
         });
         let (go, gone) = channel();
         let (outbox, counts) = (self.outbox.clone(), self.counts.clone());
-        let (asked, replicated) = (stop.clone(), daemon.clone());
+        let (asked, started) = (stop.clone(), daemon.clone());
         let run = move || {
             if gone.recv().is_err() {
                 return;
             }
             info!(
-                interface = replicated.interface,
-                syncid = replicated.syncid,
+                interface = started.interface,
+                syncid = started.syncid,
                 ports,
                 "the synchronisation {} runs",
-                role(replicated.role)
+                role(started.role)
             );
-            match replicated.role {
+            match started.role {
                 SyncRole::Master => master::run(sockets, &*director, &outbox, &counts, &asked),
                 SyncRole::Backup => backup::run(sockets, &*director, &counts, &asked),
             }
-            info!("the synchronisation {} has stopped", role(replicated.role));
+            info!("the synchronisation {} has stopped", role(started.role));
         };
         let thread = thread::Builder::new()
             .name(format!("lvs-sync-{}", role(daemon.role)))

@@ -484,8 +484,8 @@ fn start_etcd(site: &Site) -> Result<(Proc, String)> {
 
 /// Waits until these directors have a connection to etcd, or have lost it; the last answer stays
 /// valid.
-fn wait_etcd(directors: &[&Host], stated: bool, servers: usize) -> Result<()> {
-    let is_replicated = |director: &Host| {
+fn wait_etcd(directors: &[&Host], connected: bool, servers: usize) -> Result<()> {
+    let is_connected = |director: &Host| {
         let said = director.run(programs::find("lvsd").ok()?, &["status", "--json"]);
         let said: Value = serde_json::from_str(&said.ok()?).ok()?;
         let source = said["sources"].as_array()?.first()?.clone();
@@ -495,6 +495,6 @@ fn wait_etcd(directors: &[&Host], stated: bool, servers: usize) -> Result<()> {
         let has = web["servers"].as_array()?.len();
         (has == servers).then_some(known)
     };
-    let all = || directors.iter().all(|d| is_replicated(d) == Some(stated));
+    let all = || directors.iter().all(|d| is_connected(d) == Some(connected));
     wait_until("etcd to be known, or lost", LIMIT, all)
 }

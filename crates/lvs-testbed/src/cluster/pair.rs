@@ -401,13 +401,13 @@ impl Lab {
         .with_context(|| self.logs())
     }
 
-    /// The connections that a director has received from the other one.
-    fn lent(&self, index: usize) -> Option<u64> {
+    /// The connections that a director has borrowed from the other one.
+    fn borrowed(&self, index: usize) -> Option<u64> {
         let said = self
             .site
             .lvsadm_on(&self.directors[index].host, "--json sync");
         let said: Value = serde_json::from_str(&said.ok()?).ok()?;
-        said["peers"][0]["lent"].as_u64()
+        said["peers"][0]["borrowed"].as_u64()
     }
 
     /// Carries out the scenario; returns for how long the virtual address was absent at each
@@ -416,9 +416,9 @@ impl Lab {
         match self.kind {
             Balancer::Lvs => {
                 wait_until("the other to know all connections", LIMIT, || {
-                    self.lent(1) == Some(downloads)
+                    self.borrowed(1) == Some(downloads)
                 })
-                .with_context(|| format!("it knows {:?}", self.lent(1)))?;
+                .with_context(|| format!("it knows {:?}", self.borrowed(1)))?;
                 // Both are connected: the one that has just started is connected to a moment later.
                 super::wait_in_step(&self.site, &self.hosts())?;
             }

@@ -105,32 +105,32 @@ fn operation(entropy: &mut Entropy<'_>) -> Op {
 pub fn peer_decode(bytes: &[u8]) {
     const PEER: usize = 7;
     let (&choice, rest) = bytes.split_first().unwrap_or((&0, &[]));
-    let mut replicated = rest.to_vec();
+    let mut sent = rest.to_vec();
     // Most random lengths are wrong and stop the reader: make those of the first items right.
     let mut at = 0;
-    while choice & 1 == 0 && at + 44 <= replicated.len() {
-        let v6 = replicated[at + 8] & 1 == 1;
+    while choice & 1 == 0 && at + 44 <= sent.len() {
+        let v6 = sent[at + 8] & 1 == 1;
         let len: u16 = if v6 { 72 } else { 36 };
-        replicated[at] = 1 + replicated[at] % 3;
-        replicated[at + 1] = 0;
-        replicated[at + 2..at + 4].copy_from_slice(&len.to_be_bytes());
-        replicated[at + 8] = u8::from(v6);
-        if let Some(field) = replicated.get_mut(at + 10..at + 12) {
+        sent[at] = 1 + sent[at] % 3;
+        sent[at + 1] = 0;
+        sent[at + 2..at + 4].copy_from_slice(&len.to_be_bytes());
+        sent[at + 8] = u8::from(v6);
+        if let Some(field) = sent.get_mut(at + 10..at + 12) {
             field.copy_from_slice(&len.to_be_bytes());
         }
         at += 8 + usize::from(len);
     }
     if choice & 1 == 0 {
-        replicated.truncate(at);
+        sent.truncate(at);
     }
-    if let Ok(digest) = bulk::Digest::parse(&replicated) {
+    if let Ok(digest) = bulk::Digest::parse(&sent) {
         assert_eq!(digest, digest.clone());
     }
     peer_services(rest);
-    let Ok(items) = bulk::parse(&replicated) else {
+    let Ok(items) = bulk::parse(&sent) else {
         return;
     };
-    assert_eq!(bulk::count(&replicated), items.len() as u64);
+    assert_eq!(bulk::count(&sent), items.len() as u64);
     let mut director = Director::new(Options {
         max_connections: 64,
         ..Options::default()
@@ -174,8 +174,8 @@ pub fn peer_decode(bytes: &[u8]) {
 /// itself.
 fn peer_services(bytes: &[u8]) {
     // Keys with a kind and a protocol that there are, and zeros where they are needed.
-    let mut replicated = bytes.to_vec();
-    let (services, _) = replicated.as_chunks_mut::<SERVICE_LEN>();
+    let mut sent = bytes.to_vec();
+    let (services, _) = sent.as_chunks_mut::<SERVICE_LEN>();
     let count = services.len();
     for service in services {
         service[0] %= 4;
@@ -189,9 +189,9 @@ fn peer_services(bytes: &[u8]) {
             service[8..20].fill(0);
         }
     }
-    replicated.truncate(count * SERVICE_LEN);
+    sent.truncate(count * SERVICE_LEN);
     let _ = ServiceDigests::parse(bytes);
-    let heard = ServiceDigests::parse(&replicated).expect("they are in order");
+    let heard = ServiceDigests::parse(&sent).expect("they are in order");
     let mut again = Vec::new();
     heard.write(&mut again);
     assert_eq!(ServiceDigests::parse(&again).as_ref(), Ok(&heard));

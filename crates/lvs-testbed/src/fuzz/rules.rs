@@ -169,10 +169,10 @@ fn control(bytes: &[u8]) {
     }
     for line in answers.split_inclusive(|byte| *byte == b'\n') {
         let answer: serde_json::Value = serde_json::from_slice(line).expect("answers are JSON");
-        let replicated = ["result", "error", "item"]
+        let answered = ["result", "error", "item"]
             .iter()
             .any(|key| answer.get(key).is_some());
-        assert!(replicated, "{answer}");
+        assert!(answered, "{answer}");
     }
     clean();
 }

@@ -446,8 +446,8 @@ impl Site {
         if fast_path.is_empty() || extra.contains(&"--fast-path") {
             return self.start(director, launcher, extra);
         }
-        let answer = [extra, &["--fast-path", &fast_path]].concat();
-        self.start(director, launcher, &answer)
+        let arguments = [extra, &["--fast-path", &fast_path]].concat();
+        self.start(director, launcher, &arguments)
     }
 
     fn start(&self, director: &Host, launcher: &[&str], extra: &[&str]) -> Result<Proc> {

@@ -72,7 +72,7 @@ fn text(state: &SyncState) -> String {
         ("connections that make no sense", state.nonsense),
         ("connections without room", state.no_room),
         ("replicated again what was missing", state.repairs),
-        ("full syncs", state.full_syncs),
+        ("repeated full syncs", state.full_syncs),
         (
             "services that are too many to be compared",
             state.tables_beyond,

@@ -69,16 +69,16 @@ pub fn text(config: &Config, services: &[Service]) -> Result<String, String> {
         (None, Some(first)) => first.ip.is_ipv6(),
         (None, None) => false,
     };
-    let (reported, others): (Vec<_>, Vec<_>) =
+    let (advertised, others): (Vec<_>, Vec<_>) =
         addresses.iter().partition(|one| one.ip.is_ipv6() == v6);
-    let mut reported: Vec<String> = reported.into_iter().map(written).collect();
-    if reported.is_empty() {
-        reported.push(match v6 {
+    let mut advertised: Vec<String> = advertised.into_iter().map(written).collect();
+    if advertised.is_empty() {
+        advertised.push(match v6 {
             true => "fe80::51:51/128 dev lo".to_owned(),
             false => PLACEHOLDER.to_owned(),
         });
     }
-    block("virtual_ipaddress", &reported);
+    block("virtual_ipaddress", &advertised);
     let others: Vec<String> = others.into_iter().map(written).collect();
     block("virtual_ipaddress_excluded", &others);
     text.push_str("}\n");

@@ -70,7 +70,7 @@ pub(crate) struct Cluster {
     announces: WantedAnnouncements,
     announcer: Option<Announcer>,
     /// The announcements that were reported.
-    stated: Vec<AnnouncedVip>,
+    reported: Vec<AnnouncedVip>,
 }
 
 /// The states that keepalived may be in, as [`VrrpStatus::state`] has them.
@@ -113,7 +113,7 @@ impl Cluster {
             running: None,
             announces: WantedAnnouncements::default(),
             announcer: None,
-            stated: Vec::new(),
+            reported: Vec::new(),
         }
     }
 
@@ -172,9 +172,9 @@ impl Cluster {
             // The event about the lost dataplane is enough.
             return Vec::new();
         }
-        let before = std::mem::replace(&mut self.stated, announced.vips);
+        let before = std::mem::replace(&mut self.reported, announced.vips);
         let mut news = Vec::new();
-        for vip in &self.stated {
+        for vip in &self.reported {
             let was = before.iter().find(|was| was.address == vip.address);
             if was.map_or(api::Standing::Withdrawn, |was| was.standing) != vip.standing {
                 news.push(match vip.standing {

@@ -293,7 +293,7 @@ impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.words {
             Store::Heap(_) => "on the heap",
-            Store::Borrowed(_) => "lent",
+            Store::Borrowed(_) => "borrowed",
             Store::Shared(..) => "shared",
         })
     }

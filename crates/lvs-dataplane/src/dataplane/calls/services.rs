@@ -56,6 +56,6 @@ impl Handle {
                 break;
             }
         }
-        Ok(reported.expect("it was just told"))
+        Ok(reported.expect("it was just described"))
     }
 }

@@ -451,7 +451,7 @@ impl Peers {
                 Step::Follows if state.is_in_step() || state.given_up => return None,
                 Step::Follows if !state.compared => "it was not compared yet".to_owned(),
                 Step::Follows => format!("{} of its connections are missing", state.missing),
-                Step::Bulk => format!("it has told {} connections so far", state.received),
+                Step::Bulk => format!("it has sent {} connections so far", state.received),
                 // A peer that answers and refuses the handshake is awaited: the operator has to
                 // correct the cause.
                 Step::Away => match &state.trouble {

@@ -74,13 +74,13 @@ pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, hand
         if peers.hub.add(outgoing.clone()) {
             peers.set_heard(true);
         }
-        let replicated = tell(peers, peer, stream, handshake, &outgoing);
+        let sent = tell(peers, peer, stream, handshake, &outgoing);
         if peers.hub.remove(&outgoing) {
             peers.set_heard(false);
         }
         let _ = stream.shutdown(std::net::Shutdown::Both);
         let asked = reader.join().ok()?;
-        replicated.err().map(FrameError::Io).or(asked.err())
+        sent.err().map(FrameError::Io).or(asked.err())
     });
     if peers.is_stopping() {
         return;
@@ -128,10 +128,10 @@ fn tell(
     handshake: &Handshake,
     outgoing: &Arc<Outgoing>,
 ) -> io::Result<()> {
-    let mut replicated = handshake.replicated();
+    let mut frames = handshake.replicated();
     let mut bytes = Vec::new();
     let keys = peers.keys.map(u64::to_be_bytes).concat();
-    replicated.seal(Kind::Keys, &keys, &mut bytes);
+    frames.seal(Kind::Keys, &keys, &mut bytes);
     write_within(stream, &bytes, PATIENCE)?;
     let mut walk = Some(Walk::new(peers, Pass::All));
     let mut visited = peers.now();
@@ -193,7 +193,7 @@ fn tell(
             peer,
             stream,
             handshake,
-            &mut replicated,
+            &mut frames,
             &mut serial,
             said,
         )?;
@@ -215,7 +215,7 @@ fn tell(
             peer,
             stream,
             handshake,
-            &mut replicated,
+            &mut frames,
             &mut serial,
             said,
         )?;
@@ -228,15 +228,15 @@ fn write(
     peer: &Peer,
     stream: &TcpStream,
     handshake: &Handshake,
-    replicated: &mut Sequence,
+    frames: &mut Sequence,
     serial: &mut u64,
     all: VecDeque<Said>,
 ) -> io::Result<()> {
     let mut bytes = Vec::new();
     let mut items: Vec<u8> = Vec::new();
-    let seal_items = |replicated: &mut Sequence, items: &mut Vec<u8>, bytes: &mut Vec<u8>| {
+    let seal_items = |frames: &mut Sequence, items: &mut Vec<u8>, bytes: &mut Vec<u8>| {
         if !items.is_empty() {
-            replicated.seal(Kind::Items, items, bytes);
+            frames.seal(Kind::Items, items, bytes);
             items.clear();
         }
     };
@@ -245,14 +245,14 @@ fn write(
             Said::Items(more) => {
                 for more in portions(&more, PORTION) {
                     if items.len() + more.len() > ITEMS_MAX {
-                        seal_items(replicated, &mut items, &mut bytes);
+                        seal_items(frames, &mut items, &mut bytes);
                     }
                     items.extend(more);
                     peers.add(|counts| &counts.items_sent, count(more));
                 }
             }
             Said::Digest(digest) => {
-                seal_items(replicated, &mut items, &mut bytes);
+                seal_items(frames, &mut items, &mut bytes);
                 *serial += 1;
                 let mut payload = serial.to_be_bytes().to_vec();
                 digest.write(&mut payload);
@@ -260,15 +260,15 @@ fn write(
                     peers.services().write(&mut payload);
                 }
                 peer.sent(*serial);
-                replicated.seal(Kind::Digest, &payload, &mut bytes);
+                frames.seal(Kind::Digest, &payload, &mut bytes);
             }
             Said::Whole => {
-                seal_items(replicated, &mut items, &mut bytes);
-                replicated.seal(Kind::Whole, &[], &mut bytes);
+                seal_items(frames, &mut items, &mut bytes);
+                frames.seal(Kind::Whole, &[], &mut bytes);
             }
         }
     }
-    seal_items(replicated, &mut items, &mut bytes);
+    seal_items(frames, &mut items, &mut bytes);
     write_within(stream, &bytes, PATIENCE)?;
     peers.add(|counts| &counts.bytes_sent, bytes.len() as u64);
     Ok(())

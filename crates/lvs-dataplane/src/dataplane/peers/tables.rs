@@ -85,8 +85,8 @@ struct Difference {
 }
 
 impl Comparison {
-    /// Begins a session; `replicated`: the peer sends digests. Returns the log line, if any.
-    pub(super) fn begin(&mut self, identity: [u8; 16], replicated: bool) -> Option<Said> {
+    /// Begins a session; `compares`: the peer sends digests. Returns the log line, if any.
+    pub(super) fn begin(&mut self, identity: [u8; 16], compares: bool) -> Option<Said> {
         let mut said = None;
         // A peer that was started again has no services at first.
         if self.identity != Some(identity) {
@@ -95,7 +95,7 @@ impl Comparison {
             *self = Self::default();
         }
         self.identity = Some(identity);
-        self.older = !replicated;
+        self.older = !compares;
         said
     }
 

@@ -443,11 +443,11 @@ impl Worker {
                 &mut self.output,
             );
             self.flush();
-            let reported = self.decider.take_told();
+            let decision = self.decider.take_decision();
             let lost = FrameDrop::ALL
                 .iter()
                 .find(|drop| self.pipeline.counters.dropped_for(**drop) != dropped[drop.index()]);
-            let (verdict, dropped) = match (&reported, lost) {
+            let (verdict, dropped) = match (&decision, lost) {
                 (Some((_, verdict)), None | Some(FrameDrop::Verdict | FrameDrop::Rejected)) => {
                     capture::describe(verdict)
                 }
@@ -464,7 +464,7 @@ impl Worker {
                 verdict: &verdict,
                 dropped,
             };
-            let tuple = reported.map(|(tuple, _)| tuple);
+            let tuple = decision.map(|(tuple, _)| tuple);
             captures.retain_mut(|capture| capture.show(tuple, &shown));
         }
         self.decider.tells = !captures.is_empty();
@@ -806,21 +806,21 @@ impl Worker {
         if self.decider.shard.is_behind() {
             self.decider.sweep();
         }
-        let mut reported = self.decider.explain(question, |conn| self.fast_path(conn));
+        let mut explanation = self.decider.explain(question, |conn| self.fast_path(conn));
         // Packets that cannot be sent, whatever the director decides.
-        let ends = reported.server.map(|server| ("server", server.ip()));
+        let ends = explanation.server.map(|server| ("server", server.ip()));
         let ends = ends.map(|server| [server, ("client", question.tuple.src.ip())]);
         let tables = &self.network.view().tables;
         for (end, addr) in ends.into_iter().flatten() {
             if !tables.state.is_local(addr) && tables.route(addr).is_none() {
                 let why = tables.why_no_route(addr);
-                reported.verdict.push_str(&format!(
+                explanation.verdict.push_str(&format!(
                     "; but packets to the {end} {addr} are dropped ({}): {why}",
                     why.reason()
                 ));
             }
         }
-        reported
+        explanation
     }
 
     /// The host that forwarded the latest reply of `server` to a health check.

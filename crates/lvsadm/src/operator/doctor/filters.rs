@@ -333,7 +333,7 @@ fn at_ingress(what: String, device: &Device, kind: &str, shown: &str, findings: 
 }
 
 /// Number and names of BPF programs, for messages.
-fn answer(names: &[&String]) -> Option<(String, String)> {
+fn described(names: &[&String]) -> Option<(String, String)> {
     let named = |name: &&String| match name.as_str() {
         "" => "one without a name".to_owned(),
         name => name.to_owned(),
@@ -352,7 +352,7 @@ fn express_data_path(device: &Device, findings: &mut Findings) {
     let others = others.filter(|name| !name.starts_with(OWN_PROGRAM));
     let names: Vec<&String> = others.collect();
     let name = &device.name;
-    if let Some((programs, all)) = answer(&names) {
+    if let Some((programs, all)) = described(&names) {
         findings.add(
             format!(
                 "{programs} at the driver of {name} (XDP: {all}) may drop or redirect packets of services before the dataplane sees them"
@@ -367,7 +367,7 @@ fn express_data_path(device: &Device, findings: &mut Findings) {
 fn programs(device: &Device, place: Place, names: &[String], findings: &mut Findings) {
     let others = names.iter().filter(|name| !name.starts_with(OWN_PROGRAM));
     let others: Vec<&String> = others.collect();
-    let Some((programs, all)) = answer(&others) else {
+    let Some((programs, all)) = described(&others) else {
         return;
     };
     let interface = &device.name;

@@ -225,7 +225,7 @@ struct Session<'a> {
     claim: Claim,
     /// The addresses of all Services.
     assigned: Assigned,
-    /// Why Services are refused, by the texts that Events have told.
+    /// Why Services are refused, by the texts of the Events written.
     reported: BTreeMap<String, String>,
     /// Why this director cannot take the Lease.
     no_lease: Option<String>,
