@@ -4,7 +4,7 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lvs_api::{Address, Client, Error};
 use lvs_core::api::{Call, Forwarder, ReturnPath, ServiceId};
@@ -57,12 +57,12 @@ impl Pins {
         self.ask(call).await.map(|_| ())
     }
 
-    /// The host that forwarded the latest reply of `server` to a check, if there was one since `max_age`.
-    pub(super) async fn forwarder(&self, server: IpAddr, max_age: Duration) -> Option<Forwarder> {
+    /// The host that forwarded the latest reply of `server` to a check, if it arrived after `began`.
+    pub(super) async fn forwarder(&self, server: IpAddr, began: Instant) -> Option<Forwarder> {
         let answer = self.ask(Call::ServerReturnPath { server }).await.ok()?;
         let path: ReturnPath = serde_json::from_value(answer).ok()?;
         path.forwarder
-            .filter(|last| Duration::from_millis(last.age_ms) <= max_age)
+            .filter(|last| Duration::from_millis(last.age_ms) <= began.elapsed())
     }
 
     async fn ask(&self, call: Call) -> Result<Value, String> {
