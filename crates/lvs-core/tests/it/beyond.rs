@@ -289,10 +289,10 @@ fn late_packet_of_reset_connection_is_answered_with_reset() {
         reset
     );
     let said = director.handle_packet(&tcp(client, vip, RST), now);
-    let Verdict::Forward(replicated) = said else {
+    let Verdict::Forward(forward) = said else {
         panic!("the server is told: {said:?}");
     };
-    assert_eq!(replicated.target, before);
+    assert_eq!(forward.target, before);
     let said = director.handle_packet(&tcp(before, client, RST), now);
     assert!(
         matches!(said, Verdict::Reply(_)),
@@ -524,13 +524,13 @@ fn explain_shows_fate_of_lost_connection() {
     establish(&mut director, addr(CLIENT), true, now);
     remove(&mut director, 1, now);
     let tuple = tcp(addr(CLIENT), addr(VIP), ACK).tuple;
-    let replicated = director.control.explain(&director.shard, tuple, 0, now);
+    let explanation = director.control.explain(&director.shard, tuple, 0, now);
     assert!(
-        replicated.verdict.contains("reset"),
+        explanation.verdict.contains("reset"),
         "{}",
-        replicated.verdict
+        explanation.verdict
     );
-    assert_eq!(replicated.server, None);
+    assert_eq!(explanation.server, None);
 }
 
 // --- slow start ----------------------------------------------------------------------------------

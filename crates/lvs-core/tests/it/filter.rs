@@ -69,14 +69,14 @@ fn denied_source_opens_no_connection_and_open_connections_continue() {
         assert!(!is_taken(&mut director, "192.0.2.7:4001", TcpFlags::SYN));
         assert!(is_taken(&mut director, "192.0.3.7:4000", TcpFlags::SYN));
         assert_eq!(director.shard.len(), 2);
-        let replicated = director.control.explain(
+        let explanation = director.control.explain(
             &director.shard,
             packet("192.0.2.8:4000", 0).tuple,
             0,
             Instant::ZERO,
         );
         assert_eq!(
-            replicated.verdict,
+            explanation.verdict,
             "dropped: 192.0.2.0/24 is denied by the service's filter"
         );
         // Off, it is as the kernel.

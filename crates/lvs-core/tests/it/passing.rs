@@ -316,20 +316,20 @@ impl Twin {
 
     fn tell(&self) -> String {
         let control = &self.director.control;
-        let mut replicated = format!(
+        let mut text = format!(
             "{:?}\n{:?}\n",
             self.director.shard,
             control.total_stats().live
         );
         for service in control.services() {
-            replicated.push_str(&format!("{} {:?}\n", service.key(), service.stats().live));
+            text.push_str(&format!("{} {:?}\n", service.key(), service.stats().live));
             for server in service.servers() {
                 let stats = control.server_stats(server.id()).unwrap_or_default();
                 let counts = (server.total(), server.active(), server.templates());
-                replicated.push_str(&format!("{} {counts:?} {:?}\n", server.addr(), stats.live));
+                text.push_str(&format!("{} {counts:?} {:?}\n", server.addr(), stats.live));
             }
         }
-        replicated
+        text
     }
 }
 

@@ -172,14 +172,14 @@ fn server_packet_without_connection_is_answered_with_icmp_error() {
         )
     };
     let left_alone = Verdict::Accept(AcceptReason::NoConnection);
-    for (method, replicated) in [(Forwarding::Nat, true), (Forwarding::Route, false)] {
+    for (method, refused) in [(Forwarding::Nat, true), (Forwarding::Route, false)] {
         let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), method, 1);
         assert_eq!(
             director.handle_packet(&stray(TcpFlags::ACK), now),
             left_alone
         );
         director.control.set_sysctl("nat_icmp_send", "1").unwrap();
-        let expected = if replicated {
+        let expected = if refused {
             Verdict::Unreachable(DropReason::StrayReply)
         } else {
             left_alone
@@ -202,7 +202,7 @@ fn server_packet_without_connection_is_answered_with_icmp_error() {
             "of another protocol"
         );
         let _ = director.handle_packet(&tcp(CLIENT, VIP, TcpFlags::SYN), now);
-        if replicated {
+        if refused {
             let reply = director.handle_packet(&stray(TcpFlags::ACK), now);
             assert!(matches!(reply, Verdict::Reply(_)), "{reply:?}");
         }

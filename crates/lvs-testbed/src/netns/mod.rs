@@ -108,6 +108,9 @@ pub struct Testbed {
     base: Option<Child>,
     switch: Option<Host>,
     holders: Vec<Child>,
+    /// The network namespaces of the hosts. The janitor opens them a little later, and a host may end
+    /// before that.
+    namespaces: Vec<File>,
     janitor: Child,
     janitor_pipe: Option<ChildStdin>,
     cables: AtomicU32,
@@ -147,6 +150,7 @@ impl Testbed {
             base: None,
             switch: None,
             holders: Vec::new(),
+            namespaces: Vec::new(),
             janitor,
             janitor_pipe,
             cables: AtomicU32::new(0),
@@ -209,6 +213,9 @@ impl Testbed {
             let pid = holder.id();
             self.holders.push(holder);
             ready?;
+            let namespace = File::open(format!("/proc/{pid}/ns/net"))
+                .with_context(|| format!("host {name}: its namespace cannot be opened"))?;
+            self.namespaces.push(namespace);
             self.tell_janitor("ns", &pid.to_string())?;
             hosts.push(Host::new(name, pid, base, &self.dir));
         }

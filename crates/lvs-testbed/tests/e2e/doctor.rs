@@ -175,13 +175,13 @@ fn packets_that_fit_no_tunnel() -> Result<()> {
         ))?;
     }
     let mut all = Vec::new();
-    let is_replicated = |what: &str| what.contains("did not fit the tunnel to");
+    let is_found = |what: &str| what.contains("did not fit the tunnel to");
     let found = wait_until("a finding", common::SOON, || {
         all = findings(&site).unwrap_or_default();
-        all.iter().any(|(what, _)| is_replicated(what))
+        all.iter().any(|(what, _)| is_found(what))
     });
     found.with_context(|| format!("{all:?}"))?;
-    let found = all.iter().find(|(what, _)| is_replicated(what));
+    let found = all.iter().find(|(what, _)| is_found(what));
     let (what, cure) = found.context("found above")?;
     ensure!(
         what.contains("they had up to 1500 bytes, and 1480 fit"),

@@ -499,12 +499,12 @@ fn drain_is_kept_by_lvsd_over_restarts() -> Result<()> {
     ensure!(said.contains("drained"), "{said}");
     wait_usable(&site, 2, &daemon)?;
     let output = || lvsd(&site, "status").unwrap_or_default();
-    let is_replicated = || {
+    let is_shown = || {
         let parts = ["drain: ", ": disk", "2 of 3 servers usable"];
         let output = output();
         parts.iter().all(|part| output.contains(part))
     };
-    wait_until("the status to tell of it", common::SOON, is_replicated).with_context(output)?;
+    wait_until("the status to tell of it", common::SOON, is_shown).with_context(output)?;
 
     let text = fs::read_to_string(&path)?;
     fs::write(&path, format!("{text}weight = 2\n"))?;
