@@ -10,7 +10,7 @@ use std::str::FromStr;
 use lvs_core::{Family, Prefix};
 
 use super::Settings;
-use super::model::{Model, PORTS_MAX, PREFIX};
+use super::model::{ANNOTATIONS_MAX, Model, PORTS_MAX, PREFIX};
 use super::objects::Service;
 
 /// The annotation with the key by which Services share an address.
@@ -237,8 +237,19 @@ impl Assigned {
         settings: &Settings,
         taken: &mut Taken<'a>,
     ) {
-        if service.spec.ports.len() > PORTS_MAX {
-            let why = format!("it has more than {PORTS_MAX} ports; make several Services of it");
+        let too_large = if service.spec.ports.len() > PORTS_MAX {
+            Some(format!(
+                "it has more than {PORTS_MAX} ports; make several Services of it"
+            ))
+        } else if service.annotation_bytes > ANNOTATIONS_MAX {
+            Some(format!(
+                "its annotations {PREFIX}... have {} bytes, and {ANNOTATIONS_MAX} at most are read",
+                service.annotation_bytes
+            ))
+        } else {
+            None
+        };
+        if let Some(why) = too_large {
             self.refused.insert(key.to_owned(), why);
             self.held.insert(key.to_owned());
             return;
@@ -712,6 +723,23 @@ mod tests {
         assert!(assigned(&[reported(80)]).wanted.is_empty());
         let wanted = [("shop/web".to_owned(), ips(&["192.0.2.10"]))];
         assert_eq!(assigned(&[reported(81)]).wanted, wanted.into());
+    }
+
+    #[test]
+    fn assign_long_annotations_keep_the_address_taken() {
+        let text = "x".repeat(ANNOTATIONS_MAX);
+        let assigned = assigned(&[
+            service("long", 1, &["192.0.2.10"], &annotation("weights", &text)),
+            service("web", 2, &[], ""),
+        ]);
+        assert!(
+            assigned.refused["shop/long"].contains("16384 at most"),
+            "{:?}",
+            assigned.refused
+        );
+        assert!(assigned.held.contains("shop/long"));
+        let wanted = [("shop/web".to_owned(), ips(&["192.0.2.11"]))];
+        assert_eq!(assigned.wanted, wanted.into());
     }
 
     #[test]

@@ -18,7 +18,7 @@ const NODES_MAX: usize = 5000;
 /// Bytes of a name; Kubernetes permits as many.
 const NAME_MAX: usize = 253;
 /// Bytes of the annotations of a Service that are kept.
-const ANNOTATIONS_MAX: usize = 16 << 10;
+pub(super) const ANNOTATIONS_MAX: usize = 16 << 10;
 /// Ports of a Service that are served.
 pub(super) const PORTS_MAX: usize = 256;
 /// Addresses in the status of a Service that are read.
@@ -217,11 +217,9 @@ impl Model {
                     .annotations
                     .iter()
                     .map(|(name, text)| name.len() + text.len());
-                let bytes: usize = bytes.sum();
-                if bytes > ANNOTATIONS_MAX {
-                    return Err(format!(
-                        "its annotations {PREFIX}... have {bytes} bytes, and {ANNOTATIONS_MAX} at most are read"
-                    ));
+                service.annotation_bytes = bytes.sum();
+                if service.annotation_bytes > ANNOTATIONS_MAX {
+                    meta.annotations.clear();
                 }
                 // One more than are served shows that there are too many.
                 service.spec.ports.truncate(PORTS_MAX + 1);
@@ -468,7 +466,9 @@ mod tests {
         });
         let mut model = Model::default();
         model.put(Kind::Service, &long.to_string()).unwrap();
-        assert!(model.services.is_empty() && model.refused.len() == 1);
+        let web = &model.services["shop/web"];
+        assert!(web.annotation_bytes > ANNOTATIONS_MAX && web.metadata.annotations.is_empty());
+        assert!(model.refused.is_empty());
     }
 
     #[test]

@@ -40,6 +40,9 @@ pub(super) struct Service {
     pub(super) spec: ServiceSpec,
     #[serde(deserialize_with = "or_default")]
     pub(super) status: ServiceStatus,
+    /// Bytes of the annotations that directors read; above the limit, the annotations are left out.
+    #[serde(skip)]
+    pub(super) annotation_bytes: usize,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
