@@ -624,7 +624,7 @@ mod tests {
                 joined.extend_from_slice(&part.bytes()[start + header..]);
             }
             prop_assert_eq!(joined, data);
-            // What is not where the checksum says is none.
+            // A checksum field that is not that of the header is refused.
             frame.offload.checksum = Some(PartialChecksum { start: start as u16 + 4, offset: field });
             prop_assert_eq!(Cut::new(&frame, &packet), Err(FrameDrop::BadAggregate));
         }

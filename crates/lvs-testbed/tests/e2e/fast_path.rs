@@ -319,7 +319,7 @@ fn datagrams_with_unfinished_packets_inside_arrive_through_nat() -> Result<()> {
         ))
     };
     let (client, server) = (&site.client, &site.servers[0]);
-    // It answers nobody.
+    // This end of the tunnel only receives.
     tunnel(server, "2", "10.0.0.250", "udpcsum")?;
     for checksum in ["udpcsum", "noudpcsum"] {
         tunnel(client, "1", &site.vip.to_string(), checksum)?;

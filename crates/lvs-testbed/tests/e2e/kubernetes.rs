@@ -772,7 +772,7 @@ struct Pod {
     host: Host,
     /// Its first process.
     first: String,
-    /// The command that tells whether it is ready.
+    /// Command of the readiness probe.
     probe: Vec<String>,
 }
 

@@ -31,28 +31,25 @@ impl Prober for Network {
         };
         let began = Instant::now();
         // One deadline for all that a probe does.
-        match tokio::time::timeout(check.timeout, check.probe.run(&asked)).await {
-            Ok(result) => result,
-            Err(_) => Err(ProbeError::Server(
-                match self.forwarder(check, began).await {
-                    Some(Forwarder {
-                        mac,
-                        address,
-                        interface,
-                        ..
-                    }) => format!(
-                        "{}: the reply came by way of {} on {interface}, not from the server itself: its default gateway is not this director",
-                        asked.describe(&check.probe.target(check.server)),
-                        address.map_or_else(|| mac.clone(), |address| format!("{address} ({mac})")),
-                    ),
-                    None => format!(
-                        "{} did not answer within {:?}",
-                        asked.describe(&check.probe.target(check.server)),
-                        check.timeout
-                    ),
-                },
-            )),
+        let limited = tokio::time::timeout(check.timeout, check.probe.run(&asked));
+        if let Ok(result) = limited.await {
+            return result;
         }
+        let target = asked.describe(&check.probe.target(check.server));
+        let Some(forwarder) = self.forwarder(check, began).await else {
+            let timeout = check.timeout;
+            return Err(ProbeError::Server(format!(
+                "{target} did not answer within {timeout:?}"
+            )));
+        };
+        let (mac, interface) = (forwarder.mac, forwarder.interface);
+        let router = match forwarder.address {
+            Some(address) => format!("{address} ({mac})"),
+            None => mac,
+        };
+        Err(ProbeError::Server(format!(
+            "{target}: the reply came by way of {router} on {interface}, not from the server itself: its default gateway is not this director"
+        )))
     }
 }
 
