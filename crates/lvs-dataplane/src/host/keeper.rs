@@ -496,7 +496,16 @@ impl Keeper {
         }
         self.neighbours
             .refresh(&self.tables, &mut self.netlink, now);
-        self.vips.announce(&self.tables, now);
+        if self.workers_have_view() {
+            self.vips.probe(&self.tables, now);
+        }
+    }
+
+    /// Whether the packet workers use the newest state of the keeper.
+    fn workers_have_view(&self) -> bool {
+        let next = &self.next;
+        let is_published = !(next.differs || next.tables_differ || next.neighbours_differ);
+        is_published && self.dataplane.taken() >= next.generation
     }
 
     /// Whether the shield hides answers for connections of removed services or servers.

@@ -204,8 +204,6 @@ impl Keeper {
         }
         vips.retain(|&addr| !self.announced.has(addr));
         self.vips.set_services(&vips);
-        let now = self.dataplane.now();
-        self.vips.announce(&self.tables, now);
         self.neighbours
             .set_servers(servers, &self.tables, &mut self.netlink);
         self.next.differs = true;
@@ -500,8 +498,6 @@ impl Keeper {
                 continue;
             }
             self.vips.add_service(addr);
-            let now = self.dataplane.now();
-            self.vips.announce_one(addr, &self.tables, now);
         }
     }
 }

@@ -280,9 +280,9 @@ impl Vips {
         self.unclaimed.insert(addr);
     }
 
-    /// Sends the remaining probes for the services' addresses, and the due announcements of own
-    /// addresses.
-    pub(super) fn announce(&mut self, tables: &Tables, now: Instant) {
+    /// Sends the remaining probes for the services' addresses. The packet workers report an answer
+    /// only if their view has the address.
+    pub(super) fn probe(&mut self, tables: &Tables, now: Instant) {
         self.probe_conflicts(now);
         let probing = self.probing.iter_mut().filter(|(_, left)| **left > 0);
         let probes: Vec<IpAddr> = probing
@@ -292,7 +292,6 @@ impl Vips {
             })
             .collect();
         self.tell(&probes, &[], tables);
-        self.announce_due(tables, now);
     }
 
     /// Schedules probes for the other hosts of conflicts. A conflict is over if such a host has not answered.
@@ -361,18 +360,6 @@ impl Vips {
         burst.renew(*last);
         let next = self.next_announcement.unwrap_or(burst.next);
         self.next_announcement = Some(next.min(burst.next));
-    }
-
-    /// Announces one new address, as [`announce`](Self::announce).
-    pub(super) fn announce_one(&mut self, addr: IpAddr, tables: &Tables, now: Instant) {
-        let left = self.probing.get_mut(&addr).filter(|left| **left > 0);
-        let probes = left.map(|left| {
-            *left -= 1;
-            addr
-        });
-        let burst = self.own.get_mut(&addr);
-        let announcement = burst.is_some_and(|burst| burst.take(now)).then_some(addr);
-        self.tell(probes.as_slice(), announcement.as_slice(), tables);
     }
 
     fn tell(&self, probes: &[IpAddr], announcements: &[IpAddr], tables: &Tables) {
@@ -648,7 +635,7 @@ mod tests {
         vips.report_due(&own(addr), at(10));
         let mut left = |from: u64, to: u64| {
             for second in from..to {
-                vips.announce(&own(addr), at(second));
+                vips.probe(&own(addr), at(second));
             }
             vips.conflicts().count()
         };
@@ -658,7 +645,7 @@ mod tests {
         vips.report_conflict(PortId::HOST, addr, mac, &own(addr), at(60));
         vips.report_due(&own(addr), at(70));
         for second in 71..200 {
-            vips.announce(&own(addr), at(second));
+            vips.probe(&own(addr), at(second));
             if second % 20 == 0 {
                 vips.report_conflict(PortId::HOST, addr, mac, &own(addr), at(second));
             }
