@@ -36,7 +36,8 @@ impl Pipeline {
                 }
                 _ => self.send_own(&mut frame, &mut cx),
             };
-            self.counters.resets_sent += u64::from(!matches!(fate, Fate::Dropped(_)));
+            let sent = !reset.asks && !matches!(fate, Fate::Dropped(_));
+            self.counters.resets_sent += u64::from(sent);
         }
         cx.out.keep(frame);
     }
