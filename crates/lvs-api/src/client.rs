@@ -113,7 +113,7 @@ pub enum Error {
         /// The first error in the answer.
         message: String,
     },
-    /// The caller wanted no more of a list.
+    /// The caller stopped reading a list before its end.
     #[error("the list was not read to its end")]
     Stopped,
     /// The dataplane refused.

@@ -1,4 +1,4 @@
-//! Other directors, as options and files name them: where they are, and the key that all share.
+//! Addresses of peers, as options and files contain them, and the key that all peers share.
 
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};

@@ -130,7 +130,7 @@ pub struct Steering(
     #[expect(dead_code, reason = "its life is what matters")] Option<UnixListener>,
 );
 
-/// A file that is locked for as long as this lives, and with the process gone, however that ends.
+/// A file that is locked while this value exists. The lock ends with the process in any case.
 #[derive(Debug)]
 pub struct Lock(File);
 
@@ -226,7 +226,7 @@ fn owner_in(file: &File) -> Owner {
     }
 }
 
-/// The last process that had the lock of `socket`, and whether it still has it.
+/// The last process that locked `socket`, and whether it still has the lock.
 pub fn owner_beside(socket: &Path, suffix: &str) -> Option<(Owner, bool)> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = openat(CWD, lock_path(socket, suffix), flags, Mode::empty()).ok()?;

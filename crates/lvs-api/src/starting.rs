@@ -187,8 +187,8 @@ impl Process {
             .any(|program| name.is_some_and(|name| name == *program))
     }
 
-    /// Whether a word of the command line is one of `programs`: the first, or, behind `sudo`,
-    /// `nice` or `ip netns exec`, a later one.
+    /// Whether a word of the command line is one of `programs`: the first word, or a later one
+    /// after `sudo`, `nice` or `ip netns exec`.
     fn names(&self, programs: &[&str]) -> bool {
         self.command_line
             .split(|byte| *byte == 0)

@@ -62,7 +62,7 @@ pub enum Error {
     HelperPorts,
     /// The greatest number of pinned connections already waits.
     TooManyPins,
-    /// The kernel's IPVS has it, this director does not yet; the text names it.
+    /// IPVS in the kernel supports this, and the director does not yet; the text names it.
     Unsupported(&'static str),
 }
 

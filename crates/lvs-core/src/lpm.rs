@@ -16,7 +16,7 @@ use core::net::IpAddr;
 
 use crate::Prefix;
 
-/// Bits that one node looks at.
+/// Bits that one node distinguishes.
 const STRIDE: u8 = 6;
 /// Places of a node.
 const PLACES: u8 = 1 << STRIDE;
@@ -137,8 +137,8 @@ impl<T: Copy> Tree<T> {
         tree
     }
 
-    /// Makes the node at `at` of `entries`, of which there is one at least, and all below it. A
-    /// call goes at least six bits deeper than its caller.
+    /// Builds the node at `at` and all nodes below it from `entries`, which is not empty. Each
+    /// recursive call is at least six bits deeper.
     fn fill(&mut self, at: usize, entries: &[Entry<T>]) {
         let (first, last) = (entries[0], entries[entries.len() - 1]);
         let alike = (first.bits ^ last.bits).leading_zeros();

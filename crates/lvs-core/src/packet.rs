@@ -61,9 +61,9 @@ pub enum Hook {
 pub struct Tuple {
     /// The IP protocol.
     pub protocol: Protocol,
-    /// Source address and port; port 0 where the protocol has none.
+    /// Source address and port; port 0 if the protocol has none.
     pub src: SocketAddr,
-    /// Destination address and port; port 0 where the protocol has none.
+    /// Destination address and port; port 0 if the protocol has none.
     pub dst: SocketAddr,
 }
 
@@ -152,7 +152,7 @@ pub struct Segment<'a> {
     /// From the first byte of the transport header to the end of the packet. None, where no helper
     /// is at work.
     pub bytes: &'a [u8],
-    /// The checksum needs no look: a device has verified it, or will finish it.
+    /// The checksum needs no check: a device has verified it, or will complete it.
     pub trusted: bool,
 }
 

@@ -71,7 +71,7 @@ impl ServiceKey {
         }
     }
 
-    /// Family of the packets that it takes.
+    /// Family of the packets to the service.
     pub const fn family(&self) -> Family {
         match self {
             Self::Address {
@@ -119,7 +119,7 @@ impl fmt::Display for ServiceKey {
     }
 }
 
-/// Flags of a service, with the numbers that IPVS gives them.
+/// Flags of a service, numbered as in IPVS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(transparent))]
@@ -209,7 +209,7 @@ pub enum Forwarding {
     Route = 3,
     /// Sent on to the packet's own destination.
     Bypass = 4,
-    /// Translation of both ends, so that replies come back by themselves: `FullNat`. IPVS has no
+    /// Destination and source NAT (`FullNat`), so that replies return to the director. IPVS has no
     /// such method.
     FullNat = 5,
 }

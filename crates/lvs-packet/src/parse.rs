@@ -43,9 +43,9 @@ pub struct Packet {
     pub df: bool,
     /// The fragment, if it is a fragment of a datagram.
     pub fragment: Option<Fragment>,
-    /// A header of AH is among those of IPv6: IPVS looks behind it, nf_tables does not.
+    /// The IPv6 extension headers include AH: IPVS reads the headers behind it, nf_tables does not.
     pub authenticated: bool,
-    /// Source and destination port of TCP, UDP and SCTP, where they could be read.
+    /// Source and destination port of TCP, UDP and SCTP, if they were readable.
     pub ports: Option<(u16, u16)>,
 }
 

@@ -196,8 +196,8 @@ impl TunnelPaths {
     }
 
     /// Reads `message`, an ICMP error with a right checksum that is addressed to the director.
-    /// `mtu` gives the MTU of the route to a server. `None` if it is not about a tunnel packet of
-    /// ours, or if the client needs no error.
+    /// `mtu` returns the MTU of the route to a server. `None` if it does not concern a tunnel
+    /// packet of the director, or if the client needs no error.
     pub fn complaint<'a>(
         &self,
         message: &'a [u8],
@@ -258,11 +258,11 @@ impl TunnelPaths {
     }
 
     /// Reads `message`, an ICMPv6 error with a right checksum that is addressed to the director. A
-    /// "packet too big" teaches the path MTU to a server. The next packet that does not fit is
+    /// "packet too big" updates the path MTU of a server. The next packet that does not fit is
     /// answered.
     ///
     /// Less than 1280 bytes is ignored (RFC 8201 section 4), and so is a path that leaves less than
-    /// 1280 bytes to the packet inside: a router, or a forger, does not close a tunnel.
+    /// 1280 bytes to the inner packet: neither a router nor a forger can close a tunnel.
     pub fn too_big(&self, message: &[u8], mtu: impl FnOnce(IpAddr) -> Option<usize>, now: Instant) {
         const PACKET_TOO_BIG: u8 = 2;
         let Some(outer) = message.get(icmp::HEADER_LEN..).filter(|outer| {

@@ -105,7 +105,7 @@ pub struct Places {
     pub tcp: bool,
 }
 
-/// Confines the dataplane; must come before its threads exist.
+/// Sandboxes the dataplane; must be called before its threads start.
 pub fn dataplane(places: &Places) -> Confinement {
     let mut done = Confinement::default();
     // It starts nothing that could have more rights.

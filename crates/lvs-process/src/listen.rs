@@ -274,8 +274,8 @@ fn is_socket(path: &Path) -> io::Result<Option<bool>> {
     }
 }
 
-/// Lets everybody connect to the socket at `path`, because the peer's credentials decide what it
-/// may do. Gives device and inode.
+/// Lets all local users connect to the socket at `path`, because the peer's credentials decide
+/// about its rights. Returns device and inode.
 fn open_to_all(path: &Path) -> io::Result<(u64, u64)> {
     // Not by name, which could lead elsewhere by now if other users may write to the directory.
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;

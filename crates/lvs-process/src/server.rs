@@ -123,7 +123,7 @@ pub struct Permissions {
 enum Rights {
     /// All calls.
     Write,
-    /// Look; and why not more.
+    /// Read access, and the reason why changes are refused.
     Read(Refusal),
     /// No calls.
     None,

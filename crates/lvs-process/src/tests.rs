@@ -48,7 +48,7 @@ impl Handler for Fake {
                         recent: None,
                         ago: None,
                         help: String::new(),
-                        remedy: String::new(),
+                        fix: String::new(),
                     })?;
                 }
                 serde_json::to_value(ListEnd { count: out.count() })

@@ -23,9 +23,9 @@ use super::clients::{Admission, Clients, Slot};
 
 /// The longest timeout that ipvsadm permits.
 const NEVER: u32 = 31 * 86_400;
-/// The proxy reports moved bytes when there are this many, or after `TELL_AFTER`.
-const TELL_BYTES: u64 = 1 << 20;
-const TELL_AFTER: u64 = 1_000;
+/// The proxy reports moved bytes when there are this many, or after `COUNT_AFTER`.
+const COUNT_BYTES: u64 = 1 << 20;
+const COUNT_AFTER: u64 = 1_000;
 
 /// An event that happens once, for all tasks that wait for it.
 #[derive(Debug, Default)]
@@ -293,14 +293,14 @@ impl Entry {
         let now = self.balancer.now();
         let mut inner = self.balancer.lock();
         let tcp = |flags| Transport::Tcp(TcpFlags(flags));
-        self.tell(
+        self.count(
             &mut inner,
             Way::Out,
             tcp(TcpFlags::SYN | TcpFlags::ACK),
             60,
             now,
         );
-        self.tell(&mut inner, Way::In, tcp(TcpFlags::ACK), 52, now);
+        self.count(&mut inner, Way::In, tcp(TcpFlags::ACK), 52, now);
     }
 
     /// Counts moved bytes.
@@ -310,13 +310,13 @@ impl Entry {
         let bytes = bytes as u64;
         let pending = self.pending[way as usize].fetch_add(bytes, Ordering::Relaxed) + bytes;
         let reported = self.reported.load(Ordering::Relaxed);
-        if pending >= TELL_BYTES || clock.saturating_sub(reported) >= TELL_AFTER {
+        if pending >= COUNT_BYTES || clock.saturating_sub(reported) >= COUNT_AFTER {
             self.reported.store(clock, Ordering::Relaxed);
-            self.tell_moved(&mut self.balancer.lock());
+            self.count_pending(&mut self.balancer.lock());
         }
     }
 
-    fn tell_moved(&self, inner: &mut Inner) {
+    fn count_pending(&self, inner: &mut Inner) {
         let now = self.balancer.now();
         let transport = match self.tuple.protocol {
             Protocol::UDP => Transport::Udp(&[]),
@@ -326,13 +326,13 @@ impl Entry {
             let mut bytes = self.pending[way as usize].swap(0, Ordering::Relaxed);
             while bytes > 0 {
                 let len = u32::try_from(bytes).unwrap_or(u32::MAX);
-                self.tell(inner, way, transport, len, now);
+                self.count(inner, way, transport, len, now);
                 bytes -= u64::from(len);
             }
         }
     }
 
-    fn tell(&self, inner: &mut Inner, way: Way, transport: Transport<'_>, len: u32, now: Instant) {
+    fn count(&self, inner: &mut Inner, way: Way, transport: Transport<'_>, len: u32, now: Instant) {
         let (hook, tuple) = match way {
             Way::In => (Hook::Local, self.tuple),
             Way::Out => {
@@ -366,7 +366,7 @@ impl Entry {
 impl Drop for Entry {
     fn drop(&mut self) {
         let mut inner = self.balancer.lock();
-        self.tell_moved(&mut inner);
+        self.count_pending(&mut inner);
         let now = self.balancer.now();
         inner.director.end(&self.tuple, now);
     }

@@ -187,7 +187,7 @@ async fn connection_refused_by_server_is_retried_at_another() {
     assert!(counts.0 >= 4 && counts.1 >= 4, "{counts:?}");
 }
 
-/// Clients that come at the same time take each other's turns.
+/// Simultaneous clients advance the scheduler for each other.
 #[tokio::test]
 async fn clients_are_served_while_one_server_is_up() {
     let (one, alive) = server().await;

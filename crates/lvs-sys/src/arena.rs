@@ -169,8 +169,7 @@ impl Arena {
     }
 }
 
-/// Asks the processor for the line of the cache that begins with a value, or has it in it. It may
-/// do so or not.
+/// Prefetches the cache line that begins with a value. The processor may ignore the request.
 #[inline]
 pub fn prefetch<T>(value: &T) {
     ask_for(NonNull::from(value).cast());

@@ -87,7 +87,7 @@ impl Process {
         )
     }
 
-    /// Whether the process has not ended, so that its id is its own.
+    /// Whether the process still runs, so that its id is not reused.
     pub fn is_there(&self) -> bool {
         let Some(fd) = &self.0 else { return true };
         let mut poll = libc::pollfd {

@@ -12,8 +12,7 @@ use super::{page_size, set_option};
 
 /// Header of a slot, which only the kernel writes.
 const HEAD: usize = size_of::<libc::tpacket2_hdr>();
-/// The word of a slot that this process has looked at, and has: neither the kernel's (0) nor
-/// `TP_STATUS_USER`.
+/// The word of a slot that this process has taken: neither the kernel's (0) nor `TP_STATUS_USER`.
 const TAKEN: u32 = 1 << 30;
 
 /// The ring of one socket, in the order in which the kernel fills it.

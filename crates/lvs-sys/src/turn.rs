@@ -9,7 +9,7 @@ use std::io;
 
 use super::bpf::{Instruction, Program, ProgramKind, ProgramLink};
 
-/// The loaded program. It lives as long as this value and its [`TurnedBack`]s.
+/// The loaded program. It exists as long as this value and its [`TurnedBack`]s.
 #[derive(Debug)]
 pub struct TurnBack {
     program: Program,

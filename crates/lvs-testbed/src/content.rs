@@ -1,7 +1,7 @@
-//! The bytes that servers serve and clients expect.
+//! The bytes that servers send and clients expect.
 //!
-//! All files are beginnings of one endless stream in which no piece occurs twice, so that a lost,
-//! doubled or swapped segment shows, and a client needs to know nothing but the length.
+//! All files are beginnings of one endless stream without repetition. So a client that knows only
+//! the length finds every lost, doubled or swapped segment.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};

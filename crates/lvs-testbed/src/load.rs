@@ -59,7 +59,7 @@ pub struct LoadOptions {
 }
 
 impl LoadOptions {
-    /// A thousand requests of all sizes, eight at a time, each over a connection of its own.
+    /// A thousand requests of all sizes, eight at a time, each over a new connection.
     #[must_use]
     pub fn new(target: SocketAddr) -> Self {
         Self {

@@ -1,7 +1,7 @@
-//! A strict reader of OpenMetrics 1.0.0, for tests of what is exported.
+//! A strict reader of OpenMetrics 1.0.0, for tests of exported pages.
 //!
-//! It refuses what `prometheus_client`'s parser refuses and Prometheus itself forgives: two samples
-//! alike, families that are split or come twice, samples without a family, a wrong suffix, a page
+//! It refuses input that `prometheus_client`'s parser refuses and Prometheus accepts: duplicate
+//! samples, families that are split or repeated, samples without a family, a wrong suffix, a page
 //! without an end.
 
 use std::collections::{BTreeMap, HashSet};

@@ -290,7 +290,7 @@ pub fn sipp(host: &Host, address: Ipv4Addr) -> Result<Proc> {
     Ok(server)
 }
 
-/// Waits for a server to listen, or to end, whichever comes first.
+/// Waits until a server listens or ends.
 fn listening(host: &Host, server: &mut Proc, protocol: &str, port: u16) -> Result<()> {
     let mut ended = false;
     let what = format!("{protocol} port {port} on host {}", host.name());

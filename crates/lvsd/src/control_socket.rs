@@ -1,6 +1,6 @@
-//! The daemon's own control socket: HTTP as over TCP, with the rights of the user who connects.
+//! The daemon's own control socket: HTTP as over TCP, with the rights of the connected user.
 //!
-//! Each connection has a task of its own. The daemon's loop answers requests when it has time. A
+//! A separate task serves each connection. The daemon's loop answers requests when it has time. A
 //! client that does not read delays nothing.
 
 use std::io;
@@ -248,7 +248,7 @@ mod tests {
         });
         while !asking.is_finished() {
             let lines = format!("first\n{}", "x".repeat(1 << 17));
-            events.tell("drift", About::default(), lines);
+            events.send("drift", About::default(), lines);
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         let reported = asking.await.expect("no panic");

@@ -80,7 +80,7 @@ pub enum CheckOutcome {
     NotMade,
 }
 
-/// Counts that many write.
+/// Counters with several writers.
 #[derive(Debug, Default)]
 pub struct Counters(Mutex<Counts>);
 

@@ -10,7 +10,7 @@ use crate::conn::State;
 use crate::random::SplitMix64;
 use crate::{Protocol, Sysctls};
 
-/// Time between two looks at the memory.
+/// Interval of the checks of free memory.
 pub(crate) const PERIOD: Duration = Duration::from_secs(1);
 
 /// The part of the tables' slots below which few are left.

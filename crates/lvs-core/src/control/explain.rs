@@ -20,7 +20,7 @@ use crate::{
     ServiceKey, Tuple,
 };
 
-/// Why a packet that may open a connection would go where it would go.
+/// The reason for the destination of a packet that may open a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(default))]
@@ -49,8 +49,8 @@ pub struct Explanation {
     pub server: Option<SocketAddr>,
     /// The decision, in a sentence.
     pub verdict: String,
-    /// Why it would open no connection: the name of a [`DropReason`] or an [`AcceptReason`]. Empty
-    /// if it would open one, or if that cannot be foreseen.
+    /// The reason why the packet opens no connection: the name of a [`DropReason`] or an
+    /// [`AcceptReason`]. Empty if it opens one, or if the result cannot be predicted.
     pub reason: String,
     /// Whether its connection is offloaded, if it belongs to one or would open one. The dataplane
     /// sets it, not the core.
@@ -193,7 +193,7 @@ impl Control {
             Refused::Unknown(Unknown::Scheduler) => {
                 let scheduler = &service.config().scheduler;
                 (
-                    format!("{scheduler} chooses; it cannot tell beforehand"),
+                    format!("{scheduler} chooses; its choice cannot be predicted"),
                     "",
                 )
             }

@@ -1,5 +1,5 @@
-//! Full NAT: connections whose clients are translated too, so that replies come back to the
-//! director, independent of the servers' routes. IPVS has no such method.
+//! Full NAT: the director also translates the client's address, so that replies return to it
+//! independently of the servers' routes. IPVS has no such method.
 
 use super::Control;
 use super::admit::Packets;

@@ -133,7 +133,7 @@ impl Control {
         heard
     }
 
-    /// A connection or a template of a peer's lives; `false` if it is this director's.
+    /// Stores a connection or a template of a peer; `false` if this director owns it.
     fn hear_of(
         &mut self,
         shard: &mut Shard,

@@ -414,7 +414,7 @@ impl<'a> Line<'a> {
         Ok(())
     }
 
-    /// The checks that come after the last option.
+    /// The checks after the last option.
     fn finish(mut self, leftovers: &[&[u8]]) -> Result<Command, Refusal> {
         let mut stray = leftovers;
         let mut timeouts = Timeouts {

@@ -34,7 +34,7 @@ pub(super) struct Words<'a, W> {
     long: fn(&[u8]) -> Option<&'static OptionSpec>,
     /// The unread rest of a word of short options.
     glued: &'a [u8],
-    /// `--` has come: no more options.
+    /// `--` was found: no more options.
     ended: bool,
     /// Words that are not options, in order.
     leftovers: Vec<&'a [u8]>,

@@ -79,7 +79,7 @@ impl Scheduler for PeakEwma {
     }
 }
 
-/// The wait that a new connection would see, as a fraction.
+/// The expected delay of a new connection, as a fraction.
 struct Wait {
     cost: u128,
     weight: u128,

@@ -151,7 +151,7 @@ impl MaglevHashing {
     }
 }
 
-/// A bit for each slot: most looks find one that is taken, and these are in the nearest cache.
+/// A bit for each slot. Most probes find an occupied slot, and the bits fit into the nearest cache.
 struct Taken(Vec<u64>);
 
 impl Taken {

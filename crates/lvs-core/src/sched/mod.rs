@@ -1,7 +1,7 @@
-//! Schedulers: which real server takes a new connection.
+//! Schedulers: the choice of a real server for a new connection.
 //!
-//! Every list of servers is in the kernel's order: the one added last comes first. Ties go to the
-//! first in that order, so to the most recent one.
+//! Every list of servers is in the kernel's order: the one added last comes first. Of equal
+//! servers, the first in that order is chosen, that is, the most recent one.
 
 mod cache;
 mod dh;
@@ -106,7 +106,7 @@ pub trait Scheduler: fmt::Debug + Send {
         let _ = (servers, index);
     }
 
-    /// Gives a scheduler that draws lots the seed of its random numbers, before
+    /// Sets the seed of the random numbers of a scheduler that uses them, before
     /// [`start`](Self::start).
     fn seed(&mut self, seed: u64) {
         let _ = seed;
@@ -174,7 +174,7 @@ pub enum Weights {
 /// Description of a built-in scheduler.
 #[derive(Clone, Copy, Debug)]
 pub struct About {
-    /// Its name, as ipvsadm has it.
+    /// The name in ipvsadm.
     pub name: &'static str,
     /// Its rule, in half a line.
     pub summary: &'static str,
@@ -184,10 +184,10 @@ pub struct About {
     pub at_zero: AtZero,
     /// It uses the times of the servers' answers, so it accepts servers behind NAT only.
     pub needs_replies: bool,
-    /// The kernel's IPVS has it.
+    /// IPVS in the kernel has this scheduler.
     pub fast_path: bool,
-    /// The names that it gives to flags of its services, in the order of their bits. Where it
-    /// names none, [`ANY_FLAGS`] are their names.
+    /// The names of the flags of its services, in the order of their bits; [`ANY_FLAGS`] for flags
+    /// without a name.
     pub flags: &'static [(&'static str, u32)],
     /// Whether it chooses at random, so that a preview is one of several outcomes.
     pub draws_lots: bool,

@@ -71,7 +71,7 @@ impl Shard {
                     ..NeedsControl::NEW
                 });
             }
-            if self.tells_server(meta) {
+            if self.sends_error_to_server(meta) {
                 return Ok(Verdict::Unreachable(DropReason::StrayReply));
             }
         }
@@ -133,7 +133,7 @@ impl Shard {
     }
 
     /// Whether a server that sends without a connection receives an ICMP error.
-    fn tells_server(&self, meta: &PacketMeta<'_>) -> bool {
+    fn sends_error_to_server(&self, meta: &PacketMeta<'_>) -> bool {
         self.settings.sysctls.nat_icmp_send
             && match meta.transport {
                 Transport::Tcp(flags) => !flags.has(TcpFlags::RST),
@@ -495,7 +495,7 @@ pub(crate) fn is_balanced(protocol: Protocol) -> bool {
     )
 }
 
-/// The tuple of the packet's connection: IPsec uses the ISAKMP connection of the same two hosts.
+/// The tuple of the packet's connection: IPsec uses the ISAKMP connection between the two hosts.
 #[inline]
 pub(super) fn connection_tuple(tuple: Tuple) -> Tuple {
     if is_ipsec(tuple.protocol) {

@@ -107,7 +107,7 @@ pub struct NeedsControl {
     /// The connection that the packet replaces. It ends after the decision, not before: while the
     /// scheduler runs, it still counts.
     pub(crate) replaced: Option<u32>,
-    /// The shard's copies are out of date: look again.
+    /// The shard's copies are out of date and must be read again.
     pub(crate) stale: bool,
     /// From a server, of no connection; a persistence engine may open one.
     pub(crate) outbound: bool,

@@ -109,9 +109,9 @@ pub struct ServiceDigests(BTreeMap<ServiceKeyOrd, ServiceDigest>);
 pub struct Differs {
     /// The service.
     pub service: ServiceKey,
-    /// Whether this director has it.
+    /// Whether this director has the service.
     pub here: bool,
-    /// The other director has it.
+    /// Whether the other director has the service.
     pub there: bool,
 }
 

@@ -48,7 +48,7 @@ fn decide(
     }
 }
 
-/// Every connection is opened, answered, and left established.
+/// Opens and answers every connection, and keeps it established.
 fn work(control: &Mutex<Control>, shard: &mut Shard, worker: usize, now: Instant) {
     for n in 0..CONNECTIONS {
         let client = client(worker, n);

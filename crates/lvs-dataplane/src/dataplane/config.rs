@@ -75,7 +75,7 @@ pub struct Config {
     /// Source addresses of full NAT towards servers. The dataplane answers ARP for an address that
     /// the host does not have.
     pub local_addresses: Vec<IpAddr>,
-    /// NAT translates both ends if replies would not come back to the director.
+    /// Source NAT as well, if replies would otherwise bypass the director.
     pub hairpin: bool,
     /// Settings of the packet pipeline that IPVS does not have.
     pub settings: Settings,
@@ -102,7 +102,7 @@ pub struct Config {
     pub peers: Option<PeersConfig>,
     /// The schedulers that services can use.
     pub schedulers: Registry,
-    /// A hook that sees each packet before the director.
+    /// A hook that receives each packet before the director.
     pub hook: Option<Box<dyn PacketHook>>,
 }
 

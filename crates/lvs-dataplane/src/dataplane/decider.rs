@@ -51,11 +51,11 @@ pub(super) struct Decider {
     pub(super) interface: Arc<str>,
     pub(super) drops: [u64; DropReason::ALL.len()],
     pub(super) accepts: [u64; AcceptReason::ALL.len()],
-    /// Packets of the present batch are not for the director: they come out of a tunnel of the host,
-    /// and `ignore_tunneled` is set.
+    /// Packets of the present batch are not for the director: the host decapsulated them, and
+    /// `ignore_tunneled` is set.
     pub(super) ignores: bool,
     /// Whether the last decision is kept for a capture.
-    pub(super) tells: bool,
+    pub(super) keeps_decisions: bool,
     decision: Option<(Tuple, Verdict)>,
     /// The epoch of the kernel fast path from before the latest view; 0 for none.
     pub(super) epoch: u16,
@@ -83,7 +83,7 @@ impl Decider {
             hook,
             drops,
             accepts,
-            tells: false,
+            keeps_decisions: false,
             decision: None,
             epoch: 0,
             offload_after: OFFLOAD_AFTER.get(),
@@ -143,8 +143,8 @@ impl Decider {
             .hear(&mut self.shard, peer, keeps_ties, items, now)
     }
 
-    /// Whether a rule for marks could drop packets of a connection or leave them to the host, in
-    /// either direction. A mark matters only to a packet that opens a connection.
+    /// Whether a rule for marks could drop packets of a connection or pass them to the host, in
+    /// either direction. A mark affects only packets that open a connection.
     pub(super) fn may_be_taken(&self, offer: &Offer) -> bool {
         let tuple = |src, dst| Tuple::new(offer.protocol, src, dst);
         let ways = [
@@ -252,13 +252,13 @@ impl Decider {
             .explain(&self.shard, tuple, mark, now)
     }
 
-    /// Removes and returns the last decision, if [`tells`](Self::tells) is set.
+    /// Removes and returns the last decision, if [`keeps_decisions`](Self::keeps_decisions) is set.
     pub(super) fn take_decision(&mut self) -> Option<(Tuple, Verdict)> {
         self.decision.take()
     }
 
     fn count(&mut self, tuple: Tuple, verdict: Verdict) -> Verdict {
-        if self.tells {
+        if self.keeps_decisions {
             self.decision = Some((tuple, verdict));
         }
         match verdict {
@@ -318,7 +318,7 @@ impl Decide for Decider {
     #[inline]
     fn pass(&mut self, packet: &Plain, ahead: &Ahead, now: Instant) -> Option<Passed> {
         // Hooks, rules for marks and captures see packets on the slow path.
-        if self.ignores || self.hook.is_some() || !self.marks.is_empty() || self.tells {
+        if self.ignores || self.hook.is_some() || !self.marks.is_empty() || self.keeps_decisions {
             return None;
         }
         let passed = self.shard.pass(packet, ahead, now)?;

@@ -1,5 +1,5 @@
-//! The network as a packet worker sees it: the keeper's snapshot, and the worker's cache of answers
-//! from it.
+//! The network for a packet worker: the keeper's snapshot, and the worker's cache of results from
+//! it.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;

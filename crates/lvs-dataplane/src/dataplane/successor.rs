@@ -205,7 +205,7 @@ fn is_small(control: &Control) -> bool {
     control.endpoint_places() < FEW && control.services().take(FEW).count() < FEW
 }
 
-/// A call of another version, if this version has it.
+/// Decodes a call of another version; `None` if this version does not have it.
 fn known(call: Value) -> Option<Call> {
     let known = serde_json::from_value(call);
     known
@@ -263,7 +263,7 @@ pub(super) fn restore(
     }
 }
 
-/// Connections that a predecessor has left.
+/// Connections of a predecessor.
 #[derive(Debug)]
 pub(super) enum Inheritance {
     /// In the memory of each shard.
@@ -415,7 +415,7 @@ mod tests {
         assert_eq!(left.records.len(), servers);
     }
 
-    /// Calls of a later version are left out, and nothing else.
+    /// Only calls of a later version are skipped.
     #[test]
     fn calls_of_another_version_are_left_out() -> serde_json::Result<()> {
         let text = r#"{"calls": [

@@ -18,7 +18,7 @@ use crate::mailbox::{Closing, Mailbox};
 use crate::sync::Daemons;
 use lvs_packet::pipeline::Request;
 
-/// How long a packet worker may take to answer; it looks at its mailbox after every few batches.
+/// Time limit for an answer of a packet worker, which reads its mailbox after every few batches.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the keeper may take. The kernel may need a moment for a large change of nf_tables.
 const KEEPER_TIMEOUT: Duration = Duration::from_secs(10);

@@ -21,7 +21,7 @@ const PORTION: usize = 4096;
 
 /// The state that a successor takes over.
 pub(super) trait WarmState: Debug + Send + Sync {
-    /// Whether a predecessor has left it.
+    /// Whether the memory has the state of a predecessor.
     fn is_found(&self) -> bool;
 
     /// Stores services and settings.
@@ -64,7 +64,7 @@ pub(super) trait WarmState: Debug + Send + Sync {
         None
     }
 
-    /// The local ends of full NAT that a predecessor has left.
+    /// The local addresses and ports of full NAT that a predecessor used.
     fn locals_left(&self) -> Option<LocalsLeft<'_>> {
         None
     }

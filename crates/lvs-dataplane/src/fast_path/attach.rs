@@ -21,7 +21,7 @@ pub struct Attached {
     kernel: Arc<FastPath>,
     ifindex: u32,
     _xdp: Option<AttachedXdp>,
-    /// Where it is not a filter.
+    /// Unless it is a filter.
     _link: Option<ProgramLink>,
 }
 
@@ -98,7 +98,7 @@ impl FastPath {
         }
     }
 
-    /// Takes away the filters that dataplanes have left, but for those that are this one's.
+    /// Removes the filters of other dataplanes, and keeps those of this one.
     pub(super) fn sweep_filters(&self) {
         let attached = lock(&self.attached);
         let done = match &self.filters {
@@ -153,7 +153,7 @@ fn is_taken(error: &io::Error) -> bool {
     )
 }
 
-/// Takes away all filters of dataplanes in this network namespace; gives how many there were.
+/// Removes all filters of dataplanes in this network namespace; returns their number.
 pub(super) fn sweep_all() -> io::Result<usize> {
     sweep(&mut Filters::open()?, &HashSet::new())
 }

@@ -91,7 +91,7 @@ impl FastPath {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                 return Err(FastPathError::Setting {
                     why: pins::ANOTHER,
-                    remedy: "stop one of them",
+                    fix: "stop one of them",
                 });
             }
             Err(error) => {
@@ -476,7 +476,7 @@ fn in_order(mut code: Vec<Instruction>) -> Vec<Instruction> {
     code
 }
 
-/// How connections are divided among workers, as words of the settings and of the description.
+/// The division of connections among workers, as words of the settings and of the description.
 fn division_to_words(steering: &Steering) -> [u64; conf::DIVISION_WORDS] {
     let keys = steering.keys();
     let ([a, b, c, d], [e, f, g]) = (keys.words, keys.factors);
@@ -506,8 +506,8 @@ fn division_of_words(words: [u64; conf::DIVISION_WORDS]) -> Option<Steering> {
     fits.then(|| Steering::with_keys(workers, keys, by_address != 0))
 }
 
-/// Whether a dataplane with tables of this layout, divided so, continues in the tables of `left`;
-/// otherwise the reason.
+/// Checks that a dataplane with tables of this layout and division can continue in the tables of
+/// `left`; otherwise returns the reason.
 fn fits(
     (layout, steering): (&Layout, &Steering),
     (left, divided): (&Layout, &Steering),

@@ -45,7 +45,7 @@ pub(super) const ANOTHER: &str =
     "another dataplane of this network namespace uses the kernel fast path";
 /// For so long a dataplane waits for others that claim a directory or sweep.
 const TURN: Duration = Duration::from_secs(1);
-/// Between two looks.
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(1);
 /// Attempts to lock a directory that others take away.
 const ATTEMPTS: usize = 100;
@@ -220,12 +220,12 @@ impl Pins {
             .collect()
     }
 
-    /// Whether another dataplane has left pins.
+    /// Whether there are pins of another dataplane.
     pub(super) fn are_there(&self) -> bool {
         !self.names().is_empty()
     }
 
-    /// Takes everything away, links first; gives how much there was.
+    /// Removes all pins, links first; returns their number.
     pub(super) fn remove(&self) -> usize {
         let had = self.empty();
         let _ = fs::remove_dir(&self.directory);
@@ -271,8 +271,8 @@ fn another() -> io::Error {
     io::Error::new(io::ErrorKind::AddrInUse, ANOTHER)
 }
 
-/// Whether a dataplane of these words of `lvs_conf` was killed so long ago that its connections have
-/// ended.
+/// Whether the dataplane with these words of `lvs_conf` was killed so long ago that its connections
+/// have ended.
 pub(super) fn is_over(conf: &[u64]) -> bool {
     lvs_sys::monotonic().wrapping_sub(conf[conf::BASE]) > conf[conf::ALIVE]
 }

@@ -161,7 +161,7 @@ impl FastPath {
         Ok(())
     }
 
-    /// Whether frames of [`xdp`](Self::xdp) may leave by an interface.
+    /// Whether [`xdp`](Self::xdp) may send frames on an interface.
     pub(super) fn takes_frames(&self, ifindex: u32) -> bool {
         let xdp = self.xdp.as_ref();
         xdp.is_some_and(|xdp| lock(&xdp.takers).contains(&ifindex))

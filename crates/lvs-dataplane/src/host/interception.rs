@@ -41,7 +41,7 @@ pub(super) enum Interception {
 }
 
 impl Interception {
-    /// Comes to no packet yet. Gives the device that leads to the host, as well.
+    /// Intercepts no packets yet. Returns the device that leads to the host as well.
     pub(super) fn open(
         backend: Backend,
         warm_restart: Outliving,
@@ -162,7 +162,7 @@ impl Interception {
         *kept = now;
     }
 
-    /// As [`complain_of`](Self::complain_of), of more addresses.
+    /// As [`complain_of`](Self::complain_of), for additional addresses.
     pub(super) fn complain_also_of(&mut self, vips: &[IpAddr], state: &NetState) {
         if let Self::Routed { kept, .. } = self {
             let all: Vec<IpAddr> = kept.iter().chain(vips).copied().collect();
@@ -227,7 +227,7 @@ impl Interception {
         }
     }
 
-    /// Checks that the host forwards packets at all, before the dataplane reports that it is ready.
+    /// Checks that the host forwards packets, before the dataplane reports that it is ready.
     pub(super) fn check_host(&self) -> Result<(), SteeringError> {
         match self {
             Self::Copies { .. } => Ok(()),

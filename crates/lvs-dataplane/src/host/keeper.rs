@@ -104,7 +104,7 @@ pub(super) struct Next {
     pub(super) tables_differ: bool,
     /// The tables have changes of neighbours that affect no route of a packet.
     pub(super) neighbours_differ: bool,
-    /// Grows with whatever may.
+    /// Incremented at each change that may affect a next hop.
     ways: u64,
     tables: Arc<Tables>,
     pub(super) marks: Option<Arc<[MarkRule]>>,
@@ -201,7 +201,7 @@ impl Keeper {
         keeper.add_device(device)?;
         keeper.attach_links(true)?;
         keeper.interception.check_host()?;
-        keeper.tell_addresses();
+        keeper.report_addresses();
         keeper.next.tables_differ = true;
         keeper.publish();
         Ok(keeper)
@@ -282,8 +282,8 @@ impl Keeper {
         self.tables.ifindex(PortId::HOST).unwrap_or(0)
     }
 
-    /// Keeps the host until the dataplane has ended, and leaves it as it was before. `mailbox` is what
-    /// others post to.
+    /// Configures the host until the dataplane has ended, and then restores it. Other threads post
+    /// requests to `mailbox`.
     pub(crate) fn run(mut self, mailbox: &Mailbox<Self>) {
         let _closing = Closing(mailbox);
         let mut poller = Poller::new();
@@ -353,7 +353,7 @@ impl Keeper {
         }
         if !next.neighbours.is_empty() {
             let known = std::mem::take(&mut next.neighbours);
-            self.dataplane.tell_neighbours(known);
+            self.dataplane.report_neighbours(known);
         }
         for answer in next.answers.drain(..) {
             answer(next.generation);
@@ -409,8 +409,8 @@ impl Keeper {
         }
     }
 
-    /// Keeps the answers to connections of the host's own from it: all of a round in one
-    /// transaction.
+    /// Hides the answers to connections of the host's own clients from the host: all of a round in
+    /// one transaction.
     fn hide_local_clients(&mut self, requests: &[Request]) {
         let mut new: Vec<LocalClient> = Vec::new();
         for request in requests {
@@ -548,7 +548,7 @@ impl Keeper {
     }
 
     /// Reports this host's addresses to the control half.
-    pub(super) fn tell_addresses(&self) {
+    pub(super) fn report_addresses(&self) {
         let state = &self.tables.state;
         let local = state.links().flat_map(|link| state.addresses(link.index));
         let prefixes = local.map(|address| {

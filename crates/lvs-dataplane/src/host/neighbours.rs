@@ -1,5 +1,5 @@
-//! Neighbours, which the kernel resolves and confirms on request: it does not see the frames that
-//! the dataplane sends, so its neighbour entries would become stale.
+//! Neighbours. The kernel resolves and confirms them on request, because it does not receive the
+//! frames that the dataplane sends, so that its neighbour entries would become stale.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -145,7 +145,7 @@ impl Neighbours {
         self.given_up.remove(&key);
     }
 
-    /// Records that the kernel has declared a neighbour failed, and has it resolved once more: a
+    /// Records that the kernel has declared a neighbour failed, and requests one more resolution: a
     /// server with a new link-layer address answers a broadcast.
     pub(super) fn has_failed(&mut self, key: Key, tables: &Tables, netlink: &mut Netlink) {
         if self.next_hops.contains(&key) && self.given_up.insert(key) {

@@ -92,8 +92,8 @@ impl AfPacket {
         self.ifindex
     }
 
-    /// Reinjects frames into the host as if the interface had just received them; returns how many
-    /// were refused. All are refused if the backend was opened without reinjection
+    /// Reinjects frames into the host as if the interface had just received them; returns the
+    /// number of refused frames. All are refused if the backend was opened without reinjection
     /// ([`Self::open_with`]).
     pub fn give_back(&mut self, frames: &mut [Frame]) -> usize {
         match &self.back {
@@ -385,7 +385,7 @@ impl<'a> Rest<'a> {
 struct Taken {
     /// The number of frames.
     count: usize,
-    /// The ring contained frames; some may be left.
+    /// The ring contained frames, and may contain more.
     seen: bool,
     /// The ring is empty now.
     empty: bool,

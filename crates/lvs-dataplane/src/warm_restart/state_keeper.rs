@@ -131,7 +131,7 @@ impl StateKeeper {
         self.memory.metadata().ok().map(|meta| meta.len())
     }
 
-    /// Whether an earlier dataplane has left state in the memory.
+    /// Whether the memory has the state of an earlier dataplane.
     pub(crate) fn is_used(&self) -> bool {
         self.len().is_some_and(|len| len > 0)
     }

@@ -58,12 +58,12 @@ fn net() -> Net {
     net
 }
 
-/// Time for what must come, on a machine that does much else.
+/// Time limit for a packet that must arrive, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Time for what must not come.
+/// Time to wait for a packet that must not arrive.
 const SILENCE: Duration = Duration::from_millis(500);
 
-/// The time for something, by whether it must come.
+/// The time limit, by whether the packet must arrive.
 const fn limit(wanted: bool) -> Duration {
     if wanted { PATIENCE } else { SILENCE }
 }
@@ -605,8 +605,8 @@ fn frame_to_director(net: &Net, tag: &[u8], ip: &[u8]) -> Frame {
     Frame::from_bytes(&[&to[..], &from, tag, &[8, 0], ip].concat())
 }
 
-/// A host without VLANs takes a frame whose tag is for its priority only: it must not see handled
-/// ones.
+/// A host without VLANs accepts a frame with a priority tag: the shield must hide such frames of
+/// services.
 #[test]
 fn frame_with_priority_tag_stays_hidden() {
     let net = net();

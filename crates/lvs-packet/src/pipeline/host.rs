@@ -1,4 +1,4 @@
-//! Packets of the host: left to it, reinjected, or answered instead of it.
+//! Packets of the host: passed to it, reinjected, or answered in its place.
 
 use lvs_core::{Protocol, TcpFlags};
 
@@ -207,7 +207,7 @@ impl Pipeline {
         Fate::GivenBack
     }
 
-    /// Behaviour of the host's own stack for an address that the dataplane owns.
+    /// The behaviour of the host's network stack, for an address that the dataplane owns.
     fn own_host<N: Net>(&mut self, frame: &mut Frame, job: &Job<'_>, cx: &mut Cx<'_, N>) -> Fate {
         let packet = &job.packet;
         match packet.protocol {

@@ -307,7 +307,7 @@ impl Pipeline {
         }
     }
 
-    /// Sends waiting packets of the host's own clients whose answers are intercepted now.
+    /// Sends waiting packets of clients on this host whose answers are intercepted now.
     pub fn local_clients_intercepted<N: Net>(
         &mut self,
         env: &Env<'_, N>,

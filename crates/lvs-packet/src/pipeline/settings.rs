@@ -1,4 +1,5 @@
-//! Settings of the packet path. None of them is IPVS's: see `net.ipv4.vs` in `lvs_core` for those.
+//! Settings of the packet path. IPVS has none of them; for those of IPVS see `net.ipv4.vs` in
+//! `lvs_core`.
 
 use std::fmt;
 use std::str::FromStr;

@@ -77,7 +77,7 @@ fn echo(size: usize) -> Vec<u8> {
     ip
 }
 
-/// An aggregate of TCP as a veth gives it, its checksum unfinished.
+/// A TCP super-packet of a veth, with an unfinished checksum.
 fn aggregate(ip: &mut [u8], size: u16) -> Offload {
     let sum = Sum::ZERO
         .pseudo(CLIENT.into(), VIP.into(), 6, ip.len() - 40)
@@ -273,7 +273,7 @@ fn packet_too_big_below_a_tunnels_minimum_is_ignored() {
     let big = udp((CLIENT, 4000), (VIP, 53), &[1; 1400]);
     let outer = lab.send(CLIENTS, &from_client(&big))[0].1[14..].to_vec();
     let router: Ipv6Addr = "fd00:1::99".parse().expect("an address");
-    let mut told_after = |reported| {
+    let mut mtu_after = |reported| {
         let mut complaint = Frame::new();
         let kind = ErrorKind::FragmentationNeeded(reported);
         assert!(icmp::error(&mut complaint, kind, &outer, router.into(), 0));
@@ -286,13 +286,13 @@ fn packet_too_big_below_a_tunnels_minimum_is_ignored() {
         }
     };
     for reported in [68, 1000, 1279, 1280, 1319] {
-        assert_eq!(told_after(reported), None, "{reported}");
+        assert_eq!(mtu_after(reported), None, "{reported}");
     }
-    assert_eq!(told_after(1400), Some(1360));
+    assert_eq!(mtu_after(1400), Some(1360));
     for reported in [1000, 1280, 1319] {
-        assert_eq!(told_after(reported), Some(1360), "{reported}");
+        assert_eq!(mtu_after(reported), Some(1360), "{reported}");
     }
-    assert_eq!(told_after(1320), Some(1280));
+    assert_eq!(mtu_after(1320), Some(1280));
 }
 
 #[test]

@@ -499,8 +499,8 @@ fn icmp_error_about_tunnel_packet_reaches_client() {
     assert!(other.send(SERVERS, &complaint(1300)).is_empty());
 }
 
-/// The kernel refuses such a reply with "fragmentation needed", whatever its length, for its
-/// reassembly at FORWARD forgets that the sender had cut it.
+/// The kernel refuses such a reply of any length with "fragmentation needed", because its
+/// reassembly at FORWARD does not record that the sender had fragmented it.
 #[test]
 fn reply_in_fragments_with_dont_fragment_passes() {
     let data = [7; 1200];

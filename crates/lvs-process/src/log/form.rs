@@ -42,7 +42,7 @@ impl Form {
         }
     }
 
-    /// A line of the log's own.
+    /// A line of the log module itself.
     pub(super) fn own_line(&self, level: Level, text: &str) -> String {
         if let Some(program) = self.json {
             return json::line(program, level, text, &[]);

@@ -145,7 +145,7 @@ impl<W: Write> Writer<W> {
                 match messages.recv_timeout(RETRY) {
                     Err(RecvTimeoutError::Timeout) => {
                         self.lost += self.shared.lost.swap(0, Ordering::AcqRel);
-                        self.tell_losses();
+                        self.log_losses();
                         continue;
                     }
                     Err(RecvTimeoutError::Disconnected) => return,
@@ -160,7 +160,7 @@ impl<W: Write> Writer<W> {
             match message {
                 Message::Line { level, text, lost } => {
                     self.lost += lost;
-                    self.tell_losses();
+                    self.log_losses();
                     if !self.write(level, &text) {
                         self.lost += 1;
                     }
@@ -168,14 +168,14 @@ impl<W: Write> Writer<W> {
                 }
                 Message::Flush(done) => {
                     self.lost += self.shared.lost.swap(0, Ordering::AcqRel);
-                    self.tell_losses();
+                    self.log_losses();
                     let _ = done.try_send(());
                 }
             }
         }
     }
 
-    fn tell_losses(&mut self) {
+    fn log_losses(&mut self) {
         let count = self.lost;
         if count == 0 {
             return;

@@ -522,7 +522,7 @@ impl MapPlace {
 
 /// Programs for tail calls, by their numbers.
 ///
-/// The kernel empties it when no descriptor and no name of it is left.
+/// The kernel empties the map when its last descriptor and its last name are removed.
 #[derive(Debug)]
 pub struct ProgramArray {
     fd: OwnedFd,

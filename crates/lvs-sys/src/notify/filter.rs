@@ -1,6 +1,6 @@
-//! The filter that decides which calls are noticed.
+//! The filter that selects the calls to report.
 //!
-//! It sees the arguments of a call and no memory. So it notices calls by the numbers of
+//! It can read the arguments of a call and no memory. So it selects calls by the numbers of
 //! descriptors: the supervisor places the sockets of generic netlink in a high range.
 
 use std::ops::Range;

@@ -66,7 +66,7 @@ impl Attack {
 enum Means {
     /// Frames on the clients' link.
     Frames(fn(&Target) -> Box<dyn Volley>),
-    /// Users of the director's host without any rights.
+    /// Unprivileged users of the director's host.
     Users(fn(&Site, Duration) -> Result<u64>),
     /// The dataplane's log is a full pipe without a reader, while much is logged, and so is the
     /// output of `lvsadm`.

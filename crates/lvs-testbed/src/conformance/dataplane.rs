@@ -62,14 +62,14 @@ impl MemoryDataplane {
         Ok(self.bed().set_up(config)?)
     }
 
-    /// Moves the clock to so long after the start. An earlier time leaves it alone.
+    /// Sets the clock to this time after the start. An earlier time changes nothing.
     pub(crate) fn advance_to(&self, time: Duration) {
         let mut bed = self.bed();
         let left = (Instant::ZERO + time).saturating_since(bed.now);
         bed.wait(left);
     }
 
-    /// A frame arrives on a link of the test bed; what leaves is not kept.
+    /// Injects a frame on a link of the test bed; sent frames are discarded.
     pub(crate) fn inject(&self, link: &str, frame: &[u8]) -> Result<()> {
         let port = port_named(link).with_context(|| format!("the test bed has no link {link}"))?;
         self.bed().inject(port, frame);

@@ -1,5 +1,5 @@
-//! Connections by their ends (schemas A and B): each step becomes frames, and where they went is
-//! read from frames.
+//! Connections by their addresses (schemas A and B): each step becomes frames, and the destinations
+//! are read from sent frames.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -21,7 +21,7 @@ const ACK: u8 = 0x10;
 const FIN: u8 = 0x01;
 const RST: u8 = 0x04;
 
-/// Every server that a case has had, for telling by an address alone which one a frame went to.
+/// Every server of a case, to find the server of a frame by its address alone.
 #[derive(Debug, Default)]
 pub(super) struct Known(HashSet<SocketAddr>);
 

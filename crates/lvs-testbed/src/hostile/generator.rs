@@ -33,7 +33,7 @@ pub enum Act {
         /// The datagram.
         whole: Vec<u8>,
     },
-    /// The last sent frames come back, as on a ring of switches.
+    /// The last sent frames return, as in a loop of switches.
     Loop,
     /// Time passes.
     Wait(Duration),
@@ -446,7 +446,7 @@ impl<'a> Generator<'a> {
         packet::icmp(src, dst, kind, code, [0, 0, a, b], &inner)
     }
 
-    /// A router's complaint about a tunnel packet of the director's.
+    /// An ICMP error of a router about a tunnel packet of the director.
     fn complaint(&mut self) -> (Side, Vec<u8>) {
         let mut inner = self.request();
         let number = self.entropy.below(self.scene.servers.len());
@@ -598,7 +598,7 @@ impl<'a> Generator<'a> {
         }
     }
 
-    /// Damages a packet, or leaves it alone.
+    /// Damages a packet, or returns it unchanged.
     fn damage(&mut self, ip: &mut Vec<u8>) {
         match self.entropy.below(24) {
             0 | 1 => self.flip(ip),

@@ -36,7 +36,7 @@ pub enum Forward {
     Dr,
     /// IPIP tunnelling.
     Tun,
-    /// Full NAT: servers see the director's local address.
+    /// Full NAT: servers receive packets from the director's local address.
     FullNat,
 }
 
@@ -165,7 +165,7 @@ pub struct Site {
     pub router: Option<Host>,
     /// The host of the dataplane.
     pub director: Host,
-    /// The second director, where there is one.
+    /// The second director, if there is one.
     pub standby: Option<Host>,
     /// Further directors ([`SiteOptions::others`]).
     pub others: Vec<Host>,
@@ -403,7 +403,7 @@ impl Site {
     /// # Errors
     ///
     /// As [`Self::start_dataplane`].
-    pub fn start_dataplane_untold(&mut self, extra: &[&str]) -> Result<()> {
+    pub fn start_dataplane_without_environment(&mut self, extra: &[&str]) -> Result<()> {
         self.stop_dataplane()?;
         self.dataplane = Some(self.start(&self.director, &[], extra)?);
         self.lvsadm("-L -n").map(drop)

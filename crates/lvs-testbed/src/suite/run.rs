@@ -95,7 +95,7 @@ pub(super) fn all(
     progress.into_inner().expect("no thread panicked").results
 }
 
-/// Runs tests until none is left.
+/// Runs all tests of the queue.
 fn work(
     tests: &Mutex<VecDeque<Test>>,
     limits: &Limits,

@@ -95,10 +95,11 @@ fn seconds(text: &str) -> Option<i64> {
     Some(minutes.parse::<i64>().ok()? * 60 + seconds.parse::<i64>().ok()?)
 }
 
-/// The titles, and by entry the seconds that are left.
+/// The titles, and the remaining seconds by entry.
 type Listing = (Vec<String>, BTreeMap<String, Vec<i64>>);
 
-/// Connections in any order; the time that each has left was read while the recorded command ran.
+/// Compares connections in any order; their remaining times may differ by the duration of the
+/// recorded command.
 fn connections(recorded: &str, ours: &str, took: f64) -> bool {
     let parse = |text: &str| -> Option<Listing> {
         let lines: Vec<&str> = text.lines().collect();

@@ -1,4 +1,4 @@
-//! The player of one session: a process in namespaces of its own, with a dataplane in memory of its own.
+//! The player of one session: a process in separate namespaces, with its own dataplane in memory.
 
 use std::fs;
 use std::io::{Read, Write};

@@ -129,8 +129,8 @@ fn metrics_follow_the_rules_of_open_metrics() -> Result<()> {
     Ok(())
 }
 
-/// `node_exporter` reads the files in the place of the kernel's, `promtool` has no complaints, and
-/// a Prometheus scrapes; counters of traffic continue when lvsd is started again.
+/// `node_exporter` reads the files in place of the kernel's, `promtool` reports no errors, and a
+/// Prometheus scrapes; counters of traffic continue after a restart of lvsd.
 #[test]
 #[ignore = "needs Prometheus and its node exporter"]
 fn metrics_are_read_by_third_party_programs() -> Result<()> {

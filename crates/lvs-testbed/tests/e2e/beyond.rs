@@ -68,8 +68,8 @@ fn servers_are_clients_of_their_own_service() -> Result<()> {
     Ok(())
 }
 
-/// Without being asked to, the director translates as the kernel does, and such a client's answer
-/// takes the short way.
+/// By default, the director translates as the kernel does, and such a client's answer bypasses the
+/// director.
 #[test]
 fn hairpin_is_off_by_default() -> Result<()> {
     let mut options = SiteOptions::new("no-hairpin", Forward::Nat);

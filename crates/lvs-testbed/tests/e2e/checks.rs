@@ -340,7 +340,7 @@ fn https_without_ca_accepts_every_certificate() -> Result<()> {
     Ok(())
 }
 
-/// A check goes where clients' packets go, to exactly the server that it asks about; it sees what a
+/// A check uses the path of clients' packets, to exactly the checked server; it finds faults that a
 /// check of the server's own address does not.
 fn on_a_clients_way(forward: Forward) -> Result<()> {
     let mut options = SiteOptions::new("via", forward);

@@ -1,5 +1,5 @@
-//! Names of hosts where the domain name system is dead: nothing waits for it for long, and `-n`
-//! does not ask at all.
+//! Names of hosts without a working domain name system: no program waits for it for long, and `-n`
+//! sends no requests.
 
 use crate::common;
 

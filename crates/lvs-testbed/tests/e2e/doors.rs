@@ -20,7 +20,7 @@ const NOBODY: [&str; 6] = [
     "--inh-caps=-all",
     "--",
 ];
-/// Root as containers have it on the host's network.
+/// Root with the capabilities that containers have on the host's network.
 const BARE_ROOT: [&str; 4] = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--"];
 
 fn site(label: &str) -> Result<Site> {
@@ -58,7 +58,7 @@ fn squat(site: &Site, launcher: &[&str], name: &str) -> Result<Proc> {
     Ok(squatter)
 }
 
-/// A shell that runs the rest of its words with a standard error of its own.
+/// A shell that runs its remaining words with a separate standard error.
 fn stderr_to(script: &str) -> [String; 4] {
     ["sh", "-c", script, "sh"].map(str::to_owned)
 }

@@ -229,7 +229,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     // Only the invalid key is left out, and its service stays as it was.
     for garbage in ["garbage", "[[service]]\naddress = \"nonsense\"\n"] {
         put(&site, 1, "/lvs/services/web", garbage)?;
-        wait_status(&site, "garbage to be told", |status| {
+        wait_status(&site, "the report of the invalid value", |status| {
             status.contains("left out: etcd key /lvs/services/web")
                 && status.contains("what it was before stays")
         })?;
@@ -257,7 +257,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     for member in &mut members {
         member.kill();
     }
-    wait_status(&site, "the loss to be told", |status| {
+    wait_status(&site, "the report of the loss", |status| {
         status.contains("DOES NOT ANSWER")
     })?;
     // Also in the next daemon.
@@ -289,7 +289,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     // Nobody is left but the one without lvsd; when he goes as well, he stays.
     wait_usable(&site, &[2], &lvsd)?;
     ctl(&site, 1, &format!("lease revoke {lease}"))?;
-    wait_status(&site, "the empty pool to be told", |status| {
+    wait_status(&site, "the report of the empty pool", |status| {
         status.contains("/lvs/servers/web/ is empty")
     })?;
     wait_usable(&site, &[2], &lvsd)?;
@@ -676,7 +676,7 @@ fn stuck_watch_is_replaced() -> Result<()> {
     // On a busy machine, a request of lvsd takes longer than its second, and a new connection reads all keys.
     wait_until("the reason", PATIENCE, || {
         let log = lvsd.log();
-        log.contains("has stopped telling what changes") || log.matches("answers again").count() > 1
+        log.contains("has stopped sending changes") || log.matches("answers again").count() > 1
     })
     .with_context(|| lvsd.log())
 }
@@ -728,7 +728,7 @@ fn compacted_history_is_read_again() -> Result<()> {
     site.director.sh(
         "nft 'add table inet cut; add chain inet cut out { type filter hook output priority 0; }; add rule inet cut out tcp dport 2379 drop'",
     )?;
-    wait_status(&site, "the loss to be told", |status| {
+    wait_status(&site, "the report of the loss", |status| {
         status.contains("DOES NOT ANSWER")
     })?;
     // As many as before, so that counting them shows no difference.

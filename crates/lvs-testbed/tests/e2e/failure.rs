@@ -1,4 +1,4 @@
-//! Processes, interfaces and connections that end and come back; and damaged input.
+//! Processes, interfaces and connections that end and return; and damaged input.
 
 use crate::common;
 

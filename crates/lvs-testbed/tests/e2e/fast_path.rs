@@ -1,7 +1,7 @@
-//! The kernel fast path, end to end: the same traffic as through the dataplane alone, and the
-//! same listings.
+//! The kernel fast path, end to end: the same traffic as through the dataplane alone, and the same
+//! listings.
 //!
-//! Needs BPF in the first user namespace; where that is not permitted, there is nothing to test.
+//! Requires BPF in the first user namespace; otherwise the tests are not run.
 
 use crate::common;
 
@@ -34,7 +34,7 @@ pub(super) fn require_permission() -> Result<()> {
     Ok(())
 }
 
-/// A site whose dataplane forwards in the kernel; `None` where that is not permitted.
+/// A site whose dataplane uses the kernel fast path; `None` if the kernel does not permit that.
 fn site(label: &str, forward: Forward, servers: usize) -> Result<Site> {
     site_by(&ON, label, forward, servers)
 }
@@ -190,8 +190,8 @@ fn counters(label: &str, words: &[&str]) -> Result<()> {
     )
 }
 
-/// Waits until no packet of a download is forwarded by the kernel fast path any more; the counts from then on. A packet may be
-/// under way when the reason comes.
+/// Waits until the kernel fast path forwards no packet of a download any more, and returns the
+/// later counts. A packet may be in flight when the reason occurs.
 fn wait_for_none(site: &Site, count: impl Fn((u64, u64)) -> u64) -> Result<(u64, u64)> {
     let mut before = (0, 0);
     wait_until("no packets in the kernel", common::SOON, || {
@@ -303,8 +303,8 @@ fn priority_tags_are_taken_off() -> Result<()> {
     Ok(())
 }
 
-/// VXLAN between hosts on one machine leaves the checksum of the packet inside to the device. The datagram around it has a checksum
-/// that is right once the other one is, or none.
+/// VXLAN between hosts on one machine leaves the checksum of the inner packet to the device. The
+/// outer datagram has no checksum, or one that is right after the inner one is completed.
 #[test]
 fn datagrams_with_unfinished_packets_inside_arrive_through_nat() -> Result<()> {
     let site = site("ink-inside", Forward::Nat, 1)?;
@@ -452,7 +452,7 @@ fn explain_shows_offloaded_connections() -> Result<()> {
     output("yes")
 }
 
-/// An orderly end leaves nothing behind that forwards; the successor starts empty.
+/// An orderly end removes all programs that forward; the successor starts empty.
 #[test]
 fn stopped_dataplane_removes_its_programs() -> Result<()> {
     let mut site = site("ink-kill", Forward::Nat, 1)?;

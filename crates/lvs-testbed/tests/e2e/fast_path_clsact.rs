@@ -128,7 +128,8 @@ fn other_filters_are_left_alone() -> Result<()> {
     Ok(())
 }
 
-/// A filter in front of the dataplane's, or none of the dataplane's, is noticed as with tcx.
+/// A filter in front of the dataplane's, or a removed filter of the dataplane, is detected as with
+/// tcx.
 #[test]
 fn foreign_filter_in_front_is_reported() -> Result<()> {
     let site = site("inkc-front", 2)?;

@@ -1,5 +1,5 @@
-//! The programs of the kernel fast path against the packet path: the same frames, honest and
-//! hostile, go through one with and one without them, and the same frames leave, with the same
+//! The kernel fast path against the packet path: the same frames, valid and hostile, pass through
+//! one dataplane with and one without its programs. The same frames are sent, with the same
 //! connections, states, deadlines and counters.
 
 use lvs_dataplane::fast_path::FastPathError;

@@ -22,8 +22,8 @@ struct Ftp {
     _servers: Vec<Proc>,
     file: PathBuf,
     sum: String,
-    /// Client, virtual address and server of each connection that was listed while clients ran: one that was reset
-    /// leaves the list ten seconds later.
+    /// Client, virtual address and server of each connection that was listed while clients ran: a
+    /// connection that was reset is removed from the list ten seconds later.
     listed: Mutex<BTreeSet<String>>,
 }
 
@@ -55,7 +55,7 @@ impl Ftp {
         })
     }
 
-    /// Keeps what is listed now.
+    /// Records the present listing.
     fn list(&self) -> Result<()> {
         let listing = self.site.lvsadm("-L -n -c")?;
         let ends = listing.lines().filter_map(|line| {

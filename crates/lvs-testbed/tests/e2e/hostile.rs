@@ -1,5 +1,5 @@
-//! Frames that no host should send, for each forwarding method (a million each in `make test-all`): none panics the packet
-//! path, each has one fate, and each frame that leaves is right.
+//! Frames that no host should send, for each forwarding method (a million each in `make test-all`):
+//! none panics the packet path, each has one fate, and each sent frame is right.
 
 use std::collections::BTreeSet;
 

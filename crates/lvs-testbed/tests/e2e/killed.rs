@@ -1,9 +1,8 @@
-//! Downloads that come evenly, each byte compared, while their dataplane is killed and another one
-//! takes its place: none breaks. Downloads that are forwarded by the kernel fast path continue meanwhile, the
-//! others pause.
+//! Steady downloads, each byte compared, while their dataplane is killed and another one replaces
+//! it: none fails. Downloads on the kernel fast path continue meanwhile, the others pause.
 //!
-//! `LVS_OTHER_BIN_DIR` names a directory with the dataplane of another version, which then takes
-//! the killed one's place, and is killed itself.
+//! `LVS_OTHER_BIN_DIR` names a directory with the dataplane of another version. It replaces the
+//! killed one, and is killed itself.
 
 use crate::common;
 
@@ -68,7 +67,8 @@ enum End<'a> {
     Replaced(&'a str),
 }
 
-/// So many downloads at once; none is to break. Gives the longest pause beyond the server's own.
+/// Runs this number of simultaneous downloads, of which none may fail. Returns the longest pause
+/// beyond the server's own.
 fn downloads(
     label: &str,
     (forward, by): (Forward, By),

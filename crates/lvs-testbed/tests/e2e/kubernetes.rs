@@ -40,7 +40,7 @@ const SERVICES: &str = "/api/v1/namespaces/default/services";
 const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/lvsd/leases/lvsd";
 const SLICES: &str = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices";
 
-/// The API server logs each request of directors, and nothing else.
+/// The API server logs only the requests of directors.
 const AUDIT: &str = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n\
      - level: Metadata\n  users: [\"system:serviceaccount:lvsd:director\"]\n- level: None\n";
 
@@ -460,7 +460,7 @@ impl Bed {
         servers_of(&listing, address)
     }
 
-    /// Whether a service has these servers. Others, which have left, finish their connections.
+    /// Whether a service has exactly these servers. Removed servers finish their connections.
     fn has(&self, index: usize, address: &str, wanted: &Servers) -> bool {
         Self::are(&self.servers(index, address), wanted)
     }
@@ -539,7 +539,7 @@ impl Bed {
         all
     }
 
-    /// Leaves these rights only.
+    /// Withdraws all other rights.
     fn permit_only(&self, rights: &[&(&str, Right)]) -> Result<()> {
         for path in RULES {
             let of_role = rights.iter().filter(|(role, _)| *role == path);
@@ -579,8 +579,8 @@ impl Bed {
         said.is_ok_and(|said| said["status"]["allowed"] == true)
     }
 
-    /// Checks that `rbac.yaml` permits exactly what directors have asked the API server for. An API
-    /// server that starts refuses everything for a moment.
+    /// Checks that `rbac.yaml` permits exactly the requests of directors to the API server. A
+    /// starting API server refuses all requests for a moment.
     fn rights_are_those_that_are_used(&self) -> Result<()> {
         let mut used = BTreeSet::new();
         let log = fs::read_to_string(self.path("audit.log"))?;
@@ -719,7 +719,8 @@ impl Bed {
         })
     }
 
-    /// Carries something out while clients make requests, none of which fails. Returns the servers that answered.
+    /// Runs a change while clients make requests, none of which may fail. Returns the servers that
+    /// answered.
     fn under_load(
         &mut self,
         what: &str,
@@ -1300,7 +1301,7 @@ fn datagrams_to_local_endpoints(bed: &mut Bed) -> Result<()> {
     answers(&["\"rs1\""])
 }
 
-/// The address of a Service that leaves goes to one that waits.
+/// The address of a removed Service is assigned to a waiting one.
 fn class_taken_away_and_service_deleted(bed: &mut Bed, all: &[Endpoint]) -> Result<()> {
     let web = format!("{SERVICES}/web");
     bed.merge(&web, &json!({ "spec": { "type": "ClusterIP" } }))?;

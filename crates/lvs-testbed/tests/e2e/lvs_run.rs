@@ -142,7 +142,7 @@ fn keepalived_with_dead_servers_reload_and_stop() -> Result<()> {
     .with_context(|| format!("{status}: {}", program.log()))
 }
 
-/// Without a supervisor, keepalived would go on, and leave dead servers in place.
+/// Without a supervisor, keepalived would continue, and leave dead servers in the list.
 #[test]
 #[ignore = "needs keepalived"]
 fn keepalived_whose_supervisor_is_killed_ends() -> Result<()> {

@@ -1,6 +1,6 @@
-//! Changing networks: VLANs, interfaces that come, go, change and get other names, servers that get
-//! other link-layer addresses, switches that snoop on multicast, neighbours that are gone. Real
-//! traffic continues during all of it.
+//! Changing networks: VLANs, interfaces that are added, removed, changed and renamed, servers with
+//! new link-layer addresses, switches with multicast snooping, missing neighbours. Real traffic
+//! continues during all of it.
 
 use crate::common;
 
@@ -15,7 +15,7 @@ use lvs_testbed::{
     content, programs, servers, wait_until,
 };
 
-/// Longest time from a change until traffic is as before; much more than it needs.
+/// Time limit from a change until traffic flows again; much more than it needs.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn site(label: &str, forward: Forward, change: impl FnOnce(&mut SiteOptions)) -> Result<Site> {
@@ -221,12 +221,12 @@ fn route_without_link_layer_is_named() -> Result<()> {
                         .as_str()
                         .is_some_and(|what| what.contains(reason))
                 })
-                .filter_map(|finding| finding["cure"].as_str().map(str::to_owned))
+                .filter_map(|finding| finding["fix"].as_str().map(str::to_owned))
                 .collect::<String>()
         };
         wait_until(&format!("a finding: {reason}"), PATIENCE, || {
-            let cure = of(&found());
-            cure.contains(names) && cure.contains(fix)
+            let reported = of(&found());
+            reported.contains(names) && reported.contains(fix)
         })
         .with_context(found)?;
         site.lvsadm(&format!("-d -t {}:80 -r {server}", site.vip))?;
@@ -257,7 +257,10 @@ fn changed_link_layer_address_of_server_is_used() -> Result<()> {
         gateway.trim()
     ))?;
     let known = site.director.sh("ip neigh show 10.0.0.11")?;
-    ensure!(known.contains("77:02"), "the director was told: {known}");
+    ensure!(
+        known.contains("77:02"),
+        "neighbour of the director: {known}"
+    );
     // The client's own repetitions are what gives it away.
     let url = format!("http://{}/id", site.vip);
     let printed = site.client.run("curl", &["-sS", "-f", "-m", "120", &url])?;
@@ -491,8 +494,7 @@ fn services_on_the_vlans_of_a_trunk() -> Result<()> {
     Ok(())
 }
 
-/// Packets that arrive by a VLAN and leave by another are forwarded by the programs at their
-/// devices.
+/// The programs at the devices forward packets that arrive on one VLAN and leave on another.
 #[test]
 #[ignore = "by hand: needs a kernel with 802.1Q"]
 fn vlans_of_a_trunk_in_the_kernel() -> Result<()> {

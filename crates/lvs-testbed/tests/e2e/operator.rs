@@ -1,5 +1,5 @@
-//! The words that only `lvsadm` has, with a real dataplane, real servers and real readers of what
-//! they write.
+//! The additional commands of `lvsadm`, with a real dataplane, real servers and real consumers of
+//! their output.
 
 use crate::common;
 
@@ -255,7 +255,7 @@ fn doctor_and_drops_report_faults() -> Result<()> {
         all.len() > 20
             && all
                 .iter()
-                .all(|reason| reported(reason, "help") && reported(reason, "remedy")),
+                .all(|reason| reported(reason, "help") && reported(reason, "fix")),
         "{drops}"
     );
     let value = site.lvsadm("sysctl net.ipv4.vs.conn_reuse_mode=0 conn_reuse_mode")?;

@@ -9,8 +9,8 @@ use lvs_testbed::{Forward, Host, Link, Site, SiteOptions, Topology, content};
 /// Enough for hundreds of segments.
 const SIZE: u64 = 1_500_001;
 
-/// Client and director on networks of the router's, servers behind it on another one: two hops that
-/// can be narrow.
+/// Client and director on two networks of a router, servers behind it on a third one: two hops that
+/// can have a small MTU.
 fn site(label: &str, forward: Forward) -> Result<Site> {
     let mut options = SiteOptions::new(label, forward);
     options.topology = Topology::Routed;
@@ -128,7 +128,7 @@ fn pmtu_is_discovered_nat() -> Result<()> {
     )
 }
 
-/// The server behind a router of its own, which complains to clients by way of the director.
+/// The server behind its own router, which sends ICMP errors to clients through the director.
 #[test]
 fn nat_to_a_server_behind_a_narrow_hop() -> Result<()> {
     let mut options = SiteOptions::new("pmtu-hop", Forward::Nat);

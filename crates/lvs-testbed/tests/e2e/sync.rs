@@ -1,4 +1,4 @@
-//! Two directors: connections of one go on at the other.
+//! Two directors: connections of one continue at the other.
 
 use crate::{common, fast_path};
 
@@ -227,7 +227,7 @@ fn downloads_go_on_between_two_lvsd() -> Result<()> {
     daemons[0].kill();
     site.fail_over()?;
     finish(running, CLIENTS).with_context(|| daemons[1].log())?;
-    wait_until("lvsd to tell of it", PATIENCE, || {
+    wait_until("the report of lvsd", PATIENCE, || {
         let status = lvsd(&standby, "status --json").unwrap_or_default();
         let status: serde_json::Value = serde_json::from_str(&status).unwrap_or_default();
         let taken = status["dataplane"]["sync"]["taken"].as_u64();

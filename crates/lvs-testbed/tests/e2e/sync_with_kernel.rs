@@ -88,7 +88,7 @@ impl Kernel {
         fs::rename(&part, &ask)?;
         wait_until("the kernel's answer", LONG, || answer.exists())?;
         let said = fs::read_to_string(answer)?;
-        let (text, status) = said.rsplit_once("=> ").context("it tells the status")?;
+        let (text, status) = said.rsplit_once("=> ").context("its output has a status")?;
         ensure!(status.trim() == "0", "{script}: {said}");
         Ok(text.to_owned())
     }

@@ -186,8 +186,8 @@ fn save(run: &mut Invocation<'_>) -> Outcome {
     Ok(0)
 }
 
-/// The last line of saved filters. Without it nothing is restored: a pipe from a program that
-/// failed gives an empty or truncated input, and all missing filters would be removed.
+/// The last line of saved filters. Without it no filter is restored: a pipe from a program that
+/// failed contains an empty or truncated input, which would remove all missing filters.
 const END: &str = "# end of filters";
 
 /// Whether all of a file is there.

@@ -95,7 +95,7 @@ fn arp(text: &mut String, vips: &[IpAddr], undo: bool) {
 
 fn dr(vips: &[IpAddr], undo: bool) -> String {
     let mut text =
-        String::from("# Direct routing: the server has the VIPs, and does not tell anybody.\n");
+        String::from("# Direct routing: the server has the VIPs, and answers no ARP for them.\n");
     if !undo {
         arp(&mut text, vips, undo);
     }

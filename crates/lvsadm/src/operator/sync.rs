@@ -132,7 +132,7 @@ fn announced(info: &Info) -> String {
     if info.announced.is_empty() {
         return String::new();
     }
-    let mut text = format!("\n{:<40}{}\n", "virtual address", "routers are told");
+    let mut text = format!("\n{:<40}{}\n", "virtual address", "announced routes");
     for vip in &info.announced {
         let standing = match vip.standing {
             Standing::Announced => "announced",

@@ -1,4 +1,4 @@
-//! `lvsadm -R --atomic`, with a dataplane that is nothing but the core's control half.
+//! `lvsadm -R --atomic`, with a dataplane that consists only of the core's control half.
 
 use std::io::Write;
 use std::process::{Command, Stdio};

@@ -1,7 +1,7 @@
-//! `/metrics`: what is known, as Prometheus reads it.
+//! `/metrics` in the format of Prometheus.
 //!
-//! Labels are bounded by the file: names and addresses of services, their servers, and words of
-//! lvsd's and the dataplane's own.
+//! The configuration bounds the labels: names and addresses of services and servers, and fixed
+//! words of lvsd and the dataplane.
 
 mod directors;
 
@@ -27,7 +27,7 @@ use crate::clock::unix_time;
 use crate::counters::{self, BOUNDS, Times};
 use crate::snapshot::Snapshot;
 
-/// A counter of a packet worker: name, help, and where it is.
+/// A counter of a packet worker: name, help, and its field.
 type WorkerCounter = (&'static str, &'static str, fn(&WorkerInfo) -> u64);
 
 const WORKER_COUNTERS: [WorkerCounter; 6] = [

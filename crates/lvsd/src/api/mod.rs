@@ -167,7 +167,7 @@ impl Api {
 
     /// Logs that `source` has sent a wrong token: the first one, and once a minute how many others
     /// there were.
-    fn tell_wrong_token(&self, source: IpAddr) {
+    fn log_wrong_token(&self, source: IpAddr) {
         let mut reported = self
             .wrong_tokens
             .lock()
@@ -180,7 +180,7 @@ impl Api {
         match std::mem::take(others) {
             0 => tracing::warn!("{source} has sent a wrong token"),
             n => tracing::warn!(
-                "{source} has sent a wrong token, as {n} requests before it since that was last told"
+                "{source} has sent a wrong token, and so have {n} requests since the last such message"
             ),
         }
         *last = Some(Instant::now());
@@ -319,7 +319,7 @@ async fn listen(address: SocketAddr, api: Arc<Api>) {
             }
             Err(error) if !said => {
                 said = true;
-                let cure = match error.kind() {
+                let fix = match error.kind() {
                     std::io::ErrorKind::AddrInUse => {
                         "something else listens there: `ss -Hltnp` says what; name another in [api]"
                     }
@@ -331,7 +331,7 @@ async fn listen(address: SocketAddr, api: Arc<Api>) {
                     }
                     _ => "name another in [api]",
                 };
-                tracing::error!("no metrics and no API at {address}: {error}; {cure}");
+                tracing::error!("no metrics and no API at {address}: {error}; {fix}");
             }
             Err(_) => {}
         }

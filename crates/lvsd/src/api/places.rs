@@ -1,5 +1,5 @@
-//! How many connections clients may hold at a time, over TCP and over the Unix socket: clients that
-//! only look can neither lock out those who may change things, nor each other.
+//! Limits of simultaneous connections, over TCP and over the Unix socket: clients with read access
+//! can lock out neither clients that may make changes, nor each other.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ pub(super) const SOURCE_MAX: usize = 32;
 pub(super) const STREAMS_MAX: usize = 8;
 /// Connections over the Unix socket.
 const LOCAL_MAX: usize = 64;
-/// Connections over the Unix socket of users who may only look.
+/// Connections over the Unix socket of users with read access.
 const READERS_MAX: usize = 32;
 /// Connections over the Unix socket of one such user.
 const READER_MAX: usize = 8;
@@ -29,7 +29,7 @@ pub(crate) enum Holder {
     Stream(IpAddr),
     /// Users of the Unix socket who may change things, together.
     Operators,
-    /// A user of the Unix socket who may only look.
+    /// A user of the Unix socket with read access.
     Reader(u32),
 }
 

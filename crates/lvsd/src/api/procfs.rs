@@ -275,7 +275,7 @@ impl Tree {
     }
 }
 
-/// Removes the files, and directories that are empty then; nothing else.
+/// Removes only the files, and directories that are empty afterwards.
 fn remove(path: &Path) {
     let tree = Tree(path.to_owned());
     tree.without(&FILES);

@@ -355,7 +355,7 @@ fn events(api: &Api, head: &Parts, peer: &Peer) -> Result<Reply, Refusal> {
     let deadline = head.extensions.get::<Deadline>();
     let deadline =
         deadline.ok_or_else(|| Refusal::unavailable("lvsd is about to end".to_owned()))?;
-    let stream = stream::tell(api.events.subscribe(), deadline.clone(), place);
+    let stream = stream::stream_events(api.events.subscribe(), deadline.clone(), place);
     let mut reply = Response::new(Either::Right(stream));
     set(&mut reply, header::CONTENT_TYPE, EVENTS);
     Ok(reply)
@@ -405,7 +405,7 @@ async fn authorize(api: &Api, head: &Parts, peer: &Peer) -> Result<String, Refus
     if verdict? {
         return Ok(format!("API {address}"));
     }
-    api.tell_wrong_token(address);
+    api.log_wrong_token(address);
     // Whoever guesses does it slowly, and holds one of a few places meanwhile.
     tokio::time::sleep(WRONG_TOKEN).await;
     Err(Refusal::new(

@@ -15,7 +15,7 @@ use crate::words::counted;
 
 /// Some statements have no counterpart: they are in the result as comments.
 const EXIT_LOSSY: u8 = 4;
-/// keepalived could not be asked.
+/// keepalived could not run.
 const EXIT_NOT_COMPARED: u8 = 5;
 
 /// A kind of file, as it is named on the command line.

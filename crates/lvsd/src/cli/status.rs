@@ -61,7 +61,7 @@ fn has_name(service: &ServiceStatus, name: &str) -> bool {
     service.name == name || label == name || address == Some(name)
 }
 
-/// The look of the text.
+/// The format of the text.
 #[derive(Clone, Copy, Debug, Default)]
 struct Look {
     /// Colours.

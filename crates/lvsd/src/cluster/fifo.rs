@@ -17,8 +17,7 @@ use super::INSTANCE;
 
 /// The longest line that is taken.
 const LINE_MAX: usize = 512;
-/// How often it is seen whether the FIFO is still the one with that name, and tried again to open
-/// one.
+/// Interval of the checks that the FIFO still has its name, and of attempts to open one.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// The VRRP state of the instance.

@@ -54,8 +54,7 @@ pub(super) struct RawDaemon {
     /// Manage services that were added with `lvsadm`, too: change those of the file, delete the
     /// rest. Default: false.
     pub(super) manage_all_services: Option<bool>,
-    /// Whether the daemon gives up what it does not need, by seccomp: `off` or `auto`. Default:
-    /// `auto`.
+    /// Whether the daemon is sandboxed by seccomp: `off` or `auto`. Default: `auto`.
     pub(super) confine: Option<Spanned<String>>,
     /// The filter of the log, as in `RUST_LOG` (`info`, `debug`, `lvsd=debug`). Default: `info`.
     pub(super) log: Option<Spanned<String>>,
@@ -120,7 +119,7 @@ pub(super) struct RawDataplane {
     /// Local addresses towards servers with `forward = "fullnat"`: the host's, or addresses that
     /// the dataplane answers for. Default: the dataplane's.
     pub(super) local_addresses: Option<Spanned<OneOrMore>>,
-    /// NAT translates both ends where replies would not come back here. Default: false.
+    /// Source NAT as well, if replies would otherwise bypass the director. Default: false.
     pub(super) hairpin: Option<Spanned<bool>>,
     /// Application helpers: `ftp`, or `ftp=PORT,...`. Default: none.
     pub(super) helper: Option<Spanned<OneOrMore>>,
@@ -134,10 +133,11 @@ pub(super) struct RawDataplane {
     /// Whether a process holds connections, should the dataplane be killed: `off`, `auto` or `on`.
     /// Default: `off`.
     pub(super) warm_restart: Option<Spanned<String>>,
-    /// Interfaces where that begins before there is a socket buffer (XDP). Default: none.
+    /// Interfaces with XDP, where forwarding begins before the kernel allocates a socket buffer.
+    /// Default: none.
     pub(super) xdp: Option<Spanned<OneOrMore>>,
-    /// Whether the dataplane gives up what it does not need, by seccomp and Landlock: `off` or `auto`.
-    /// Default: `auto`.
+    /// Whether the dataplane is sandboxed by seccomp and Landlock: `off` or `auto`. Default:
+    /// `auto`.
     pub(super) confine: Option<Spanned<String>>,
     /// Whether packet threads run in real time: `off` or `auto`. Default: `auto`.
     pub(super) real_time: Option<Spanned<String>>,
@@ -240,11 +240,11 @@ pub(super) struct RawDns {
     /// Name servers, by address: `192.0.2.53`, `192.0.2.53:5353`, or an array. Default: those of
     /// /etc/resolv.conf.
     pub(super) name_servers: Option<Spanned<OneOrMore>>,
-    /// Time after which a name server counts as silent, and the next one is asked. Default: 2s.
+    /// Time after which a name server counts as silent, and lvsd tries the next one. Default: 2s.
     pub(super) timeout: Option<Spanned<RawDuration>>,
-    /// Shortest time between two look-ups of a name, whatever its TTL. Default: 5s.
+    /// Shortest interval between two look-ups of a name, independent of its TTL. Default: 5s.
     pub(super) min_ttl: Option<Spanned<RawDuration>>,
-    /// Longest time between two look-ups of a name, whatever its TTL. Default: 5m.
+    /// Longest interval between two look-ups of a name, independent of its TTL. Default: 5m.
     pub(super) max_ttl: Option<Spanned<RawDuration>>,
 }
 
@@ -270,8 +270,7 @@ pub(super) struct RawCluster {
     pub(super) director: Option<Spanned<String>>,
     /// Time without a renewal after which etcd removes a director, in whole seconds. Default: 10s.
     pub(super) lease: Option<Spanned<RawDuration>>,
-    /// Time after which a member that does not answer counts as gone, and the next one is asked.
-    /// Default: 3s.
+    /// Time after which a member counts as unreachable, and lvsd tries the next one. Default: 3s.
     pub(super) timeout: Option<Spanned<RawDuration>>,
 }
 
@@ -330,9 +329,9 @@ pub(super) struct RawDiscover {
     pub(super) dns: Option<Spanned<String>>,
     /// Pool of servers that have registered themselves in etcd.
     pub(super) etcd: Option<Spanned<String>>,
-    /// Port of servers that come without one. Default: the service's.
+    /// Port of servers without one. Default: the service's.
     pub(super) port: Option<Spanned<Whole>>,
-    /// Weight of servers that come without one. Default: 1.
+    /// Weight of servers without one. Default: 1.
     pub(super) weight: Option<Spanned<Whole>>,
 }
 
@@ -392,7 +391,7 @@ pub(super) struct RawService {
     /// The action on the connections of a server that is removed: `kernel`, `reset`,
     /// `reschedule` or `drop`. Default: `kernel`.
     pub(super) on_server_down: Option<Spanned<String>>,
-    /// Time that a server that has left the file may keep its connections. Default: 30s.
+    /// Time for which a server that was removed from the file keeps its connections. Default: 30s.
     pub(super) drain: Option<Spanned<RawDuration>>,
     /// Servers that it needs: a number, or a table. Default: 1.
     pub(super) quorum: Option<Spanned<RawQuorum>>,
@@ -419,7 +418,7 @@ pub(super) struct RawService {
     pub(super) discover: Option<Spanned<RawDiscover>>,
     /// Its servers: `["10.0.0.11:80", { address = "10.0.0.12:80", weight = 2 }]`.
     pub(super) servers: Vec<Spanned<RawTarget>>,
-    /// More of them, each as a table of its own.
+    /// More servers, each as a separate table.
     pub(super) server: Vec<Spanned<RawServer>>,
 }
 
@@ -461,7 +460,7 @@ pub(super) enum Addresses {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawProxy {
-    /// The header that tells servers the client's address: `v1` or `v2` of the PROXY protocol.
+    /// Version of the PROXY protocol header with the client's address, which servers receive: `v1` or `v2`.
     /// Default: none.
     pub(super) send: Option<Spanned<String>>,
     /// Clients send a header of the PROXY protocol first. Default: false.
@@ -634,17 +633,17 @@ pub(super) struct RawCheckTable {
     pub(super) rise: Option<Spanned<Whole>>,
     /// Failed checks in a row after which the server is down. Default: 3.
     pub(super) fall: Option<Spanned<Whole>>,
-    /// Time between the starts of two checks while their results speak against what is known.
-    /// Default: a fifth of `interval`.
+    /// Interval of checks while their results contradict the present state. Default: a fifth of
+    /// `interval`.
     pub(super) fast_interval: Option<Spanned<RawDuration>>,
     /// Percentage by which each interval varies. Default: 5.
     pub(super) jitter: Option<Spanned<Whole>>,
     /// Path of the check: `server`, or `service` through the VIP. Default: `server`.
     pub(super) via: Option<Spanned<String>>,
-    /// Whether a suspicious server is taken out; or attempts of clients to connect, in a row, after which it is asked at
-    /// once. Default: `false`.
+    /// Whether a suspicious server is taken out; or a number of consecutive unanswered attempts of
+    /// clients, after which the server is checked at once. Default: `false`.
     pub(super) passive: Option<Spanned<RawPassive>>,
-    /// Keys of the kind's own.
+    /// Keys of this kind of check only.
     pub(super) own: Vec<(Spanned<String>, Spanned<Value>)>,
 }
 
@@ -669,7 +668,7 @@ impl RawCheckTable {
 pub(super) struct RawMark {
     /// Interface on which the packets arrive. Default: any.
     pub(super) interface: Option<Spanned<String>>,
-    /// Address or network that they come from. Default: any.
+    /// Source address or network. Default: any.
     pub(super) source: Option<Spanned<String>>,
     /// Address or network that they go to; required with `mark`. Default with `source` and `drop`
     /// or `host`: any service.
@@ -690,7 +689,7 @@ pub(super) struct RawMark {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct RawDuration(pub(super) Duration);
 
-/// A whole number; one that does not fit stands as the nearest that does, which no key takes.
+/// A whole number; one out of range becomes the nearest number in range, which every key refuses.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Whole(pub(super) i64);
 

@@ -253,7 +253,7 @@ struct Building {
     persistent: Option<u64>,
     netmask: Option<(Said, String)>,
     one_packet: Option<Said>,
-    /// Flags of the scheduler, and where they are.
+    /// Flags of the scheduler, and their places.
     flags: Vec<String>,
     flags_said: Said,
     bad: Option<&'static str>,
@@ -707,8 +707,8 @@ impl Building {
         self.servers_without_port();
     }
 
-    /// Gives the checks of servers without a port the port that ldirectord asks: that of the kind of
-    /// service, whatever the service's own.
+    /// Sets the port that ldirectord checks on servers without a port: the port of the kind of
+    /// service, independent of the service's own port.
     fn servers_without_port(&mut self) {
         let known = self.negotiation.port(self.port);
         let own = self.port;
@@ -753,7 +753,7 @@ impl Building {
         });
     }
 
-    /// Gives servers that have a request and an answer of their own a check of their own.
+    /// Adds a separate check to servers with their own request and answer.
     fn check_servers(&mut self, check: &Check, protocol: &str, udp: bool) {
         for (server, asked) in self.service.servers.iter_mut().zip(&self.of_servers) {
             let Some((request, receive)) = asked else {

@@ -169,7 +169,7 @@ impl Service {
         only.filter(|port| ports.len() == 1 && *port != 0)
     }
 
-    /// Writes the quorum and the sorry server for the servers that are left.
+    /// Writes the quorum and the sorry server for the remaining servers.
     pub(super) fn settle(&mut self) {
         let default = self.keys.get("forward").cloned();
         for server in &mut self.servers {
@@ -358,8 +358,8 @@ pub(super) struct Needed {
     pub(super) within: bool,
 }
 
-/// How many of the servers with these weights have a quorum. Where that depends on which they are,
-/// it is the smallest number.
+/// The number of servers with these weights that reach a quorum. If it depends on the selection,
+/// the smallest number.
 pub(super) fn servers_of_quorum(weights: &[u64], quorum: u64, hysteresis: u64) -> Needed {
     let mut weights: Vec<u64> = weights
         .iter()
@@ -403,7 +403,7 @@ fn names_port(check: &Keys) -> bool {
         .is_some_and(|command| command.contains(PORT))
 }
 
-/// Sets this port in the command of a check, whatever the server's.
+/// Sets this port in the command of a check, in place of the server's.
 pub(super) fn fix_port(check: &mut Keys, port: u16) {
     if let Some(command) = check.get_mut("command") {
         *command = command.replace(PORT, &quote(&port.to_string()));

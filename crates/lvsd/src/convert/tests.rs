@@ -639,7 +639,7 @@ fn ldirectord_defaults_are_converted() {
     );
 }
 
-/// A server of a mark has no port, so that it is whatever listens at its address.
+/// A server of a mark has no port, so that it is any program that listens at its address.
 #[test]
 fn loops_through_a_mark_are_left_out() {
     let (done, config) = converted(
@@ -1158,7 +1158,7 @@ fn program_of_ldirectord_gets_the_port_that_is_written() {
     );
 }
 
-/// keepalived 2.2.7 gives the kernel the members of the first.
+/// keepalived 2.2.7 configures the members of the first group in the kernel.
 #[test]
 fn first_group_of_a_name_is_used_and_others_are_named() {
     let text = "virtual_server group D {\nprotocol TCP\nreal_server 10.0.0.1 80 {\n}\n}\n\

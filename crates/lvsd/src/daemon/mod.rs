@@ -243,7 +243,7 @@ async fn turn<P: Prober>(
     }
 }
 
-/// The next input. Reports of checks precede requests, of which there may be many.
+/// The next input. Reports of checks precede requests, because there may be many requests.
 async fn next_input(
     cluster: &mut Cluster,
     reports: &mut mpsc::UnboundedReceiver<health::Report>,
@@ -445,7 +445,7 @@ impl<P: Prober> Daemon<P> {
         }
         self.inputs.dataplane.contact = contact;
         self.inputs.dataplane.proxy = link.proxied();
-        self.tell_directors();
+        self.publish_director();
         Ok(Some(link))
     }
 

@@ -156,7 +156,7 @@ impl<P: Prober> Daemon<P> {
             }
             _ => About::default(),
         };
-        self.reporter.events.tell("admin", about, words);
+        self.reporter.events.send("admin", about, words);
         self.goal_changed();
         Ok((AdminDone { servers, warnings }, kept))
     }

@@ -102,7 +102,7 @@ pub trait Host: Send + 'static {
     /// Starts a dataplane that outlives this process.
     ///
     /// # Errors
-    /// In words, with a remedy.
+    /// In words, with a fix.
     fn start(&mut self, options: &Dataplane) -> Result<(), String>;
 
     /// The end, as text, of the dataplane that [`start`](Self::start) started, if it has ended.
@@ -247,13 +247,13 @@ pub struct ObservedServer {
 /// The result of a request to stop the dataplane.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Stopped {
-    /// The dataplane was asked, or there is none.
+    /// The dataplane has answered, or there is none.
     Asked,
     /// The dataplane had ended already; contains its exit status, if available.
     Already(String),
     /// The dataplane did not answer and was killed; the reason.
     Killed(String),
-    /// The dataplane could not be asked; the reason.
+    /// The dataplane did not answer; the reason.
     Not(String),
 }
 
@@ -275,7 +275,7 @@ pub struct Link {
     starts: Starts,
     /// Set by a caller that has input for the next step, which precedes the rest of this one.
     news: Arc<AtomicBool>,
-    /// Complaints that have been logged and still apply.
+    /// Logged errors that still apply.
     complaints: HashSet<String>,
 }
 
@@ -285,7 +285,7 @@ struct Memory {
     drift: Drift,
     /// Manual changes that have not been reported yet.
     deeds: Vec<String>,
-    /// Servers that are no longer wanted and have connections, each with the end of its time.
+    /// Removed servers that have connections, each with its deadline.
     leaving: HashMap<(ServiceId, SocketAddr), Instant>,
     given: Given,
     /// The weights of the last comparison, and those set since.
@@ -357,8 +357,8 @@ impl Link {
         self.news = news;
     }
 
-    /// Whether a dataplane answers. Without a connection and with `look`, connects to a running dataplane.
-    /// Starts none.
+    /// Whether a dataplane answers. Without a connection and with `look`, connects to a running
+    /// dataplane. Never starts one.
     fn is_there(&mut self, look: bool, now: Instant) -> bool {
         if self.control.is_none()
             && look
@@ -749,7 +749,7 @@ impl Link {
             .given
             .respect(&mut desired, &actual, &Weights::new(), &goal.readied);
         self.memory.given.withdraw(&mut desired, &actual);
-        Ok(plan::tell(&desired, &actual, gone))
+        Ok(plan::planned_changes(&desired, &actual, gone))
     }
 
     /// The desired and the actual state of this dataplane. If it does not answer: nothing, with the

@@ -250,8 +250,8 @@ fn cannot_start(command: &Command, error: &std::io::Error) -> String {
     }
 }
 
-/// Turns this process into the dataplane with the options of the file, so that a unit of its own can
-/// run it. Comes back only with the reason why that cannot be.
+/// Replaces this process by the dataplane with the options of the file, so that a separate systemd
+/// unit can run it. Returns only with the reason of a failure.
 pub fn become_dataplane(address: &Address, options: &Dataplane) -> String {
     let mut command = command(address, options);
     let error = command.exec();

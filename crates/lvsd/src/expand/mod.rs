@@ -195,7 +195,7 @@ impl Expanded {
         }
     }
 
-    /// Whether both are the same, whatever they have seen of etcd.
+    /// Whether both are equal, without the state of etcd.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.services == other.services
             && self.files == other.files
@@ -234,13 +234,12 @@ impl Expanded {
             .collect()
     }
 
-    /// Whether the dataplane is needed: some service is forwarded by it, or there is no service at
-    /// all.
+    /// Whether the dataplane is needed: at least one service uses it, or there is no service.
     pub fn needs_dataplane(&self) -> bool {
         self.services.is_empty() || self.services.iter().any(|service| service.proxy.is_none())
     }
 
-    /// The VIPs that the dataplane should own, `on_host` telling whether the host has an address.
+    /// The VIPs that the dataplane should own; `on_host` returns whether the host has an address.
     pub fn own_vips(&self, on_host: impl Fn(IpAddr) -> bool) -> Vec<IpAddr> {
         let said_host = |ip| {
             self.services

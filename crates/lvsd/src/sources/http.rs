@@ -155,7 +155,7 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// The lines of `body`, which comes over `connection`.
+    /// The lines of `body`, which arrives over `connection`.
     pub(super) fn new(body: Incoming, connection: Option<Connection>) -> Self {
         Self {
             body,

@@ -107,8 +107,8 @@ pub(super) fn check_call<'a>(
     })
 }
 
-/// Looks at a synchronisation daemon (`start_sync_thread`): the kernel looks for mixed families
-/// before it looks for the interface, and for another daemon after it.
+/// Checks a synchronisation daemon (`start_sync_thread`). As in the kernel, the order is: mixed
+/// families, the interface, another running daemon.
 fn start_daemon<'a>(
     view: &impl View,
     daemon: &SyncDaemon,

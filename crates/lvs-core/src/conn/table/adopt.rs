@@ -1,4 +1,4 @@
-//! Taking over a table that another process has left.
+//! Adoption of a table that another process left in memory.
 
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -18,7 +18,7 @@ use crate::conn::Draft;
 /// counters include only the entries visited so far.
 #[derive(Debug)]
 pub struct Adoption {
-    /// Handles of slots that look used.
+    /// Handles of slots that appear to be in use.
     handles: Vec<u32>,
     /// The next of them to examine.
     next: usize,
@@ -150,7 +150,7 @@ impl ConnTable {
         self.wheel.arm(handle, self.slots.entry(handle));
     }
 
-    /// Frees a slot, whatever its words contain.
+    /// Frees a slot with any content.
     fn discard(&mut self, handle: u32) {
         let entry = self.slots.entry(handle);
         if entry.word0() != 0 {
@@ -202,8 +202,8 @@ impl ConnTable {
     }
 }
 
-/// Reads the table that was found in `memory`: gives each entry with its deadline, equals in the
-/// order in which they came.
+/// Reads the table in `memory` and calls `entry` with each entry and its deadline; entries with
+/// equal keys in the order of their creation.
 pub(crate) fn read(memory: Memory, mut entry: impl FnMut(Draft, Instant)) {
     let slots = Slots::new(memory);
     let mut give = |handle: u32| {

@@ -14,7 +14,7 @@ use core::fmt;
 const WIDTH: usize = 8;
 /// References in a line on average when the index holds as many as it is made for.
 const LOAD: usize = 4;
-/// References that a lookup looks at, at most.
+/// Maximum of references that a look-up examines.
 #[cfg(test)]
 pub(crate) const PROBES: usize = 2 * WIDTH;
 

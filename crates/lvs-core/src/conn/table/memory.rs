@@ -249,11 +249,11 @@ impl Region {
         }
     }
 
-    /// Words that exist for as long as `owner`, such as a mapping. The region owns `owner` from
-    /// its construction on, and gives the words only to borrowers of itself.
+    /// Words that exist as long as `owner`, such as a mapping. The region keeps `owner`, and lends
+    /// the words only to borrowers of the region.
     ///
-    /// The words are a slice, and not asked of the owner at each access: that would be an indirect
-    /// call for each line of the table.
+    /// The words are a slice, because a call of `owner` at each access would be an indirect call
+    /// for each line of the table.
     pub fn shared(words: &'static [AtomicU64], owner: Arc<dyn Any + Send + Sync>) -> Self {
         Self {
             words: Store::Shared(words, owner),

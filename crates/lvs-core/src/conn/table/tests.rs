@@ -199,8 +199,7 @@ fn entries_prefer_home_slot_and_are_found_in_any_slot() {
     assert!(is_clear(&table));
 }
 
-/// However fast offloaded connections come and go, the quarantine never exceeds the number of
-/// slots.
+/// The quarantine never exceeds the number of slots, at any rate of offloaded connections.
 #[test]
 fn slots_in_quarantine_count_as_used() {
     let memory = Memory::heap(Layout::new(1, 1)).quarantined(Duration::from_millis(5));

@@ -13,8 +13,7 @@ use crate::fast_path::{FastPath, Held, LocalsAre, WayOut};
 use lvs_packet::net::Way;
 use lvs_packet::ways::Ways;
 
-/// How long packets that have come in may always be waiting before connections are published all
-/// the same.
+/// Time after which connections are offloaded even though received packets always wait.
 const BUSY: Duration = Duration::from_millis(50);
 /// The most local ports that wait to be written for the BPF programs.
 const LOCALS_WAITING: usize = 1 << 16;
@@ -31,13 +30,13 @@ const WITHDRAW_BUDGET: usize = 1 << 20;
 pub(super) struct KernelSide {
     /// The path, if there is one.
     pub(super) path: Option<Arc<FastPath>>,
-    /// When everything that had come in was on its way, as far as it was looked at.
+    /// Last time at which all received packets had been sent on.
     pub(super) quiet: Instant,
     /// As long as there are captures, nothing passes them by in the kernel.
     pub(super) shown: Option<Held>,
-    /// Where the walk for the synchronisation master goes on, and not before when.
+    /// Next slot of the walk for the synchronisation master, and the time of the next step.
     pub(super) synced: Option<(usize, Instant)>,
-    /// Where withdrawing all connections goes on.
+    /// Next slot of the walk that evicts all connections.
     pub(super) withdrawn: Option<usize>,
     /// How often something was learned of ways through tunnels, so far.
     pub(super) lessons: u64,
@@ -66,7 +65,7 @@ impl Worker {
         }
         let due = std::mem::take(&mut self.decider.due);
         if let Some(kernel) = self.kernel.path.clone() {
-            let _ = self.tell_locals();
+            let _ = self.write_local_ports();
             // Read the epoch first: the data read after it belong to this epoch or a later one.
             let epoch = kernel.epoch();
             self.take_view();
@@ -103,7 +102,7 @@ impl Worker {
         }
     }
 
-    /// Why no connection at all is published in this epoch.
+    /// The reason why no connection is offloaded in this epoch.
     fn publishes_none(&self, epoch: u16) -> Option<WithDataplane> {
         if epoch == 0 {
             return Some(match self.kernel.shown {
@@ -116,7 +115,7 @@ impl Worker {
         judges.then_some(WithDataplane::IgnoreTunneled)
     }
 
-    /// The offload plan and the paths of a connection, if its packets need nothing but counting;
+    /// The offload plan and the next hops of a connection whose packets only need to be counted;
     /// otherwise the reason.
     fn what_to_publish(
         &self,
@@ -165,7 +164,7 @@ impl Worker {
         })
     }
 
-    /// Publishes a connection, if nothing but counting is to be done about its packets.
+    /// Offloads a connection whose packets only need to be counted.
     fn publish(
         &mut self,
         conn: ConnId,
@@ -208,7 +207,7 @@ impl Worker {
 
     /// Writes the local ports of connections for the BPF programs and for a successor; true if more
     /// are waiting.
-    pub(super) fn tell_locals(&mut self) -> bool {
+    pub(super) fn write_local_ports(&mut self) -> bool {
         let shard = &mut self.decider.shard;
         let waiting = shard.local_changes_len();
         if waiting == 0 {

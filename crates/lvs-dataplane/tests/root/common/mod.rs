@@ -21,7 +21,7 @@ impl Host {
         Self(fd)
     }
 
-    /// Runs something inside, on a thread of its own.
+    /// Runs a function in the namespace, on a separate thread.
     pub(crate) fn run<T: Send + 'static>(&self, f: impl FnOnce() -> T + Send + 'static) -> T {
         self.spawn(f)
             .join()

@@ -52,7 +52,7 @@ struct Segment {
     payload: Vec<u8>,
 }
 
-/// One control connection, as seen by both of its ends.
+/// One control connection, with the state of both of its ends.
 struct Dialogue {
     entropy: Entropy<'static>,
     client: SocketAddr,

@@ -144,7 +144,7 @@ impl Director {
             );
             return;
         }
-        let (what, cure) = match vrrp.state.as_str() {
+        let (what, fix) = match vrrp.state.as_str() {
             "fault" => (
                 "keepalived finds a fault, and so this director has no virtual address",
                 "is the interface of [vrrp] up, and has it an address? See journalctl -u keepalived",
@@ -154,7 +154,7 @@ impl Director {
                 "systemctl restart keepalived; its file is to be what lvsd keepalived-config prints",
             ),
         };
-        findings.add(what, cure);
+        findings.add(what, fix);
     }
 }
 

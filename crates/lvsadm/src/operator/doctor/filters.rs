@@ -1,5 +1,5 @@
-//! Filters of the host: those that look as if they filtered packets of services and do not see
-//! them, and those that do.
+//! Filters of the host: those that seem to filter packets of services and do not receive them, and
+//! those that do.
 
 use lvs_core::api::{Info, ServiceInfo};
 use lvs_sys::attached::{self, Place};
@@ -120,7 +120,7 @@ impl<'a> Chain<'a> {
         })
     }
 
-    /// Whether it sees nothing of these devices.
+    /// Whether it receives no packets of these devices.
     fn is_elsewhere(&self, devices: &[Device]) -> bool {
         self.at.is_some() && !devices.iter().any(|device| self.is_at(device))
     }
@@ -132,8 +132,8 @@ impl<'a> Chain<'a> {
     }
 }
 
-/// Firewall rules that name a service, or drop by source alone: rules that do not see packets of
-/// services, and rules where the dataplane's packets leave.
+/// Firewall rules that name a service, or drop packets by source alone: rules that do not match
+/// packets of services, and rules that match outgoing packets of the dataplane.
 fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: &mut Findings) {
     let mut chain = Chain::default();
     let mut by_source = Vec::new();
@@ -233,7 +233,7 @@ fn at_egress(
 ) {
     let Chain { table, name, .. } = chain;
     let place = format!("table {table}, chain {name} at the egress of {devices}");
-    let cure = format!(
+    let fix = format!(
         "that is right where it is meant to filter services; if not, exempt them in it (ip saddr VIP for answers, ip daddr SERVER \
          for requests): nft -a list chain {table} {name}"
     );
@@ -241,7 +241,7 @@ fn at_egress(
         if line.contains("policy drop") {
             findings.add(
                 format!("{place}, also drops what the dataplane sends, unless a rule accepts it"),
-                cure,
+                fix,
             );
         }
         return;
@@ -262,14 +262,14 @@ fn at_egress(
                 "a rule of {place}, also drops what the dataplane sends for {}: {line}",
                 service_text(service.service)
             ),
-            cure,
+            fix,
         );
     } else if drops_by_source(line) {
         findings.add(
             format!(
                 "a rule of {place}, drops by source, requests that the dataplane sends too: {line}"
             ),
-            cure,
+            fix,
         );
     }
 }
@@ -346,7 +346,7 @@ fn described(names: &[&String]) -> Option<(String, String)> {
     }
 }
 
-/// Foreign XDP programs, which see each frame first and may withhold it.
+/// XDP programs of other software, which receive each frame first and may drop it.
 fn express_data_path(device: &Device, findings: &mut Findings) {
     let others = device.xdp.iter();
     let others = others.filter(|name| !name.starts_with(OWN_PROGRAM));
@@ -627,8 +627,8 @@ mod tests {
         assert_eq!(findings.0.len(), 1, "{findings:?}");
         assert!(findings.0[0].what.contains("chain INPUT"));
         assert!(
-            findings.0[0].cure.contains("lvsadm mark add")
-                && findings.0[0].cure.contains("lvsadm filter add"),
+            findings.0[0].fix.contains("lvsadm mark add")
+                && findings.0[0].fix.contains("lvsadm filter add"),
             "{findings:?}"
         );
     }

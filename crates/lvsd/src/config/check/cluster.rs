@@ -15,7 +15,7 @@ use crate::sources::etcd::{self, Access, Password};
 use crate::text::Diagnostic;
 use crate::text::read_file;
 
-/// Members that are asked.
+/// Maximum of configured members.
 const MEMBERS_MAX: usize = 16;
 /// Files of certificates: of the authority, and certificate and key of this client.
 pub(super) type Certificates<'a> = (
@@ -127,7 +127,7 @@ impl Checker<'_> {
         time
     }
 
-    /// The members, and how they are met.
+    /// The members, and the credentials for them.
     fn access(&mut self, spanned: &Spanned<RawCluster>) -> Option<Access> {
         let raw = spanned.get_ref();
         let Some(members) = &raw.etcd else {

@@ -10,7 +10,7 @@ use super::Checker;
 use crate::config::raw::{RawService, RawTunnel, RawTunnelTable};
 use crate::text::Diagnostic;
 
-/// Types of tunnels for a remedy: `"gre" or "gue"`.
+/// Types of tunnels for a fix: `"gre" or "gue"`.
 fn names(types: impl Iterator<Item = &'static TunnelType>) -> String {
     let names: Vec<String> = types.map(|kind| format!("\"{}\"", kind.name)).collect();
     match names.split_last() {
@@ -139,7 +139,7 @@ impl Checker<'_> {
         Some((kind.tunnel)(port, checksum?))
     }
 
-    /// The checksum in the words of the file; `None` if they are wrong.
+    /// The checksum by its name in the file; `None` if the name is wrong.
     fn tunnel_checksum(&mut self, raw: Option<&Spanned<String>>) -> Option<TunnelChecksum> {
         let Some(value) = raw else {
             return Some(TunnelChecksum::None);
@@ -193,7 +193,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Not every type has a checksum, and not every one has all of them.
+    /// Checks that the type of tunnel has this checksum: some types have none, or not all of them.
     fn tunnel_checksum_fits(
         &mut self,
         table: &RawTunnelTable,

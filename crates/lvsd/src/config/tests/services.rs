@@ -288,7 +288,7 @@ fn quorum_and_sorry_keys_are_checked() {
     }
 }
 
-/// Nobody asks it, so that a check of the service has no need of a port of it.
+/// Such a server is not checked, so that a check of the service does not require a port.
 #[test]
 fn sorry_server_without_port_needs_no_port_for_the_check() {
     let config = load(

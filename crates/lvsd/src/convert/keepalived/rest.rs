@@ -9,7 +9,7 @@ use super::words::without_comment;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Fate {
     taken: bool,
-    /// Words of it stay.
+    /// Some of its words are kept.
     kept: bool,
     /// Whether the statement is within a block that stays.
     within: bool,

@@ -216,8 +216,8 @@ fn tunnel(item: &Item, mut at: usize) -> Result<String, String> {
 }
 
 impl Method {
-    /// `NAT`, `TUN type gue port 6080 csum`; `from` is where the method is among the words. Why words
-    /// of it are lost goes to `lost`.
+    /// Parses `NAT`, `TUN type gue port 6080 csum`; `from` is the index of the method among the
+    /// words. Reasons for lost words are added to `lost`.
     fn parse(item: &Item, from: usize, lost: &mut Vec<String>) -> Option<Self> {
         let forward = match item.word(from) {
             "NAT" => "nat",
@@ -270,7 +270,7 @@ struct Parts {
     family: Option<bool>,
     /// Seconds of persistence; 0 for none.
     timeout: Option<u64>,
-    /// Its mask, and where it is.
+    /// Its mask, and its place.
     granularity: Option<(String, Item)>,
     engine: Option<String>,
     one_packet: Option<Item>,
@@ -298,8 +298,8 @@ impl Parts {
         !all.is_empty() && all.iter().all(|(six, _)| *six)
     }
 
-    /// Writes them for a service of this family, and leaves out its servers of the other one: only
-    /// tunnels lead there.
+    /// Writes them for a service of this family, and omits its servers of the other family, which
+    /// require tunnels.
     fn finish(&self, service: &mut Service, six: bool) {
         if let Some(item) = &self.one_packet {
             let udp = service
@@ -512,7 +512,7 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
     on_check_failure(service, inhibit);
 }
 
-/// Full NAT needs addresses of its own.
+/// Adds the local addresses that full NAT needs.
 fn full_nat(item: &Item, outside: &Outside, service: &mut Service) {
     let full = quote("fullnat");
     if service.keys.get("forward") != Some(&full) {

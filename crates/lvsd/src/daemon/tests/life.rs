@@ -1,4 +1,4 @@
-//! Dataplanes that are started, found, lost, hung and left behind.
+//! Dataplanes that are started, found, lost, hung and abandoned.
 
 use super::*;
 
@@ -229,7 +229,7 @@ async fn dataplane_that_never_starts_is_fatal() {
     assert!(error.contains("did not start"), "{error}");
 }
 
-/// The dataplane has dropped the connection, and is there: it is asked.
+/// The dataplane has closed the connection, and still runs: the daemon connects again.
 #[tokio::test(start_paused = true)]
 async fn dataplane_without_contact_is_asked_to_stop() {
     let world = World::default();

@@ -115,7 +115,7 @@ async fn reload_that_replaces_servers_waits_for_new_ones() {
     daemon.stop().await;
 }
 
-/// lvsd removes rules and sysctls that have left the file, after a reload and at its start.
+/// lvsd removes rules and sysctls that are no longer in the file, after a reload and at its start.
 #[tokio::test(start_paused = true)]
 async fn service_removed_from_file_is_removed_by_reload_and_restart() {
     let more = format!(

@@ -1,4 +1,4 @@
-//! The sorry server: below the quorum it replaces the others, and leaves them as they were.
+//! The sorry server: below the quorum it replaces the others, and does not change them.
 
 use std::collections::HashMap;
 
@@ -161,7 +161,7 @@ async fn sorry_server_wait_is_bounded() {
     daemon.stop().await;
 }
 
-/// If weight 0 turns clients away, or leads those that come again to the server, it has to go.
+/// The server is removed if weight 0 refuses clients, or leads returning clients to it.
 #[tokio::test(start_paused = true)]
 async fn sorry_server_replaces_servers_that_weight_0_does_not_quiesce() {
     for more in ["scheduler = \"sh\"", "persistence = { timeout = \"5m\" }"] {

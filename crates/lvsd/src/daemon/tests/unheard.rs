@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Nobody listens there.
+/// An address without a listener.
 const CLUSTER: &str = "[cluster]\netcd = \"http://127.0.0.1:1\"\ndirector = \"d1\"\n";
 
 fn second() -> ServiceId {

@@ -1,5 +1,5 @@
-//! Asking name servers: UDP first, each from a port of the kernel's choice, TCP where the answer
-//! does not fit; one after the other, twice.
+//! Requests to name servers: UDP first, each from a port that the kernel chooses, TCP if the answer
+//! does not fit; one server after the other, twice.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::sources::Record;
 
 /// The file with the host's own name servers.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
-/// Name servers of that file that are asked, as the C library does.
+/// Maximum of name servers of that file, as in the C library.
 const NAME_SERVERS_MAX: usize = 3;
 /// Number of attempts for each name server.
 const ROUNDS: usize = 2;

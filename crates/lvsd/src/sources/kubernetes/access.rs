@@ -46,7 +46,7 @@ impl fmt::Debug for Access {
     }
 }
 
-/// Why there is no access, and the remedy.
+/// Why there is no access, and the fix.
 pub(crate) type Wrong = (String, String);
 
 fn wrong<T>(what: impl Into<String>, help: impl Into<String>) -> Result<T, Wrong> {
@@ -454,7 +454,7 @@ users:
     }
 
     #[test]
-    fn kubeconfig_wrong_or_unsupported_is_refused_with_a_remedy() {
+    fn kubeconfig_wrong_or_unsupported_is_refused_with_a_fix() {
         let directory = directory();
         for (context, words) in [
             ("plug-in", "lvsd runs no programs of a kubeconfig"),

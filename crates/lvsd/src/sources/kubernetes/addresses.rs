@@ -186,8 +186,8 @@ pub(super) struct Assigned {
     pub(super) wanted: BTreeMap<String, Vec<IpAddr>>,
     /// Why a Service does not have the addresses that it should have.
     pub(super) refused: BTreeMap<String, String>,
-    /// The Services that go on with what they had: their status has an address of no pool, or they have
-    /// too many ports.
+    /// The Services that keep their present state: their status has an address of no pool, or they
+    /// have too many ports.
     pub(super) held: BTreeSet<String>,
 }
 
@@ -207,7 +207,7 @@ pub(super) fn families(service: &Service) -> Vec<Family> {
     }
 }
 
-/// Decides which Service has which address. Older Services come first.
+/// Assigns addresses to Services. Older Services come first.
 pub(super) fn assign(model: &Model, settings: &Settings) -> Assigned {
     let mut by_age: Vec<(&String, &Service)> = model.services.iter().collect();
     by_age.sort_by_key(|(key, service)| (&service.metadata.creation_timestamp, *key));
@@ -314,7 +314,7 @@ impl Assigned {
             refused = Some("no [[kubernetes.pool]] has addresses of its family".to_owned());
         }
         // A status that has an address of no pool is somebody else's to change.
-        let changed = target != in_status || !tells_ports(service);
+        let changed = target != in_status || !has_present_ports(service);
         if !foreign && !target.is_empty() && changed {
             self.wanted.insert(key.to_owned(), target);
         }
@@ -418,7 +418,7 @@ impl<'a> Request<'a> {
 }
 
 /// Whether the status has the present ports, if it has any.
-fn tells_ports(service: &Service) -> bool {
+fn has_present_ports(service: &Service) -> bool {
     let ingress = service.status.load_balancer.ingress.iter();
     let mut reported = ingress.filter(|one| !one.ports.is_empty());
     reported.all(|one| {

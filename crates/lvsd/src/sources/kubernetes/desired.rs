@@ -12,7 +12,7 @@ use super::addresses::Assigned;
 use super::model::{EXCLUDED, Model, PREFIX, ZONE};
 use super::objects::{Node, Service, ServicePort, Use};
 
-/// Services that come of all Services.
+/// Maximum of services from all Services together.
 const TEXTS_MAX: usize = 4096;
 /// Servers of a service.
 const SERVERS_MAX: usize = 1024;
@@ -313,7 +313,7 @@ fn texts(
     Ok((all, count))
 }
 
-/// The text of one service. All that stands in it has been read as a name, a number or an address.
+/// The text of one service. All its values have been parsed as a name, a number or an address.
 fn text(
     name: &str,
     service: &Service,

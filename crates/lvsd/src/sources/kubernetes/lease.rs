@@ -12,7 +12,7 @@ use super::objects::{Lease, LeaseSpec};
 
 /// How long a director may not renew the Lease until another one takes it.
 pub(super) const LASTS: Duration = Duration::from_secs(15);
-/// Between two looks at the Lease.
+/// Interval of the checks of the Lease.
 pub(super) const PERIOD: Duration = Duration::from_secs(4);
 /// How long a renewal permits this director to write. It ends before others take the Lease.
 const WRITES: Duration = Duration::from_secs(10);
@@ -22,7 +22,7 @@ const LONGEST: u32 = 300;
 /// This director's knowledge of the Lease.
 #[derive(Debug, Default)]
 pub(super) struct Claim {
-    /// The last version that was seen, and since when.
+    /// The last known version, and its time.
     seen: Option<(String, Instant)>,
     /// The last version that this director wrote.
     written: Option<String>,
@@ -44,7 +44,7 @@ pub(super) enum Step {
 }
 
 impl Claim {
-    /// Looks at the Lease; `None`: there is none. `unix` is the time since 1970.
+    /// Decides about the Lease; `None`: there is none. `unix` is the time since 1970.
     pub(super) fn step(
         &mut self,
         lease: Option<&Lease>,

@@ -47,7 +47,7 @@ use super::http::{Endpoint, Lines, plain};
 use super::{Shared, retry};
 use crate::health::probe::Tls;
 
-/// Objects that are asked for at once.
+/// Objects of one page of a list.
 const PAGE: usize = 500;
 /// Objects of a list.
 const LISTED_MAX: usize = 100_000;
@@ -207,7 +207,7 @@ struct Watch {
 enum Brought {
     /// An object is new, has changed or has gone.
     Change,
-    /// Nothing but a version.
+    /// Only a version.
     Bookmark,
     /// Its end, which is no fault.
     End,
@@ -339,7 +339,7 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Follows what happens, until all has to be listed anew.
+    /// Follows changes, until all objects must be listed again.
     async fn follow(
         &mut self,
         mut services: Watch,
@@ -438,7 +438,7 @@ impl<'a> Session<'a> {
         Ok(Brought::Change)
     }
 
-    /// Gives what is known to the daemon.
+    /// Passes the known objects to the daemon.
     fn hand_over(&mut self) -> Result<(), Error> {
         self.assigned = assign(&self.model, &self.settings);
         let desired = desired(&self.model, &self.assigned, &self.settings);
@@ -489,7 +489,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Looks at the Lease, and renews or takes it.
+    /// Reads the Lease, and renews or takes it.
     async fn keep(&mut self) -> Result<(), Error> {
         let settings = Arc::clone(&self.settings);
         let (namespace, name) = (&settings.lease.0, &settings.lease.1);
@@ -615,7 +615,7 @@ impl<'a> Session<'a> {
                     );
                     events.extend(self.event(&key, "Normal", "AddressAssigned", &message));
                 }
-                // The watch tells what it is now.
+                // The watch reports its present state.
                 Err(error) if error.is_conflict() || error.is_missing() => {}
                 Err(error) if error.is_refused() => {
                     self.cannot(format!(
@@ -631,7 +631,7 @@ impl<'a> Session<'a> {
             }
         }
         // An Event about an address is written once at most.
-        self.tell(events).await?;
+        self.write_events(events).await?;
         fault.map_or(Ok(!passing), Err)
     }
 
@@ -656,7 +656,7 @@ impl<'a> Session<'a> {
                 }
             }
             let (events, due): (Vec<_>, Vec<_>) = due.into_iter().unzip();
-            let reported = self.tell(events).await?;
+            let reported = self.write_events(events).await?;
             let written = due
                 .into_iter()
                 .zip(&reported)
@@ -698,7 +698,7 @@ impl<'a> Session<'a> {
     }
 
     /// Writes Events; for each, false if another attempt may succeed.
-    async fn tell(&mut self, events: Vec<(Change, String)>) -> Result<Vec<bool>, Error> {
+    async fn write_events(&mut self, events: Vec<(Change, String)>) -> Result<Vec<bool>, Error> {
         let (changes, keys): (Vec<_>, Vec<_>) = events.into_iter().unzip();
         let answers = self.writers.send(changes).await;
         let mut reported = Vec::with_capacity(keys.len());

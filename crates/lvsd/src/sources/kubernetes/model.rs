@@ -34,7 +34,7 @@ pub(super) const PREFIX: &str = "lvsd/";
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// The label of a Node that names its zone.
 pub(super) const ZONE: &str = "topology.kubernetes.io/zone";
-/// The label of a Node that external load balancers leave out.
+/// The label of a Node that external load balancers skip.
 pub(super) const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
 
 /// A kind of object.
@@ -125,7 +125,7 @@ pub(super) struct Model {
     pub(super) refused: BTreeMap<String, String>,
 }
 
-/// `NAMESPACE/NAME`, or the name of what is in no namespace.
+/// `NAMESPACE/NAME`, or the name of an object without a namespace.
 fn key(named: &Named) -> String {
     match named.namespace.is_empty() {
         true => named.name.clone(),
@@ -330,7 +330,7 @@ impl Model {
     }
 }
 
-/// Whether `known` is a later version of the same Service. A watch may tell of an older version than
+/// Whether `known` is a later version of the same Service. A watch may report an older version than
 /// the answer to a write of this director.
 fn is_newer(known: &Service, reported: &Service) -> bool {
     let version = |service: &Service| service.metadata.resource_version.parse::<u64>().ok();

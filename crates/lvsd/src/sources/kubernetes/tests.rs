@@ -89,7 +89,7 @@ pub(super) fn slice(name: &str, endpoints: &[(&str, &str, &str)]) -> String {
 /// Ends a watch as an API server does after its time.
 const END: &str = "END";
 
-/// How long a test waits for what has to come.
+/// Time limit of a test for an expected event.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An API server that has these objects, and answers a few kinds of request.
@@ -132,7 +132,7 @@ impl Fake {
         self.state.lock().unwrap()
     }
 
-    /// Has an object, and tells watches of it.
+    /// Stores an object, and reports it to watches.
     fn put(&self, kind: &'static str, object: &str) {
         let mut object: Value = serde_json::from_str(object).unwrap();
         let mut state = self.lock();
