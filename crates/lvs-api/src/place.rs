@@ -62,7 +62,9 @@ pub fn prepare(directory: &Path) -> io::Result<()> {
         return Err(io::Error::other(format!("it is user {uid}'s, not root's")));
     }
     if meta.mode() & 0o022 != 0 {
-        return Err(io::Error::other("others than its owner may write there"));
+        return Err(io::Error::other(
+            "users other than its owner may write there",
+        ));
     }
     Ok(())
 }
@@ -263,7 +265,10 @@ mod tests {
         );
         fs::set_permissions(&path, Permissions::from_mode(0o1777)).expect("it is ours");
         let open = prepare(&path).expect_err("everybody's");
-        assert!(open.to_string().contains("others than its owner"), "{open}");
+        assert!(
+            open.to_string().contains("users other than its owner"),
+            "{open}"
+        );
 
         let link = directory("link");
         let _ = fs::remove_file(&link);

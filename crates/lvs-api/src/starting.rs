@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn old_dataplane_is_not_waited_for() {
+    fn dataplane_older_than_the_limit_is_not_waited_for() {
         assert!(waits_for(1, 99_000, "lvs-dataplane\0", Some(7)));
         assert!(!waits_for(1, 98_990, "lvs-dataplane\0", Some(7)));
     }

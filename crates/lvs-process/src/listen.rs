@@ -21,7 +21,7 @@ use lvs_sys::peercred;
 #[non_exhaustive]
 pub enum BindError {
     /// Another dataplane listens on the address.
-    #[error("another dataplane is running at {address}{}: stop it first, or give this one another --socket", of_pid(.pid))]
+    #[error("another dataplane is running at {address}{}: stop it first, or start this one with another --socket", of_pid(.pid))]
     Running {
         /// The address.
         address: Address,
@@ -44,7 +44,7 @@ pub enum BindError {
         pid: Option<u32>,
     },
     /// There is a file at the path that is not a socket.
-    #[error("{path} is not a socket: remove it, or give another --socket", path = .0.display())]
+    #[error("{path} is not a socket: remove it, or use another --socket", path = .0.display())]
     NotASocket(PathBuf),
     /// The system refused.
     #[error("cannot listen at {address}: {source}; {}", fix(source))]

@@ -308,7 +308,7 @@ impl Admin {
             };
             if tokio::time::timeout(SETTLE, written).await.is_err() {
                 tracing::warn!(
-                    "the disk has not taken what is wanted of servers within {SETTLE:?}: the last of it may not hold after a start"
+                    "the disk has not stored the overrides within {SETTLE:?}: the last ones may be lost at a restart"
                 );
             }
         }

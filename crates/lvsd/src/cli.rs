@@ -851,7 +851,7 @@ fn run(
         let opened = control_socket::open(&address, &config.dataplane, Arc::clone(&api));
         if let Err(error) = opened {
             tracing::warn!(
-                "no control socket: {error}; `lvsd status` and `lvsadm drain` do without lvsd; --socket @NAME gives it a place that needs no rights"
+                "no control socket: {error}; `lvsd status` and `lvsadm drain` work without lvsd; --socket @NAME needs no rights"
             );
         }
         let served = api::start(&api, &events, &address);

@@ -70,7 +70,7 @@ fn bind(address: &Address) -> io::Result<tokio::net::UnixListener> {
 fn remove_stale(path: &Path) -> io::Result<()> {
     match std::fs::symlink_metadata(path) {
         Ok(meta) if meta.file_type().is_socket() => std::fs::remove_file(path),
-        Ok(_) => Err(io::Error::other("there is something else than a socket")),
+        Ok(_) => Err(io::Error::other("the path is not a socket")),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
     }
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn supplementary_groups_count() {
+    async fn control_socket_accepts_supplementary_groups() {
         if !rustix::process::geteuid().is_root() {
             return;
         }

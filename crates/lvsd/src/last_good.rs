@@ -19,7 +19,7 @@ pub fn path(address: &Address) -> Option<PathBuf> {
 pub fn keep(path: &Path, text: &str) {
     if let Err(error) = replace(path, text.as_bytes(), 0o600) {
         tracing::debug!(
-            "cannot keep the configuration in {}: {error}",
+            "cannot store the configuration in {}: {error}",
             path.display()
         );
     }

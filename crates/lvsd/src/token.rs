@@ -45,12 +45,12 @@ impl Token {
         }
         if meta.uid() != 0 && meta.uid() != rustix::process::geteuid().as_raw() {
             return Err(format!(
-                "the token in {name} is another user's, who may change it: `chown root {name}`"
+                "the token in {name} belongs to another user, who can change it: `chown root {name}`"
             ));
         }
         if meta.mode() & 0o077 != 0 {
             return Err(format!(
-                "others may read or write the token in {name}; take that away: `chmod 600 {name}`"
+                "other users may read or write the token in {name}: `chmod 600 {name}`"
             ));
         }
         let mut text = String::new();

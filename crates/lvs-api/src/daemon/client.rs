@@ -241,7 +241,7 @@ impl Client {
         match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
                 format!(
-                    "lvsd at {} does not answer; see in its log what it waits for",
+                    "lvsd at {} does not answer; its log names the cause",
                     self.address
                 )
             }

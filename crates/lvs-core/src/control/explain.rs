@@ -219,7 +219,9 @@ impl Control {
         };
         match forecast.by {
             By::Pin => format!("goes to {server}: a health check through the VIP is pinned to it"),
-            By::Template(true) => format!("goes to {server}: its template says so"),
+            By::Template(true) => {
+                format!("goes to {server}: the persistence template of the client names it")
+            }
             By::Template(false) | By::Scheduler => {
                 format!("goes to {server}: {scheduler} chooses it{lots}")
             }
@@ -448,8 +450,8 @@ fn belongs_to_a_connection(server: SocketAddr) -> String {
 
 fn no_service(protocol: Protocol, dst: SocketAddr, mark: u32) -> String {
     match mark {
-        0 => format!("no service takes {protocol} {dst}"),
-        mark => format!("no service takes {protocol} {dst} or the mark {mark}"),
+        0 => format!("no service for {protocol} {dst}"),
+        mark => format!("no service for {protocol} {dst} or the mark {mark}"),
     }
 }
 

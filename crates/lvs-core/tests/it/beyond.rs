@@ -324,7 +324,7 @@ fn untracked_connection_is_reset_by_its_next_packet() {
 }
 
 #[test]
-fn packet_before_walk_ends_its_connection() {
+fn down_connection_ends_at_packet_before_walk() {
     let key = ServiceKey::tcp(addr(VIP));
     let config = service("rr", down(OnServerDown::Reset));
     let mut director = director(key, config, Forwarding::Nat, 1);

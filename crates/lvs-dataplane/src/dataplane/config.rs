@@ -188,19 +188,17 @@ pub enum StartError {
     Peers(String),
     /// There is no memory for the connection table, or for the table of persistence templates.
     #[error(
-        "{0}: give a smaller --max-connections, or permit the dataplane more memory (ulimit -v, vm.overcommit_memory)"
+        "{0}: reduce --max-connections, or permit the dataplane more memory (ulimit -v, vm.overcommit_memory)"
     )]
     Memory(OutOfMemory),
     /// A thread cannot be started.
     #[error("cannot start a thread: {0}")]
     Thread(#[source] std::io::Error),
     /// More packet workers are configured than [`WORKERS_MAX`].
-    #[error("--workers {0}: there may be {WORKERS_MAX} packet workers at most")]
+    #[error("--workers {0}: the maximum is {WORKERS_MAX} packet workers")]
     Workers(NonZeroUsize),
     /// A hook is configured with several packet workers.
-    #[error(
-        "an embedding program that looks at each packet does so from one packet worker, not from {0}"
-    )]
+    #[error("an embedding program that inspects each packet requires one packet worker, not {0}")]
     Hook(NonZeroUsize),
     /// The random key of the connection table cannot be read.
     #[error("cannot read random numbers from /dev/urandom: {0}")]

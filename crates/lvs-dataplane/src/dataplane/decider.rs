@@ -440,7 +440,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mark_rule_takes_packets_only_if_it_drops_them_or_leaves_them_to_the_host() {
+    fn mark_rule_prevents_offload_only_if_it_drops_packets_or_passes_them_to_host() {
         let tuple = Tuple::tcp(
             ([192, 0, 2, 7], 1000).into(),
             ([198, 51, 100, 1], 80).into(),

@@ -122,7 +122,7 @@ pub(super) enum WithDataplane {
     Change,
     #[error("ignore_tunneled is set")]
     IgnoreTunneled,
-    #[error("no packet of it has come since the last change")]
+    #[error("no packet of it has arrived since the last change")]
     Stale,
     #[error("no connection is, before its client has sent {of} packets")]
     New { of: u32 },
@@ -161,9 +161,9 @@ fn end_what_is_left() {
             "connections that the dataplane before this one forwarded by the kernel fast path have ended: this one does not"
         ),
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => warn!(
-            "{error}: what both are to forward would be forwarded twice: stop one of them, or give them different interfaces (--interface)"
+            "{error}: packets would be forwarded twice: stop one of them, or give them different interfaces (--interface)"
         ),
-        Err(error) => warn!("cannot end what another dataplane has left in the kernel: {error}"),
+        Err(error) => warn!("cannot remove the state of another dataplane in the kernel: {error}"),
     }
 }
 

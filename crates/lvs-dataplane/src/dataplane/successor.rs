@@ -225,7 +225,7 @@ pub(super) fn restore(
     let kept: Kept<Value> = match state.saved().map(|text| serde_json::from_slice(&text)) {
         Some(Ok(kept)) => kept,
         Some(Err(error)) => {
-            warn!("what the dataplane before this one has left cannot be read: {error}");
+            warn!("cannot read the state of the previous dataplane: {error}");
             return Left::default();
         }
         None => return Left::default(),
@@ -241,7 +241,7 @@ pub(super) fn restore(
         for call in calls {
             if let Err(refused) = control.apply(std::slice::from_ref(call), host, now) {
                 warn!(
-                    "of what the dataplane before this one had: {}",
+                    "state of the previous dataplane: {}",
                     refused.failure.message
                 );
             }
@@ -345,7 +345,9 @@ pub(super) fn take_over(
                 no_room += control.move_in(shards, memory, home, ahead, now);
             }
             if no_room > 0 {
-                warn!("of what another dataplane has left, {no_room} connections found no room");
+                warn!(
+                    "{no_room} connections of the previous dataplane were dropped: the table is full"
+                );
             }
         }
     }

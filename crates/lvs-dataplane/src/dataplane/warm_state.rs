@@ -174,7 +174,7 @@ impl WarmState for WarmRestart {
 
     fn has_taken_over(&self) {
         if let Err(error) = self.has_taken_over() {
-            warn!("connections do not outlive this dataplane: {error}");
+            warn!("no warm restart: connections end with this dataplane: {error}");
         }
     }
 

@@ -106,7 +106,7 @@ impl FastPath {
             None => sweep_all(),
         };
         if let Err(error) = done {
-            warn!("cannot look for filters that another dataplane has left: {error}");
+            warn!("cannot list the filters of other dataplanes: {error}");
         }
     }
 }

@@ -30,7 +30,7 @@ pub enum FastPathError {
     Old(#[source] io::Error),
     /// The connection table needs a large part of the free memory.
     #[error(
-        "its connection table takes {needs} MiB at once, and {free} MiB are free, of which it may have a quarter"
+        "its connection table takes {needs} MiB at once, and {free} MiB are free, of which it may use a quarter"
     )]
     Memory {
         /// The size of the table in MiB.

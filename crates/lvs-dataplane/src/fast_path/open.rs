@@ -82,7 +82,9 @@ impl FastPath {
         let pins = match Pins::here() {
             Ok(pins) => pins,
             Err(error) => {
-                info!("connections do not outlive this dataplane: no BPF file system: {error}");
+                info!(
+                    "no warm restart: connections end with this dataplane: no BPF file system: {error}"
+                );
                 return alone(error);
             }
         };
@@ -95,7 +97,7 @@ impl FastPath {
                 });
             }
             Err(error) => {
-                warn!("connections do not outlive this dataplane: {error}");
+                warn!("no warm restart: connections end with this dataplane: {error}");
                 return alone(error);
             }
         };
@@ -118,7 +120,7 @@ impl FastPath {
             }
         }
         if let Err(error) = attach::sweep_all() {
-            warn!("cannot look for filters that another dataplane has left: {error}");
+            warn!("cannot list the filters of other dataplanes: {error}");
         }
         room.takes(bytes)?;
         let opened = Self::open_with(layout, steering, Maps::Pinned(&pins), xdp, |code| code);
@@ -567,7 +569,7 @@ fn found(pins: &Pins, layout: &Layout, steering: &Steering) -> Result<(Layout, S
     let conf = words("lvs_conf", conf::WORDS)?;
     if conf[conf::TRIES] >= TRIES_MOST {
         return Err(format!(
-            "{TRIES_MOST} dataplanes ended soon after they had taken over what it left"
+            "{TRIES_MOST} dataplanes ended soon after they had taken over its state"
         ));
     }
     if pins::is_over(&conf) {

@@ -315,7 +315,7 @@ pub(super) fn attach(
     let link = program.attach(ifindex)?;
     if let Err(error) = link.pin(path) {
         warn!(
-            "connections do not outlive this dataplane: {}: {error}",
+            "no warm restart: connections end with this dataplane: {}: {error}",
             path.display()
         );
     }

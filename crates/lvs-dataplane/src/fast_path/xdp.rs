@@ -70,7 +70,9 @@ impl Xdp {
         let mut interfaces = lock(&self.interfaces);
         let place = ifindex % MAC_PLACES;
         if interfaces.iter().any(|other| other % MAC_PLACES == place) {
-            return Err(io::Error::other("no place is left for the interface"));
+            return Err(io::Error::other(
+                "the maximum number of interfaces is in use",
+            ));
         }
         interfaces.insert(ifindex);
         Ok(())

@@ -237,7 +237,7 @@ impl Interception {
 }
 
 fn shield_failure(error: &ShieldError) -> String {
-    format!("the host's own stack is not kept from it yet, which is tried again: {error}")
+    format!("the host's network stack still receives its packets; trying again: {error}")
 }
 
 fn steering_failure(error: &SteeringError) -> String {

@@ -239,7 +239,7 @@ impl Keeper {
         self.next.attach.push((port, ports.collect()));
         if self.interception.is_routed() && self.dataplane.workers() > 1 {
             info!(
-                "packets come by one queue (--backend tun), which the first packet worker reads; it hands over what is others'"
+                "packets arrive on one queue (--backend tun): the first packet worker reads it, and passes packets to the other workers"
             );
         }
         Ok(())
@@ -436,7 +436,7 @@ impl Keeper {
         match added {
             Ok(()) => hidden.extend(new),
             Err(error) => {
-                warn!("connections of this host's own to virtual addresses will fail: {error}");
+                warn!("connections from this host to virtual addresses will fail: {error}");
             }
         }
         self.next.differs = true;

@@ -71,7 +71,7 @@ pub enum HostError {
     )]
     NotEthernet(String),
     /// The dataplane does not use the interface of `--xdp`.
-    #[error("--xdp {0}: that is none of the interfaces that the dataplane uses")]
+    #[error("--xdp {0}: the dataplane does not use this interface")]
     NoXdpInterface(String),
     /// The kernel does not report which interfaces can send frames that XDP forwards.
     #[error(

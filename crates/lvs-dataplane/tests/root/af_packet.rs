@@ -700,7 +700,7 @@ fn socket_without_ring_receives_by_messages() {
 }
 
 #[test]
-fn interface_down_and_removed_are_reported_as_errors() {
+fn interface_down_or_removed_is_an_error() {
     down_and_away(open);
     down_and_away(open_without_ring);
     down_and_away(open_two_queues);

@@ -129,7 +129,7 @@ fn saw(packets: &mut AfPacket, limit: Duration, wanted: impl Fn(&[u8]) -> bool) 
 }
 
 #[test]
-fn services_are_hidden_from_the_host_and_seen_by_the_packet_socket() {
+fn services_are_hidden_from_host_and_received_by_packet_socket() {
     let net = net();
     let (mut shield, mut packets) = net.director.run(|| {
         let shield = Shield::open(None).unwrap();

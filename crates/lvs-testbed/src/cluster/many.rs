@@ -291,7 +291,7 @@ impl Lab {
             Scenario::Partition => {
                 self.show_progress("the synchronisation network fails at director 3");
                 self.directors[2].host.sh("ip link set eth1 down")?;
-                self.wait_said(1, "10.9.0.3:8848", "not heard for")?;
+                self.wait_said(1, "10.9.0.3:8848", "silent for")?;
                 self.wait_said(3, "10.9.0.1:8848", "silent")?;
                 self.directors[2].host.sh("ip link set eth1 up")?;
                 self.wait_in_step()?;
@@ -687,7 +687,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_and_routes_are_read() {
+    fn ping_times_and_routes_are_parsed() {
         let line = "[2026-11-23T01:02:03.000004] 203.0.113.10 proto bird metric 32 \\\tnexthop via 192.0.2.1 dev eth1 weight 1";
         assert_eq!(stamp(line), Some(3_723_000_004));
         assert!(uses(line, 1) && !uses(line, 2));

@@ -454,7 +454,7 @@ impl Lab {
             Scenario::Partition => {
                 self.show_progress("the directors do not hear each other's synchronisation");
                 super::lose_sync(&self.directors[1].host, None)?;
-                for (index, words) in [(0, "not heard for"), (1, "silent")] {
+                for (index, words) in [(0, "silent for"), (1, "silent")] {
                     let peer = format!("{}:8848", ["192.0.2.2", "192.0.2.1"][index]);
                     let host = &self.directors[index].host;
                     self.said

@@ -220,7 +220,7 @@ fn dataplane_start_right_after_signal_waits_for_the_one_that_ends() -> Result<()
             })
             .with_context(|| next.log())?;
             ensure!(!ended, "{}", next.log());
-            ensure!(!next.log().contains("do not outlive"), "{}", next.log());
+            ensure!(!next.log().contains("no warm restart"), "{}", next.log());
             before = next;
         }
         // One that runs is not waited for.

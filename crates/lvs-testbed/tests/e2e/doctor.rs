@@ -104,13 +104,13 @@ fn filters_of_tc_and_chains_at_interfaces() -> Result<()> {
         (
             "ingress",
             "eth0",
-            "keeps none of services from the dataplane",
+            "may drop packets, but none of services",
             "lvsadm filter add",
         ),
         (
             "egress",
             "eth1",
-            "may drop what the dataplane sends",
+            "may drop requests and answers of services",
             "tc filter show dev eth1 egress",
         ),
     ] {
@@ -132,7 +132,7 @@ fn filters_of_tc_and_chains_at_interfaces() -> Result<()> {
     let output = fix(&site, "does not keep packets of TCP")?;
     ensure!(output.contains("lvsadm filter add"), "{output}");
     chain("egress", "eth0", "tcp sport 80 counter drop")?;
-    let output = fix(&site, "also drops what the dataplane sends for TCP")?;
+    let output = fix(&site, "also drops packets that the dataplane sends for TCP")?;
     ensure!(output.contains("nft -a list chain netdev t c"), "{output}");
     site.director.sh("nft delete table netdev t")?;
     let all = findings(&site)?;

@@ -231,7 +231,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
         put(&site, 1, "/lvs/services/web", garbage)?;
         wait_status(&site, "the report of the invalid value", |status| {
             status.contains("left out: etcd key /lvs/services/web")
-                && status.contains("what it was before stays")
+                && status.contains("its previous state stays")
         })?;
         wait_usable(&site, &[2, 3], &lvsd)?;
     }
@@ -569,7 +569,7 @@ fn directors_see_each_other_and_each_judges_servers_by_itself() -> Result<()> {
 
 #[test]
 #[ignore = "needs etcd"]
-fn leases_that_are_lost_names_that_are_taken_and_other_clusters_are_noticed() -> Result<()> {
+fn etcd_lost_lease_duplicate_name_and_other_cluster_are_reported() -> Result<()> {
     let site = site("etcdodd")?;
     let mut first = member(&site, 0, 1, &[])?;
     wait_healthy(&site, 0)?;

@@ -69,7 +69,7 @@ macro_rules! method {
 
             #[test]
             $(#[$tier])?
-            fn every_byte_arrives_and_every_listing_is_right() -> Result<()> {
+            fn fast_path_transfers_all_bytes_and_lists_connections() -> Result<()> {
                 let label = format!("ink-{}-http", stringify!($name));
                 let site = site(&label, Forward::$forward, 4)?;
                 common::requests_and_listings(&site)?;
@@ -349,7 +349,7 @@ fn datagrams_with_unfinished_packets_inside_arrive_through_nat() -> Result<()> {
 /// Another program in front of ours may end the chain: the dataplane continues without it, and no
 /// connection breaks.
 #[test]
-fn another_program_in_front_is_noticed() -> Result<()> {
+fn fast_path_detects_program_in_front() -> Result<()> {
     let site = site("ink-front", Forward::Nat, 1)?;
     let mut download = download_in_the_kernel(&site)?;
     let doctor = || {

@@ -94,7 +94,7 @@ fn every_byte_arrives_and_orderly_end_removes_the_programs() -> Result<()> {
 
 /// Filters of other programs stay, and run behind the dataplane's filter.
 #[test]
-fn other_filters_are_left_alone() -> Result<()> {
+fn clsact_filters_of_other_programs_stay() -> Result<()> {
     let mut site = site("inkc-other", 2)?;
     // A filter that has no program of ours before it, and one that comes when ours is there.
     end(&mut site, Signal::SIGTERM)?;

@@ -73,7 +73,7 @@ fn fast_path_equals_dataplane_gue() {
 
 /// The programs neither forward nor change other tunnels.
 #[test]
-fn other_tunnels_are_left_alone() {
+fn fast_path_passes_other_tunnels_unchanged() {
     for name in ["ipip-4in6", "gre-4in4", "gue-6in6"] {
         let method = Method::named(name).expect("a method");
         match twins(method, 6, 5000) {

@@ -288,7 +288,7 @@ fn lftp_and_tnftp_by_nat_over_ipv6_transfer_files() -> Result<()> {
 }
 
 #[test]
-fn nat_with_the_helper() -> Result<()> {
+fn ftp_nat_with_helper_transfers_files() -> Result<()> {
     let ftp = Ftp::new(options("ftp-nat", Forward::Nat), &["--helper", "ftp"])?;
     ftp.serve(ftp.site.service(21), "-s rr")?;
     ftp.every_mode()?;
@@ -353,7 +353,7 @@ fn ftp_transfers_work_nat_ipv6() -> Result<()> {
 /// The alternative when the helper cannot read the commands: servers that announce the virtual
 /// address, and a mark for the ports.
 #[test]
-fn nat_with_a_mark_and_no_helper() -> Result<()> {
+fn ftp_nat_with_mark_without_helper_transfers_files() -> Result<()> {
     let ftp = Ftp::output(options("ftp-blind", Forward::Nat), &[], |site| {
         Some(site.vip)
     })?;

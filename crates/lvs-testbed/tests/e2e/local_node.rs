@@ -36,7 +36,7 @@ fn has_rule(site: &Site, words: &str, present: bool) -> Result<()> {
 /// NAT to another port of the director, with the VIP on the host or on the dataplane: its server
 /// receives packets from the clients' addresses, and answers them through the dataplane.
 #[test]
-fn nat_to_the_director_itself() -> Result<()> {
+fn nat_server_on_director_serves_clients() -> Result<()> {
     for vip in [Vip::Host, Vip::Dataplane] {
         let mut options = SiteOptions::new("local-nat", Forward::Nat);
         options.servers = 1;

@@ -540,7 +540,8 @@ fn foreign_programs_at_trunk_are_reported() -> Result<()> {
         .with_context(|| tcx.log())?;
     ensure!(!served()?);
     let said = doctor()?;
-    let found = "a BPF program at the egress of eth0 (tcx: somebodys) may drop what the dataplane";
+    let found =
+        "a BPF program at the egress of eth0 (tcx: somebodys) may drop requests and answers";
     ensure!(said.contains(found), "{said}");
     tcx.kill();
     wait_until("the way", PATIENCE, || served().unwrap_or(false))

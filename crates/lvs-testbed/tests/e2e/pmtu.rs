@@ -130,7 +130,7 @@ fn pmtu_is_discovered_nat() -> Result<()> {
 
 /// The server behind its own router, which sends ICMP errors to clients through the director.
 #[test]
-fn nat_to_a_server_behind_a_narrow_hop() -> Result<()> {
+fn nat_client_receives_icmp_error_of_hop_behind_director() -> Result<()> {
     let mut options = SiteOptions::new("pmtu-hop", Forward::Nat);
     options.servers = 1;
     let mut site = Site::new(options)?;

@@ -259,7 +259,7 @@ fn backup_sockets(director: &Host) -> Result<usize> {
 }
 
 #[test]
-fn daemons_begin_and_end_as_the_kernels() -> Result<()> {
+fn sync_daemons_start_and_stop_as_in_the_kernel() -> Result<()> {
     let mut options = SiteOptions::new("daemons", Forward::Nat);
     options.servers = 1;
     let mut site = common::site(options)?;

@@ -54,7 +54,7 @@ fn tun_backend_forwards_every_byte_nat() -> Result<()> {
 }
 
 #[test]
-fn nat_bulk_and_datagrams() -> Result<()> {
+fn tun_backend_nat_forwards_bulk_and_datagrams() -> Result<()> {
     let site = site("hop-bulk", Forward::Nat, 2)?;
     site.add_service(80, "rr")?;
     common::bulk(&site)?;
@@ -70,7 +70,7 @@ fn tun_backend_forwards_every_byte_tunnels() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn tunnels_bulk_and_datagrams() -> Result<()> {
+fn tun_backend_tunnels_forward_bulk_and_datagrams() -> Result<()> {
     let site = site("hop-tun-bulk", Forward::Tun, 2)?;
     site.add_service(80, "rr")?;
     common::bulk(&site)?;

@@ -153,7 +153,7 @@ fn unusable_sockets_are_reported_in_one_line() {
         ("file", "is not a socket: name the dataplane's"),
         ("other-version", "install both from the same release"),
         ("no-dataplane", "is not a dataplane"),
-        ("ends", "look at its log, and start it again"),
+        ("ends", "read its log, and start it again"),
     ] {
         let socket = Address::Path(at(name));
         let path = at(name).display().to_string();

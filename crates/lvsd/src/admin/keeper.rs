@@ -139,7 +139,7 @@ impl Keeper {
         if unread {
             let aside = put_aside(path).map_err(|error| {
                 format!(
-                    "cannot keep this: {} could not be taken and not be put aside ({error}); mend it, or move it away, and restart lvsd; until then this holds, and no longer",
+                    "cannot keep this: {} could neither be read nor be renamed ({error}); repair it, or move it away, and restart lvsd; the override is lost at that restart",
                     path.display()
                 )
             })?;
@@ -148,7 +148,7 @@ impl Keeper {
         }
         (self.write)(path, all).map_err(|error| {
             format!(
-                "cannot keep this in {}: {error}; it holds until lvsd is restarted, and no longer",
+                "cannot store this in {}: {error}; it is lost when lvsd is restarted",
                 path.display()
             )
         })
@@ -239,7 +239,7 @@ mod tests {
         go.send(Err(io::Error::other("full"))).unwrap();
         for kept in [second, third] {
             let why = kept.done().await.unwrap_err();
-            assert!(why.contains("full") && why.contains("until lvsd is restarted"));
+            assert!(why.contains("full") && why.contains("lost when lvsd is restarted"));
         }
         while keeper.is_writing() {
             tokio::task::yield_now().await;

@@ -149,7 +149,7 @@ impl Api {
             }
             Ok(None) => Err("lvsd is about to end; ask again when it is back".to_owned()),
             Err(_) => Err(format!(
-                "lvsd has not answered within {PATIENCE:?}: its log says what it waits for"
+                "lvsd has not answered within {PATIENCE:?}: its log names the cause"
             )),
         }
     }

@@ -440,7 +440,7 @@ async fn read(body: Incoming) -> Result<Bytes, Refusal> {
     let body = body.map_err(|_| {
         Refusal::new(
             StatusCode::PAYLOAD_TOO_LARGE,
-            format!("the body did not come whole, or has more than {BODY_MAX} bytes; send less"),
+            format!("the body is incomplete, or longer than {BODY_MAX} bytes"),
         )
     })?;
     Ok(body.to_bytes())
@@ -450,7 +450,7 @@ async fn change(api: &Arc<Api>, path: &str, body: &[u8], who: String) -> Result<
     let bad = |error: String| {
         Refusal::new(
             StatusCode::BAD_REQUEST,
-            format!("the body is not what {path} takes: {error}; /v1/openapi.json has examples"),
+            format!("the body is not valid for {path}: {error}; /v1/openapi.json has examples"),
         )
     };
     // serde would take an array for an object's fields in their order.

@@ -268,7 +268,7 @@ fn api_examples_match_their_types() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_answer_is_as_described() {
+async fn every_api_answer_matches_openapi() {
     let (api, mut deeds) = api("web");
     *api.token() = Ok(Some(Token::for_tests("0123456789abcdef")));
     api.past().push_back(Arc::new(Event {

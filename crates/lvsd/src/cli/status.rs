@@ -510,7 +510,10 @@ fn tables_part(text: &mut String, tables: &TablesInfo) {
             usize::try_from(tables.differ).unwrap_or(usize::MAX),
             "service",
         );
-        format!("{services} not as here, for {}", lasted(tables.seconds))
+        format!(
+            "{services} differ from those here, for {}",
+            lasted(tables.seconds)
+        )
     };
     let said = match tables.state {
         TablesState::Unknown => "services and servers not known".to_owned(),

@@ -618,8 +618,7 @@ fn program(
     let mut words = path.escaped();
     if words.len() > 1 {
         let more = words.split_off(1).join(" ");
-        let why =
-            format!("keepalived passes over `{more}`: it reads what is within the first quotes");
+        let why = format!("keepalived ignores `{more}`: it reads the text within the first quotes");
         lost.push(path.lost_of(name, &why));
     }
     let command = self::words(&words.concat());

@@ -559,7 +559,7 @@ impl Building {
             match globals.fork {
                 true => interval = of_service,
                 false => self.service.lost.push(format!(
-                    "{}: checkinterval={of_service}: ldirectord passes over it here without fork=yes: it is {interval} s",
+                    "{}: checkinterval={of_service}: ldirectord ignores it here without fork=yes and uses {interval} s",
                     self.service.at
                 )),
             }
@@ -648,7 +648,7 @@ impl Building {
                         let command = self.negotiation.command.as_deref().unwrap_or_default();
                         if command.contains(char::is_whitespace) {
                             let why = format!(
-                                "checkcommand={command}: ldirectord takes all of it for the name of a program, and uses no server; here it is the program with its arguments"
+                                "checkcommand={command}: ldirectord runs the whole line as the name of a program, and uses no server; lvsd runs the program with its arguments"
                             );
                             lose(&mut self.service, &why);
                         }
@@ -895,7 +895,7 @@ fn range(text: &str, room: &mut usize) -> Result<(Vec<IpAddr>, Option<u16>), Str
         .ok()
         .and_then(|before| room.checked_sub(before)?.checked_sub(1));
     *room = left.ok_or_else(|| {
-        format!("the ranges of a file stand for at most {ADDRESSES_MAX} addresses; write the servers that there are")
+        format!("the ranges of a file contain at most {ADDRESSES_MAX} addresses; write only existing servers")
     })?;
     let ips = (first..=last).map(|ip| Ipv4Addr::from(ip).into()).collect();
     Ok((ips, port))

@@ -208,7 +208,7 @@ impl Service {
             ));
         } else if !exact {
             self.lose(format!(
-                "{}: quorum {}: it counts servers here, and not their weights: {up} of {}",
+                "{}: quorum {}: lvsd counts servers, and not their weights: {up} of {}",
                 said.at,
                 said.quorum,
                 weights.iter().filter(|weight| **weight > 0).count()

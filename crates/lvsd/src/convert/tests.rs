@@ -213,7 +213,7 @@ fn keepalived_file_is_converted() {
     assert!(
         done.lost
             .iter()
-            .any(|lost| lost.contains("it counts servers here")),
+            .any(|lost| lost.contains("lvsd counts servers")),
         "{:?}",
         done.lost
     );
@@ -908,7 +908,7 @@ fn server_of<'a>(toml: &'a str, address: &str) -> &'a str {
 
 /// keepalived 2.2.7 prints these values for each.
 #[test]
-fn number_that_keepalived_refuses_is_named_and_the_one_around_it_holds() {
+fn number_that_keepalived_refuses_is_named_and_outer_one_applies() {
     let text = "virtual_server 192.0.2.1 80 {\nprotocol TCP\ndelay_loop 5\ndelay_loop 0\nretry 3\nretry 0\n\
                 connect_timeout abc\npersistence_timeout 30\npersistence_timeout 90000000\n\
                 real_server 10.0.0.1 80 {\nweight 3x\ndelay_loop -4\nTCP_CHECK {\nretry -2\n}\n}\n\

@@ -246,7 +246,7 @@ impl Reporter {
             _ => {}
         }
         match (before.withdrawn, now.withdrawn) {
-            (false, true) => report("vip_withdrawn", "the VIP is given up".to_owned()),
+            (false, true) => report("vip_withdrawn", "the VIP is released".to_owned()),
             (true, false) => report("vip_owned", "the VIP is owned again".to_owned()),
             _ => {}
         }

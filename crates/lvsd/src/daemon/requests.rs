@@ -184,7 +184,7 @@ impl<P: Prober> Daemon<P> {
             [one, ..] => (*one).to_owned(),
         };
         Err(format!(
-            "{names} would have no usable server left, and new clients no answer: put another server back first, or repeat with --force (API: \"force\": true)"
+            "{names} would have no usable server left, and new clients no answer: return another server to service first, or repeat with --force (API: \"force\": true)"
         ))
     }
 

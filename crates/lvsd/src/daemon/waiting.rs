@@ -92,9 +92,7 @@ pub(super) async fn stop(link: Box<Links>) -> Result<(), String> {
     ended.map_err(|error| {
         format!("{dataplane} still runs after {STOP_LIMIT:?} ({error}); {UNSTICK}")
     })?;
-    tracing::warn!(
-        "{dataplane} was told to stop and still ran after {STOP_LIMIT:?}; it was killed"
-    );
+    tracing::warn!("{dataplane} still ran {STOP_LIMIT:?} after the signal to stop; it was killed");
     Ok(())
 }
 

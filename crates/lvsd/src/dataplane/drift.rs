@@ -353,7 +353,7 @@ fn beside(left: &Base, desired: &Desired, actual: &Actual) -> Vec<(ChangedItem, 
 
 fn describe(names: &Names<'_>, place: &ChangedItem, deed: &ManualChange) -> String {
     let (service, server) = match place {
-        ChangedItem::Vip(ip) => return format!("VIP {ip} was given up"),
+        ChangedItem::Vip(ip) => return format!("VIP {ip} was released"),
         ChangedItem::Sysctl(name) => {
             let value = match deed {
                 ManualChange::Sysctl(value) => value.as_str(),

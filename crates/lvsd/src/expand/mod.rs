@@ -137,7 +137,7 @@ impl Expanded {
             let (used, why) = choose(config, present, key);
             if let Some(why) = why {
                 let instead = match used {
-                    Some(_) => "; what it was before stays",
+                    Some(_) => "; its previous state stays",
                     None => "",
                 };
                 self.left_out.push(format!("{place}: {why}{instead}"));

@@ -147,7 +147,7 @@ impl<'a> Changes<'a> {
                 failure: Failure::new(
                     FailureCode::Full,
                     format!(
-                        "{} changes: {CHANGES_MAX} at most are taken at once",
+                        "{} changes: the maximum in one list is {CHANGES_MAX}",
                         calls.len()
                     ),
                 ),

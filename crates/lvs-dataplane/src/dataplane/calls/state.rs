@@ -103,7 +103,7 @@ impl Handle {
         if count > ANNOUNCED_MAX {
             return Err(Failure::new(
                 FailureCode::Invalid,
-                format!("{count} addresses to announce: {ANNOUNCED_MAX} at most are taken"),
+                format!("{count} addresses to announce: the maximum is {ANNOUNCED_MAX}"),
             ));
         }
         let announced = self.threads.ask_keeper(move |keeper, reply| {

@@ -231,7 +231,7 @@ impl Worker {
                 let opened = |change: &LocalChange| matches!(change, LocalChange::Bound(_));
                 let forgotten = shard.local_changes().filter(opened).count();
                 warn!(
-                    "{forgotten} connections of full NAT have opened before there was memory for their local ports: they do not outlive this dataplane"
+                    "{forgotten} connections of full NAT were opened before memory for their local ports was available: they end with this dataplane"
                 );
             }
             LocalsAre::Impossible => _ = shard.local_changes().count(),

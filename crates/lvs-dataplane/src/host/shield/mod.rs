@@ -64,7 +64,7 @@ const LOCAL_CLIENTS_MAX: u32 = 65_536;
 pub enum ShieldError {
     /// The process has no permission to change nf_tables.
     #[error(
-        "no permission to keep the host's own stack from handled packets: run as root, or give the program CAP_NET_ADMIN"
+        "no permission to hide handled packets from the host's network stack: run as root, or give the program CAP_NET_ADMIN"
     )]
     Permission,
     /// The kernel lacks a feature.
@@ -78,7 +78,7 @@ pub enum ShieldError {
         source: io::Error,
     },
     /// There is no such interface.
-    #[error("there is no interface {interface} to be shielded: `ip link` lists them")]
+    #[error("there is no interface {interface} to shield: `ip link` lists them")]
     NoInterface {
         /// The interface.
         interface: String,

@@ -419,7 +419,7 @@ impl<'a> Opening<'a> {
             .inspect_err(|error| {
                 tracing::info!(
                     interface = self.name,
-                    "SYNs have no queue of their own (PACKET_FANOUT), so that a flood of them takes room from other packets: {error}"
+                    "SYNs have no separate queue (PACKET_FANOUT), so that a SYN flood displaces other packets: {error}"
                 );
             })
             .ok()

@@ -35,7 +35,7 @@ impl Director {
         let file = self.file();
         let Some(status) = self.0.services.iter().find(|one| one.service == *service) else {
             return format!(
-                "lvsd manages it, and lvsd does not answer or no longer has it in its configuration: start lvsd, or look at {file}"
+                "lvsd manages it, and lvsd does not answer, or its configuration no longer contains it: start lvsd, or check {file}"
             );
         };
         let servers = status
@@ -88,7 +88,7 @@ impl Director {
         }
         if causes.is_empty() {
             causes.push(format!(
-                "give a server a weight above 0 in {file} and run lvsd reload"
+                "set the weight of a server above 0 in {file} and run lvsd reload"
             ));
         }
         format!(

@@ -240,7 +240,9 @@ fn at_egress(
     if line.contains(" hook ") {
         if line.contains("policy drop") {
             findings.add(
-                format!("{place}, also drops what the dataplane sends, unless a rule accepts it"),
+                format!(
+                    "{place}, also drops packets that the dataplane sends, unless a rule accepts it"
+                ),
                 fix,
             );
         }
@@ -259,7 +261,7 @@ fn at_egress(
     if let Some(service) = services.iter().find(sent) {
         findings.add(
             format!(
-                "a rule of {place}, also drops what the dataplane sends for {}: {line}",
+                "a rule of {place}, also drops packets that the dataplane sends for {}: {line}",
                 service_text(service.service)
             ),
             fix,
@@ -305,7 +307,7 @@ fn traffic_control(device: &Device, side: Side, filters: &str, findings: &mut Fi
             findings,
         ),
         Side::Egress => findings.add(
-            format!("{filters} of tc at the egress of {name} may drop what the dataplane sends, requests and answers of services"),
+            format!("{filters} of tc at the egress of {name} may drop requests and answers of services that the dataplane sends"),
             format!("{MEANT}: {shown}"),
         ),
     }
@@ -322,11 +324,11 @@ fn is_own(line: &str) -> bool {
 fn at_ingress(what: String, device: &Device, kind: &str, shown: &str, findings: &mut Findings) {
     match &device.above {
         Some(above) => findings.add(
-            format!("{what} may drop packets that come for {above} before the dataplane sees them"),
+            format!("{what} may drop packets for {above} before the dataplane receives them"),
             format!("{MEANT}: {shown}"),
         ),
         None => findings.add(
-            format!("{what} may drop packets, but keeps none of services from the dataplane"),
+            format!("{what} may drop packets, but none of services"),
             format!("the dataplane has its copy before {kind}: {shown}; {FILTER}"),
         ),
     }
@@ -384,14 +386,14 @@ fn programs(device: &Device, place: Place, names: &[String], findings: &mut Find
             let kind = if place == Place::Egress { "tcx" } else { "netkit" };
             findings.add(
                 format!(
-                    "{programs} at the egress of {interface} ({kind}: {all}) may drop what the dataplane sends, requests and answers of services"
+                    "{programs} at the egress of {interface} ({kind}: {all}) may drop requests and answers of services that the dataplane sends"
                 ),
                 format!("{MEANT}: {shown}"),
             );
         }
         Place::NetkitPeer => findings.add(
             format!(
-                "{programs} at the other end of {interface} (netkit: {all}) may drop packets of services before the dataplane sees them"
+                "{programs} at the other end of {interface} (netkit: {all}) may drop packets of services before the dataplane receives them"
             ),
             format!("{MEANT}: {shown}"),
         ),
@@ -552,7 +554,7 @@ mod tests {
         );
         assert_eq!(
             said,
-            "2 filters of tc at the ingress of eth0 may drop packets that come for eth0.100 before the dataplane sees them"
+            "2 filters of tc at the ingress of eth0 may drop packets for eth0.100 before the dataplane receives them"
         );
         let mirror = "filter protocol all pref 1 matchall chain 0 handle 0x1 \n\taction order 1: mirred (Egress Mirror to device br0) pipe\n";
         for nothing in ["", mirror] {
@@ -576,13 +578,12 @@ mod tests {
         let said = answer(Place::Ingress, &["lvs_ingress", "cil_from_netdev"]);
         assert_eq!(
             said,
-            "a BPF program at the ingress of eth0 (tcx: cil_from_netdev) may drop packets, but keeps none of services from \
-             the dataplane"
+            "a BPF program at the ingress of eth0 (tcx: cil_from_netdev) may drop packets, but none of services"
         );
         let said = answer(Place::Egress, &["lvs_back", "", "cil_to_netdev"]);
         assert!(
             said.starts_with(
-                "2 BPF programs at the egress of eth0 (tcx: one without a name, cil_to_netdev) may drop what the dataplane sends"
+                "2 BPF programs at the egress of eth0 (tcx: one without a name, cil_to_netdev) may drop requests and answers of services"
             ),
             "{said}"
         );

@@ -39,7 +39,7 @@ fn lost(interface: &InterfaceInfo, findings: &mut Findings) {
     if interface.lost > 0 {
         findings.add(
             format!(
-                "{} frames of {name} were lost: they came faster than the dataplane read them",
+                "{} frames of {name} were lost: they arrived faster than the dataplane read them",
                 interface.lost
             ),
             "more CPU for lvs-dataplane (nothing else on its core), and room for bursts: \

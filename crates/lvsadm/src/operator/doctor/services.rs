@@ -92,7 +92,7 @@ fn addresses(
         };
         findings.add(
             format!("this host does not answer ARP for {vip}: it is on no interface, and the dataplane does not own it"),
-            format!("{fix}; nothing while another director is to answer for it"),
+            format!("{fix}; nothing if another director answers for it"),
         );
     }
 }

@@ -244,7 +244,7 @@ impl Checker<'_> {
         for (one, other, missing) in [(cert, key, "key"), (key, cert, "cert")] {
             if let (Some(one), None) = (one, other) {
                 self.report(
-                    Diagnostic::error(one.span(), format!("`{missing}` is missing beside it"))
+                    Diagnostic::error(one.span(), format!("`{missing}` is missing next to it"))
                         .help("a certificate and its key belong together: give both, or neither"),
                 );
             }
@@ -276,7 +276,7 @@ impl Checker<'_> {
             self.report(
                 Diagnostic::warning(file.span(), "everybody on this host may read the password")
                     .help(format!(
-                        "take it away from others: chmod o= {}",
+                        "remove the rights of other users: chmod o= {}",
                         file.get_ref()
                     )),
             );

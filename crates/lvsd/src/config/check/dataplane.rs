@@ -171,7 +171,7 @@ impl Checker<'_> {
                 self.report(
                     Diagnostic::warning(
                         interfaces.span(),
-                        format!("there is no interface `{name}` here"),
+                        format!("this host has no interface `{name}`"),
                     )
                     .label("the dataplane waits for it")
                     .help("`ip -br link` lists the interfaces of this host and network namespace"),
@@ -191,7 +191,7 @@ impl Checker<'_> {
                 continue;
             }
             let finding =
-                Diagnostic::error(group.span(), format!("there is no group `{name}` here"));
+                Diagnostic::error(group.span(), format!("this host has no group `{name}`"));
             self.report(match meant(name, facts.group_names()) {
                 Some(word) => finding.help(format!("did you mean \"{word}\"?")),
                 None => finding.help(format!(

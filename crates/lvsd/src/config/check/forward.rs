@@ -208,7 +208,7 @@ impl Checker<'_> {
         let (title, help) = if kind.checksums.is_empty() {
             let types = names(types().filter(|kind| !kind.checksums.is_empty()));
             (
-                format!("{} tunnel has no checksum of its own", a(kind)),
+                format!("{} tunnel has no checksum", a(kind)),
                 format!("remove `checksum`, or set type = {types}"),
             )
         } else if !fits {

@@ -216,7 +216,7 @@ fn unsuitable_tunnel_is_refused_with_its_position() {
         (
             "{ type = \"ipip\", checksum = \"full\" }",
             "4:38",
-            "an IPIP tunnel has no checksum of its own",
+            "an IPIP tunnel has no checksum",
             "remove `checksum`",
         ),
         (

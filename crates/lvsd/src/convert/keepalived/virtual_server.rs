@@ -34,7 +34,7 @@ const PERSISTENCE_MAX: u64 = 31 * 86_400;
 /// The message about words that keepalived ignores.
 fn passed_over(item: &Item) -> Option<String> {
     (ONE_VALUE.contains(&item.name()) && item.len() > 2).then(|| {
-        let why = format!("keepalived passes over `{}`", item.rest(2));
+        let why = format!("keepalived ignores `{}`", item.rest(2));
         item.lost(&why)
     })
 }
@@ -54,7 +54,7 @@ pub(super) fn convert(
         let why = group.lost.join("; ");
         return Err(match why.is_empty() {
             true => "its group is empty".to_owned(),
-            false => format!("nothing is left of its group: {why}"),
+            false => format!("its group is empty: {why}"),
         });
     }
     let mut service = Service {
@@ -228,7 +228,7 @@ impl Method {
         };
         if forward != "tun" {
             for at in from + 1..item.len() {
-                let why = format!("keepalived passes over `{}`", item.word(at));
+                let why = format!("keepalived ignores `{}`", item.word(at));
                 lost.push(item.lost(&why));
             }
             return Some(Self {
@@ -239,7 +239,7 @@ impl Method {
         let tunnel = tunnel(item, from + 1);
         if let Err(why) = &tunnel {
             lost.push(item.lost(&format!(
-                "{why}: it is the tunnel of the block around it, or IPIP, as with keepalived"
+                "{why}: the tunnel of the enclosing block applies, or IPIP, as with keepalived"
             )));
         }
         Some(Self {
@@ -425,7 +425,7 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
             {
                 let only = scheduler_of(name);
                 service.lose(item.lost(&format!(
-                    "keepalived passes over it: it is for the scheduler {only}, which stands above it"
+                    "keepalived ignores it: it is for the scheduler {only}, which comes before it"
                 )));
             }
             "hashed" | "flag-1" => flags.push("flag-1"),

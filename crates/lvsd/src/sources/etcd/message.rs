@@ -226,7 +226,7 @@ pub(super) struct Wrong {
 /// # Errors
 /// It is none, in words.
 pub(super) fn read<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
-    serde_json::from_slice(text).map_err(|error| format!("answers what is no answer ({error})"))
+    serde_json::from_slice(text).map_err(|error| format!("sent an invalid answer ({error})"))
 }
 
 /// The reason of a refusal.
@@ -271,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_read_as_the_gateway_writes_them() {
+    fn etcd_gateway_answers_are_parsed() {
         let ranged: Ranged = read(
             br#"{"header":{"cluster_id":"14841639068965178418","member_id":"1","revision":"7","raft_term":"2"},
                 "kvs":[{"key":"L2E=","create_revision":"2","mod_revision":"5","version":"1","value":"eA=="}],"count":"1"}"#,
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_end() {
+    fn etcd_prefix_range_has_correct_end() {
         assert_eq!(end_of(b"/lvs/"), b"/lvs0");
         assert_eq!(end_of(b"a\xff"), b"b");
         assert_eq!(end_of(b"\xff"), [0]);
@@ -322,7 +322,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn damaged_answers_are_refused_or_read(at in 0_usize..150, byte: u8) {
+        fn etcd_damaged_answers_cause_no_panic(at in 0_usize..150, byte: u8) {
             let mut text = br#"{"result":{"header":{"revision":"9"},"events":[{"type":"DELETE","kv":{"key":"L2E=","mod_revision":"9"}},{"kv":{"key":"L2I=","value":"eA=="}}]}}"#.to_vec();
             let at = at % text.len();
             text[at] = byte;

@@ -268,7 +268,7 @@ impl Session<'_> {
                     if watched.canceled {
                         if watched.compact_revision.0 > 0 {
                             self.read_anew(&format!(
-                                "its history up to revision {} was compacted before this director heard of it",
+                                "its history up to revision {} was compacted before this director had read it",
                                 watched.compact_revision.0
                             ));
                             return Ok(());
@@ -404,7 +404,7 @@ impl Session<'_> {
         }
         if noticed {
             self.shared.unannounced(Some(format!(
-                "another director is called {name}, too: directors count it and this one as one; give each a name of its own (`director` in [cluster])"
+                "another director is called {name}, too: directors count both as one; give each a unique name (`director` in [cluster])"
             )));
         }
         if gone || noticed {
@@ -521,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_went_unsaid_are_noticed_by_their_number() {
+    fn etcd_missed_changes_of_keys_are_detected_by_their_number() {
         let (there, announced) = ([("a", 3)], [("a", 3), ("b", 4)]);
         let mut owed = Owed::of(10);
         let mut look = |announced: &[(&str, i64)]| {

@@ -585,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn assign_status_outside_the_pools_is_left_alone() {
+    fn assign_status_outside_the_pools_is_unchanged() {
         let assigned = assigned(&[service("web", 1, &["203.0.113.1"], "")]);
         assert!(assigned.given.is_empty() && assigned.wanted.is_empty());
         assert!(assigned.refused["shop/web"].contains("in no [[kubernetes.pool]]"));
@@ -665,7 +665,7 @@ mod tests {
     }
 
     #[test]
-    fn assign_shared_status_is_kept_and_asked_for() {
+    fn assign_shared_status_address_is_kept() {
         let asks = |name, created, key: &str| {
             sharer(name, created, &[], r#"{"port":25}"#).replace(
                 r#""lvsd/share":"web""#,
@@ -743,7 +743,7 @@ mod tests {
     }
 
     #[test]
-    fn assign_too_many_ports_keep_the_service_as_it_was() {
+    fn assign_with_too_many_ports_keeps_previous_service() {
         let ports = |count: usize| {
             let port = |n: usize| format!(r#"{{"port":{}}}"#, n + 1);
             (0..count).map(port).collect::<Vec<_>>().join(",")

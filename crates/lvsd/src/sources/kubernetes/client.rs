@@ -240,7 +240,7 @@ impl Client {
             self.connection = None;
         }
         serde_json::from_slice(&answer?)
-            .map_err(|error| Error::Failed(format!("answers with what is not understood: {error}")))
+            .map_err(|error| Error::Failed(format!("sent an invalid answer: {error}")))
     }
 
     /// Sends a request; returns the body of a successful answer.

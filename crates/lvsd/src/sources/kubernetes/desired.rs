@@ -98,7 +98,7 @@ fn numbers<'a>(annotation: &str, value: &'a str, most: u32) -> Result<Vec<(&'a s
     all.sort_unstable();
     if let Some(pair) = all.windows(2).find(|pair| pair[0].0 == pair[1].0) {
         return Err(format!(
-            "annotation {annotation}: `{}` stands in it twice",
+            "annotation {annotation}: it contains `{}` twice",
             pair[0].0
         ));
     }
@@ -648,7 +648,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_other_class_is_left_alone() {
+    fn desired_service_of_other_class_is_ignored() {
         for (class, ours) in [(r#""other""#, false), ("null", false), (r#""lvsd""#, true)] {
             let service = WEB.replace(r#""lvsd""#, class);
             assert_eq!(!of(&service, &[], &[]).texts.is_empty(), ours, "{class}");
@@ -889,7 +889,7 @@ mod tests {
                 annotated("weights", "n1=1001"),
                 "lvsd/weights: 1001 is more than 1000",
             ),
-            (annotated("weights", "n1=1,n1=2"), "`n1` stands in it twice"),
+            (annotated("weights", "n1=1,n1=2"), "it contains `n1` twice"),
             (annotated("zones", "east"), "lvsd/zones: `east` is not"),
             (annotated("zones", ""), "lvsd/zones: `` is not NAME=NUMBER"),
             (

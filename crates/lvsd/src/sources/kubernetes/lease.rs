@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn may_write_ends_before_others_take_the_lease() {
+    fn lease_write_right_ends_before_another_director_takes_it() {
         let mut claim = Claim::default();
         let sent = Instant::now();
         claim.won("7", "d1", sent);

@@ -415,7 +415,7 @@ impl<'a> Session<'a> {
             return Ok(Brought::End);
         };
         let event: WatchEvent = serde_json::from_slice(&line)
-            .map_err(|error| Error::Failed(format!("watches what is not understood: {error}")))?;
+            .map_err(|error| Error::Failed(format!("sent an invalid event: {error}")))?;
         self.shared.hear_kubernetes();
         let object = event.object.get();
         if event.kind == "ERROR" {
@@ -470,10 +470,10 @@ impl<'a> Session<'a> {
         let services = services.map(|(key, why)| format!("Kubernetes Service {key}: {why}"));
         let objects = self.model.refused.iter();
         let objects = objects
-            .map(|(object, why)| format!("Kubernetes {object}: {why}; what it was before stays"));
+            .map(|(object, why)| format!("Kubernetes {object}: {why}; its previous state stays"));
         let twin = self.claim.twin.then(|| {
             format!(
-                "another director is called {}, too: both write addresses in Kubernetes; give each a name of its own (`director` in [kubernetes])",
+                "another director is called {}, too: both write addresses in Kubernetes; give each a unique name (`director` in [kubernetes])",
                 self.settings.director
             )
         });

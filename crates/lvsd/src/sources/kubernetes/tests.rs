@@ -616,12 +616,12 @@ async fn session_two_directors_write_by_turns() {
 async fn session_strange_answers_are_faults() {
     for (body, words) in [
         ("{}", "answers without a resourceVersion"),
-        ("[", "what is not understood"),
+        ("[", "an invalid"),
         (
             "{\"metadata\":{\"resourceVersion\":\"1\"},\"items\":3}",
-            "what is not understood",
+            "an invalid",
         ),
-        ("\u{0}\u{1b}[2J", "what is not understood"),
+        ("\u{0}\u{1b}[2J", "an invalid"),
     ] {
         let text = format!(
             "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}",
