@@ -152,7 +152,7 @@ fn inode(name: &str) -> Option<(u64, &str)> {
     (rest.is_empty() || is_state(rest)).then_some((inode, rest))
 }
 
-/// The cookie in what follows a socket's name.
+/// The cookie in the rest of a file name behind a socket's name.
 fn cookie_of(rest: &str) -> Option<u64> {
     let (cookie, _) = rest.strip_prefix('.')?.split_once('.')?;
     cookie.parse().ok()

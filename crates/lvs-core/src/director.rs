@@ -66,8 +66,8 @@ impl Director {
         }
     }
 
-    /// Decides on a packet, after all work that was due before it. A clock that goes backwards
-    /// counts as stopped.
+    /// Decides on a packet, after all work that was due before it. If the clock goes backwards, the
+    /// time stays the same.
     pub fn handle_packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
         self.handle_packet_ahead(meta, &Ahead::NONE, now)
     }

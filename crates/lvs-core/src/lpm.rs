@@ -21,7 +21,7 @@ const STRIDE: u8 = 6;
 /// Places of a node.
 const PLACES: u8 = 1 << STRIDE;
 
-/// Networks with a value each. If one is given twice, the last one counts.
+/// Networks with a value each. Of equal networks, the last one counts.
 #[derive(Clone, Debug)]
 pub(crate) struct PrefixMap<T> {
     v4: Tree<T>,
@@ -245,7 +245,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Networks of few distinct bits, so that they contain each other.
+    /// Networks with few distinct bits, so that some contain others.
     fn prefixes() -> impl Strategy<Value = Vec<Prefix>> {
         let v4 = (any::<u32>(), 0..=32_u8, 0..=32_u32).prop_map(|(bits, len, shift)| {
             let bits = bits.checked_shl(shift).unwrap_or(0);

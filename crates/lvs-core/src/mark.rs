@@ -18,7 +18,7 @@ use core::str::FromStr;
 pub use crate::Prefix;
 use crate::{Protocol, Tuple};
 
-/// Rules at most: each packet is compared with them one after the other.
+/// Maximum of rules: each packet is compared with them one after the other.
 pub const RULES_MAX: usize = 1024;
 
 /// Ports from the first to the second, both included.

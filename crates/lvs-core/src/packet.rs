@@ -131,7 +131,7 @@ pub struct SctpChunk {
 pub enum Transport<'a> {
     /// A TCP header of at least 20 bytes.
     Tcp(TcpFlags),
-    /// A UDP header of 8 bytes and what follows it in the packet.
+    /// A UDP header of 8 bytes and the rest of the packet.
     Udp(&'a [u8]),
     /// An SCTP header and the header of its first chunk.
     Sctp(SctpChunk),

@@ -209,8 +209,8 @@ impl Server {
         self.watches.store(watches, Relaxed);
     }
 
-    /// The flags of this crate's own that a connection to it begins with. Attempts to open a TCP connection are always
-    /// counted.
+    /// The initial flags of a connection to the server that IPVS does not have. Attempts to open a
+    /// TCP connection are always counted.
     #[inline]
     pub(crate) fn watches(&self, protocol: Protocol) -> u32 {
         let watches = self.watches.load(Relaxed);
@@ -291,7 +291,8 @@ impl Server {
         (tenths < 10).then_some(tenths * 10)
     }
 
-    /// How soon it answers new connections: TCP behind NAT, and other protocols if the service's scheduler uses it.
+    /// The time until its answers to new connections: TCP behind NAT, and other protocols if the
+    /// service's scheduler uses it.
     pub const fn latency(&self) -> &Latency {
         &self.latency
     }

@@ -42,7 +42,7 @@ pub enum ServiceKey {
     Address {
         /// TCP, UDP or SCTP.
         protocol: Protocol,
-        /// Virtual address and port; port 0 takes every port that no other service has.
+        /// Virtual address and port; port 0 stands for every port without a separate service.
         addr: SocketAddr,
     },
     /// A firewall mark, for every protocol, address and port that carries it.
@@ -86,7 +86,7 @@ impl ServiceKey {
         }
     }
 
-    /// Its protocol; `None` for a mark, which takes every protocol.
+    /// The protocol; `None` for a mark, which accepts every protocol.
     pub const fn protocol(&self) -> Option<Protocol> {
         match self {
             Self::Address { protocol, .. } => Some(*protocol),
@@ -240,7 +240,8 @@ impl Forwarding {
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(deny_unknown_fields))]
 pub struct ServerConfig {
-    /// Share of connections relative to the other servers; 0 takes no new connections (quiesced).
+    /// Share of connections relative to the other servers; a server with 0 gets no new connections
+    /// (quiesced).
     pub weight: i32,
     /// Forwarding method.
     #[cfg_attr(feature = "api", serde(default))]
@@ -251,7 +252,8 @@ pub struct ServerConfig {
     /// Connections at which the server stops taking new ones; 0 is no limit.
     #[cfg_attr(feature = "api", serde(default))]
     pub upper: u32,
-    /// Connections below which it takes new ones again; 0 is three quarters of `upper`.
+    /// Number of connections below which the server gets new ones again; 0 is three quarters of
+    /// `upper`.
     #[cfg_attr(feature = "api", serde(default))]
     pub lower: u32,
 }

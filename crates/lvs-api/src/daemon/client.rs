@@ -20,7 +20,7 @@ const HEAD_MAX: u64 = 64 << 10;
 /// Longest silence of the daemon: it waits for a dataplane as long as that at most.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// Asks the daemon.
+/// A client of the daemon.
 #[derive(Debug)]
 pub struct Client {
     address: Address,

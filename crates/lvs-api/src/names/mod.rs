@@ -52,7 +52,7 @@ impl Names {
         }
     }
 
-    /// Only what these texts, in the formats of `/etc/hosts` and `/etc/services`, hold.
+    /// The names in these texts only, in the formats of `/etc/hosts` and `/etc/services`.
     pub fn from_texts(hosts: &str, services: &str) -> Self {
         Self {
             hosts: Hosts::parse(hosts),

@@ -67,7 +67,7 @@ macro_rules! calls {
             () => { $($crate::api::Call::$change { .. })|* };
         }
 
-        /// Pattern of all other calls.
+        /// Form of all other calls.
         #[doc(hidden)]
         #[macro_export]
         macro_rules! no_change {
@@ -130,7 +130,7 @@ calls! {
             #[serde(default, skip_serializing_if = "Option::is_none")]
             interface: Option<String>,
         },
-        /// Rules that give packets firewall marks, in their order. Answer: items
+        /// Rules that set firewall marks on packets, in their order. Answer: items
         /// [`MarkText`](super::MarkText), then [`ListEnd`](super::ListEnd).
         "mark.list" MarkList {},
         /// Filters by source that are not off. Answer: items [`FilterItem`](super::FilterItem), the

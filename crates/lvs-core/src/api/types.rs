@@ -130,7 +130,7 @@ pub struct LocalPool {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LocalInfo {
-    /// The addresses, in the order in which they were given.
+    /// The addresses, in the order of their addition.
     pub addresses: Vec<LocalAddressInfo>,
     /// Source NAT as well, if replies would otherwise bypass the director.
     pub hairpin: bool,
@@ -211,7 +211,7 @@ pub struct Info {
     /// Seconds since the announced addresses were set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub announced_ago: Option<u64>,
-    /// Connections of each peer that are known here.
+    /// State of each peer's connections at this director.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub peers: Vec<PeerStanding>,
     /// Comparison of each peer's services and servers with those of this director.
@@ -279,7 +279,7 @@ pub struct WorkerInfo {
     pub lost: u64,
     /// Frames that it has received and handed over to the worker that they belong to.
     pub handed_over: u64,
-    /// Frames that other workers have handed over to it.
+    /// Frames that it received from other workers.
     pub taken: u64,
     /// Frames for which such a worker had no room: dropped.
     pub busy: u64,
@@ -377,10 +377,10 @@ pub struct SyncState {
     pub full_syncs: u64,
     /// Connections from addresses of no peer.
     pub refused_address: u64,
-    /// Connections from a peer's address refused because two others from there had not
+    /// Connections from a peer's address that were refused because two others from it had not
     /// authenticated.
     pub refused_places: u64,
-    /// Connections refused because the other end did not prove that it has the key.
+    /// Connections that were refused because the remote host did not prove that it has the key.
     pub refused_key: u64,
     /// Connections that ended because a frame was changed, repeated or too long.
     pub forged: u64,
@@ -412,7 +412,7 @@ pub struct TablesInfo {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TablesState {
-    /// Not known: the peer is disconnected, or has not sent all of its digests yet.
+    /// Unknown: the peer is disconnected, or has not sent all of its digests yet.
     #[default]
     Unknown,
     /// The peer does not send them: it runs an older version.
@@ -578,7 +578,7 @@ pub struct PeerInfo {
     pub tables: Vec<TableDifference>,
 }
 
-/// State of the connections of one peer that are known here.
+/// State of one peer's connections at this director.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerStanding {
     /// The other director.
@@ -600,7 +600,7 @@ impl PeerStanding {
     /// Seconds out of step after which that is a finding, and no moment after a start.
     pub const ALARM: u64 = 10;
 
-    /// Its connections are known here, as of some seconds ago.
+    /// Whether the peer's connections are stored here, as of some seconds ago.
     pub fn is_in_step(&self) -> bool {
         self.state == "in step"
     }
@@ -636,7 +636,7 @@ pub struct TooBig {
     pub server: core::net::IpAddr,
     /// Whether the path is a tunnel.
     pub tunnel: bool,
-    /// Bytes of an IP packet that it takes.
+    /// Bytes of the longest IP packet that fits.
     pub room: u32,
     /// Bytes of the longest received packet.
     pub longest: u32,
@@ -776,7 +776,7 @@ pub struct ConnInfo {
     /// Whether it is a persistence template.
     #[serde(default)]
     pub template: bool,
-    /// Whether it came by a synchronisation message.
+    /// Whether it arrived in a synchronisation message.
     #[serde(default)]
     pub synced: bool,
     /// Name of the persistence engine and its data (bytes, for SIP the Call-ID).
@@ -952,7 +952,7 @@ impl Failure {
 }
 
 impl From<Error> for Failure {
-    /// The refusal that the kernel would give for the same reason.
+    /// The kernel's refusal for the same reason.
     fn from(error: Error) -> Self {
         let code = match error {
             Error::ServiceExists | Error::ServerExists => FailureCode::Exists,

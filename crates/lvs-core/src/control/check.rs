@@ -52,7 +52,7 @@ pub(crate) struct Facts {
 pub(crate) struct Census {
     /// Number of servers of another family than the service.
     pub(crate) mixed: usize,
-    /// Number of servers whose answers do not pass the director.
+    /// Number of servers whose answers bypass the director.
     pub(crate) one_way: usize,
     /// Behind full NAT.
     pub(crate) full_nat: usize,
@@ -177,8 +177,8 @@ pub(crate) fn add_server(
     unicast(addr.ip())
 }
 
-/// Where connections are synchronised, a server is of its service's family: a message about one has
-/// room for no other.
+/// With synchronisation, a server must have its service's family: messages about connections cannot
+/// contain another one.
 fn synchronised(view: &impl View, key: &ServiceKey, addr: SocketAddr) -> Result<(), Error> {
     let runs = view.runs(SyncRole::Master) || view.runs(SyncRole::Backup);
     if runs && is_mixed(key, addr) {

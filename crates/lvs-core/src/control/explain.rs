@@ -287,9 +287,9 @@ impl Control {
 
 /// A connection that a packet would open.
 struct Forecast {
-    /// `None`: it goes to its own destination.
+    /// `None`: it is sent to its own destination.
     server: Option<SocketAddr>,
-    /// A template is known already, or would be made.
+    /// Whether a template exists already, or would be created.
     by: By<bool>,
 }
 

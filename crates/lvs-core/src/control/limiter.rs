@@ -28,8 +28,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 pub(crate) struct Limiter {
     rate: Meter,
     sources: Vec<Source>,
-    /// Connections when the servers were looked at, and those that were opened since: never fewer
-    /// than there are.
+    /// Connections at the last examination of the servers, plus those that were opened since: never
+    /// fewer than exist.
     connections: u64,
     looked: Option<Instant>,
 }

@@ -39,7 +39,7 @@ struct Trashed {
 /// State of the trash after a check of some of its records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Trash {
-    /// Records that were not looked at yet.
+    /// Not all records were examined.
     Unseen,
     /// Records that have to wait.
     Waiting,

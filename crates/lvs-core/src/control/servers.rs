@@ -147,7 +147,7 @@ impl Control {
             .map(|entry| (entry.key, &entry.server))
     }
 
-    /// Places of servers, those that were removed and are kept for a while among them.
+    /// Number of servers, including removed ones in the trash.
     pub fn endpoint_places(&self) -> usize {
         self.records.len()
     }

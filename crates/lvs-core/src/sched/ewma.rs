@@ -1,4 +1,5 @@
-//! Peak-EWMA: the server that answers soonest. Of this crate, not of the kernel.
+//! Peak-EWMA: the server with the shortest expected answer time. IPVS in the kernel does not have
+//! this scheduler.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;

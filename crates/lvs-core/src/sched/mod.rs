@@ -101,7 +101,8 @@ pub trait Scheduler: fmt::Debug + Send {
         let _ = (servers, index);
     }
 
-    /// The settings of the server at `index` were set, perhaps to what they were (`upd_dest`).
+    /// Reports that an operator has set the settings of the server at `index`, perhaps to the same
+    /// values (`upd_dest`).
     fn server_edited(&mut self, servers: &[Arc<Server>], index: usize) {
         let _ = (servers, index);
     }
@@ -167,7 +168,7 @@ pub enum Weights {
     Priority,
     /// A number of connections.
     Capacity,
-    /// A share of the connections, and a number of them beyond which other servers are looked for.
+    /// A share of the connections, and a limit above which other servers are preferred.
     Both,
 }
 
@@ -232,15 +233,14 @@ impl About {
 /// The scheduler of a service that names none, as with ipvsadm.
 pub const DEFAULT: &str = "wlc";
 
-/// Scheduler flags by number, which every scheduler takes.
+/// Scheduler flags by number, which every scheduler accepts.
 pub const ANY_FLAGS: &[(&str, u32)] = &[
     ("flag-1", ServiceFlags::SCHED1),
     ("flag-2", ServiceFlags::SCHED2),
     ("flag-3", ServiceFlags::SCHED3),
 ];
 
-/// A scheduler flag by name: its bit, and the scheduler that alone takes it under that name, if it
-/// is one's own.
+/// A scheduler flag by name: its bit, and, for a name of a single scheduler, that scheduler.
 pub fn flag(name: &str) -> Option<(u32, Option<&'static About>)> {
     let of = |flags: &[(&str, u32)]| {
         let found = flags.iter().find(|(known, _)| *known == name);
@@ -289,7 +289,7 @@ pub const BUILT_IN: &[About] = &[
 /// Makes a scheduler for one service.
 type Factory = Arc<dyn Fn() -> Box<dyn Scheduler> + Send + Sync>;
 
-/// The schedulers that services can ask for by name.
+/// The schedulers by name.
 #[derive(Clone)]
 pub struct Registry {
     factories: alloc::collections::BTreeMap<&'static str, Factory>,
@@ -313,7 +313,7 @@ impl Registry {
         registry
     }
 
-    /// Adds or replaces a scheduler; `factory` makes one for each service that asks for it.
+    /// Adds or replaces a scheduler; `factory` makes one for each service that uses it.
     pub fn register(
         &mut self,
         name: &'static str,

@@ -31,7 +31,7 @@ pub(super) enum Sender {
 }
 
 impl Shard {
-    /// The packet's way through the hooks (`ip_vs_out_hook`, `ip_vs_in_hook`).
+    /// The decision about a packet, in the order of the hooks (`ip_vs_out_hook`, `ip_vs_in_hook`).
     pub(crate) fn decide(
         &mut self,
         meta: &PacketMeta<'_>,
@@ -143,8 +143,8 @@ impl Shard {
             }
     }
 
-    /// Whether a packet that opens a connection takes the place of the one that has its addresses
-    /// and ports (`is_new_conn`, `is_new_conn_expected`).
+    /// Whether a packet that opens a connection replaces the one with its addresses and ports
+    /// (`is_new_conn`, `is_new_conn_expected`).
     fn is_replaced_by(&self, index: u32, meta: &PacketMeta<'_>) -> bool {
         if !opens(meta) {
             return false;
@@ -399,8 +399,7 @@ impl Shard {
 
 /// Effects of a packet on its connection: state, timeout, counters.
 impl Shard {
-    /// The state machine, the timeout that goes with the new state, and the active and inactive
-    /// counts.
+    /// Updates the state, its timeout, and the active and inactive counts.
     #[inline]
     pub(super) fn transition(&mut self, index: u32, meta: &PacketMeta<'_>, sender: Sender) {
         let slot = self.table.get(index);

@@ -214,7 +214,7 @@ impl Shard {
         core::mem::take(&mut self.down.resets)
     }
 
-    /// The resets of servers whose clients have answered a question of [`end_down`](Self::end_down).
+    /// The resets to servers whose clients have answered a probe of [`end_down`](Self::end_down).
     pub fn take_late_resets(&mut self) -> Vec<Reset> {
         core::mem::take(&mut self.down.late)
     }

@@ -269,7 +269,7 @@ impl LocalPorts {
         Some(port)
     }
 
-    /// Makes sure that it is known which ports of a tuple are free.
+    /// Loads the free ports of a tuple, if they are not known.
     fn remember(&mut self, tuple: &Tuple, now: Instant) {
         if !self.tuples.contains_key(tuple) {
             self.forget_unused(now);

@@ -125,7 +125,7 @@ impl NeedsControl {
         ..Self::NEW
     };
 
-    /// A packet that takes the place of connection `index`.
+    /// A packet that replaces connection `index`.
     pub(crate) const fn replacing(index: u32) -> Self {
         Self {
             replaced: Some(index),
@@ -248,8 +248,7 @@ impl Shard {
         self.table.aim(ahead, load);
     }
 
-    /// Whether there is a connection that a packet between these two belongs to, whichever of them
-    /// sends it.
+    /// Whether there is a connection between these two addresses, in either direction.
     pub fn knows(&self, tuple: &Tuple) -> bool {
         let Tuple { protocol, src, dst } = *tuple;
         let request = Key {

@@ -165,7 +165,7 @@ pub enum OffloadState {
     Published,
     /// The connection was offloaded in another epoch.
     Stale,
-    /// Its client has sent fewer packets than it takes.
+    /// Its client has sent too few packets.
     Early,
     /// Its client has sent enough packets; the next check is at a multiple of that number.
     Between,

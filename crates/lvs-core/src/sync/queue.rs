@@ -33,7 +33,7 @@ struct PortQueue {
     room: usize,
     begun: Instant,
     full: VecDeque<Vec<u8>>,
-    /// Messages that found no room.
+    /// Messages that were dropped because the queue was full.
     lost: u64,
 }
 

@@ -187,7 +187,8 @@ reasons! {
         MarkRule => "mark_rule",
         /// Control connection of FTP with a wrong TCP checksum.
         HelperChecksum => "helper_checksum",
-        /// Of a control connection of FTP: it acknowledges what the other side has not sent.
+        /// Packet of an FTP control connection that acknowledges data that the other side has not
+        /// sent.
         HelperSequence => "helper_sequence",
         /// The embedding program's own hook dropped it.
         Hook => "hook",

@@ -54,8 +54,8 @@ pub struct Config {
     pub warm_restart: Option<StateKeeper>,
     /// Packet workers, [`WORKERS_MAX`] at most; `None` for one.
     pub workers: Option<NonZeroUsize>,
-    /// Whether each packet worker runs on a processor of its own; `None` for several workers only.
-    /// If there are fewer processors than workers, no worker does.
+    /// Whether each packet worker is pinned to its own processor; `None` for several workers only.
+    /// With fewer processors than workers, none is pinned.
     pub pin: Option<bool>,
     /// Packet workers run in real time while they take less than half of a processor, if the host
     /// permits it.
@@ -64,9 +64,9 @@ pub struct Config {
     pub interfaces: Vec<String>,
     /// The address of the control socket; `None` for the default.
     pub address: Option<Address>,
-    /// Group whose members may change things, in addition to root and the dataplane's own user.
+    /// Group whose members have write access, in addition to root and the dataplane's own user.
     pub group: Option<u32>,
-    /// Group whose members may read, in addition to users that may change things; `None` for all
+    /// Group whose members have read access, in addition to users with write access; `None` for all
     /// users.
     pub readers: Option<u32>,
     /// Own every virtual address that the host does not have: answer ARP or neighbour discovery
@@ -92,7 +92,7 @@ pub struct Config {
     /// Rules in the form of `ipvsadm-save`, to be applied at the start: the text, and its name for
     /// errors.
     pub rules: Option<(String, String)>,
-    /// Rules that give packets marks.
+    /// Rules that set marks on packets.
     pub marks: Vec<MarkRule>,
     /// Ports of control connections that the FTP helper reads; empty for no helper.
     pub ftp_ports: Vec<u16>,

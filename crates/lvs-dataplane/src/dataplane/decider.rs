@@ -26,7 +26,7 @@ use lvs_sys::prefetch;
 /// Connections that may wait to be offloaded; further connections wait for their next packet.
 const OFFLOADS_MAX: usize = 4096;
 
-/// A packet that the control socket asks about.
+/// A packet of a request on the control socket.
 #[derive(Clone, Debug)]
 pub(super) struct Question {
     pub(super) tuple: Tuple,
@@ -96,7 +96,7 @@ impl Decider {
         self.drops[DropReason::TableFull.index()]
     }
 
-    /// Takes over the rules for marks if they have changed.
+    /// Applies the rules for marks if they have changed.
     pub(super) fn take_marks(&mut self, marks: &Arc<[MarkRule]>) {
         if !Arc::ptr_eq(&self.marks, marks) {
             self.marks = marks.clone();

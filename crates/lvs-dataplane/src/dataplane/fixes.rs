@@ -196,7 +196,7 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
 }
 
 /// The fix for packets whose route leads over a device that the dataplane does not use, with the
-/// names of those that there are; `None` for other reasons.
+/// names of these devices; `None` for other reasons.
 pub(super) fn of_route(reason: &str, tables: &Tables) -> Option<String> {
     let no_link_layer = reason == FrameDrop::NoLinkLayer.name();
     if !no_link_layer && reason != FrameDrop::UnusedInterface.name() {
@@ -457,7 +457,7 @@ mod tests {
         }
     }
 
-    /// Each name is a series of its own in `/metrics`.
+    /// Each name is a separate series in `/metrics`.
     #[test]
     fn reasons_of_one_action_have_different_names() {
         let drops = DropReason::ALL.iter().map(|reason| reason.name());

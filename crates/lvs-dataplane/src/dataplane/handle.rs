@@ -76,7 +76,7 @@ impl Handle {
         Self::new(context, Arc::new(threads), Keeping::new(None))
     }
 
-    /// Asks all threads to end.
+    /// Requests all threads to end.
     pub fn stop(&self) {
         if let Some(lock) = self.lock.get() {
             lock.mark();

@@ -14,9 +14,9 @@ use lvs_packet::frame::Frame;
 use lvs_packet::net::PortId;
 use lvs_packet::pipeline::Whole;
 
-/// Frames that may wait for one worker, from all other workers together.
+/// Maximum of frames that wait for one worker, from all other workers together.
 pub(crate) const PARCELS_MAX: usize = 4096;
-/// Bytes that may wait for one worker, from all other workers together.
+/// Maximum of bytes that wait for one worker, from all other workers together.
 pub(crate) const BYTES_MAX: usize = 16 << 20;
 
 /// A packet for another worker, with the port that received it.

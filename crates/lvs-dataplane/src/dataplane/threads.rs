@@ -44,7 +44,7 @@ pub(super) struct Threads<W> {
 #[repr(align(128))]
 pub(super) struct WorkerLink<W> {
     pub(super) mailbox: Mailbox<W>,
-    /// Frames that other workers hand over.
+    /// Frames from other workers.
     pub(super) inbox: Inbox,
     /// The generation of the view that the worker uses.
     pub(super) taken: AtomicU64,

@@ -33,7 +33,7 @@ pub(super) trait WarmState: Debug + Send + Sync {
     /// Stores the services for the programs that run without a dataplane.
     fn set_services(&self, _services: &HeldServices) {}
 
-    /// Stores that a dataplane runs.
+    /// Records that the dataplane runs.
     fn is_alive(&self, _now: Instant) {}
 
     /// Stores the counters of servers in these places. Returns the first place behind them, if there

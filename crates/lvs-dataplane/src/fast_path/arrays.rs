@@ -98,7 +98,7 @@ impl Arrays {
         })
     }
 
-    /// Names and arrays, but for those that grow.
+    /// Names and arrays, without the growing ones.
     pub(super) fn all(&self) -> [(&'static str, &SharedArray); 13] {
         [
             ("lvs_about", &self.about),

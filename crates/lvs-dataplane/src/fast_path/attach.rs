@@ -15,7 +15,8 @@ use crate::netlink::Filters;
 use lvs_sys::attached::{self, Place};
 use lvs_sys::{Instruction, Program, ProgramKind, ProgramLink};
 
-/// A program at an interface; it goes with this value, not with the process.
+/// A program at an interface. It is detached when this value is dropped, and stays when the process
+/// is killed.
 #[derive(Debug)]
 pub struct Attached {
     kernel: Arc<FastPath>,
@@ -77,8 +78,8 @@ impl FastPath {
         Ok(attached)
     }
 
-    /// Whether the program is the first one at the ingress of an interface: others could keep
-    /// frames from it.
+    /// Whether the program is the first one at the ingress of an interface: another one in front
+    /// could drop frames.
     pub(crate) fn is_first_at(&self, ifindex: u32) -> bool {
         let Some(filters) = &self.filters else {
             let first = self.ingress.is_first_at(self.ingress_id, ifindex);

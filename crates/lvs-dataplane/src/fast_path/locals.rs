@@ -44,7 +44,7 @@ type Key = [u64; LOCAL_KEY_WORDS];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LocalsAre {
     Ready,
-    /// The caller that gets this [makes](FastPath::make_locals) the map; no other caller gets it.
+    /// The caller that gets this [creates](FastPath::make_locals) the map; no other caller gets it.
     Wanted,
     Coming,
     Impossible,
@@ -84,7 +84,7 @@ impl Slots {
         }
     }
 
-    /// Slots in place, of all regions.
+    /// Slots outside of the overflow, of all regions.
     const fn in_place(self) -> u32 {
         let one = self.narrow.saturating_add(self.wide);
         one.saturating_mul(self.workers)
@@ -263,7 +263,7 @@ impl FastPath {
         self.locals.ends.get().is_some()
     }
 
-    /// Makes the map of local ends. The kernel takes its time for it.
+    /// Creates the map of local addresses and ports, which takes the kernel some time.
     pub fn make_locals(&self) {
         let locals = &self.locals;
         locals.asked.store(true, Relaxed);
@@ -371,7 +371,7 @@ impl LocalsLeft<'_> {
         Some(local)
     }
 
-    /// All are taken: the others are forgotten.
+    /// Ends the adoption: entries without a connection are discarded.
     pub(crate) fn end(self) {
         for key in self.left.into_inner().into_keys() {
             let _ = self.ends.remove(&key);

@@ -111,7 +111,7 @@ pub struct Shares {
     pub unknown: u64,
     /// Handed up: the connection is not published, or not since the last change.
     pub unpublished: u64,
-    /// Handed up: it may change the connection, or does not fit its way.
+    /// Passed to userspace: it may change the connection, or does not fit the MTU of its path.
     pub unfit: u64,
     /// Handed up: neither TCP nor UDP, or with options, fragments, tags of VLANs.
     pub other: u64,
@@ -163,7 +163,7 @@ pub struct FastPath {
     known_rules: Mutex<Vec<[u64; RULE_WORDS]>>,
     /// Where the maps are kept for a successor.
     pins: Option<Pins>,
-    /// Keeps other dataplanes from them.
+    /// Excludes other dataplanes.
     claim: Option<File>,
     /// The maps are from another dataplane.
     found: bool,
@@ -273,7 +273,7 @@ impl FastPath {
         self.held.test_run(1, frame, 0, false)
     }
 
-    /// Frames with this mark are on their way back to the host.
+    /// Sets the mark of frames that are reinjected into the host.
     pub(crate) fn set_mark(&self, mark: u32) {
         self.set(conf::MARK, mark.into());
     }
@@ -335,7 +335,7 @@ impl FastPath {
         Some(number)
     }
 
-    /// Whether there is room for ways to a server of this number.
+    /// Whether the table of next hops has an entry for a server of this number.
     pub(crate) fn has_room_for(&self, record: u32) -> bool {
         self.arrays.servers.words().len() > record as usize
     }
@@ -354,7 +354,7 @@ impl FastPath {
         true
     }
 
-    /// The way through a tunnel to a server, in this epoch; `false` if its number is too large.
+    /// Sets the tunnel path of a server, in this epoch; `false` if its number is too large.
     pub fn set_tunnel(&self, record: u32, hop: u16, epoch: u16, outer: &Template) -> bool {
         let at = record as usize * TUNNEL_WORDS;
         let Some(words) = self.arrays.tunnels.words().get(at..at + TUNNEL_WORDS) else {

@@ -43,11 +43,11 @@ const XDP_LINK: &str = "xdp-";
 /// Why a directory cannot be claimed.
 pub(super) const ANOTHER: &str =
     "another dataplane of this network namespace uses the kernel fast path";
-/// For so long a dataplane waits for others that claim a directory or sweep.
+/// Time limit for other dataplanes to finish a claim or a sweep of a directory.
 const TURN: Duration = Duration::from_secs(1);
 /// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(1);
-/// Attempts to lock a directory that others take away.
+/// Attempts to lock a directory that other dataplanes remove.
 const ATTEMPTS: usize = 100;
 
 /// The directory of a network namespace.
@@ -345,7 +345,7 @@ mod tests {
         pins.claim().expect("nobody has it");
     }
 
-    /// A sweep locks all others for a moment.
+    /// A sweep locks all other directories for a moment.
     #[test]
     fn sweep_does_not_block_a_claim() {
         let root = tempfile::tempdir().expect("a directory");

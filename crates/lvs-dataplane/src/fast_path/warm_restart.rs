@@ -39,8 +39,8 @@ impl FastPath {
         std::thread::sleep(SETTLED);
     }
 
-    /// Everything is taken over, and the host kept from it: takes programs away from interfaces
-    /// that are not used any more.
+    /// Called after the take-over, when the host is shielded: detaches programs from unused
+    /// interfaces.
     pub(crate) fn has_taken_over(&self) {
         self.set(conf::TAKING_OVER, 0);
         self.taking_over.store(false, Relaxed);

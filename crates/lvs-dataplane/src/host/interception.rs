@@ -1,4 +1,4 @@
-//! The way in which the dataplane gets packets, and the way in which the host gets them back.
+//! Interception of packets by the dataplane, and reinjection into the host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -88,7 +88,7 @@ impl Interception {
         Ok((routed, Port::Hop(hop)))
     }
 
-    /// The socket whose end removes the shield.
+    /// The socket that removes the shield when it is closed.
     pub(super) fn shield(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Copies { shield, .. } => Some(shield.socket()),
@@ -96,7 +96,7 @@ impl Interception {
         }
     }
 
-    /// The descriptor whose end removes the TUN device.
+    /// The descriptor that removes the TUN device when it is closed.
     pub(super) fn device(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Copies { .. } => None,
@@ -126,7 +126,7 @@ impl Interception {
             .is_some_and(|turn| turn.is_first_at(ifindex).unwrap_or(true))
     }
 
-    /// Intercepts the packets that `spec` describes, and no others.
+    /// Intercepts exactly the packets that `spec` describes.
     pub(super) fn update(&mut self, spec: &Intercept) -> Result<(), String> {
         match self {
             Self::Copies { shield, .. } => {

@@ -81,7 +81,7 @@ pub(crate) struct Keeper {
     /// The configured local addresses of full NAT, and those that connections still use.
     pub(super) pool: LocalPool,
     pub(super) pool_in_use: Vec<IpAddr>,
-    /// Since when something has changed that only [`update_all`](Self::update_all) takes in fully.
+    /// Time of the first change that requires [`update_all`](Self::update_all).
     pub(super) changed: Option<Instant>,
     /// Time of the last complete check.
     pub(super) updated: Instant,
@@ -113,7 +113,7 @@ pub(super) struct Next {
     pub(super) config: u64,
     /// New ports, one for each worker; the workers receive them with the snapshot.
     pub(super) attach: Vec<(PortId, Vec<Port>)>,
-    /// Whether other addresses are virtual or local addresses than before.
+    /// Whether the virtual or local addresses have changed.
     pub(super) plan_differs: bool,
     pub(super) detach: Vec<PortId>,
     pub(super) neighbours: Vec<NeighbourNews>,
@@ -251,7 +251,7 @@ impl Keeper {
         Some(steering.plan(self.tables.vips.iter().copied()))
     }
 
-    /// Divides packets otherwise, if other addresses are virtual ones than before.
+    /// Updates the division of packets among workers, if the virtual addresses have changed.
     fn divide(&mut self) {
         if !std::mem::take(&mut self.next.plan_differs) {
             return;
@@ -517,7 +517,7 @@ impl Keeper {
         }
     }
 
-    /// Asks which local addresses connections use.
+    /// Requests the list of local addresses that connections use.
     pub(super) fn ask_for_pool(&mut self) {
         // A director without full NAT need not ask.
         if (!self.pool.addresses.is_empty() || !self.pool_in_use.is_empty())

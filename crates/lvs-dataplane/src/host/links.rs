@@ -18,8 +18,8 @@ use crate::netlink::{Changes, Link};
 use lvs_packet::net::{PortId, PortInfo};
 use lvs_packet::wire::Mac;
 
-/// Whether a device of this kind takes Ethernet frames out of GRE. Other tunnels of Ethernet go
-/// over UDP, which IPVS balances, so that `ignore_tunneled` is not about them.
+/// Whether a device of this kind decapsulates Ethernet frames from GRE. Other tunnels of Ethernet
+/// use UDP, which IPVS schedules, so that `ignore_tunneled` does not concern them.
 fn decapsulates(kind: Option<&str>) -> bool {
     matches!(kind, Some("gretap" | "ip6gretap" | "erspan" | "ip6erspan"))
 }
@@ -136,8 +136,8 @@ impl Keeper {
         }
     }
 
-    /// Opens interfaces that are new or up again, lets go of those that are gone, and takes over
-    /// MTU and MAC changes.
+    /// Opens interfaces that are new or up again, closes removed ones, and applies changes of MTU
+    /// and MAC address.
     pub(super) fn attach_links(&mut self, starting: bool) -> Result<(), HostError> {
         if self.interception.is_routed() {
             return self.answer_on_links();
@@ -337,7 +337,7 @@ impl Keeper {
         }
     }
 
-    /// Lets go of interfaces that are gone, or are another one's now, and follows new names.
+    /// Closes interfaces that were removed or replaced, and applies new names.
     fn let_go_of_links(&mut self) {
         let mut gone = Vec::new();
         let mut renamed = Vec::new();

@@ -72,7 +72,7 @@ impl LocalNodes {
         })
     }
 
-    /// Leads the answers of these servers, and of no others, into the device `ifindex`.
+    /// Routes the answers of exactly these servers into the device `ifindex`.
     pub(super) fn follow(&mut self, nodes: &Endpoints, ifindex: u32) {
         let wanted: BTreeSet<Entry> = nodes
             .iter()

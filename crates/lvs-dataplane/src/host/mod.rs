@@ -1,4 +1,4 @@
-//! All work on the host, done by one thread of its own: the keeper.
+//! All changes of the host, made by a separate thread: the keeper.
 
 mod announce;
 mod interception;

@@ -116,8 +116,7 @@ impl Neighbours {
         }
     }
 
-    /// Has the kernel ask a neighbour whether it is still there, at most once in
-    /// [`CONFIRM_PERIOD`].
+    /// Requests the kernel to confirm a neighbour, at most once in [`CONFIRM_PERIOD`].
     pub(super) fn confirm(
         &mut self,
         port: PortId,

@@ -37,7 +37,7 @@ pub(crate) struct View {
     pub(crate) tables: Arc<Tables>,
     /// The traffic that is hidden from the host.
     pub(crate) intercept: Arc<Intercept>,
-    /// The rules that give packets marks.
+    /// The rules that set marks on packets.
     pub(crate) marks: Option<Arc<[MarkRule]>>,
     /// The sysctl `pmtu_disc`.
     pub(crate) pmtu_disc: bool,
@@ -298,8 +298,8 @@ impl Tables {
         }
     }
 
-    /// The devices that routes lead over and that the dataplane does not use: those without a link
-    /// layer, or the others.
+    /// The devices of routes that the dataplane does not use: those without a link layer, or the
+    /// others.
     pub(crate) fn unused_devices(&self, link_layer: bool) -> Vec<&str> {
         let links = self.state.routed_links();
         let links = links.filter_map(|ifindex| self.state.link(ifindex));

@@ -72,8 +72,8 @@ impl Requests {
         }
     }
 
-    /// Asks for a whole table. One that changes while it is read is still consistent with the
-    /// events that follow.
+    /// Requests a whole table. A table that changes while it is read is still consistent with the
+    /// later events.
     pub(crate) fn dump(
         &mut self,
         kind: u16,

@@ -1,4 +1,4 @@
-//! Messages on their way from the packet workers to the master.
+//! The queue of messages from the packet workers to the master.
 
 use std::collections::VecDeque;
 use std::io;

@@ -44,7 +44,7 @@ const HASTE: Duration = Duration::from_millis(200);
 const LOOK: Duration = Duration::from_secs(1);
 /// The longest time that a state keeper runs without memory from a dataplane.
 const EMPTY: Duration = Duration::from_secs(60);
-/// The most shields at a time: the shield of a killed dataplane and those of its successors.
+/// Maximum of shields: the shield of a killed dataplane and those of its successors.
 const SHIELDS: usize = 4;
 
 /// The requests to a state keeper, one byte each.

@@ -177,7 +177,7 @@ pub struct Pipeline {
     pub share: Option<Share>,
     common: Arc<Common>,
     tunnels: KnownPaths,
-    /// The ICMP error that the packet at hand was answered with.
+    /// The ICMP error that answered the present packet.
     own_error: Option<OwnError>,
 }
 

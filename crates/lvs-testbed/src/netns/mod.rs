@@ -478,7 +478,7 @@ impl Drop for Testbed {
     }
 }
 
-/// A link to lay with [`Testbed::connect`].
+/// A link that [`Testbed::connect`] creates.
 #[derive(Debug)]
 pub enum Link<'a> {
     /// A veth pair between two hosts, each end with its device name.

@@ -91,8 +91,8 @@ impl ConnTable {
         false
     }
 
-    /// Takes in an entry of another table, as the newest of its equals, with its deadline; `None`
-    /// if there is no room.
+    /// Adds an entry of another table, as the newest of its equals, with its deadline; `None` if
+    /// there is no free slot.
     pub(crate) fn move_in(&mut self, draft: &Draft, expires: Instant, now: Instant) -> Option<u32> {
         let handle = self.insert(draft, now)?;
         self.restart_until(handle, expires);
@@ -164,7 +164,7 @@ impl ConnTable {
         }
     }
 
-    /// Puts the entries of the overflow into its index, in the order in which they came.
+    /// Adds the entries of the overflow to its index, in the order of their creation.
     fn adopt_overflow(&mut self, adoption: &mut Adoption) {
         self.forget_homes();
         let mut entries = core::mem::take(&mut adoption.overflow);

@@ -114,8 +114,8 @@ impl<'a> Tags<'a> {
         matching(self.word(bucket), 0).count_ones()
     }
 
-    /// The slot that a new entry takes: its home if that is free, or another of the bucket that has
-    /// more room.
+    /// The slot for a new entry: its home if that is free, or another one of the bucket with more
+    /// free slots.
     #[inline]
     pub(super) fn choose(self, buckets: &Buckets) -> Option<usize> {
         let first = self.room(buckets.first);

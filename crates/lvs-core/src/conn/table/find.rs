@@ -243,7 +243,7 @@ impl ConnTable {
         })
     }
 
-    /// The narrow slot of a client for which `is` says which shadow would cover it.
+    /// The narrow slot of a client; `is` selects the shadow entry that would cover it.
     #[inline]
     fn find_narrow(
         &self,
@@ -604,7 +604,7 @@ impl Default for Strangers {
 
 /// Result of a look-up.
 enum Found {
-    /// In a slot in place.
+    /// In a slot outside of the overflow.
     Entry(u32),
     /// The newest entry is not there; the overflow may have it.
     Perhaps,

@@ -102,8 +102,8 @@ impl Layout {
     /// Minimum of overflow slots, if the capacity of the table is sufficient.
     const OVERFLOW_MIN: usize = 1 << 18;
 
-    /// For at most `connections`, with slots of both widths for all of them: 85 of 100 slots are
-    /// used when the table is full. `seed` keys the hash function.
+    /// A layout for at most `connections`, with slots of both widths for all of them: 85 of 100
+    /// slots are used when the table is full. `seed` keys the hash function.
     pub fn new(connections: usize, seed: u64) -> Self {
         // Three regions together keep within 31 bits.
         let connections = connections.clamp(1, 1 << 29);

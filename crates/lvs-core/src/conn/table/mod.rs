@@ -425,7 +425,7 @@ impl ConnTable {
         }
     }
 
-    /// Adds an entry to the counts, or with `usize::MAX` takes it away.
+    /// Adds an entry to the counts, or with `usize::MAX` subtracts it.
     fn count(&mut self, handle: u32, by: usize) {
         let entry = self.slots.entry(handle);
         self.count_as(handle, entry.word0(), entry.is_of_v4_client(), by);

@@ -213,7 +213,7 @@ impl Overflow {
         }
     }
 
-    /// Whether it is empty, as far as it knows.
+    /// Whether the overflow is empty, by its own count.
     #[cfg(test)]
     pub(super) fn is_clear(&self) -> bool {
         self.ties.is_empty()

@@ -321,9 +321,9 @@ fn leave<S: State>(
 }
 
 impl Control {
-    /// Whether a packet to `addr` may go there itself when no server can take it
-    /// (`ip_vs_addr_is_unicast`): of IPv4 not to an address of the host. With IPv6 the kernel
-    /// does not ask, opens the connection, and loses its packets.
+    /// Whether a packet to `addr` may be sent there if no server is available
+    /// (`ip_vs_addr_is_unicast`): with IPv4, not to an address of the host. With IPv6 the kernel
+    /// does not check this, opens the connection, and loses its packets.
     fn may_bypass(&self, addr: IpAddr) -> bool {
         is_unicast(addr) && (addr.is_ipv6() || !self.is_local(addr))
     }

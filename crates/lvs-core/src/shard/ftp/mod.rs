@@ -343,8 +343,8 @@ impl Shard {
         Replacement::new(&place, mode, virt)?.moved(at)
     }
 
-    /// Makes the data connection with `key` to `server`, or takes the `known` one, and lets it wait
-    /// for its first packet (`ip_vs_tcp_conn_listen`). Returns its index.
+    /// Creates the data connection with `key` to `server`, or uses the `known` one, and sets it to
+    /// wait for its first packet (`ip_vs_tcp_conn_listen`). Returns its index.
     #[expect(clippy::too_many_arguments, reason = "what a connection consists of")]
     fn expect(
         &mut self,

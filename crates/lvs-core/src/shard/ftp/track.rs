@@ -501,8 +501,8 @@ impl Track {
         }
     }
 
-    /// Compares the numbers of a segment with the windows, and moves those. `state`: before the
-    /// segment; `None` for the first one.
+    /// Compares the numbers of a segment with the windows, and moves the windows. `state`: before
+    /// the segment; `None` for the first one.
     fn fit(
         &mut self,
         from: From,
@@ -621,7 +621,7 @@ enum Reset {
     Ends,
     /// The connection ends if the numbers are possible.
     IfItFits,
-    /// The connection stays, because the receiver will ask for confirmation (RFC 5961).
+    /// The connection continues, because the receiver will request a confirmation (RFC 5961).
     Challenged,
 }
 

@@ -22,7 +22,7 @@ const LOCALS_AT_ONCE: usize = 512;
 /// Slots of one portion of the walk for the synchronisation master, and the pause behind it.
 const SYNC_BUDGET: usize = 1 << 16;
 const SYNC_PAUSE: Duration = Duration::from_millis(1);
-/// Slots whose connections are withdrawn in one round of housekeeping, when all are to be.
+/// Slots whose connections are evicted in one round of housekeeping, if all must be evicted.
 const WITHDRAW_BUDGET: usize = 1 << 20;
 
 /// The state of a worker for the kernel fast path.
@@ -38,7 +38,7 @@ pub(super) struct KernelSide {
     pub(super) synced: Option<(usize, Instant)>,
     /// Next slot of the walk that evicts all connections.
     pub(super) withdrawn: Option<usize>,
-    /// How often something was learned of ways through tunnels, so far.
+    /// Number of updates of tunnel path MTUs so far.
     pub(super) lessons: u64,
 }
 
@@ -239,7 +239,7 @@ impl Worker {
         false
     }
 
-    /// Sends offloaded connections whose packets the master has to know of: a portion of the table.
+    /// Sends offloaded connections whose packets the master must report: a portion of the table.
     pub(super) fn sync_offloaded(&mut self, now: Instant) {
         if let Some((from, at)) = self.kernel.synced
             && at <= now

@@ -46,9 +46,9 @@ use lvs_packet::net::{Net, PortId};
 use lvs_packet::pipeline::{Env, Output, Pipeline, Request, Share};
 use lvs_sys::{Poller, TablePages};
 
-/// Batches of one port before the others have their turn.
+/// Batches of one port before the next port is read.
 const BATCHES_PER_TURN: usize = 4;
-/// Connections whose end is looked at between two batches.
+/// Connections that are checked for expiry between two batches.
 const EXPIRY_BUDGET: usize = 1024;
 /// Connections that are looked at between two batches after a server went down; a sixteenth of them
 /// may be reset.
@@ -115,7 +115,7 @@ impl Equipment {
 /// The state of a worker for the other workers.
 #[derive(Default)]
 struct Others {
-    /// The processor that this one runs on, while they run on others.
+    /// The processor of this worker, if the workers run on different ones.
     cpu: Option<usize>,
     /// For each other worker, the parcels to pass.
     outboxes: Vec<Vec<Parcel>>,
@@ -126,7 +126,7 @@ struct Others {
 /// The counters of a worker for the keeper.
 #[derive(Default)]
 struct Logged {
-    /// Resets sent since the first of the servers went down whose connections are being ended.
+    /// Resets sent since the first server went down whose connections are still being ended.
     resets: usize,
     /// Packets refused because the table was full, at the last report to the keeper.
     full: u64,
@@ -171,7 +171,7 @@ impl Worker {
         }
     }
 
-    /// Runs on this processor and no other from the start.
+    /// Pins the worker to this processor from the start.
     pub(super) const fn run_on(&mut self, cpu: usize) {
         self.others.cpu = Some(cpu);
     }
@@ -312,7 +312,7 @@ impl Worker {
         next.saturating_since(now) + Duration::from_millis(1)
     }
 
-    /// Takes the latest view if there is a newer one than ours.
+    /// Uses the latest snapshot if there is a newer one.
     fn take_view(&mut self) {
         if self.context.generation() == self.network.view().generation {
             return;

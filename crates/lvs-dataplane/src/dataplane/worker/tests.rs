@@ -302,7 +302,8 @@ fn syn_flood_counts_all_packets_that_open_connections() {
     }
 }
 
-/// Frames that are handed over while other frames are processed do not wait for the next timer.
+/// Frames from another worker that arrive while a batch is processed do not wait for the next
+/// timer.
 #[test]
 fn parcel_during_round_wakes_worker_again() {
     struct Late(Arc<Threads<Worker>>, Option<Frame>);
@@ -344,7 +345,7 @@ fn parcel_during_round_wakes_worker_again() {
     assert_eq!(sent(worker).len(), 1);
 }
 
-/// A round is as long as all that waits takes; real time ends within it.
+/// A round lasts until all waiting packets are processed; real-time scheduling ends within it.
 #[test]
 fn long_round_is_demoted_between_any_two_pieces() {
     use super::super::priority::Pretended;

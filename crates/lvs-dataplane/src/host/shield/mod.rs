@@ -400,7 +400,7 @@ impl Shield {
         }
     }
 
-    /// Sends a batch and reads the kernel's answers, all of which are there when sending returns.
+    /// Sends a batch and reads the kernel's answers, which are complete when sending returns.
     fn commit(&mut self, batch: Batch<'_>) -> Result<(), Failure> {
         let (bytes, last, next_seq) = batch.finish();
         let first = self.seq;

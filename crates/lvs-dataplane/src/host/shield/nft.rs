@@ -25,7 +25,7 @@ const NLM_F_EXCL: u16 = 0x200;
 const NLM_F_CREATE: u16 = 0x400;
 const NLM_F_APPEND: u16 = 0x800;
 
-/// Elements in one message: each takes at most 60 bytes, a list at most 64 KiB.
+/// Maximum of elements in one message: each has at most 60 bytes, a list at most 64 KiB.
 const ELEMENTS_MAX: usize = 500;
 
 /// The type numbers by which `nft list` prints keys.

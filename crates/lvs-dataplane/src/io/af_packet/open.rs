@@ -35,8 +35,8 @@ const SHARE_LEAST: usize = 4;
 /// Receive buffer for SYNs with data (TCP Fast Open).
 const FIRST_BUFFER: i32 = 1 << 20;
 
-/// Bytes in front of a frame in its slot beside the usual: the virtio header and those of the
-/// packet are in one cache line, and there is room for the headers of a tunnel.
+/// Additional bytes in front of a frame in its slot: the virtio header and those of the packet
+/// share one cache line, and the headers of a tunnel fit in front.
 const RESERVE: u32 = 62;
 
 /// `PACKET_IGNORE_OUTGOING` of `linux/if_packet.h` (Linux 4.20).

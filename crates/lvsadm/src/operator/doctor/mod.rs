@@ -35,7 +35,7 @@ impl Findings {
     }
 }
 
-/// The time whose dropped packets are findings.
+/// The period whose dropped packets cause findings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Since {
     /// The last five minutes.

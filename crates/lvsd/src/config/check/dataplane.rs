@@ -507,7 +507,7 @@ fn is(value: Option<&Spanned<String>>, word: &str) -> bool {
     value.is_some_and(|value| value.get_ref() == word)
 }
 
-/// Whether the kernel would take it for the name of an interface (`dev_valid_name`).
+/// Whether the kernel accepts it as the name of an interface (`dev_valid_name`).
 pub(super) fn is_interface(name: &str) -> bool {
     // IFNAMSIZ is 16 with the NUL.
     !name.is_empty()

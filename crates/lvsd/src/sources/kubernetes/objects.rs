@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-/// Reads a value, and takes `null` for the default of its type.
+/// Reads a value; `null` is the default of its type.
 fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
