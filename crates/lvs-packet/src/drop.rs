@@ -27,8 +27,7 @@ reasons! {
         BadFragment => "bad_fragment",
         /// A first fragment of IPv6 that ends before the headers that the decision requires.
         TinyFragment => "tiny_fragment",
-        /// A fragment for which there was no room: too many datagrams wait for their other
-        /// fragments.
+        /// A fragment without free memory: too many datagrams wait for their other fragments.
         FragmentMemory => "fragment_memory",
         /// The director decided to drop it.
         Verdict => "verdict",
@@ -54,8 +53,8 @@ reasons! {
         NoSource => "no_source",
         /// Too short to be translated.
         ShortHeader => "untranslatable",
-        /// A SYN of a client that is not known, while SYNs took more than half of the time: their
-        /// share was used up.
+        /// A SYN of an unknown client, while SYNs used more than half of the time, and their share
+        /// was exhausted.
         SynFlood => "syn_flood",
         /// A mix of address families or a method that this version cannot send; with the backend
         /// tun also direct routing, and connections of this host itself to servers behind NAT.
@@ -74,8 +73,8 @@ reasons! {
         Martian => "martian",
         /// The route to its source is not through the interface of its arrival (`--reverse-path`).
         ReversePath => "reverse_path",
-        /// A reply to a health check through a service that another host forwarded: the server's route to clients is not by
-        /// way of this director.
+        /// A reply to a through-VIP check that another host forwarded: the server's route to
+        /// clients does not lead over this director.
         CheckPath => "check_path",
         /// It belongs to another packet worker, whose inbox was full.
         WorkerBusy => "worker_busy",

@@ -216,7 +216,7 @@ impl Frame {
         &self.buf[self.start..self.end]
     }
 
-    /// The frame's bytes, to be changed in place.
+    /// The frame's bytes, for changes in place.
     #[inline]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.buf[self.start..self.end]

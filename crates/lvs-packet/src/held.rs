@@ -85,7 +85,8 @@ impl Held {
         }
     }
 
-    /// Keeps `frame` waiting; returns whether to ask the kernel for the address now.
+    /// Stores `frame` until the address is known; returns whether to request the address from the
+    /// kernel now.
     pub fn hold(&mut self, port: PortId, addr: IpAddr, frame: Frame, now: Instant) -> bool {
         self.hold_for(Cause::Neighbour(port, addr), frame, now)
     }
@@ -156,8 +157,8 @@ impl Held {
         self.take_for(Cause::Neighbour(port, addr))
     }
 
-    /// Takes out the packets of local clients whose answers are intercepted by now, according to
-    /// `is_intercepted`.
+    /// Removes and returns the packets of local clients whose answers are intercepted now,
+    /// according to `is_intercepted`.
     pub fn take_local_clients(
         &mut self,
         is_intercepted: impl Fn(&LocalClient) -> bool,

@@ -72,7 +72,7 @@ impl Bucket {
         }
     }
 
-    /// Takes a token, if there is one.
+    /// Uses a token, if there is one.
     pub fn take(&self, now: Instant) -> bool {
         if self.cost == 0 {
             return true;

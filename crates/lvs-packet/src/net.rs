@@ -30,7 +30,7 @@ impl PortId {
 pub struct PortInfo {
     /// Its link-layer address.
     pub mac: Mac,
-    /// The longest IP packet that it takes.
+    /// Length of the longest IP packet on this path.
     pub mtu: u32,
     /// Frames begin with an Ethernet header; else they are bare IP packets.
     pub ethernet: bool,
@@ -145,7 +145,7 @@ pub trait Net {
     /// The link-layer address of a neighbour; `None` if it is not resolved.
     fn neighbour(&self, port: PortId, addr: IpAddr) -> Option<Mac>;
 
-    /// All of this about an address.
+    /// All facts about an address.
     fn about(&self, addr: IpAddr) -> About {
         About {
             local: self.is_local(addr),

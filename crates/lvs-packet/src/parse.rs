@@ -260,7 +260,7 @@ impl Packet {
             }
     }
 
-    /// This first fragment of IPv6, whose bytes are `ip`, as a packet of its own: with the header
+    /// This first fragment of IPv6, whose bytes are `ip`, as a complete packet: with the header
     /// behind all of its extension headers.
     #[must_use]
     pub fn alone(mut self, ip: &[u8]) -> Self {

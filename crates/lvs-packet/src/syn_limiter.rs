@@ -541,8 +541,8 @@ mod tests {
         assert!(!memory.contains(8));
     }
 
-    /// With a million known clients, one in 16 others counts as known; with a flood of 200,000 a
-    /// second, one in 300 of others counts as repeated.
+    /// With a million known clients, one in 16 other clients counts as known; with a flood of
+    /// 200,000 a second, one in 300 other SYNs counts as repeated.
     #[test]
     fn filter_with_too_many_clients_has_false_positives() {
         let syn_limiter = SynLimiter::default();

@@ -163,7 +163,7 @@ pub struct Complaint<'a> {
 }
 
 impl TunnelPaths {
-    /// The way to a server that a packet is tunnelled to; `None` if there are too many.
+    /// The path to a tunnelled server; `None` if there are too many.
     fn path(&self, key: (IpAddr, Kind)) -> Option<Arc<Path>> {
         let mut paths = self.paths.lock().unwrap_or_else(PoisonError::into_inner);
         if paths.len() >= SERVERS_MAX && !paths.contains_key(&key) {
@@ -184,8 +184,7 @@ impl TunnelPaths {
             .map_or(route, |path| path.mtu(route, now))
     }
 
-    /// How often something was learned of a way: as long as that stays as it is, no way has become
-    /// narrower.
+    /// Number of updates of path MTUs. While it is unchanged, no path MTU has become smaller.
     pub fn lessons(&self) -> u64 {
         self.lessons.load(Ordering::Acquire)
     }

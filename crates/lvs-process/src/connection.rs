@@ -47,7 +47,7 @@ struct RawRequest<'a> {
     params: Option<&'a RawValue>,
 }
 
-/// A stream whose reads end at a moment, and whose writes take only so long.
+/// A stream with a deadline for reads, and a time limit for each write.
 struct Within<'a> {
     stream: &'a UnixStream,
     /// Time after which nothing is read.

@@ -56,7 +56,7 @@ pub enum BindError {
     },
 }
 
-/// The way to an address that the system permits.
+/// The fix for an address that the system does not permit.
 fn fix(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound => "create the directory of the socket",
@@ -119,7 +119,7 @@ pub(super) struct Listener {
     pub(super) address: Address,
     /// The file to remove at the end, by device and inode.
     file: Option<(PathBuf, (u64, u64))>,
-    /// Let go after the file is removed.
+    /// Released after the file is removed.
     pub(super) lock: Option<Arc<Lock>>,
 }
 

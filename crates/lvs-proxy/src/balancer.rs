@@ -76,7 +76,7 @@ impl Inner {
     }
 }
 
-/// The director, and what relays share.
+/// The director, and the shared state of relays.
 pub(super) struct Balancer {
     inner: Mutex<Inner>,
     zero: std::time::Instant,
@@ -110,9 +110,9 @@ pub struct Counts {
     pub refused: u64,
 }
 
-/// One of this many places is reserved for datagrams.
+/// One of this many slots is reserved for datagrams.
 const KEPT_PART: usize = 16;
-/// At most one of this many places is for datagrams, whose sources can be forged.
+/// At most one of this many slots is for datagrams, whose sources can be forged.
 const DATAGRAM_PART: usize = 2;
 
 impl Balancer {
@@ -187,7 +187,7 @@ impl Balancer {
         options.get(service).copied().unwrap_or_default()
     }
 
-    /// Takes a slot for one more connection; `None` if all are taken.
+    /// Takes a slot for one more connection; `None` if all are in use.
     pub(super) fn place(self: &Arc<Self>) -> Option<Place> {
         let most = self.most.load(Ordering::Relaxed);
         let streams = self.streams.fetch_add(1, Ordering::Relaxed);
@@ -199,7 +199,8 @@ impl Balancer {
         Some(place)
     }
 
-    /// Takes a slot for one more client that sends datagrams to `service`; `None` if all are taken.
+    /// Takes a slot for one more client that sends datagrams to `service`; `None` if all are in
+    /// use.
     pub(super) fn slot(&self, service: ServiceId, client: SocketAddr) -> Option<Slot> {
         let most = self.most.load(Ordering::Relaxed);
         let crowded = self.used() >= most;

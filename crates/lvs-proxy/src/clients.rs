@@ -285,7 +285,7 @@ impl Slot {
         }
     }
 
-    /// Waits until it has to give up the place.
+    /// Waits until its slot is needed for another client.
     pub(super) async fn taken(&self) {
         self.client.close_signal.closed().await;
     }

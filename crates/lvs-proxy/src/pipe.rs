@@ -24,7 +24,7 @@ const PIPE: usize = 64 << 10;
 pub(super) const PIPES_MAX: usize = 1024;
 /// Free pipes that a thread keeps for later use.
 const PIPES_KEPT: usize = 64;
-/// Chunks that one connection moves before other connections have their turn.
+/// Chunks that one connection copies before the next connection.
 const TURN: usize = 16;
 
 static PIPES: AtomicUsize = AtomicUsize::new(0);

@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use super::header::Version;
 use super::{Options, Proxy};
 
-/// A port of a loopback address that no other test has, whichever process runs it.
+/// A port of a loopback address that no other test uses, in any process.
 fn free() -> SocketAddr {
     static TAKEN: AtomicU16 = AtomicU16::new(7_000);
     // Numbers of processes have 22 bits at most.
@@ -223,7 +223,7 @@ async fn clients_without_server_are_reset() {
     }
 }
 
-/// TCP takes all places but a sixteenth.
+/// TCP connections use all slots but a sixteenth.
 #[tokio::test]
 async fn connection_over_limit_is_reset_and_counted() {
     const MOST: usize = 32;
@@ -351,7 +351,7 @@ async fn idle_relay_is_closed() {
     assert!(client.read(&mut [0]).await.is_err());
 }
 
-/// A client that does not read holds what its pipe and the sockets hold, and no more.
+/// A client that does not read fills only its pipe and the sockets.
 #[tokio::test]
 async fn slow_reader_stops_its_server() {
     let (listener, address) = server().await;

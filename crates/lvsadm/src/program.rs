@@ -14,7 +14,7 @@ use lvs_core::ipvsadm::{Command, NO_IPVS_HINT, Refusal, Resolve, parse, parse_ow
 use crate::session::Session;
 use crate::{atomic, operator, own};
 
-/// The status that a shell reports for a program whose reader has gone.
+/// The exit status that a shell reports for a program whose reader has ended.
 const BROKEN_PIPE: u8 = 141;
 
 /// The standard streams.

@@ -323,8 +323,8 @@ fn line(run: &mut Invocation<'_>, text: &str) -> io::Result<()> {
     error(run, format!("{text}\n").as_bytes())
 }
 
-/// Prints what the packet path does not follow yet. ipvsadm has nothing of the kind, and stays
-/// silent.
+/// Prints warnings that the packet path does not apply a change yet. ipvsadm has no such message,
+/// and prints nothing.
 pub(crate) fn warn(run: &mut Invocation<'_>, done: &Done) -> io::Result<()> {
     if run.is_ipvsadm() {
         return Ok(());

@@ -273,7 +273,7 @@ impl Admin {
         Ok(())
     }
 
-    /// Removes and returns the overrides whose time is over.
+    /// Removes and returns the expired overrides.
     pub fn expire(&mut self, now: Now) -> Vec<AdminEntry> {
         let targets: Vec<Target> = self
             .entries

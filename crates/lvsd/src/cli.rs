@@ -113,7 +113,7 @@ impl Arguments {
     }
 }
 
-/// A command other than running the daemon.
+/// A command of the program; without one, it runs the daemon.
 #[derive(Debug, Subcommand)]
 enum Command {
     /// End the daemon that runs; the dataplane keeps forwarding.

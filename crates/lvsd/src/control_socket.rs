@@ -99,7 +99,7 @@ async fn serve(listener: tokio::net::UnixListener, rights: Rights, api: Arc<Api>
     }
 }
 
-/// The user at the other end, and a slot for the connection; or the reason of a refusal.
+/// The user of the remote process, and a slot for the connection; or the reason of a refusal.
 fn admit(
     stream: &UnixStream,
     rights: &Rights,
@@ -147,7 +147,7 @@ mod tests {
     use crate::requests::{ChangeRequest, Request, answer, channel};
     use crate::snapshot::Snapshot;
 
-    /// A socket in `directory`, whose daemon takes every change.
+    /// A socket in `directory`, whose daemon accepts every change.
     fn opened(dataplane: &Address, settings: &Dataplane, events: &Events) {
         let (sender, mut requests) = channel();
         let api = Arc::new(Api::new(sender, events, Arc::default()));
@@ -282,7 +282,7 @@ mod tests {
         }
     }
 
-    /// A process of another user, for the test below: asks for a reload, and prints the answer.
+    /// A process of another user, for the test below: requests a reload, and prints the answer.
     #[test]
     #[ignore = "by hand: another test starts it"]
     fn reload_request_of_another_user() {

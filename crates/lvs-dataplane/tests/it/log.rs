@@ -54,7 +54,7 @@ impl Dataplane {
         }
     }
 
-    /// Asks it for this and that, then to stop; it ends as it should.
+    /// Sends some requests, then the signal to stop; the program ends normally.
     fn works_and_ends(mut self) {
         let mut client = self.client();
         for _ in 0..100 {

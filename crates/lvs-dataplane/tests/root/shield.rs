@@ -555,7 +555,7 @@ fn reinjected_frame_is_received_by_the_host() {
     dataplane.join().unwrap();
 }
 
-/// Not a test of its own: the process that the next test kills.
+/// The process that the next test kills; not a test itself.
 #[test]
 #[ignore = "by hand: another test starts it"]
 fn owner_to_be_killed() {
@@ -745,7 +745,7 @@ fn tagged(to: [u8; 6], tags: &[u8]) -> Frame {
     Frame::from_bytes(&[&to[..], &[2, 0, 0, 0, 0, 9], tags, &[8, 0], &ip].concat())
 }
 
-/// The host takes off as many tags of VLAN 0 as there are.
+/// The host removes any number of tags of VLAN 0.
 #[test]
 fn priority_tagged_packets_are_hidden() {
     let net = net();

@@ -47,7 +47,7 @@ struct Key {
     id: u32,
     /// IPv4 only.
     protocol: u8,
-    /// IPv4 datagrams to this host and those passing through are put together apart.
+    /// IPv4 datagrams to this host are reassembled separately from forwarded ones.
     local: bool,
 }
 
@@ -64,7 +64,7 @@ impl Key {
     }
 }
 
-/// A fragment whose own headers make sense.
+/// A fragment with consistent headers.
 struct Part<'a> {
     headers: &'a [u8],
     data: &'a [u8],
@@ -417,7 +417,7 @@ impl Reassembler {
         self.memory.load(Ordering::Relaxed)
     }
 
-    /// Fragments that were given up: timed out, or in contradiction.
+    /// Discarded fragments: timed out, or contradictory.
     pub fn expired(&self) -> u64 {
         self.expired.load(Ordering::Relaxed)
     }

@@ -290,7 +290,7 @@ impl Intercept {
         }
     }
 
-    /// Whether some service takes packets with this destination.
+    /// Whether a service accepts packets with this destination.
     pub fn is_to_service(&self, tuple: &Tuple) -> bool {
         let (address, protocol) = (tuple.dst.ip(), tuple.protocol);
         [tuple.dst.port(), 0].iter().any(|&port| {

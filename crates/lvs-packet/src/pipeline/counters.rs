@@ -13,7 +13,7 @@ pub enum Fate {
     Held,
     /// Passed to the host, which has a copy of the frame.
     Left,
-    /// Given to the host through its TUN device.
+    /// Reinjected into the host through its TUN device.
     GivenBack,
     /// Answered here: ARP, NDP, echo and resets for addresses that the dataplane owns.
     Answered,
@@ -82,7 +82,7 @@ counters! {
     received: u64,
     /// Datagrams put together from fragments.
     reassembled: u64,
-    /// Frames and datagrams that other workers have handed over.
+    /// Frames and datagrams received from other workers.
     taken: u64,
     /// Frames with fate [`Fate::Sent`].
     sent: u64,

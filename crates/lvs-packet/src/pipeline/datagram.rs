@@ -39,7 +39,7 @@ pub(super) struct Job<'a> {
     pub(super) arrival: Option<Arrival>,
     /// Its fragmentation, if it arrived in fragments.
     pub(super) history: Option<&'a History>,
-    /// Fields that its IPv4 options ask a router to write.
+    /// Fields that a router must write, by its IPv4 options.
     pub(super) options: WantedOptions,
     /// The next hop if it passes unchanged, after the look-up.
     pub(super) hop: Option<NextHop>,

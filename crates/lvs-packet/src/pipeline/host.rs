@@ -58,8 +58,8 @@ impl Pipeline {
         self.give_back_as_it_came(frame, job, cx)
     }
 
-    /// Packets that the host sends through here: only those of a server on the host to others than
-    /// the clients of services are permitted.
+    /// Packets that the host sends through the dataplane: only packets of a server on the host to
+    /// hosts other than clients of services are permitted.
     fn host_sends<N: Net>(&mut self, frame: &mut Frame, job: &Job<'_>, cx: &mut Cx<'_, N>) -> Fate {
         if !cx.env.intercept.is_of_local_node(&job.packet) {
             return Fate::Dropped(FrameDrop::HostStray);
@@ -165,7 +165,8 @@ impl Pipeline {
         Fate::GivenBack
     }
 
-    /// As it came: the host puts it together, or forwards it, as it would have.
+    /// Reinjects the fragments unchanged: the host reassembles or forwards them, as without the
+    /// dataplane.
     fn give_back_fragments<N: Net>(
         &mut self,
         back: Back,

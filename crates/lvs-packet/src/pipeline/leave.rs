@@ -203,7 +203,7 @@ impl Pipeline {
         }
     }
 
-    /// Sends fragments, each in a frame of its own size.
+    /// Sends fragments, each in a frame of the fragment's size.
     fn fragments<N: Net>(
         &mut self,
         cutter: Result<Cutter<'_>, FrameDrop>,

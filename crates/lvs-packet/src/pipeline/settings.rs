@@ -44,8 +44,8 @@ impl Settings {
     };
 }
 
-/// Whether the source of a request to a service must be routed back (RFC 3704), as `rp_filter` asks
-/// for the host's own packets.
+/// Whether the source of a request to a service must be routed back (RFC 3704), as `rp_filter`
+/// requires for the host's own packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReversePath {
     /// Any route is accepted.

@@ -112,8 +112,8 @@ fn udp_services(config: &ServerConfig, flags: ServiceFlags) -> DirectorLab {
     })
 }
 
-/// The error goes to the server of the connection, own VIP or not. Without a connection it is
-/// the host's, if the host has the VIP.
+/// The error is sent to the server of the connection, with the VIP on the dataplane or on the host.
+/// Without a connection it is passed to the host, if the host has the VIP.
 #[test]
 fn error_about_reply_of_vip_is_relayed_to_its_server() {
     let direct = ServerConfig::new(1, Forwarding::Route);
@@ -209,8 +209,8 @@ fn allow_fragments(ip: &mut [u8], allowed: bool) {
     }
 }
 
-/// Puts an extension header behind the header of an IPv6 packet: `kind`, and what follows its first
-/// byte.
+/// Inserts an extension header behind the header of an IPv6 packet: `kind`, and the bytes after its
+/// first one.
 fn extend(ip: &mut Vec<u8>, kind: u8, body: &[u8]) {
     let next = std::mem::replace(&mut ip[6], kind);
     ip.splice(40..40, [&[next], body].concat());
@@ -254,8 +254,8 @@ fn short_icmp_in_transit_is_the_hosts() {
     assert_eq!(lab.pipeline.counters.dropped_for(FrameDrop::IcmpShort), 1);
 }
 
-/// The kernel's IPVS drops them at every address of the host as soon as there is a service
-/// anywhere. Here they are dropped at addresses that have services.
+/// The kernel's IPVS drops them at every address of the host if there is any service. The dataplane
+/// drops them at addresses with services.
 #[test]
 fn short_packets_to_addresses_without_a_service_are_the_hosts() {
     const HOST6: &str = "fd00:50::2";
@@ -283,8 +283,8 @@ fn short_packets_to_addresses_without_a_service_are_the_hosts() {
     }
 }
 
-/// The kernel's host writes into the options of an error that passes through, and its IPVS then
-/// takes the error for a damaged one and drops it.
+/// The kernel's host writes into the options of a forwarded error, and its IPVS then drops the
+/// error as damaged.
 #[test]
 fn errors_with_options_that_were_filled_in_are_translated() {
     let mut lab = nat();
@@ -345,8 +345,8 @@ fn headers_that_end_too_early_are_dropped_at_a_virtual_address() {
     assert_eq!(counters.dropped_for(FrameDrop::IpHeaderLength), 1);
 }
 
-/// Without NAT nothing of it is intercepted, and the fragments of others are not put together only
-/// to be counted.
+/// Without NAT the dataplane intercepts none of it, and does not reassemble fragments only to count
+/// them.
 #[test]
 fn fragmented_errors_that_are_not_translated_are_not_counted() {
     let direct = ServerConfig::new(1, Forwarding::Route);

@@ -177,8 +177,8 @@ impl Bench {
         }
     }
 
-    /// Opens a connection that has moved 300 bytes each way; behind NAT, 50 more are on their way
-    /// to the client.
+    /// Opens a connection with 300 transferred bytes in each direction; behind NAT, 50 more are in
+    /// flight to the client.
     fn establish(&mut self) {
         let nat = self.method == Forwarding::Nat;
         let payload = &[b'x'; 300][..];

@@ -32,7 +32,7 @@ fn web(method: Forwarding) -> Lab {
     ])
 }
 
-/// A ring's slots, as a backend would hand out what it has received in them.
+/// A ring's slots with received frames, as of a backend.
 struct Ring {
     arena: Arc<Arena>,
     headroom: usize,

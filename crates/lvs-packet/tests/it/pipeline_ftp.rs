@@ -1,5 +1,5 @@
-//! FTP's control connections through the packet path with a real director: what the helper makes of
-//! the bytes, and that numbers and checksums are right afterwards.
+//! FTP control connections through the packet path with a real director: the text that the helper
+//! writes, and right sequence numbers and checksums afterwards.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -34,7 +34,7 @@ enum Card {
     Aggregate,
 }
 
-/// A TCP segment on its way.
+/// A TCP segment in flight.
 #[derive(Clone, Debug)]
 struct Segment {
     src: SocketAddr,
@@ -126,7 +126,7 @@ impl Segment {
     }
 }
 
-/// A client and a server that talk through the director, and what each of them counts.
+/// A client and a server with a connection through the director, and their sequence numbers.
 struct Talk {
     lab: DirectorLab,
     card: Card,

@@ -266,7 +266,7 @@ fn too_long_packet_is_answered_and_learned_mtu_applies() {
     );
 }
 
-/// The kernel takes 1280 bytes for the path of a GUE tunnel, and then drops everything.
+/// The kernel uses 1280 bytes as the path MTU of a GUE tunnel, and then drops everything.
 #[test]
 fn packet_too_big_below_a_tunnels_minimum_is_ignored() {
     let mut lab = web(Forwarding::Tunnel);

@@ -1,4 +1,4 @@
-//! SCTP and IPsec through the packet path with a real director. No socket of this kernel speaks
+//! SCTP and IPsec through the packet path with a real director. No socket of this kernel supports
 //! them.
 
 use std::net::SocketAddr;
@@ -132,7 +132,7 @@ fn lab(
     })
 }
 
-/// Whether it is the client who speaks, chunks with the lengths of their values, and the state
+/// Whether the client is the sender, chunks with the lengths of their values, and the state
 /// afterwards.
 type Word = (bool, &'static [(u8, u16)], &'static str);
 

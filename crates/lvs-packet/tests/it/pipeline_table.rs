@@ -83,7 +83,7 @@ struct Case {
     mask: &'static [usize],
 }
 
-/// Identification and header checksum of what the director makes.
+/// Identification and header checksum of packets that the director creates.
 const MADE: &[usize] = &[18, 19, 24, 25];
 
 #[test]

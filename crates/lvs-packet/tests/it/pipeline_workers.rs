@@ -1,5 +1,5 @@
-//! Two workers of one director: what belongs to the director counts for both, and limits hold for
-//! both together.
+//! Two workers of one director: counters of the director include both, and limits apply to both
+//! together.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;

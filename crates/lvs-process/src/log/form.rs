@@ -30,7 +30,7 @@ pub(super) struct Form {
 }
 
 impl Form {
-    /// Writes `text`, one or more lines, as it goes out.
+    /// Formats `text`, one or more lines, for output.
     pub(super) fn lines(&self, level: Level, text: &str, out: &mut Vec<u8>) {
         for line in text.split('\n') {
             if self.journal {

@@ -1,4 +1,4 @@
-//! Lines on their way to standard error, and the thread that writes them.
+//! The queue of lines for standard error, and the thread that writes them.
 
 use std::io::{self, Write};
 use std::sync::Arc;

@@ -151,7 +151,7 @@ struct Target {
     name: String,
     /// The lvsd that owns the service, if there is one.
     daemon: Option<Daemon>,
-    /// The dataplane has given it weight 0.
+    /// The dataplane has set its weight to 0.
     settled: bool,
 }
 

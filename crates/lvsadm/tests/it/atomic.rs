@@ -10,7 +10,7 @@ use lvs_core::{Control, Instant, Options};
 use lvs_process::server::{Handle, Handler, Permissions, Server, Sink};
 use serde_json::Value;
 
-/// The control half, and the calls that came.
+/// The control half, and the received calls.
 struct Half {
     control: Mutex<Control>,
     calls: Mutex<Vec<Call>>,

@@ -54,7 +54,7 @@ struct Fault<'a> {
     since: Option<u64>,
 }
 
-/// The first causes, those of most servers first, and the number of all.
+/// The first causes, those of most servers first, and the total number.
 pub(super) fn causes(services: &[ServiceStatus]) -> (Vec<Cause>, usize) {
     let faults: Vec<Fault<'_>> = services
         .iter()

@@ -135,7 +135,7 @@ impl<'a> Service<'a> {
         self.dataplane.map(|info| info.stats.live)
     }
 
-    /// Whether its connections are known: lvsd has them itself, or the dataplane answers.
+    /// Whether its connections are known: it is a proxied service, or the dataplane answers.
     const fn is_known(&self, connected: bool) -> bool {
         connected || self.status.proxied
     }

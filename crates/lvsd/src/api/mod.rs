@@ -57,7 +57,7 @@ pub(crate) use places::{ConnectionSlot, Holder};
 const FRESH: Duration = Duration::from_millis(500);
 /// Longest time that the daemon's loop may take to return its status.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Events that are kept for those who ask later.
+/// Maximum of events that are stored for later requests.
 const EVENTS_MAX: usize = 1000;
 /// Period of the log lines about wrong tokens.
 const WRONG_TOKENS: Duration = Duration::from_secs(60);
@@ -222,7 +222,7 @@ pub struct Served {
 }
 
 impl Served {
-    /// Ends it, and takes away what would grow old.
+    /// Ends the API, and removes its files.
     pub fn end(mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
@@ -231,7 +231,7 @@ impl Served {
     }
 }
 
-/// Applies the settings on a thread of its own: listens, writes files, records the history.
+/// Applies the settings on a separate thread: listens, writes files, records the history.
 pub fn start(api: &Arc<Api>, events: &Events, dataplane: &Address) -> Served {
     let (stop, stopped) = oneshot::channel();
     let events = events.listen();

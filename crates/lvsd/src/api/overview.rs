@@ -80,7 +80,7 @@ pub struct Overview {
     pub causes: Vec<Cause>,
     /// The number of causes, the unlisted ones included.
     pub causes_in_all: usize,
-    /// The services, those in trouble first, else in the order of the file.
+    /// The services, the broken ones first, and otherwise in the order of the file.
     pub services: Vec<Summary>,
     /// Reasons for which packets were dropped.
     pub drops: Vec<ReasonCount>,

@@ -27,7 +27,7 @@ pub(crate) enum Holder {
     Tcp(IpAddr),
     /// The same, for a stream of events, beside the place of its connection.
     Stream(IpAddr),
-    /// Users of the Unix socket who may change things, together.
+    /// Users of the Unix socket with write access, together.
     Operators,
     /// A user of the Unix socket with read access.
     Reader(u32),
@@ -42,7 +42,7 @@ pub(crate) struct ConnectionLimits(Arc<Mutex<HashMap<Holder, usize>>>);
 pub(crate) struct ConnectionSlot(ConnectionLimits, Holder);
 
 impl ConnectionLimits {
-    /// Takes a slot; `None` if all slots, or all slots of this holder, are taken.
+    /// Takes a slot; `None` if all slots, or all slots of this holder, are in use.
     pub(crate) fn take(&self, holder: Holder) -> Option<ConnectionSlot> {
         let holder = match holder {
             Holder::Tcp(ip) => Holder::Tcp(Prefix::source(ip)),

@@ -330,7 +330,7 @@ async fn show(api: &Arc<Api>, head: &Parts, peer: &Peer) -> Result<Reply, Refusa
     })
 }
 
-/// Whether the client names this type among those that it takes.
+/// Whether the client accepts this type.
 fn accepts(head: &Parts, kind: &str) -> bool {
     let accept = head.headers.get(header::ACCEPT);
     let accept = accept.and_then(|value| value.to_str().ok());

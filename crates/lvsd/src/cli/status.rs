@@ -32,7 +32,7 @@ pub(super) struct Selection {
 }
 
 impl Selection {
-    /// Removes the other services.
+    /// Removes the services that were not requested.
     fn apply(&self, status: &mut Status) -> Result<(), String> {
         if let Some(name) = &self.name {
             status.services.retain(|service| has_name(service, name));

@@ -72,7 +72,7 @@ pub struct Config {
     pub announce: Announce,
     /// Sysctls to set, name and value.
     pub sysctls: Vec<(String, String)>,
-    /// Rules that give packets firewall marks, in the dataplane's words.
+    /// Rules that set firewall marks on packets, in the syntax of the dataplane.
     pub marks: Vec<String>,
     /// The global filter of new connections; `None` keeps the dataplane's filter.
     pub filter: Option<SourceFilter>,
@@ -178,7 +178,7 @@ pub struct Dataplane {
     pub workers: Option<String>,
     /// Control socket.
     pub socket: Option<String>,
-    /// Group whose members may change things.
+    /// Group whose members have write access.
     pub group: Option<String>,
     /// Group whose members have read access.
     pub readers: Option<String>,
@@ -222,7 +222,7 @@ pub struct Dataplane {
     pub max_ipv6: Option<u32>,
     /// `drop`.
     pub when_full: Option<String>,
-    /// Other directors, with which it shares connections.
+    /// Peers, with which it replicates connections.
     pub peers: Option<Peers>,
     /// Path of the dataplane.
     pub program: Option<String>,
@@ -434,7 +434,7 @@ pub enum VipMode {
     Announce,
 }
 
-/// The action on a server whose check fails.
+/// The action if the check of a server fails.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnCheckFailure {
     /// Weight 0: no new connections, the existing ones continue.
@@ -463,9 +463,9 @@ pub struct Service {
     pub filter: SourceFilter,
     /// Proxy settings, if lvsd serves it; `None` if a dataplane does.
     pub proxy: Option<proxy::Options>,
-    /// The action on a server whose check fails.
+    /// The action if the check of a server fails.
     pub on_check_failure: OnCheckFailure,
-    /// Weight 0 keeps new connections from a server, and they go to the others.
+    /// Whether a server with weight 0 gets no new connections, and the others get them.
     pub quiesces_at_zero: bool,
     /// Time for which a server that was removed from the file keeps its connections.
     pub drain: Duration,

@@ -24,7 +24,7 @@ pub struct ManyPorts {
     pub protocol: Protocol,
     /// The virtual address.
     pub ip: IpAddr,
-    /// The ports, in order and apart from each other; none for all of them.
+    /// The ports, in order and without overlaps; empty for all ports.
     pub ports: Vec<PortRange>,
 }
 

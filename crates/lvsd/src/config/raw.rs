@@ -104,17 +104,17 @@ pub(super) struct RawDataplane {
     /// Control socket: `@name` (abstract, one a network namespace) or a path. Default: the usual
     /// one in `/run/lvs`.
     pub(super) socket: Option<Spanned<String>>,
-    /// Group, by name or number, whose members may change things over the control socket. Default:
+    /// Group, by name or number, whose members have write access to the control socket. Default:
     /// none.
     pub(super) group: Option<Spanned<String>>,
-    /// Group whose members may read; other users need the right to make changes. Default: all
-    /// users.
+    /// Group whose members have read access; other users need write access. Default: all users.
     pub(super) readers: Option<Spanned<String>>,
     /// Time without an answer after which the dataplane is killed and replaced. Default: 10s.
     pub(super) hang_limit: Option<Spanned<RawDuration>>,
     /// `kernel` or `modern`. Default: `kernel`.
     pub(super) profile: Option<Spanned<String>>,
-    /// The dataplane owns the address of every service, also of those typed by hand. Default: false.
+    /// The dataplane owns the address of every service, also of manually added ones. Default:
+    /// false.
     pub(super) own_vips: Option<bool>,
     /// Local addresses towards servers with `forward = "fullnat"`: the host's, or addresses that
     /// the dataplane answers for. Default: the dataplane's.
@@ -179,7 +179,7 @@ pub(super) struct RawSyncIpvs {
     pub(super) role: Option<Spanned<String>>,
     /// Interface of the multicast group. Required.
     pub(super) interface: Option<Spanned<String>>,
-    /// Identity in messages, 0 to 255; a backup with 0 takes all. Default: 0.
+    /// Identity in messages, 0 to 255; a backup with 0 accepts all. Default: 0.
     pub(super) syncid: Option<Spanned<Whole>>,
     /// Multicast group, of IPv4 or IPv6. Default: 224.0.0.81.
     pub(super) group: Option<Spanned<String>>,
@@ -248,7 +248,7 @@ pub(super) struct RawDns {
     pub(super) max_ttl: Option<Spanned<RawDuration>>,
 }
 
-/// `[cluster]`: what directors share by etcd.
+/// `[cluster]`: the state that directors share by etcd.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawCluster {
@@ -312,7 +312,7 @@ pub(super) struct RawKubernetes {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawPool {
-    /// Name of the pool, which Services can ask for. Required.
+    /// Name of the pool, for the annotation of Services. Required.
     pub(super) name: Option<Spanned<String>>,
     /// Networks, ranges (`198.51.100.10-198.51.100.20`) and addresses. Required.
     pub(super) addresses: Option<Spanned<OneOrMore>>,
@@ -386,7 +386,7 @@ pub(super) struct RawService {
     pub(super) check: Option<Spanned<RawCheck>>,
     /// The encapsulation of packets to servers with `forward = "tun"`. Default: IPIP.
     pub(super) tunnel: Option<Spanned<RawTunnel>>,
-    /// The action on a server whose check fails: `quiesce` or `remove`. Default: `quiesce`.
+    /// The action if the check of a server fails: `quiesce` or `remove`. Default: `quiesce`.
     pub(super) on_check_failure: Option<Spanned<String>>,
     /// The action on the connections of a server that is removed: `kernel`, `reset`,
     /// `reschedule` or `drop`. Default: `kernel`.
@@ -395,7 +395,8 @@ pub(super) struct RawService {
     pub(super) drain: Option<Spanned<RawDuration>>,
     /// Servers that it needs: a number, or a table. Default: 1.
     pub(super) quorum: Option<Spanned<RawQuorum>>,
-    /// The action on its VIP below the quorum: `keep` or `give-up`. Default: `keep`.
+    /// The action on its VIP below the quorum: `keep` or `give-up`, which releases it. Default:
+    /// `keep`.
     pub(super) below_quorum: Option<Spanned<String>>,
     /// Servers are down until a check has passed, also those in use when lvsd starts. Default:
     /// false.
@@ -406,8 +407,8 @@ pub(super) struct RawService {
     pub(super) panic_below: Option<Spanned<Whole>>,
     /// The server that replaces the others below the quorum: an address, or a table. Default: none.
     pub(super) sorry: Option<Spanned<RawTarget>>,
-    /// How long a server that joins the running service takes to reach its full share, in whole
-    /// seconds. Default: none.
+    /// Time until a server that joins the running service has its full share, in whole seconds.
+    /// Default: none.
     pub(super) slow_start: Option<Spanned<RawDuration>>,
     /// The limits of the service. Default: no limits.
     pub(super) limits: Option<RawLimits>,
@@ -573,7 +574,7 @@ pub(super) struct RawServer {
     /// Address and port; without a port, the service's. With many ports, the destination port of
     /// the client. Required.
     pub(super) address: Option<Spanned<String>>,
-    /// 0 to 2147483647; 0 takes no new connections. Default: 1.
+    /// 0 to 2147483647; a server with 0 gets no new connections. Default: 1.
     pub(super) weight: Option<Spanned<Whole>>,
     /// Overrides the service's.
     pub(super) forward: Option<Spanned<String>>,
@@ -619,8 +620,8 @@ pub(super) enum RawCheck {
     Table(Box<RawCheckTable>),
 }
 
-/// The table of a check: what every kind has, and the rest, which [`Probe`](crate::health::Probe)
-/// reads.
+/// The table of a check: the common keys, and the remaining ones, which
+/// [`Probe`](crate::health::Probe) reads.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct RawCheckTable {
     /// A kind of check. Required.

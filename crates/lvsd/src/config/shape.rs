@@ -21,7 +21,7 @@ use crate::text::{Diagnostic, Findings, unknown_key};
 /// The position of a value from another text.
 pub(super) const NOWHERE: Range<usize> = usize::MAX..usize::MAX;
 
-/// Services of a file. Each takes some kilobytes, however few bytes it has in the file.
+/// Maximum of services of a file. Each uses some kilobytes, with any length in the file.
 pub(crate) const SERVICES_MAX: usize = 100_000;
 
 /// Reads all valid parts of `text`, and reports its errors. `defaults` is the text of a table for
@@ -291,7 +291,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A `[[service.server]]` without a service above it, which TOML takes for a table.
+    /// A `[[service.server]]` without a service above it, which TOML reads as a table.
     fn orphans(&mut self, table: &mut DeTable<'a>) {
         let name = key("service");
         let Some((found, DeValue::Table(service))) = table

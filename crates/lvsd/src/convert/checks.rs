@@ -142,8 +142,8 @@ pub(super) fn repaired(
     Ok(out)
 }
 
-/// A number of keepalived's for a timing of this name, if keepalived takes it. A check may have no
-/// retries; other blocks may not.
+/// A number of keepalived's for a timing of this name, if keepalived accepts it. A check may have
+/// no retries; other blocks may not.
 fn timing(item: &Item, of_check: bool) -> Option<f64> {
     let word = item.word(1);
     let plain = word

@@ -551,7 +551,7 @@ impl Building {
         }
     }
 
-    /// Interval, timeout and failures of a check of this kind.
+    /// Interval, timeout and number of failures of a check of this kind.
     fn rhythm(&mut self, globals: &Settings, kind: &str) -> Check {
         let (own, all) = (&self.own, globals);
         let mut interval = all.interval.unwrap_or(10.0);

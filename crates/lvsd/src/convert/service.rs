@@ -62,7 +62,7 @@ pub(super) struct Server {
     pub(super) lost: Vec<String>,
 }
 
-/// Whether `lvsd` takes a mask of persistence.
+/// Whether `lvsd` accepts a mask of persistence.
 pub(super) fn is_mask(text: &str, six: bool) -> bool {
     match (text.parse::<u32>(), text.parse::<std::net::Ipv4Addr>()) {
         (Ok(prefix), _) => (1..=if six { 128 } else { 32 }).contains(&prefix),
@@ -333,7 +333,7 @@ impl Server {
         }
     }
 
-    /// Takes its port, which its own check keeps.
+    /// Removes its port, and sets it in its own check.
     pub(super) fn take_port(&mut self) {
         let Some(at) = self.endpoint() else {
             return;
@@ -387,7 +387,7 @@ pub(super) fn servers_of_quorum(weights: &[u64], quorum: u64, hysteresis: u64) -
     }
 }
 
-/// Whether it is a check that asks a port.
+/// Whether it is a check of a port.
 pub(super) fn asks_a_port(check: &BTreeMap<&'static str, String>) -> bool {
     let kind = check.get("type").map(String::as_str);
     kind.is_some_and(|kind| kind != "\"ping\"" && kind != "\"exec\"")

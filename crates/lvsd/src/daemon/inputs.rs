@@ -65,7 +65,8 @@ pub(super) struct Observed {
 }
 
 impl<P: Prober> Inputs<P> {
-    /// Takes the result of a comparison with the dataplane. True if it may change the desired state.
+    /// Stores the result of a comparison with the dataplane. True if it may change the desired
+    /// state.
     pub(super) fn observe(&mut self, found: &Arc<Found>, now: Instant) -> bool {
         if !Arc::ptr_eq(&self.dataplane.found, found) || self.dataplane.at.is_none() {
             self.inform_checks(found);

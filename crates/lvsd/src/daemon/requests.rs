@@ -188,7 +188,7 @@ impl<P: Prober> Daemon<P> {
         ))
     }
 
-    /// Removes the overrides whose time is over.
+    /// Removes the expired overrides.
     pub(super) fn expire(&mut self) {
         let over = self.inputs.admin.expire(Now::read());
         if over.is_empty() {

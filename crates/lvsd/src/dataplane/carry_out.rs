@@ -32,9 +32,9 @@ pub(super) struct CarryOut<'a> {
     unlogged: Numbers,
     /// The refusals of the dataplane, as text.
     pub(super) refusals: Vec<String>,
-    /// The weights that it was given.
+    /// The weights that lvsd has set.
     pub(super) weights: Weights,
-    /// The VIPs that it was last given to own.
+    /// The VIPs that lvsd last set as owned.
     pub(super) own_vips: Option<BTreeSet<IpAddr>>,
     /// Our services as they are after it.
     pub(super) base: Base,

@@ -26,7 +26,7 @@ pub struct Given {
     filter: bool,
     /// Synchronisation daemons were started.
     daemons: bool,
-    /// Servers to which others than lvsd have given weight 0, as `lvsadm drain` does.
+    /// Servers whose weight other programs have set to 0, as `lvsadm drain` does.
     drained: Vec<(ServiceId, SocketAddr)>,
 }
 

@@ -182,7 +182,7 @@ pub enum Step {
         /// The time until the next step.
         again: Duration,
     },
-    /// New input arrived before all changes were made. The next step takes it.
+    /// New input arrived before all changes were made. The next step handles it.
     Interrupted,
     /// There is no dataplane yet. The next step is due after this time.
     Waiting(Duration),
@@ -240,7 +240,7 @@ pub struct ObservedServer {
     pub inactive: u32,
     /// The number of consecutive failed attempts to connect, if counted.
     pub unanswered: Option<u32>,
-    /// Connections that clients opened to it, and those without an answer.
+    /// Connections of clients to the server, and those without an answer.
     pub attempts: RecentAttempts,
 }
 
@@ -265,7 +265,7 @@ pub struct Link {
     pid: Option<u32>,
     /// A daemon like this one has started the dataplane.
     ours: bool,
-    /// The VIPs that this dataplane was last given.
+    /// The VIPs that lvsd last set in this dataplane.
     stated: Option<BTreeSet<IpAddr>>,
     /// The time of the last comparison of the dataplane with the goal.
     compared: Option<Instant>,
@@ -805,7 +805,7 @@ impl Link {
         Ok(Some((desired, actual, seen)))
     }
 
-    /// The dataplane's counters beside those of services.
+    /// The dataplane's counters of packets by reason.
     fn reasons(&mut self, refusals: &mut Vec<String>) -> Result<Vec<ReasonCount>, Loss> {
         let Some(control) = self.control.as_mut() else {
             return Err(Loss::from("not connected"));
@@ -822,7 +822,7 @@ impl Link {
         }
     }
 
-    /// Logs new refusals, and forgets those that have ended.
+    /// Logs new refusals, and removes those that have ended.
     fn remember(&mut self, refusals: Vec<String>) -> usize {
         let count = refusals.len();
         for refusal in &refusals {

@@ -33,7 +33,7 @@ use lvs_proxy as proxy;
 pub struct Expanded {
     /// The services of the file in its order, then those of etcd, and then those of Kubernetes.
     pub services: Vec<Service>,
-    /// Rules that give services of many ports their marks, in the dataplane's words.
+    /// Rules that set the marks of services with many ports, in the syntax of the dataplane.
     pub port_marks: Vec<String>,
     /// The files and keys of services.
     pub files: Files,
@@ -368,7 +368,7 @@ impl Present {
         }
     }
 
-    /// Why the services of a key cannot be beside those that there are.
+    /// The reason why the services of a key conflict with the present ones.
     fn clash(&self, services: &[Service]) -> Option<String> {
         if self.count + services.len() > SERVICES_MAX {
             return Some(format!("there are more than {SERVICES_MAX} services"));

@@ -116,7 +116,7 @@ pub struct DesiredServer {
     /// Whether it stays while it gets no connections, with weight 0, because its checks are
     /// through-VIP checks.
     pub stays: bool,
-    /// It is in maintenance: it goes as one that is no longer in the file does.
+    /// It is in maintenance: it is removed like a server that is no longer in the file.
     pub leaves: bool,
 }
 

@@ -130,7 +130,7 @@ impl Connection {
         }
     }
 
-    /// Whether it takes another request.
+    /// Whether it accepts another request.
     pub(super) async fn is_ready(&mut self) -> bool {
         self.sender.ready().await.is_ok()
     }

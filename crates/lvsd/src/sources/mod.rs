@@ -349,7 +349,7 @@ pub(crate) struct Wanted<'a> {
 pub struct Made {
     /// The services that are right: their keys and texts.
     pub in_force: Vec<(String, String)>,
-    /// The keys whose text is not in force, and why.
+    /// The keys whose text is not in force, with the reason.
     pub refused: BTreeMap<String, String>,
 }
 

@@ -48,7 +48,7 @@ pub struct Diagnostic {
     pub title: String,
     /// The position, in bytes of the text, and the message there.
     pub primary: (Range<usize>, String),
-    /// Other places that matter.
+    /// Other relevant places.
     pub context: Vec<(Range<usize>, String)>,
     /// The fix.
     pub help: Option<String>,

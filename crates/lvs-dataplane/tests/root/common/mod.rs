@@ -1,4 +1,4 @@
-//! Network namespaces for tests: each is a host, and goes with its last descriptor. Needs root.
+//! Network namespaces for tests: each is a host, and ends with its last descriptor. Needs root.
 #![allow(dead_code, reason = "each test program uses some of it")]
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

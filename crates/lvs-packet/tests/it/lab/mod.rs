@@ -82,7 +82,7 @@ pub fn table() -> Table {
     }
 }
 
-/// Sets what the clients' and the servers' link carry.
+/// Sets the MTU of the clients' and the servers' link.
 pub fn set_mtu(net: &mut Table, mtu: [u32; 2]) {
     for (port, mtu) in net.ports.iter_mut().zip(mtu) {
         port.mtu = mtu;

@@ -30,7 +30,7 @@ impl Director {
         }
     }
 
-    /// Why a service of `lvsd` has no usable server, and what to do about it.
+    /// The reason why a service of `lvsd` has no usable server, and the fix.
     pub(super) fn why_unusable(&self, service: &ServiceId) -> String {
         let file = self.file();
         let Some(status) = self.0.services.iter().find(|one| one.service == *service) else {

@@ -125,7 +125,8 @@ impl<'a> Chain<'a> {
         self.at.is_some() && !devices.iter().any(|device| self.is_at(device))
     }
 
-    /// The interface whose packets pass it before the dataplane has them, if there is one.
+    /// The interface whose packets pass the chain before the dataplane receives them, if there is
+    /// one.
     fn before<'d>(&self, devices: &'d [Device]) -> Option<&'d str> {
         let mut here = devices.iter().filter(|device| self.is_at(device));
         here.find_map(|device| device.above.as_deref())

@@ -1,4 +1,4 @@
-//! The terminal: keys without echo, the size of the window, and what it was before.
+//! The terminal: keys without echo, the size of the window, and its settings before.
 
 use std::io::IsTerminal;
 use std::process::{Command, Stdio};

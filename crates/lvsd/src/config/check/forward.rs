@@ -31,7 +31,7 @@ fn a(kind: &TunnelType) -> String {
     format!("{article} {}", kind.title)
 }
 
-/// The types of which `what` is true, in prose: `a GUE`.
+/// The types for which `what` is true, as text: `a GUE`.
 fn only(what: impl Fn(&TunnelType) -> bool) -> String {
     let types = TunnelType::ALL.iter().filter(|kind| what(kind));
     types.map(|kind| a(kind)).collect::<Vec<_>>().join(" or ")
@@ -158,7 +158,7 @@ impl Checker<'_> {
         self.word(raw, &known)
     }
 
-    /// A type that has a port needs it, and no other type has one.
+    /// Checks that a type with a port has one, and that no other type has one.
     fn tunnel_port(
         &mut self,
         table: &RawTunnelTable,
@@ -225,7 +225,7 @@ impl Checker<'_> {
         None
     }
 
-    /// Reports a tunnel of a server or a service that nothing goes through.
+    /// Reports a tunnel of a server or a service that is not used.
     pub(super) fn tunnel_without_tun(
         &mut self,
         tunnel: &Spanned<RawTunnel>,

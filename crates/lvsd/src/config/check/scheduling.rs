@@ -238,7 +238,7 @@ impl Checker<'_> {
         drain.get_ref().0
     }
 
-    /// The action on a server whose check fails.
+    /// The action if the check of a server fails.
     pub(super) fn on_check_failure(
         &mut self,
         raw: &RawService,

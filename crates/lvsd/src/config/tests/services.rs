@@ -1,4 +1,4 @@
-//! Services, and what becomes of their servers and VIPs.
+//! Services, and the resulting servers and VIPs.
 
 use super::*;
 

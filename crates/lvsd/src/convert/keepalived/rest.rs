@@ -66,7 +66,7 @@ fn mark(item: &Item, depth: usize, fates: &mut [Fate]) {
     }
 }
 
-/// Whether a line that stays uses a macro that a line which goes defines.
+/// Whether a kept line uses a macro that a removed line defines.
 fn needs_definitions(source: &Source, fates: &[Fate]) -> bool {
     let lines = || source.lines.iter().zip(fates);
     let mut names: Vec<&str> = lines()

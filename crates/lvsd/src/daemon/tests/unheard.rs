@@ -1,4 +1,4 @@
-//! Sources of which nothing is known yet: what the dataplane has stays.
+//! Sources without an answer so far: the state of the dataplane stays.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn second() -> ServiceId {
     }
 }
 
-/// A dataplane with both services, whose daemon was killed.
+/// A dataplane with both services, after the kill of its daemon.
 async fn left_behind() -> World {
     let daemon = Running::start(World::default(), Dead::default(), TWO);
     daemon.weights(&[("10.0.0.1:80", 1)]).await;

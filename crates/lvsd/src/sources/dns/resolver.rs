@@ -19,7 +19,7 @@ const RESOLV_CONF: &str = "/etc/resolv.conf";
 const NAME_SERVERS_MAX: usize = 3;
 /// Number of attempts for each name server.
 const ROUNDS: usize = 2;
-/// Datagrams of others that are passed over.
+/// Maximum of unrelated datagrams that are ignored.
 const STRANGE_MAX: usize = 64;
 /// Hosts that a name of services leads to.
 const TARGETS_MAX: usize = 256;
@@ -64,7 +64,7 @@ struct Asker {
 }
 
 impl Asker {
-    /// The servers of a name of services: those of the lowest priority that has any.
+    /// The servers of an SRV name: those with the lowest priority.
     async fn services(&self, name: &str) -> Result<(Vec<Record>, u32), String> {
         let answer = self.ask(name, RecordKind::Srv).await?;
         let mut ttl = answer.ttl;

@@ -237,7 +237,7 @@ impl Client {
         }
     }
 
-    /// Writes a key, which goes with its lease.
+    /// Writes a key, which is removed with its lease.
     pub(crate) async fn put(&mut self, key: &str, value: &str, lease: i64) -> Result<(), Error> {
         let put = Put {
             key: Bytes(key.into()),

@@ -115,7 +115,7 @@ pub(crate) struct Director {
     /// The revision of the last change that it runs with.
     pub(crate) revision: i64,
     pub(crate) digest: u32,
-    /// Services and servers, those of its file as well.
+    /// Number of services and servers, including those of its file.
     pub(crate) services: usize,
     pub(crate) servers: usize,
     pub(crate) ready: bool,

@@ -98,7 +98,7 @@ pub(super) struct KeyValue {
     pub(super) key: Bytes,
     pub(super) value: Bytes,
     pub(super) mod_revision: Number,
-    /// With which it goes; 0 for none.
+    /// The lease that removes it; 0 for none.
     pub(super) lease: Number,
 }
 
@@ -123,7 +123,7 @@ pub(super) struct Range {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) revision: Option<Number>,
     pub(super) keys_only: bool,
-    /// Only those that were changed then or later; all are counted nevertheless.
+    /// Returns only keys that were changed then or later; the count includes all keys.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) min_mod_revision: Option<Number>,
 }
@@ -144,7 +144,7 @@ pub(super) struct Put {
     pub(super) lease: Number,
 }
 
-/// An answer of which nothing matters but that it came.
+/// An answer without used fields.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Done {}
@@ -211,7 +211,7 @@ pub(super) struct Event {
     pub(super) kv: KeyValue,
 }
 
-/// Why etcd refuses something. Over streams it is in an object of its own, with other names.
+/// The reason of a refusal by etcd. Over streams it is in a nested object, with other names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(super) struct Wrong {

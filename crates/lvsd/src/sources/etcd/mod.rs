@@ -43,7 +43,7 @@ const PROBE: Duration = Duration::from_secs(5);
 const DIFFER_MAX: u32 = 3;
 /// Changes that arrive within this time go to the daemon together.
 const GATHER: Duration = Duration::from_millis(200);
-/// A session of this length counts as one that went well.
+/// A session of this length counts as a success.
 const WELL: Duration = Duration::from_secs(10);
 /// The time between two attempts of a request that is not permitted.
 const FORBIDDEN: Duration = Duration::from_secs(60);
@@ -329,7 +329,7 @@ impl Session<'_> {
         );
     }
 
-    /// Asks which keys were changed after that revision, which takes a majority.
+    /// Requests the keys that were changed after that revision, which needs a majority of members.
     async fn probe(&mut self, after: i64) -> Result<Ranged, Error> {
         let prefix = self.settings.prefix.as_bytes();
         let range = Range {

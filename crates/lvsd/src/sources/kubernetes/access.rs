@@ -124,7 +124,7 @@ fn some(text: Option<&String>) -> Option<&String> {
     text.filter(|text| !text.is_empty())
 }
 
-/// The bytes of a file, or those that stand in base64 in the kubeconfig, which have precedence.
+/// The bytes of a file, or of the base64 text in the kubeconfig, which has precedence.
 fn bytes(
     directory: &Path,
     (key, file, data): (&str, Option<&String>, Option<&String>),
@@ -154,7 +154,8 @@ fn bytes(
 }
 
 impl Access {
-    /// Takes the access of `context`, or of the current context, from the kubeconfig file at `path`.
+    /// Reads the access of `context`, or of the current context, from the kubeconfig file at
+    /// `path`.
     pub(crate) fn by_kubeconfig(path: &str, context: Option<&str>) -> Result<Self, Wrong> {
         let text = match read_file(path) {
             Ok(text) => text,
@@ -180,7 +181,7 @@ impl Access {
         file.access(directory, context)
     }
 
-    /// Takes the access of a pod, if `host`, a variable of its environment, is set.
+    /// Uses the access of a pod, if `host`, a variable of its environment, is set.
     pub(crate) fn in_pod(
         host: Option<String>,
         port: Option<String>,

@@ -327,7 +327,7 @@ impl Assigned {
     }
 }
 
-/// The addresses that a Service asks for.
+/// The addresses that a Service requests.
 #[derive(Default)]
 struct Request<'a> {
     addresses: BTreeSet<IpAddr>,

@@ -105,7 +105,7 @@ fn numbers<'a>(annotation: &str, value: &'a str, most: u32) -> Result<Vec<(&'a s
     Ok(all)
 }
 
-/// Whether an annotation asks for a check by HTTP, and its path.
+/// The path, if an annotation requests a check by HTTP.
 fn http_path(check: &str) -> Option<&str> {
     let path = check.strip_prefix("http:")?;
     let right = |b: u8| b.is_ascii_graphic() && b != b'"' && b != b'\\';
@@ -184,8 +184,8 @@ impl<'a> Options<'a> {
         Ok(options)
     }
 
-    /// The weights of servers, which nodes and zones multiply. If no server of the zones takes new
-    /// connections, those of all zones do.
+    /// The weights of servers, which nodes and zones multiply. If no server of the zones accepts
+    /// new connections, the weights of all zones apply.
     fn weigh(
         &self,
         model: &Model,
@@ -415,7 +415,7 @@ fn is_local(service: &Service) -> bool {
 
 /// Nodes that take connections.
 struct Nodes<'a> {
-    /// Each with its name, and whether it takes new connections.
+    /// Each with its name, and whether it accepts new connections.
     all: Vec<(&'a str, &'a Node, bool)>,
 }
 
@@ -483,7 +483,8 @@ impl<'a> Nodes<'a> {
     }
 }
 
-/// How many ready endpoints of a Service each node has; 0 if its endpoints only finish what they have.
+/// The number of ready endpoints of a Service on each node; 0 if its endpoints only finish their
+/// connections.
 fn by_node<'a>(model: &'a Model, key: &str, family: Family) -> BTreeMap<&'a str, u16> {
     let mut nodes: BTreeMap<&str, u16> = BTreeMap::new();
     // An endpoint may be in two slices while it moves from one to the other.

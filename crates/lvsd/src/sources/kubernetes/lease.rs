@@ -10,11 +10,12 @@ use tokio::time::Instant;
 
 use super::objects::{Lease, LeaseSpec};
 
-/// How long a director may not renew the Lease until another one takes it.
+/// Time without a renewal after which another director takes the Lease.
 pub(super) const LASTS: Duration = Duration::from_secs(15);
 /// Interval of the checks of the Lease.
 pub(super) const PERIOD: Duration = Duration::from_secs(4);
-/// How long a renewal permits this director to write. It ends before others take the Lease.
+/// Time for which a renewal permits this director to write. It ends before another director takes
+/// the Lease.
 const WRITES: Duration = Duration::from_secs(10);
 /// The longest duration of a Lease that is believed, in seconds.
 const LONGEST: u32 = 300;

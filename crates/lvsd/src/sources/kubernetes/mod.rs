@@ -63,7 +63,7 @@ const WATCH_MAX: Duration = Duration::from_secs(WATCH + 30);
 const GATHER: Duration = Duration::from_millis(200);
 /// The shortest time between two watches of a kind.
 const WATCH_MIN: Duration = Duration::from_secs(1);
-/// A session of this length counts as one that went well.
+/// A session of this length counts as a success.
 const WELL: Duration = Duration::from_secs(10);
 /// Statuses and Events that are written before the watches are read again.
 const WRITES: usize = 32;
@@ -196,7 +196,7 @@ fn unix() -> Duration {
 struct Watch {
     kind: Kind,
     lines: Lines,
-    /// The version up to which everything is known.
+    /// The version up to which all objects are known.
     version: String,
     began: Instant,
     /// When it counts as dead.
@@ -249,7 +249,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Until something goes wrong.
+    /// Runs until an error occurs.
     async fn run(&mut self) -> Result<Infallible, Error> {
         let mut early = 0;
         loop {
@@ -409,7 +409,7 @@ impl<'a> Session<'a> {
         );
     }
 
-    /// Takes a line of a watch; `None`: it has ended.
+    /// Handles a line of a watch; `None`: it has ended.
     fn take(&mut self, watch: &mut Watch, line: Option<Vec<u8>>) -> Result<Brought, Error> {
         let Some(line) = line else {
             return Ok(Brought::End);
@@ -553,7 +553,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Notes, and logs once, what this director cannot write.
+    /// Records, and logs once, a write that failed.
     fn cannot(&mut self, why: String) {
         log_new(self.unwritten.as_ref(), &why);
         self.unwritten = Some(why);
@@ -735,7 +735,7 @@ fn status(service: &Service, addresses: &[IpAddr]) -> Value {
     })
 }
 
-/// Logs what cannot be written, unless that is known.
+/// Logs a failed write, unless it was logged before.
 fn log_new(known: Option<&String>, why: &str) {
     if known.map(String::as_str) != Some(why) {
         tracing::warn!(event = "unwritten", "{why}");

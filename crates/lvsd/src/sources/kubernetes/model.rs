@@ -117,11 +117,12 @@ impl Slices {
 /// All objects, by `NAMESPACE/NAME`.
 #[derive(Debug, Default)]
 pub(super) struct Model {
-    /// Services of type `LoadBalancer`, of any class: addresses of others are taken, too.
+    /// Services of type `LoadBalancer`, of any class, because the addresses of other classes are in
+    /// use, too.
     pub(super) services: BTreeMap<String, Service>,
     slices: Slices,
     pub(super) nodes: BTreeMap<String, Node>,
-    /// Objects that cannot be read, and why. What they were before stays.
+    /// Objects that cannot be read, with the reason. Their previous state applies.
     pub(super) refused: BTreeMap<String, String>,
 }
 
@@ -185,7 +186,7 @@ impl Model {
         self.bounded()
     }
 
-    /// Takes all objects of a kind from a whole list, in place of the earlier ones.
+    /// Replaces all objects of a kind by those of a complete list.
     pub(super) fn replace(&mut self, kind: Kind, listed: Self) {
         let of_kind = full_name(kind, "");
         self.refused.retain(|name, _| !name.starts_with(&of_kind));
@@ -366,7 +367,7 @@ mod tests {
         model.put(Kind::Service, &service(name, spec)).unwrap();
     }
 
-    /// Takes a list of all objects of a kind.
+    /// Applies a list of all objects of a kind.
     fn list(model: &mut Model, kind: Kind, objects: &[String]) -> Result<(), String> {
         let mut listed = Model::default();
         for object in objects {

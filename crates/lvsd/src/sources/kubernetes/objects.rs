@@ -138,7 +138,7 @@ pub(super) struct Endpoint {
     pub(super) node_name: Option<String>,
 }
 
-/// An unknown `ready` counts as true, an unknown `serving` as `ready`, as Kubernetes says.
+/// A missing `ready` counts as true, a missing `serving` as `ready`, as Kubernetes defines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(super) struct Conditions {
