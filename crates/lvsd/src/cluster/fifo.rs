@@ -335,7 +335,7 @@ mod tests {
         let path = directory.path().join("run/fifo");
         open(&path).expect("it is made");
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o622)).unwrap();
-        assert!(open(&path).unwrap_err().contains("others than root"));
+        assert!(open(&path).unwrap_err().contains("other than root"));
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, "").unwrap();
         assert!(open(&path).unwrap_err().contains("no FIFO"));

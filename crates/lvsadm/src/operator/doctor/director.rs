@@ -88,7 +88,7 @@ impl Director {
         }
         if causes.is_empty() {
             causes.push(format!(
-                "set the weight of a server above 0 in {file} and run lvsd reload"
+                "set a server to a weight above 0 in {file} and run lvsd reload"
             ));
         }
         format!(
