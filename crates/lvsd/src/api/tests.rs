@@ -391,7 +391,10 @@ async fn invalid_request_is_refused_with_a_fix() {
     }
     let long = "x".repeat(17 << 10);
     let (code, body) = post(&api, "/v1/admin", token, &long).await;
-    assert!(code == 413 && body.contains("is incomplete, or longer than"), "{code} {body}");
+    assert!(
+        code == 413 && body.contains("is incomplete, or longer than"),
+        "{code} {body}"
+    );
     let request = format!("GET /metrics HTTP/1.1\r\nhost: x\r\na: {long}\r\n\r\n");
     assert_eq!(send(&api, stranger(), &request).await.0, 431);
     let many = "a: b\r\n".repeat(100);
