@@ -1,4 +1,4 @@
-//! BPF programs of any owner at an interface (bpf(2)). A module of its own, because `lvsadm`, which
+//! BPF programs of any owner at an interface (bpf(2)). A separate module, because `lvsadm`, which
 //! contains no dataplane, uses it too.
 use std::ffi::CString;
 use std::io;

@@ -110,7 +110,7 @@ impl Poller {
     }
 }
 
-/// Waits at most `timeout` until a descriptor takes output; `false` if it did not.
+/// Waits at most `timeout` until a descriptor is writable; `false` if it is not.
 pub fn wait_writable(fd: BorrowedFd<'_>, timeout: Duration) -> bool {
     let mut fd = libc::pollfd {
         fd: fd.as_raw_fd(),

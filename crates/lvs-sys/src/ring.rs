@@ -49,7 +49,7 @@ pub struct RingFrame {
     pub captured: usize,
     /// Its length.
     pub len: usize,
-    /// The whole frame is in the socket's queue, behind all those whose slots came before.
+    /// The whole frame is in the socket's queue, behind the frames of all earlier slots.
     pub queued: bool,
     /// The VLAN tag that was taken out of the frame: protocol identifier and tag control
     /// information.

@@ -1,7 +1,7 @@
 //! Signals that do not end a process.
 
-/// Signals whose default action ends the process, and that no operator sends to end one: a terminal
-/// that closes, timers, what `killall` and logrotate send to programs that reload.
+/// Signals whose default action ends the process, although no operator sends them to end one: a
+/// closed terminal, timers, and signals that `killall` and logrotate send to programs that reload.
 const SIGNALS: [libc::c_int; 12] = [
     libc::SIGHUP,
     libc::SIGUSR1,

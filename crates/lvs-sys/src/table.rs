@@ -59,7 +59,7 @@ impl Mapping {
         unsafe { self.memory.add(offset.min(LARGE)) }
     }
 
-    /// Asks for large pages. Without them the same memory is slower, no more.
+    /// Requests large pages. Without them the memory is only slower.
     fn advise(&self) {
         // Refused where the kernel has none.
         let _ = self.madvise(0, self.len - LARGE, libc::MADV_HUGEPAGE);

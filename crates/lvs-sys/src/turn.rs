@@ -29,8 +29,8 @@ pub fn turned(frame: &mut [u8]) {
     }
 }
 
-/// The program at the egress of one interface. It goes with this value, with the interface, or with
-/// the process.
+/// The program at the egress of one interface. It is detached with this value, with the interface,
+/// or with the process.
 #[derive(Debug)]
 pub struct TurnedBack {
     _link: ProgramLink,

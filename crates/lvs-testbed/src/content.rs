@@ -7,8 +7,8 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
-/// The sizes that a load run asks for: 1 byte to 10 MiB, evenly on a logarithmic scale, including
-/// the neighbours of delicate sizes (a segment on Ethernet, one in a tunnel, 64 KiB).
+/// The sizes of the requests of a load run: 1 byte to 10 MiB, evenly on a logarithmic scale,
+/// including sizes next to important ones (a segment on Ethernet, one in a tunnel, 64 KiB).
 pub const SIZES: &[u64] = &[
     1, 2, 3, 7, 20, 63, 64, 100, 256, 511, 700, 1000, 1427, 1428, 1429, 1447, 1448, 1449, 1460,
     1461, 1999, 2896, 2897, 4096, 5000, 8191, 10_000, 14_480, 20_011, 32_768, 50_000, 65_160,

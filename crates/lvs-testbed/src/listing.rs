@@ -1,4 +1,4 @@
-//! Reads what `lvsadm -L -n` prints, in its three shapes.
+//! Parses the three forms of the output of `lvsadm -L -n`.
 
 use anyhow::{Context, Result};
 

@@ -96,7 +96,7 @@ fn is_name(name: &str) -> bool {
     name.starts_with(first) && name.chars().all(|c| first(c) || c.is_ascii_digit())
 }
 
-/// The labels at the begin of a text, sorted, and what follows.
+/// The labels at the beginning of a text, sorted, and the rest of the text.
 fn labels(text: &str) -> Result<(Vec<String>, &str)> {
     let Some(mut rest) = text.strip_prefix('{') else {
         return Ok((Vec::new(), text));

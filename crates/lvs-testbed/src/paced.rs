@@ -90,7 +90,7 @@ fn listen(address: SocketAddr) -> Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// A download under way.
+/// A download in progress.
 struct Download {
     stream: TcpStream,
     size: usize,

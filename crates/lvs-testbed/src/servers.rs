@@ -18,8 +18,8 @@ pub struct NginxOptions {
     pub ports: Vec<u16>,
     /// Whether connections stay open for further requests.
     pub keepalive: bool,
-    /// Bytes a second that one response takes at most; 0 for no limit. A request may ask for
-    /// another one: `/file?rate=100k`.
+    /// Maximum of bytes a second of one response; 0 for no limit. A request may set another limit:
+    /// `/file?rate=100k`.
     pub rate: u64,
 }
 

@@ -85,8 +85,8 @@ impl<'a, W: AsRef<[u8]>> Words<'a, W> {
         }
     }
 
-    /// The words that are neither options nor their arguments. Complete once [`next`](Self::next)
-    /// has given `None`.
+    /// The words that are neither options nor their arguments. Complete after [`next`](Self::next)
+    /// has returned `None`.
     pub(super) fn leftovers(&self) -> &[&'a [u8]] {
         &self.leftovers
     }

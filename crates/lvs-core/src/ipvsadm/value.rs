@@ -122,7 +122,7 @@ pub(super) fn host(word: &[u8], names: &dyn Resolve) -> Option<Ipv4Addr> {
     })
 }
 
-/// `host[:port]`. `protocol` is the one whose service names are known; without it only numbers are
+/// `host[:port]`. `protocol` selects the service names for ports; without it only numbers are
 /// ports.
 pub(super) fn endpoint(
     word: &[u8],

@@ -7,8 +7,8 @@ use core::ops::RangeInclusive;
 
 use crate::Error;
 
-/// Makes everything from one table: the kernel's name, the type, the default, and what takes a
-/// value from its text.
+/// Generates everything from one table: the kernel's name, the type, the default, and the parser of
+/// values.
 macro_rules! sysctls {
     ($($(#[$doc:meta])* $name:ident: $type:ty = $default:expr, $take:expr;)*) => {
         /// The values in force. Fields have the kernel's names and defaults; a boolean is on for
@@ -129,8 +129,8 @@ sysctls! {
     sync_ports: u32 = 1, POWER_OF_TWO;
     /// Messages that wait to be sent at most. Default 16384 (the kernel's depends on its memory).
     sync_qlen_max: i32 = 16_384, NUMBER;
-    /// Seconds in which a connection is synchronised about once; 0 goes by `sync_threshold`.
-    /// Default 0.
+    /// Interval in seconds in which a connection is synchronised about once; 0 means that
+    /// `sync_threshold` applies. Default 0.
     sync_refresh_period: u32 = 0, POSITIVE;
     /// Further messages about a connection when it is refreshed, 0 to 3. Default 0.
     sync_retries: u32 = 0, Within(0..=3);
@@ -186,7 +186,7 @@ trait Takes<T> {
     fn values(&self) -> String;
 }
 
-/// A kind of values: how one is taken from its text, and what they are, in words.
+/// A kind of values: its parser, and its description.
 struct Kind<T>(fn(&str) -> Result<T, Error>, &'static str);
 
 impl<T> Takes<T> for Kind<T> {

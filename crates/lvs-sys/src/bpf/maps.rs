@@ -199,8 +199,8 @@ fn pinned_array(path: &Path) -> io::Result<(OwnedFd, usize)> {
     Ok((fd, words))
 }
 
-/// The map of this kind under a name, and how long its keys and values are and how many entries it
-/// may have.
+/// The pinned map of this kind at a path, the lengths of its keys and values, and its maximum
+/// number of entries.
 fn pinned_map(path: &Path, kind: u32) -> io::Result<(OwnedFd, [u32; 3])> {
     let fd = pinned(path)?;
     // `type`, `id`, `key_size`, `value_size` and `max_entries` of `bpf_map_info`.
@@ -212,7 +212,7 @@ fn pinned_map(path: &Path, kind: u32) -> io::Result<(OwnedFd, [u32; 3])> {
     }
 }
 
-/// The map of this kind under a name, whose keys and values have four bytes.
+/// The pinned map of this kind at a path, whose keys and values have four bytes.
 fn pinned_numbers(path: &Path, kind: u32) -> io::Result<OwnedFd> {
     match pinned_map(path, kind)? {
         (fd, [4, 4, _]) => Ok(fd),
@@ -571,7 +571,7 @@ impl ProgramArray {
     }
 }
 
-/// Asks for something about an entry of a map of programs or maps.
+/// Makes a request about an entry of a map of programs or maps.
 fn place(map: &OwnedFd, command: libc::c_long, key: u32, value: u32) -> io::Result<()> {
     let mut request = Element {
         map: number(map),
@@ -612,7 +612,7 @@ pub fn shared_table(
     Memory::new(layout, regions).map_err(io::Error::other)
 }
 
-/// Makes a map of the given number of entries, with the given sizes of keys and values.
+/// Creates a map with the given number of entries, and the given sizes of keys and values.
 fn create_map(
     name: &str,
     kind: u32,

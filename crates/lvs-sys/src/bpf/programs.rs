@@ -117,8 +117,8 @@ pub struct Program {
     kind: ProgramKind,
 }
 
-/// A program at an interface. Unless it is pinned, it goes with this value, with the interface, or
-/// with the process.
+/// A program at an interface. Unless it is pinned, it is detached with this value, with the
+/// interface, or with the process.
 #[derive(Debug)]
 pub struct ProgramLink {
     fd: OwnedFd,

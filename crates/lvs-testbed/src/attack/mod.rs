@@ -62,7 +62,7 @@ impl Attack {
     }
 }
 
-/// By what means.
+/// The means of an attack.
 enum Means {
     /// Frames on the clients' link.
     Frames(fn(&Target) -> Box<dyn Volley>),

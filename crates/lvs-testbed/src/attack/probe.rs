@@ -17,7 +17,8 @@ use crate::programs;
 
 /// The command that runs a program in real time, so that its own delays do not count.
 pub(super) const REAL_TIME: [&str; 3] = ["chrt", "--fifo", "10"];
-/// Time after which an answer counts as lost. Beside other tests, a process may wait for seconds for a processor.
+/// Time after which an answer counts as lost. On a busy machine, a process may wait for a processor
+/// for seconds.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of a datagram: its number.
 const LEN: usize = 8;

@@ -425,8 +425,8 @@ impl Lab {
         }
     }
 
-    /// A server gets no new connections any more, on every director: those that it has are what
-    /// the scheduler would choose otherwise.
+    /// Takes a server out of service on every director: its connections are those that the
+    /// scheduler would choose otherwise.
     fn drain(&self) -> Result<()> {
         let (server, service) = self.drained();
         for director in &self.directors {

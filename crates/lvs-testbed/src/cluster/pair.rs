@@ -278,7 +278,7 @@ impl Lab {
         Ok(text)
     }
 
-    /// The IPv6 address moves with the other one.
+    /// Checks that the IPv6 address moves together with the IPv4 address.
     fn ask_by_ipv6(&self) -> Result<()> {
         if !self.has_ipv6() {
             return Ok(());

@@ -37,7 +37,7 @@ use crate::kernel_path::{Noting, Programs, listing, without_id};
 pub(super) const CLIENTS: PortId = PortId(0);
 /// The link to the servers.
 pub(super) const SERVERS: PortId = PortId(1);
-/// The way to the host's own stack.
+/// The port to the host's network stack.
 pub(super) const HOST: PortId = PortId(2);
 
 pub(super) const CLIENT_SIDE: Mac = Mac([2, 0, 0, 0, 0, 0xc1]);
@@ -324,7 +324,7 @@ impl Bed {
         Ok(())
     }
 
-    /// A server whose link-layer address is made of its address, on whichever link.
+    /// A server whose link-layer address is derived from its address, on its link.
     pub(super) fn make_neighbour(&mut self, addr: IpAddr) {
         for port in [CLIENTS, SERVERS] {
             let (_, net) = self.change();
@@ -553,7 +553,7 @@ impl Bed {
             .local_clients_intercepted(&env, self.now, &mut self.output);
     }
 
-    /// Whether the host does not get its copy of a packet that came on a link.
+    /// Whether a packet from a link is intercepted, so that the host does not get a copy.
     fn is_intercepted(&self, ip: &[u8]) -> bool {
         let Ok(packet) = parse::ip(ip, false) else {
             return true;

@@ -26,7 +26,7 @@ const LOOPBACK_MTU: u32 = 65_536;
 /// Broadcast addresses of the test bed's networks.
 const BROADCASTS: [[u8; 4]; 3] = [[127, 255, 255, 255], [10, 255, 0, 255], [10, 1, 255, 255]];
 
-/// A dataplane in memory: its packets are what a test injects, its clock is moved by the test.
+/// A dataplane in memory. A test injects its packets and sets its clock.
 #[derive(Debug)]
 pub struct MemoryDataplane(Mutex<Bed>);
 

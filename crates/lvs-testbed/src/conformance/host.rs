@@ -37,7 +37,7 @@ impl Done {
 #[derive(Debug, Default)]
 pub(super) struct Host {
     reassembler: Reassembler,
-    /// Whether it has SCTP; what that answers is not recorded.
+    /// Whether it has SCTP, whose answers are not recorded.
     pub(super) sctp: bool,
     /// Path MTUs to servers that routers have reported, if they are smaller than an ICMP error may
     /// be.

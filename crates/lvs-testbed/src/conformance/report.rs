@@ -40,7 +40,7 @@ impl SharedSeen {
 /// A difference from the kernel.
 #[derive(Clone, Debug)]
 pub(super) struct Mismatch {
-    /// Number of the step, from 0, and what the recording calls it.
+    /// Number of the step, from 0, and its name in the recording.
     pub(super) step: String,
     pub(super) what: String,
     pub(super) expected: String,

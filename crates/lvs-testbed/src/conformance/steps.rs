@@ -102,7 +102,7 @@ struct Replay<'a> {
     proto: Option<&'a str>,
     unrecorded: HashSet<&'a str>,
     random: bool,
-    /// Sums of counts are those of the recording although servers were chosen at random.
+    /// Sums of counts must equal those of the recording although servers are chosen at random.
     sums: bool,
     /// Servers have thresholds.
     limited: bool,

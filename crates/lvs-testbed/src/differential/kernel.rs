@@ -90,7 +90,7 @@ fn checked(program: &str, arguments: &[&str], input: &str) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Writes a setting of this thread's network namespace; whether there is such a one.
+/// Writes a setting of this thread's network namespace; returns whether the setting exists.
 fn set(name: &str, value: &str) -> anyhow::Result<bool> {
     match fs::write(format!("/proc/sys/net/{name}"), value) {
         Ok(()) => Ok(true),
@@ -279,8 +279,8 @@ impl Kernel {
         self.drain()
     }
 
-    /// Takes the sent packets, without requests for neighbours, reports of groups and other packets
-    /// to all hosts.
+    /// Removes and returns the sent packets, without requests for neighbours, reports of groups and
+    /// other packets to all hosts.
     pub(super) fn drain(&self) -> anyhow::Result<Vec<Emitted>> {
         let mut emitted = Vec::new();
         for (tap, (device, _)) in self.taps.iter().zip(LINKS) {

@@ -1,4 +1,4 @@
-//! Writes down what the kernel that runs here does with cases, in the format of the recordings.
+//! Records the behaviour of the running kernel in cases, in the format of the recordings.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -64,7 +64,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Adds what another storm has shown.
+    /// Adds the results of other fuzz frames.
     pub fn add(&mut self, other: &Self) {
         self.counters += &other.counters;
         self.right += other.right;

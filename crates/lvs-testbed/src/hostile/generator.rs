@@ -80,7 +80,7 @@ const SYSCTLS: [(&str, &[&str]); 16] = [
     ("conntrack", &["0", "1"]),
 ];
 
-/// Makes one act after the other.
+/// Generates one act after the other.
 #[derive(Debug)]
 pub struct Generator<'a> {
     scene: Scene,
@@ -303,7 +303,7 @@ impl<'a> Generator<'a> {
         self.datagram(offer.protocol, server, client)
     }
 
-    /// From a service to a client: what only the director itself sends.
+    /// A packet from a service to a client that only the director itself sends.
     fn own_answer(&mut self) -> Vec<u8> {
         let (client, offer, vip) = (self.client(), self.offer(), self.vip());
         self.datagram(offer.protocol, SocketAddr::new(vip, offer.port), client)

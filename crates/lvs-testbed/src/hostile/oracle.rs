@@ -1,4 +1,4 @@
-//! Whether checksums are right, computed from nothing by other crates than the packet path uses.
+//! Checks of checksums, which other crates than those of the packet path compute from scratch.
 
 use std::net::IpAddr;
 use std::sync::LazyLock;

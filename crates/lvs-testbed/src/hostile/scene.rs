@@ -139,8 +139,8 @@ const fn offer(
     }
 }
 
-/// Addresses and services. Servers are on a link of their own; all other addresses are behind a
-/// gateway on the clients' link.
+/// Addresses and services. Servers are on a separate link; all other addresses are behind a gateway
+/// on the clients' link.
 #[derive(Clone, Debug)]
 pub struct Scene {
     /// The forwarding method.

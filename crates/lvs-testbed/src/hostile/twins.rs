@@ -58,8 +58,8 @@ pub fn two_ways(method: &Method, seed: u64, frames: u64) -> u64 {
     passed
 }
 
-/// Passes frames through both of pairs, hostile ones between those of conversations, and compares
-/// frame by frame.
+/// Passes frames through both of each pair, hostile ones between those of conversations, and
+/// compares frame by frame.
 fn both<'a, E>(
     method: &'a Method,
     seed: u64,
@@ -185,7 +185,7 @@ struct Talk {
     virt: SocketAddr,
     /// Behind NAT.
     server: Option<SocketAddr>,
-    /// The client's address at the other end.
+    /// The address that the client uses for the other side.
     peer: SocketAddr,
 }
 
@@ -292,7 +292,7 @@ impl Talks {
         shot(from, &ip)
     }
 
-    /// Anything that a known connection's packet can be, right or nearly so.
+    /// A packet of a known connection, valid or nearly valid.
     fn say(
         &mut self,
         from: Side,

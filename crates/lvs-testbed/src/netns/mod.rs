@@ -485,7 +485,7 @@ pub enum Link<'a> {
     Cable {
         /// One end.
         a: (&'a Host, &'a str),
-        /// The other end.
+        /// The remote host and its interface.
         b: (&'a Host, &'a str),
         /// MTU of both ends.
         mtu: u32,

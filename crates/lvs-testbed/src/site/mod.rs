@@ -117,7 +117,7 @@ pub struct SiteOptions {
     /// Replaces nginx by a [server that sends evenly](crate::paced), with this number of bytes a
     /// second for each download.
     pub paced: Option<u64>,
-    /// That server runs in real time, so that no other program keeps it from sending.
+    /// That server runs with real-time scheduling, so that no other program delays its packets.
     pub real_time: bool,
     /// Whether there is a standby director on the same networks.
     pub standby: bool,
@@ -421,7 +421,7 @@ impl Site {
         self.lvsadm("-L -n").map(drop)
     }
 
-    /// Has the dataplane stop, if there is one, so that the next one has nothing of it.
+    /// Stops the dataplane, if there is one, so that the next one inherits nothing.
     fn stop_dataplane(&mut self) -> Result<()> {
         if let Some(mut dataplane) = self.dataplane.take()
             && dataplane.is_running()

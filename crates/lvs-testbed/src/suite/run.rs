@@ -1,4 +1,4 @@
-//! Runs tests, each in a process of its own, and prints progress and failures.
+//! Runs tests, each in a separate process, and prints progress and failures.
 
 use std::collections::VecDeque;
 use std::fs::File;

@@ -15,7 +15,7 @@ pub(super) struct Ran {
 /// The first line of a listing of connections.
 pub(super) const CONNECTIONS: &str = "IPVS connection entries\n";
 
-/// Whether `ran` is what was recorded. `took`: seconds that the recorded command may have taken.
+/// Whether `ran` equals the recording. `took`: maximum duration of the recorded command in seconds.
 pub(super) fn same(step: &Step, ran: &Ran, took: f64) -> bool {
     if step.exit < 0 {
         // The recorded program crashed; refusing the line is right.

@@ -73,7 +73,7 @@ pub enum Program {
 }
 
 impl Program {
-    /// The program of this project that is started.
+    /// The program of this project to start.
     const fn own(self) -> &'static str {
         match self {
             Self::Lvsadm => "lvsadm",

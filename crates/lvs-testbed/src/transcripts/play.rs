@@ -199,7 +199,7 @@ fn play(session: &Session) -> anyhow::Result<TranscriptReport> {
     Ok(report)
 }
 
-/// How long the recorded command may have taken: until the next step, less what was waited in
+/// Maximum duration of the recorded command: until the next step, without the waiting times in
 /// between.
 fn took(steps: &[Step], number: usize) -> f64 {
     let Some(start) = steps[number].t else {

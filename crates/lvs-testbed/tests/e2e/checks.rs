@@ -1,4 +1,4 @@
-//! Health checks: each kind against a real server of it, and on the way of a client's packets.
+//! Health checks: each kind against a real server, and on the path of a client's packets.
 
 use std::fmt::Write as _;
 use std::fs;

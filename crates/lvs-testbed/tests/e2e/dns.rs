@@ -8,7 +8,7 @@ use std::fs;
 use anyhow::{Result, ensure};
 use lvs_testbed::{Forward, Site, SiteOptions, programs};
 
-/// A site whose director asks name servers that swallow every question.
+/// A site whose director uses name servers that answer no question.
 fn deaf(label: &str) -> Result<Site> {
     let mut options = SiteOptions::new(label, Forward::Nat);
     options.servers = 2;

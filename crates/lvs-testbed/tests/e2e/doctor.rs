@@ -95,8 +95,8 @@ fn settings_and_cards_of_the_host() -> Result<()> {
     .with_context(|| format!("{:?}", findings(&site)))
 }
 
-/// Filters around the host's stack: those behind the dataplane's copy, and those that its packets
-/// pass.
+/// Filters around the host's network stack: those behind the dataplane's copy, and those that its
+/// packets pass.
 #[test]
 fn filters_of_tc_and_chains_at_interfaces() -> Result<()> {
     let site = site("doctfilt", Forward::Nat)?;

@@ -143,7 +143,7 @@ fn file(site: &Site, name: &str, members: usize, dataplane: &str, more: &str) ->
 }
 
 const INTERFACES: &str = "interface = [\"eth0\", \"eth1\"]";
-/// A dataplane waits for an interface that the host does not have, and uses no other.
+/// A dataplane waits for an interface that the host does not have, and uses no other one.
 const NO_INTERFACE: &str = "interface = \"none0\"";
 
 fn service(site: &Site, more: &str) -> String {

@@ -41,7 +41,7 @@ fn stopped_dataplane_restores_host() -> Result<()> {
     Ok(())
 }
 
-/// Asks once, and once more for each line of its input; connects again when that fails.
+/// Sends one request, and one more for each line of its input; connects again after a failure.
 const ASKED: &str = r#"
 use IO::Socket::INET; $| = 1; $SIG{PIPE} = 'IGNORE';
 my $s;

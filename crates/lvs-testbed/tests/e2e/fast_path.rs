@@ -202,7 +202,7 @@ fn wait_for_none(site: &Site, count: impl Fn((u64, u64)) -> u64) -> Result<(u64,
     Ok(before)
 }
 
-/// A download through a service, whose packets go through the kernel.
+/// A download through a service on the kernel fast path.
 fn download_in_the_kernel(site: &Site) -> Result<common::Download> {
     site.add_service(80, "rr")?;
     let download = common::Download::start(site)?;

@@ -9,8 +9,8 @@ use nix::sys::signal::Signal;
 use super::common;
 use super::fast_path::{require_permission, shares};
 
-/// The dataplane's filter, as tc shows it where the dataplane has made what it is in; and where
-/// not.
+/// The dataplane's filter in the output of tc, if the dataplane has created its queueing
+/// discipline; and if not.
 const OWN: &str = "lvs_ingress+clsact";
 const SHARED: &str = "lvs_ingress direct-action";
 

@@ -65,8 +65,8 @@ fn programs_of(site: &Site) -> Result<String> {
         .sh("ip -d link | grep -o 'prog/xdp.*' || true")
 }
 
-/// Without aggregates, each of many small frames waits in a short ring for the one softirq that
-/// reads it: where others keep that from a processor, some are lost, and sent again.
+/// Without super-packets, each of many small frames waits in a short ring for the one softirq that
+/// reads it. If other programs delay the softirq, some frames are lost and sent again.
 fn bulk(site: &Site) -> Result<()> {
     common::bulk_with(site, 10)
 }

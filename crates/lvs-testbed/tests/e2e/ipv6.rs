@@ -1,5 +1,5 @@
-//! IPv6, end to end: the real programs between a real client and real servers, by every forwarding
-//! method; and every kind of tunnel, also of one IP version in the other.
+//! IPv6, end to end: the real programs between a real client and real servers, with every
+//! forwarding method; and every kind of tunnel, also of one IP version in the other.
 
 use crate::common;
 

@@ -62,8 +62,8 @@ enum End<'a> {
     None,
     /// The dataplane is killed, and another one of the same version replaces it.
     Killed,
-    /// It is killed, one from this directory takes its place and is killed, and one of the first
-    /// kind takes that one's.
+    /// It is killed, one from this directory replaces it and is killed, and one of the first
+    /// version replaces that one.
     Replaced(&'a str),
 }
 

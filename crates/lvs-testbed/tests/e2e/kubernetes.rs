@@ -107,7 +107,7 @@ impl Bed {
         Ok(bed)
     }
 
-    /// Three nodes and an API server, which has what `rbac.yaml` has.
+    /// Three nodes and an API server with the objects of `rbac.yaml`.
     fn cluster(mut options: SiteOptions) -> Result<Self> {
         options.servers = CONTROL + 1;
         let site = Site::new(options)?;
@@ -262,8 +262,8 @@ impl Bed {
         Ok(())
     }
 
-    /// Creates what `rbac.yaml` has, one object after the other. The API server also takes the other
-    /// manifests, without a field that it does not know.
+    /// Creates the objects of `rbac.yaml`, one after the other. The API server also accepts the
+    /// other manifests, without a field that it does not know.
     fn permit(&self) -> Result<()> {
         self.apply(RBAC, "")?;
         self.apply(DIRECTORS, "&dryRun=All")
@@ -946,8 +946,8 @@ fn services_of_kubernetes_keep_their_clients_through_all_events() -> Result<()> 
     bed.rights_are_those_that_are_used()
 }
 
-/// A Service whose nodes get connections by full NAT, and one whose pods get them by tunnel, both of a
-/// director that runs as the container of the DaemonSet does. Each right that it has is needed.
+/// A Service whose nodes get connections by full NAT, and one whose pods get them by tunnel, both
+/// of a director that runs like the container of the DaemonSet. Each of its rights is needed.
 #[test]
 #[ignore = "by hand: needs a Kubernetes API server (make test-kubernetes)"]
 fn director_of_the_daemon_set_serves_with_the_rights_of_its_account() -> Result<()> {
@@ -1197,7 +1197,8 @@ fn api_server_killed(bed: &mut Bed) -> Result<()> {
     .map(drop)
 }
 
-/// A director misses changes, and the API server no longer has their history when it asks for them. Returns the pods.
+/// A director misses changes, and the API server no longer has their history at the next request.
+/// Returns the pods.
 fn history_compacted(bed: &mut Bed, mut all: Vec<Endpoint>) -> Result<Vec<Endpoint>> {
     let etcdctl = |bed: &Bed, words: &str| {
         bed.control().sh(&format!(
@@ -1232,7 +1233,7 @@ fn history_compacted(bed: &mut Bed, mut all: Vec<Endpoint>) -> Result<Vec<Endpoi
     Ok(all)
 }
 
-/// The API server no longer takes the token of the directors, until they have the new one.
+/// The API server refuses the token of the directors, until they have the new one.
 fn token_replaced(bed: &mut Bed) -> Result<()> {
     bed.under_load("token replaced", |bed| {
         bed.server.take().context("it runs")?.kill();
@@ -1253,7 +1254,8 @@ fn token_replaced(bed: &mut Bed) -> Result<()> {
     .map(drop)
 }
 
-/// A UDP service goes to the nodes with endpoints whose `healthCheckNodePort` is right.
+/// Packets of a UDP service are sent to the nodes with endpoints whose `healthCheckNodePort` is
+/// right.
 fn datagrams_to_local_endpoints(bed: &mut Bed) -> Result<()> {
     const ADDRESS: &str = "192.0.2.11:53";
     let programs = bed.site.servers[..CONTROL].iter().map(dnsmasq);

@@ -214,7 +214,7 @@ fn options_of_a_raw_socket_are_answered() -> Result<()> {
     Ok(())
 }
 
-/// IPVS's files in /proc: for all users of the program and in no other mount namespace.
+/// IPVS's files in /proc: visible to all users of the program, and in no other mount namespace.
 #[test]
 fn files_in_proc_show_the_dataplane_to_the_program_only() -> Result<()> {
     let site = site("lvsrunproc")?;
@@ -306,7 +306,7 @@ fn dataplane_that_restarts_gets_the_services_of_the_program() -> Result<()> {
     Ok(())
 }
 
-/// A change of keepalived's services by lvsd, or the other way round, would never end.
+/// If lvsd changed keepalived's services, or the reverse, the changes would never end.
 #[test]
 fn change_is_refused_while_lvsd_manages_the_services() -> Result<()> {
     let site = site("lvsrunlock")?;

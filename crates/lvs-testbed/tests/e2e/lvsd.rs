@@ -479,8 +479,8 @@ fn stop_all_removes_the_files_of_its_namespace() -> Result<()> {
     Ok(())
 }
 
-/// `lvsadm drain` asks lvsd, which keeps the server drained over a reload, a restart and the loss
-/// of the dataplane, and reports that.
+/// `lvsadm drain` sends a request to lvsd, which keeps the server drained over a reload, a restart
+/// and the loss of the dataplane, and reports that.
 #[test]
 fn drain_is_kept_by_lvsd_over_restarts() -> Result<()> {
     let site = site("admin")?;
@@ -724,8 +724,8 @@ fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
     Ok(())
 }
 
-/// As many services and servers as the largest that are known. Run with `--nocapture` for the
-/// times.
+/// As many services and servers as in the largest known installations. Run with `--nocapture` for
+/// the times.
 #[test]
 fn large_file_is_loaded_and_one_change_is_applied() -> Result<()> {
     const SERVICES: usize = 2_277;
@@ -795,8 +795,8 @@ fn large_file_is_loaded_and_one_change_is_applied() -> Result<()> {
     Ok(())
 }
 
-/// A thousand random edits of one service, each loaded, while another is used: not one of its
-/// requests fails, and the end is what a cold start makes of the last file.
+/// A thousand random edits of one service, each loaded, while another service is used: none of its
+/// requests fails, and the final state equals that of a cold start with the last file.
 #[test]
 fn thousand_reloads_break_no_connection() -> Result<()> {
     let site = site("reloads")?;

@@ -54,7 +54,7 @@ fn count_of(listing: &str, reason: &str) -> Result<u64> {
     Ok(found.sum())
 }
 
-/// A download that is under way while something happens, slow enough to last.
+/// A download in progress during an event, slow enough to last.
 struct Download<'a> {
     site: &'a Site,
     program: Proc,

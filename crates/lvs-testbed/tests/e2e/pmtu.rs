@@ -46,7 +46,8 @@ enum Narrow {
 
 const HOPS: [Narrow; 3] = [Narrow::Client, Narrow::Director, Narrow::Servers];
 
-/// Makes one path of the router narrow, and all others wide; no host remembers a path MTU.
+/// Sets a small MTU on one path of the router, and a large one on all others; no host remembers a
+/// path MTU.
 fn narrow(site: &mut Site, which: Narrow) -> Result<()> {
     let mut script = String::new();
     for (way, four, six, device) in [
@@ -199,7 +200,8 @@ fn pmtu_is_discovered_tunnels_of_ipv6() -> Result<()> {
     )
 }
 
-/// The narrow hop is on the way of the client, which is all that there is with direct routing.
+/// The narrow hop is on the path to the client, the only path through the director with direct
+/// routing.
 #[test]
 fn pmtu_is_discovered_direct_routing() -> Result<()> {
     let mut options = SiteOptions::new("pmtu-dr", Forward::Dr);

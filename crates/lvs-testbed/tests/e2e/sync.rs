@@ -52,7 +52,8 @@ const RATE: u64 = 60_000;
 /// Longest time until the backup has all connections.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Clients with one download after the other, each over one connection, and so always amid a download.
+/// Clients with consecutive downloads over one connection each, so that each is always in a
+/// download.
 fn downloads(site: &Site, clients: u64) -> LoadOptions {
     LoadOptions {
         concurrency: clients,
@@ -64,7 +65,7 @@ fn downloads(site: &Site, clients: u64) -> LoadOptions {
     }
 }
 
-/// The downloads that were under way end well at the other director, and others do.
+/// The downloads in progress complete at the other director, and further ones succeed.
 fn finish(downloads: SteadyLoad, clients: u64) -> Result<()> {
     downloads.wait_for_more(2 * clients)?;
     let report = downloads.finish()?;
@@ -131,8 +132,8 @@ fn downloads_go_on_after_kill_9_tun() -> Result<()> {
     downloads_go_on(Forward::Tun, PLAIN, PLAIN, &["sync_version=0"])
 }
 
-/// Connections that the kernel forwards already when the master starts reach the backup, too: the
-/// master knows their packets by their counters.
+/// Connections that the kernel fast path forwards when the master starts reach the backup, too: the
+/// master reads their packet counters.
 #[test]
 fn offloaded_connections_reach_backup() -> Result<()> {
     const CLIENTS: u64 = 50;

@@ -438,7 +438,8 @@ fn tun_backend_keeps_traffic_of_host() -> Result<()> {
     Ok(())
 }
 
-/// However often the host forwards a packet, the director takes one hop from it.
+/// The director decrements the TTL of a packet once, for any number of forwarding steps of the
+/// host.
 #[test]
 fn packets_lose_one_hop() -> Result<()> {
     let site = site("hop-ttl", Forward::Nat, 1)?;

@@ -1,5 +1,5 @@
-//! Servers whose checks would be good, and whose clients get no answer: the dataplane counts it, and `lvsadm doctor`
-//! names the server until its clients are answered again.
+//! Servers with good checks whose clients get no answer: the dataplane counts the attempts, and
+//! `lvsadm doctor` names the server until its clients are answered again.
 
 use crate::common;
 

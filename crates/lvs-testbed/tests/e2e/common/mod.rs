@@ -34,7 +34,8 @@ pub(crate) fn says(site: &Site, what: &str) -> Result<String> {
     Ok(dataplane.log())
 }
 
-/// Limit for what happens soon, which [`wait_until`](lvs_testbed::wait_until) lets a busy machine exceed.
+/// Time limit for events that happen soon, which [`wait_until`](lvs_testbed::wait_until) extends on
+/// a busy machine.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
 /// Waits until the director is as it was before the dataplane: the kernel may remove something only after the end of
@@ -63,8 +64,8 @@ pub(crate) fn wait_for_counters(
     .with_context(|| listing.clone())
 }
 
-/// Measurements until one is good. On a busy machine a dataplane that waits for a processor loses packets; a fault of
-/// its own loses them each time.
+/// Maximum of measurements until one is good. On a busy machine a dataplane that waits for a
+/// processor loses packets; a dataplane with a fault loses them each time.
 const MEASUREMENTS: usize = 8;
 
 /// Measures until the result is good; `once` returns the fault of a result. An error ends the
@@ -350,7 +351,8 @@ fn bulk_once(site: &Site, percent: u64) -> Result<Option<String>> {
     Ok(None)
 }
 
-/// iperf3's report of one second, or of an amount of data that `options` give. Its server may still be busy with the end of the previous test.
+/// iperf3's report of one second, or of an amount of data that `options` contain. Its server may
+/// still be busy with the end of the previous test.
 pub(crate) fn iperf(site: &Site, options: &str) -> Result<Value> {
     let command = format!(
         "timeout 60 iperf3 -c {} {} -J {options} || true",
