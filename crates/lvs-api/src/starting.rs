@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn own_process_is_read() {
+    fn starting_reads_own_process() {
         let own = Processes::system().process(std::process::id());
         let own = own.expect("this process");
         assert!(own.start > 0 && !own.command_line.is_empty());

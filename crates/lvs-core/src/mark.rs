@@ -84,7 +84,7 @@ pub struct MarkRule {
 }
 
 impl MarkRule {
-    /// The most addresses that a rule's destination may have.
+    /// Maximum of addresses that a rule's destination may have.
     pub const ADDRESSES_MAX: usize = 1 << 12;
 
     /// Reads a rule from its words.

@@ -271,7 +271,7 @@ impl SynLimiter {
         }
     }
 
-    /// A client has had a connection.
+    /// Records a client with a connection.
     pub(super) fn meets(&mut self, client: IpAddr, now: Instant) {
         self.known.age(now);
         let hash = self.hasher.hash_one(host_of(client));

@@ -60,7 +60,7 @@ impl Token {
         let token = text.trim_end_matches(['\n', '\r']);
         if !LENGTH.contains(&token.len()) || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(format!(
-                "the token in {name} is not one line of {} to {} printable characters without blanks; {make}",
+                "the token in {name} is not one line of {} to {} printable characters without whitespace; {make}",
                 LENGTH.start(),
                 LENGTH.end()
             ));

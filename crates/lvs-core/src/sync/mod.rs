@@ -38,7 +38,7 @@ pub struct Message {
 /// A master's settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Master {
-    /// Written into each message; a backup with another one (but 0) ignores it.
+    /// Identity in each message. A backup with another identity ignores it, except for 0.
     pub syncid: u8,
     /// Length at which a message is full, in bytes of UDP payload.
     pub maxlen: u16,

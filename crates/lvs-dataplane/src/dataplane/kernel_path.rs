@@ -136,7 +136,7 @@ pub(super) enum WithDataplane {
     Marks,
     #[error("its server is beyond the 4,096th")]
     Number,
-    #[error("the kernel has no memory for local addresses, or not yet")]
+    #[error("the kernel has no memory for local addresses so far")]
     Locals,
     #[error(transparent)]
     Way(#[from] NoWay),

@@ -16,7 +16,7 @@ use lvs_packet::net::PortId;
 const REFRESH_PERIOD: Duration = Duration::from_secs(20);
 /// The shortest time between two confirmations of one neighbour.
 const CONFIRM_PERIOD: Duration = Duration::from_secs(1);
-/// The most gateways that are kept fresh, and the most routes that are searched for them.
+/// Maximum of gateways that are kept fresh, and the most routes that are searched for them.
 const GATEWAYS_MAX: usize = 64;
 const ROUTES_MAX: usize = 4096;
 

@@ -79,7 +79,7 @@ impl Output {
             .map_or(&mut [], Vec::as_mut_slice)
     }
 
-    /// Ports with frames to send, and these.
+    /// Ports with frames to send, and the frames.
     pub fn queues(&mut self) -> impl Iterator<Item = (PortId, &mut [Frame])> {
         (0..=u16::MAX)
             .map(PortId)

@@ -373,7 +373,7 @@ fn segment_with_wrong_checksum_is_unanswered() {
 }
 
 #[test]
-fn silence_is_the_default() {
+fn down_server_sends_no_reset_by_default() {
     for on_server_down in [OnServerDown::Kernel, OnServerDown::Drop] {
         let mut bench = Bench::new(Forwarding::Nat, false, on_server_down);
         bench.establish();

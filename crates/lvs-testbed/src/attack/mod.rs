@@ -280,7 +280,7 @@ pub struct Outcome {
     pub sent: u64,
     /// The dataplane's memory before the attack, in kilobytes.
     pub idle_kb: u64,
-    /// The most that it was.
+    /// Maximum of that it was.
     pub peak_kb: u64,
     /// Number of packets that the dataplane has dropped, by reason.
     pub drops: BTreeMap<String, u64>,

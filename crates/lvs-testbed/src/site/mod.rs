@@ -531,7 +531,7 @@ ip addr add fd00:10::1/64 dev eth1 nodad
         Ok(())
     }
 
-    /// Runs `lvsadm` on the director; the arguments are separated by blanks.
+    /// Runs `lvsadm` on the director; the arguments are separated by whitespace.
     ///
     /// # Errors
     ///

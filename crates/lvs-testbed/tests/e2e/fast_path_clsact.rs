@@ -59,7 +59,7 @@ fn download(site: &Site) -> Result<common::Download> {
     Ok(download)
 }
 
-/// Every byte, every listing; and each output that shows the attachment shows clsact.
+/// All bytes arrive, all listings are right, and each output with the attachment shows clsact.
 #[test]
 fn every_byte_arrives_and_orderly_end_removes_the_programs() -> Result<()> {
     let mut site = site("inkc-http", 4)?;

@@ -1011,7 +1011,7 @@ mod tests {
     }
 
     #[test]
-    fn without_dataplane_none_of_its_values_stays() {
+    fn metrics_without_dataplane_have_none_of_its_values() {
         let mut snapshot = snapshot("web");
         let text = |snapshot: &Snapshot| {
             open_metrics(Arc::new(snapshot.clone()), counters::Counts::default())

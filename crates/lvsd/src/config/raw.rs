@@ -150,7 +150,7 @@ pub(super) struct RawDataplane {
     pub(super) icmp_ratelimit: Option<Spanned<RawDuration>>,
     /// ICMP errors in a second to all; 0 for no limit. Default: the dataplane's.
     pub(super) icmp_msgs_per_sec: Option<Spanned<Whole>>,
-    /// ICMP errors at once to all. Default: the dataplane's.
+    /// Burst of ICMP errors to all receivers. Default: the dataplane's.
     pub(super) icmp_msgs_burst: Option<Spanned<Whole>>,
     /// Bound of the connection table, in connections. Default: the dataplane's.
     pub(super) max_connections: Option<Spanned<Whole>>,

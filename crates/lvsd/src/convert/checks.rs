@@ -68,7 +68,7 @@ const RHYTHM: &[&str] = &[
 const DAY: f64 = 86_400.0;
 /// The longest timeout of a check, in seconds.
 const TIMEOUT_MAX: f64 = 600.0;
-/// The most failures that take a server out.
+/// Maximum of failures that take a server out.
 const FALL_MAX: f64 = 1000.0;
 
 /// The reason why `warmup` is lost.

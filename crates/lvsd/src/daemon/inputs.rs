@@ -230,7 +230,7 @@ impl<P: Prober> Inputs<P> {
         let not_made = self.checks.not_made();
         if not_made > 0 {
             line.push_str(&format!(
-                ", {} that lvsd cannot make",
+                ", {} that lvsd cannot run",
                 counted(not_made, "check")
             ));
         }

@@ -56,7 +56,7 @@ use lvs_packet::wire::vlan;
 /// Before connection tracking, NAT and everything else that the host may have at its ingress.
 const PRIORITY: i32 = -300;
 
-/// The most connections of the director's own host whose answers can be hidden at a time.
+/// Maximum of connections of the director's own host whose answers can be hidden at a time.
 const LOCAL_CLIENTS_MAX: u32 = 65_536;
 
 /// An error of the shield.

@@ -55,7 +55,7 @@ pub(super) struct SetSpec<'a> {
     pub(super) id: u32,
     pub(super) key_types: &'a [u32],
     pub(super) key_len: u32,
-    /// The most elements of a set whose elements time out; `None` for a set without timeouts and
+    /// Maximum of elements of a set whose elements time out; `None` for a set without timeouts and
     /// without a limit.
     pub(super) limit: Option<u32>,
 }

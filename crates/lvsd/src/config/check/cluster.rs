@@ -102,7 +102,7 @@ impl Checker<'_> {
         {
             self.report(
                 Diagnostic::error(written.span(), format!("{prefix:?} is not a prefix"))
-                    .help("end it with a slash, without blanks: prefix = \"/lvs/\""),
+                    .help("end it with a slash, without whitespace: prefix = \"/lvs/\""),
             );
         }
         prefix.clone()

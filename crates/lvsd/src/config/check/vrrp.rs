@@ -196,7 +196,7 @@ impl Checker<'_> {
             let title = format!("`{key}` is not a path that keepalived accepts");
             self.report(
                 Diagnostic::error(path.span(), title)
-                    .help(format!("begin it with `/`, without blanks: {default}")),
+                    .help(format!("begin it with `/`, without whitespace: {default}")),
             );
         }
         written.map_or(default, |path| path.get_ref()).into()

@@ -297,7 +297,7 @@ fn texts(
             let servers = options.weigh(model, servers);
             if servers.len() > SERVERS_MAX {
                 return Err(format!(
-                    "port {} has {} servers, and {SERVERS_MAX} at most are used",
+                    "port {} has {} servers, and the maximum is {SERVERS_MAX}",
                     port.port,
                     servers.len()
                 ));
@@ -349,7 +349,7 @@ fn text(
         let count = spec.load_balancer_source_ranges.len();
         if count > RANGES_MAX {
             return Err(format!(
-                "spec.loadBalancerSourceRanges has {count} networks, and {RANGES_MAX} at most are used"
+                "spec.loadBalancerSourceRanges has {count} networks, and the maximum is {RANGES_MAX}"
             ));
         }
         for range in &spec.load_balancer_source_ranges {
@@ -906,7 +906,7 @@ mod tests {
                     r#""loadBalancerSourceRanges":[{}]"#,
                     vec![r#""10.0.0.0/8""#; RANGES_MAX + 1].join(",")
                 )),
-                "has 1025 networks, and 1024 at most are used",
+                "has 1025 networks, and the maximum is 1024",
             ),
             (
                 WEB.replace("\"TCP\"", "\"QUIC\""),
