@@ -112,7 +112,7 @@ pub fn steer(address: &Address) -> Result<Steering, LockError> {
                         return Err(LockError::Held(pid));
                     }
                 }
-                // Somebody else's, or gone by now.
+                // It belongs to another process, or does not exist any more.
                 _ => break None,
             },
             Err(error) => {

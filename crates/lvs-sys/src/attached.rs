@@ -197,7 +197,7 @@ fn info(program: &OwnedFd) -> io::Result<ProgramInfo> {
 pub unsafe fn descriptor<T>(command: libc::c_long, request: &mut T) -> io::Result<OwnedFd> {
     // SAFETY: the caller says so.
     let fd = unsafe { call(command, request) }?;
-    // SAFETY: the descriptor is new, open and owned by nobody else.
+    // SAFETY: the descriptor is new, open and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

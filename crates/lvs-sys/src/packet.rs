@@ -126,7 +126,7 @@ impl PacketSocket {
                 0,
             )
         })?;
-        // SAFETY: the descriptor is new, open and owned by nobody else.
+        // SAFETY: the descriptor is new, open and has no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(Self { fd })
     }

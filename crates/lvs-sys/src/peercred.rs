@@ -70,7 +70,7 @@ impl Process {
             -1_i32,
         );
         match peer {
-            // SAFETY: the kernel has just opened this descriptor for us, and nobody else knows it.
+            // SAFETY: the kernel has just opened this descriptor for us, and no other code uses it.
             Ok(fd) if fd >= 0 => Self(Some(unsafe { OwnedFd::from_raw_fd(fd) })),
             _ => Self::of_pid(pid),
         }

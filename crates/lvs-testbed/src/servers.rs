@@ -207,7 +207,7 @@ pub fn vsftpd(host: &Host, passive_address: Option<Ipv4Addr>) -> Result<Proc> {
         ("listen", "NO".to_owned()),
         // IPv4 as well, as mapped addresses.
         ("listen_ipv6", "YES".to_owned()),
-        // A user namespace has no other user, and nothing here is to be kept from anybody.
+        // A user namespace has no other user, and no file here is secret.
         ("run_as_launching_user", "YES".to_owned()),
         ("seccomp_sandbox", "NO".to_owned()),
         ("secure_chroot_dir", empty.display().to_string()),

@@ -508,7 +508,7 @@ fn load(arguments: &Arguments) -> Result<(Config, Report, LoadStatus), ExitCode>
     let address = address(arguments, &Config::default());
     let (kept, why) = match arguments.command {
         None => (last_good::recall(&address), "the dataplane runs"),
-        // Nobody has stopped the dataplane before this one: it has crashed.
+        // The dataplane before this one was not stopped: it has crashed.
         Some(Command::Dataplane) => (last_good::kept(&address), "the last dataplane has crashed"),
         Some(_) => return Err(code),
     };
@@ -698,7 +698,7 @@ fn check(file: &Path, gathered: &Gathered) -> ExitCode {
         Ok((config, warnings)) => {
             warnings.print();
             let expanded = expand(&config, gathered);
-            // The exit code says it where nobody reads.
+            // The exit code reports it if the output is not read.
             let _ = writeln!(
                 std::io::stdout(),
                 "{}: valid, {} with {}",

@@ -174,7 +174,7 @@ impl Control {
                 }
             }
             if slot.server_addr() == entry.server {
-                // It is the peer's now, which need not be told that it has ended here.
+                // The peer owns it now, so that this director does not report its end.
                 shard.strike_quietly(index);
             }
         }

@@ -203,7 +203,7 @@ impl Tree {
         let mut node = (self.nodes.len() / 2 + place as usize) / 2;
         while node > 0 {
             let less = self.less_below(node);
-            // A node that stays another server's has nothing to tell those above it.
+            // If the winner of a node does not change, the nodes above it do not change.
             if self.nodes[node] == less && less != place {
                 return;
             }

@@ -63,7 +63,7 @@ impl Shard {
         index: u32,
         change: impl FnOnce(LocalEnd) -> LocalChange,
     ) {
-        // Nobody but the table knows what is in the overflow.
+        // Entries in the overflow are known to the table only.
         if self.local_changes.is_none() || !self.table.is_in_place(index) {
             return;
         }

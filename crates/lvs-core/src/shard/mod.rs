@@ -375,7 +375,7 @@ impl Shard {
             if entry.method() != Forwarding::FullNat {
                 return keep(entry);
             }
-            // Of those in the overflow nobody is told.
+            // Entries in the overflow are not reported.
             let server = entry.server_addr();
             let known = (handle < in_place).then(|| local(handle, entry.protocol(), server));
             known.flatten().is_some_and(|local| {

@@ -289,7 +289,7 @@ fn invalid_synchronisation_is_refused() {
             (Error::DaemonNotRunning, Box::new(Control::stop_backup)),
         ],
     );
-    // Nobody listens: nothing happens.
+    // Without a listener nothing happens.
     director.handle_sync(b"\0\0\0\x08\0\x01\0\0", Instant::ZERO);
     director.control.start_master(master).unwrap();
     director.control.start_backup(backup).unwrap();

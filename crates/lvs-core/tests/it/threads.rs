@@ -230,7 +230,7 @@ fn service_limits_hold_across_workers() {
         control.add_server(&key, addr, &server, begin).unwrap();
         let mut shards: Vec<Shard> = (0..2).map(|n| control.shard(n).unwrap()).collect();
         let control = Mutex::new(control);
-        // Clients that nobody has seen yet.
+        // New clients.
         let moments = [
             begin,
             begin + Duration::from_millis(500),

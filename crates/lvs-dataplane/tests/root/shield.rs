@@ -403,7 +403,7 @@ fn shield_update_sends_difference_all_or_nothing() {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        // It has joined when it tells of a change; until then, make changes of another table.
+        // It has joined when it reports a change; until then, make changes of another table.
         let mut lines = BufReader::new(child.stdout.take().unwrap());
         sh("nft 'add table ip x; add set ip x y { type inet_service; }'");
         let mut line = String::new();

@@ -469,7 +469,7 @@ fn path_mtu_is_learned_without_connection() {
     let mut lab = udp_services(&by_tunnel(tunnel), one_packet);
     let _ = only(lab.request(&long(53), Offload::default()), SERVERS);
     assert!(lab.connections().is_empty());
-    // There is nobody to be told of it.
+    // There is no receiver for an error.
     assert!(complaint(&mut lab, tunnel, &long(53)).is_empty());
     let reported = only(lab.request(&long(53), Offload::default()), CLIENTS);
     assert_eq!(reported.bytes()[20..22], [3, 4]);

@@ -132,10 +132,10 @@ fn own_addresses_are_found_by_neighbour_discovery() {
         );
         assert_eq!((got[0].0, &got[0].1[..6]), (CLIENTS, &GW_MAC.0[..]));
     }
-    // Somebody who wants the address for himself is told, and so is everybody.
+    // A host that probes for the address receives an answer, and so do all others.
     let got = lab.send(CLIENTS, &ndp::probe(GW_MAC, VIP));
     assert_eq!(got[0].1[..6], [0x33, 0x33, 0, 0, 0, 1]);
-    // Somebody else has it.
+    // Another host has it.
     lab.send(CLIENTS, &ndp::unsolicited(GW_MAC, VIP));
     let conflict = Request::AddressConflict {
         port: CLIENTS,

@@ -375,7 +375,7 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
     pub fn get(&self, key: &[u64; KEY]) -> Option<[u64; VALUE]> {
         let mut value = [0_u64; VALUE];
         let to = ptr::from_mut(&mut value).expose_provenance() as u64;
-        // SAFETY: the kernel writes as many bytes as the map was made for, and nobody else has them.
+        // SAFETY: the kernel writes as many bytes as the map was made for, and no other code uses them.
         let found = unsafe { self.element(BPF_MAP_LOOKUP_ELEM, key, to) };
         found.ok().map(|()| value)
     }
@@ -406,7 +406,7 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
     fn key_after(&self, key: Option<&[u64; KEY]>) -> io::Result<Option<[u64; KEY]>> {
         let mut next = [0_u64; KEY];
         let to = ptr::from_mut(&mut next).expose_provenance() as u64;
-        // SAFETY: the kernel writes as many bytes as a key has, and nobody else has them.
+        // SAFETY: the kernel writes as many bytes as a key has, and no other code uses them.
         match unsafe { self.element(BPF_MAP_GET_NEXT_KEY, key, to) } {
             Ok(()) => Ok(Some(next)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

@@ -76,7 +76,7 @@ fn dead_name_servers_delay_no_check() -> Result<()> {
         refused == "illegal virtual server address[:port] specified\nstatus 2\n",
         "{refused}"
     );
-    // One of the files is asked of nobody.
+    // A name in the files needs no request.
     let before = questions(&site)?;
     site.director
         .sh("timeout 60 ipvsadm -A -t first.test:8080 -s rr")?;

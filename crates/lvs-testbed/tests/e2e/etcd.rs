@@ -286,7 +286,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
         let over = one.stop(Signal::SIGTERM)?;
         ensure!(over.success(), "{}", one.log());
     }
-    // Nobody is left but the one without lvsd; when he goes as well, he stays.
+    // Only the server that was registered by hand is left; when its lease ends as well, the pool keeps it.
     wait_usable(&site, &[2], &lvsd)?;
     ctl(&site, 1, &format!("lease revoke {lease}"))?;
     wait_status(&site, "the report of the empty pool", |status| {

@@ -307,7 +307,7 @@ fn foreign_claim_to_vip_is_answered() -> Result<()> {
     };
     ensure!(known(ours), "the router knows the director");
     let monitor = router.spawn("ip", &["monitor", "neigh"])?;
-    // It listens when it tells of something.
+    // It listens when it reports an event.
     let something = "ip neigh replace 192.0.2.250 lladdr 02:00:00:00:77:08 dev eth1; \
                      ip neigh del 192.0.2.250 dev eth1";
     wait_until("the monitor to listen", common::SOON, || {

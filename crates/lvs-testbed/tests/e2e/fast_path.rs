@@ -324,7 +324,7 @@ fn datagrams_with_unfinished_packets_inside_arrive_through_nat() -> Result<()> {
     for checksum in ["udpcsum", "noudpcsum"] {
         tunnel(client, "1", &site.vip.to_string(), checksum)?;
         client.sh("ip neigh add 198.18.5.2 lladdr 02:00:00:00:05:02 dev vx")?;
-        // Nobody listens, which the server's kernel counts after the checksums.
+        // There is no listener, which the server's kernel counts after the checksums.
         let arrived = || server.counter("Udp", "NoPorts");
         let (before, (start, _)) = (arrived()?, shares(&site)?);
         let script = "exec 3> /dev/udp/198.18.5.2/9; while sleep 0.01; do echo x >&3; done";

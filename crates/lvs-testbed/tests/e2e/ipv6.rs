@@ -183,7 +183,7 @@ fn path_mtu_is_found_behind_a_narrow_hop() -> Result<()> {
         } else {
             "eth0"
         };
-        // So that nobody announces a segment size that fits by chance.
+        // So that no host announces a segment size that fits by chance.
         let (host, device) = if forward == Forward::Nat {
             (&site.director, narrow)
         } else {

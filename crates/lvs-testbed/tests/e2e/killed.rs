@@ -126,7 +126,7 @@ fn downloads(
     }
     let report = running.join().map_err(|_| anyhow::anyhow!("a panic"))??;
     report.all_ok(number)?;
-    // In the second after they have opened, pauses tell of that.
+    // In the second after they have opened, pauses are caused by that.
     let by_second = &report.stalls_by_second;
     let open = usize::try_from(opening.as_secs() + 1)?.min(by_second.len());
     let pause = by_second[open..].iter().max().copied().unwrap_or(0);
@@ -298,7 +298,7 @@ fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     };
     kill(&mut site, Signal::SIGKILL)?;
     ensure!(keepers()?.trim() == "1", "{}", keepers()?);
-    // The host does not see what nobody handles.
+    // The host does not receive packets that no dataplane handles.
     let rules = director.sh("nft list tables")?;
     ensure!(rules.contains("lvs-"), "{rules}");
     site.start_dataplane(&["--warm-restart", "on", "--max-connections", "5000"])?;

@@ -100,7 +100,7 @@ fn mark_rule_drops_source_at_services_and_not_at_host() -> Result<()> {
     site.add_service(443, "rr")?;
     let vip = site.vip;
     let client = common::client_address(&site)?;
-    // A port of the host's that nobody has: what reaches the host is counted there.
+    // A closed port of the host: it counts packets that reach the host.
     let reaches_the_host = || {
         let before = site.director.counter("Udp", "NoPorts")?;
         let send = format!("bash -c 'echo x > /dev/udp/{vip}/9999'; sleep 0.2");

@@ -417,7 +417,7 @@ fn new_server_starts_slowly_and_listing_shows_share() -> Result<()> {
     daemon.start(&[0])?;
     let listed = || site.lvsadm("--json -L -n");
     ensure!(listed()?.contains("\"slow_start\":3600"), "{}", listed()?);
-    // The first one is not established yet, so the second has nobody to be spared by.
+    // The first one is not established yet, so that it does not protect the second.
     daemon.reload(&[0, 1])?;
     ensure!(!listed()?.contains("\"slow_start\":10"), "{}", listed()?);
     // A setting that is new takes those that are there as established.

@@ -130,7 +130,7 @@ fn changed_or_replaced_interface_is_used_again() -> Result<()> {
     })
     .with_context(rules)?;
 
-    // Servers take less from now on: what clients send has to be told so.
+    // The servers' MTU is smaller from now on: clients must receive ICMP errors.
     let download = Download::start(&site)?;
     site.servers[0].sh("ip link set eth0 mtu 1300")?;
     director.sh("ip link set lan1 mtu 1300")?;
@@ -249,7 +249,7 @@ fn changed_link_layer_address_of_server_is_used() -> Result<()> {
             .finish()
             .with_context(|| format!("announced: {notify}"))?;
     }
-    // Nobody hears of it: the server is silent, and knows its gateway by heart.
+    // No host announces it: the server is silent, and has a static entry for its gateway.
     new_connections(&site, "two other addresses")?;
     let gateway = site.director.sh("cat /sys/class/net/eth1/address")?;
     server.sh(&format!(
@@ -481,7 +481,7 @@ fn services_on_the_vlans_of_a_trunk() -> Result<()> {
             .run("curl", &["-sS", "-f", "-m", "5", "http://10.0.0.11/id"])?;
         ensure!(printed == "rs1\n", "{printed}");
 
-        // A third VLAN is another network, and so is none: same addresses, nobody there.
+        // A third VLAN is another network, and so is an untagged one: same addresses, without hosts.
         site.client
             .sh("ip addr flush dev eth0.100; ip addr add 192.0.2.100/24 dev eth0")?;
         let own = programs::own()?;

@@ -210,7 +210,7 @@ fn peer_without_key_receives_nothing() -> Result<()> {
         ensure!(said.contains("another key"), "{said}");
         wait("the log to say so", || log.log().contains("sha256sum")).with_context(|| log.log())?;
     }
-    // Nobody's address, whatever it says.
+    // An address of no peer, with any content.
     let script = "exec 3<>/dev/tcp/192.0.2.2/8848 && cat <&3 | wc -c";
     let said = site.client.run("bash", &["-c", script])?;
     ensure!(said.trim() == "0", "{said}");

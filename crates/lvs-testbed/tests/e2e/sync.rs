@@ -415,7 +415,7 @@ fn invalid_sync_messages_are_counted() -> Result<()> {
         ("sync_too_long", vec![0; 1473]),
         ("sync_nonsense", nonsense),
         ("sync_malformed", damaged.clone()),
-        // Again, as whoever has recorded it may.
+        // Again, as an attacker with a recording could.
         ("sync_malformed", damaged),
     ];
     for (name, bytes) in sent {
@@ -464,7 +464,7 @@ fn persistent_clients_keep_their_server() -> Result<()> {
         let listing = site.lvsadm_on(&standby, "-L -c -n");
         listing.is_ok_and(|listing| listing.contains("192.0.2.100:0"))
     })?;
-    // Nobody else would be sent there.
+    // No other client would be sent there.
     let server = site.real_address(number - 1);
     site.lvsadm_on(&standby, &format!("-e -t {service} -r {server} -m -w 0"))?;
     if let Some(dataplane) = &mut site.dataplane {

@@ -74,7 +74,7 @@ impl Series {
             reason = "a picture needs no more precision"
         )]
         let rate = |now: u64, before: u64| now.saturating_sub(before) as f32 / STEP.as_secs_f32();
-        // Before the first point nobody knows.
+        // Values before the first point are unknown.
         let last = self.last.unwrap_or(counts);
         self.last = Some(counts);
         self.points.push_back(Point {

@@ -451,7 +451,7 @@ impl View {
             "How old what is shown of the dataplane is",
             age as f64 / 1e3,
         )?;
-        // Nobody knows what has become of the rest.
+        // The fate of the rest is unknown.
         if !dataplane.connected {
             return Ok(());
         }
@@ -665,7 +665,7 @@ impl View {
             out.counters(name, help, values)?;
         }
         self.records(out, &all)?;
-        // Nobody knows the rest of a service whose dataplane does not answer.
+        // The rest of a service is unknown while its dataplane does not answer.
         let connected = self.snapshot.status.dataplane.connected;
         let known = || {
             let known = all

@@ -62,7 +62,7 @@ fn connect(api: &Arc<Api>, peer: Peer) -> (DuplexStream, tokio::task::JoinHandle
 async fn send(api: &Arc<Api>, peer: Peer, request: &str) -> (u16, String, String) {
     let (client, _task) = connect(api, peer);
     let (mut read, mut write) = tokio::io::split(client);
-    // Whoever is refused may not be read to the end.
+    // The request of a refused client may remain unread.
     let writing = async {
         let _ = write.write_all(request.as_bytes()).await;
     };
@@ -518,7 +518,7 @@ async fn answers_that_slow_readers_leave_no_room_for_are_refused_and_counted() {
             "{path}: {code} {body}"
         );
     }
-    // What all share is told, and that it was refused.
+    // The response has the shared page, and the refusal.
     assert_eq!(get(&api, "/v1/overview").await.0, 200);
     let text = metrics(&api).await;
     assert!(

@@ -179,7 +179,7 @@ fn etcd_services_follow_services_of_the_file() {
     let place = expanded.files.place(expanded.services[1].line);
     assert_eq!(place, "etcd:/lvs/services/a:1");
     assert!(!expanded.awaits_services && !expanded.services[0].incomplete);
-    // Of another prefix it is nobody's.
+    // A name with another prefix belongs to no pool.
     let other = Gathered {
         etcd: gathered.etcd.map(|etcd| Etcd {
             prefix: "/other/".to_owned(),
@@ -190,7 +190,7 @@ fn etcd_services_follow_services_of_the_file() {
     let other = merged(&other);
     assert_eq!((vips(&other).len(), servers(&other).len()), (1, 1));
     assert!(other.awaits_services && other.services[0].unheard);
-    // A pool that nobody has ever been in is known, and may have had servers.
+    // A pool without servers so far is known, and may have had servers.
     let expanded = merged(&Gathered {
         etcd: Some(Etcd {
             prefix: "/lvs/".to_owned(),

@@ -200,7 +200,7 @@ where
         .await
         .map_err(|error| in_words(&error))?;
     let driver = tokio::spawn(async move {
-        // Whoever waits for an answer is told.
+        // The caller that waits for an answer receives an error.
         let _ = connection.await;
     });
     Ok(Connection { sender, driver })

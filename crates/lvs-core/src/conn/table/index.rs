@@ -119,7 +119,7 @@ impl Index {
     )]
     fn lines(&self, hash: u64) -> (usize, usize) {
         let one = hash as usize & self.mask;
-        // Another line, which is not told by the first.
+        // Another cache line, which is independent of the first.
         let other = one ^ ((hash >> 29) as usize | 1) & self.mask;
         (self.first + one * WIDTH, self.first + other * WIDTH)
     }

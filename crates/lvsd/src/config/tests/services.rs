@@ -245,7 +245,7 @@ fn defaults_apply_to_services_without_their_own_keys() {
     assert_eq!((http.quorum.up, mail.quorum.up), (2, 1));
     assert_eq!(mail.config.scheduler, "wlc");
 
-    // A mistake is told once, however many services have it.
+    // An error is reported once, for any number of services with it.
     let wrong = text
         .replace("\"tcp\"", "\"tpc\"")
         .replace("10.0.0.12", "10.0.0.912");

@@ -133,7 +133,7 @@ async fn unread_pool_without_servers_in_dataplane_is_below_quorum() {
         let web = &reported.services[0];
         assert!(web.unheard && !web.quorum, "{web:?}");
         let world = daemon.end(Signal::Stop).await;
-        // Until somebody gives it some.
+        // Until an operator sets one.
         let spec = lvs_core::api::ServerSpec {
             service: self::web(),
             server: ([10, 0, 0, 1], 80).into(),

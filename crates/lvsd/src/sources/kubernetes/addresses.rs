@@ -313,7 +313,7 @@ impl Assigned {
         if target.is_empty() && refused.is_none() {
             refused = Some("no [[kubernetes.pool]] has addresses of its family".to_owned());
         }
-        // A status that has an address of no pool is somebody else's to change.
+        // A status with an address of no pool belongs to another controller.
         let changed = target != in_status || !has_present_ports(service);
         if !foreign && !target.is_empty() && changed {
             self.wanted.insert(key.to_owned(), target);

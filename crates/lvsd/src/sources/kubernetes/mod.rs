@@ -444,7 +444,7 @@ impl<'a> Session<'a> {
         let desired = desired(&self.model, &self.assigned, &self.settings);
         let desired = desired.map_err(Error::Failed)?;
         let refused = self.assigned.refused.iter().chain(&desired.refused);
-        // They quote what anybody may have written.
+        // They quote text that any user of the cluster may have written.
         let refused = refused.map(|(key, why)| (key.clone(), plain(why)));
         let refused = refused.collect();
         let kubernetes = Kubernetes {

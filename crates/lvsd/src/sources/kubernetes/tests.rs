@@ -508,7 +508,7 @@ async fn session_compacted_history_is_listed_again() {
     let director = Followed::start(address, |_| {});
     director.wait_services(&["shop/web/tcp/80"]).await;
     let lists = fake.lock().lists;
-    // A change that no watch tells of, and the end of the history.
+    // A change that no watch reports, and the end of the history.
     fake.put("services", &service("mail", &Value::Null));
     let expired = json!({
         "type": "ERROR",
