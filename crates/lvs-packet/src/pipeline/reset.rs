@@ -10,7 +10,7 @@ use crate::parse::{self, Packet};
 use crate::wire::tcp;
 
 impl Pipeline {
-    /// Sends a reset that the director asks for.
+    /// Sends a reset of the director.
     pub fn send_reset<N: Net>(
         &mut self,
         reset: &Reset,
