@@ -154,7 +154,7 @@ fn frames_that_came_too_fast() -> Result<()> {
     dataplane.signal(Signal::SIGCONT)?;
     flood?;
     wait_until("the report of the loss", Duration::from_secs(20), || {
-        fix(&site, "came faster than the dataplane read them")
+        fix(&site, "arrived faster than the dataplane read them")
             .is_ok_and(|fix| fix.contains("net.core.rmem_max"))
     })
 }
