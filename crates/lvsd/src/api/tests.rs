@@ -496,7 +496,7 @@ async fn wrong_tokens_are_logged_once_a_minute_with_their_number() {
     tokio::time::sleep(WRONG_TOKENS).await;
     post(&api, "/v1/reload", Some("wrong"), "").await;
     let text = log.text();
-    assert!(text.contains("as 99 requests before it"), "{text}");
+    assert!(text.contains("and so have 99 requests"), "{text}");
     assert_eq!(text.matches("wrong token").count(), 2);
 }
 

@@ -591,7 +591,10 @@ mod tests {
         let said = answer(Place::NetkitPrimary, &["x"]);
         assert!(said.contains("egress of eth0 (netkit: x)"), "{said}");
         let said = answer(Place::NetkitPeer, &["x"]);
-        assert!(said.contains("before the dataplane receives them"), "{said}");
+        assert!(
+            said.contains("before the dataplane receives them"),
+            "{said}"
+        );
     }
 
     #[test]

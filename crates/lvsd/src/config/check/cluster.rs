@@ -274,7 +274,7 @@ impl Checker<'_> {
         let password = self.source_file(Some(file))?;
         if std::fs::metadata(file.get_ref()).is_ok_and(|meta| meta.mode() & 0o007 != 0) {
             self.report(
-                Diagnostic::warning(file.span(), "everybody on this host may read the password")
+                Diagnostic::warning(file.span(), "all users of this host may read the password")
                     .help(format!(
                         "remove the rights of other users: chmod o= {}",
                         file.get_ref()

@@ -372,10 +372,10 @@ fn settings_that_depend_on_the_host_are_checked_there() {
     }
     // It may come later: the dataplane waits for it.
     for (waits, words) in [
-        ("interface = \"eth1\"", "there is no interface `eth1` here"),
+        ("interface = \"eth1\"", "this host has no interface `eth1`"),
         (
             "interface = \"eth0.7\"",
-            "there is no interface `eth0.7` here",
+            "this host has no interface `eth0.7`",
         ),
     ] {
         let text = format!("[dataplane]\n{waits}\n");

@@ -197,7 +197,7 @@ fn invalid_cluster_is_refused() {
         let mode = std::fs::Permissions::from_mode(mode);
         std::fs::set_permissions(&file, mode.clone()).unwrap();
         let (_, report) = Config::from_toml("test.toml", &with(&keys)).expect("valid");
-        let words = "everybody on this host may read the password";
+        let words = "all users of this host may read the password";
         let said = report.to_string();
         assert_eq!(said.contains(words), warned, "{mode:?}: {said}");
     }
@@ -324,7 +324,7 @@ fn kubernetes_right_keys_are_taken() {
         file.display()
     );
     let (config, report) = Config::from_toml("test.toml", &text).unwrap_or_else(|e| panic!("{e}"));
-    for words in ["in the clear", "everybody on this host may read the token"] {
+    for words in ["in the clear", "all users of this host may read the token"] {
         assert!(report.to_string().contains(words), "{report}");
     }
     // The services come from the API server.
@@ -362,7 +362,7 @@ fn kubernetes_kubeconfig_gives_server_and_token() {
     let (config, report) = Config::from_toml("test.toml", &text).unwrap_or_else(|e| panic!("{e}"));
     for words in [
         "in the clear",
-        "everybody on this host may read the kubeconfig",
+        "all users of this host may read the kubeconfig",
     ] {
         assert!(report.to_string().contains(words), "{report}");
     }
