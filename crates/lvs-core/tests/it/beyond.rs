@@ -973,7 +973,7 @@ fn rolling_restart_makes_no_server_suspicious() {
 }
 
 #[test]
-fn server_without_answers_is_suspicious_beside_good_ones() {
+fn silent_server_is_suspicious() {
     let answer = |_: u16, at: SocketAddr| (at != server(2)).then_some(SYN | ACK);
     assert!(blames(Forwarding::Nat, answer, None));
 }
