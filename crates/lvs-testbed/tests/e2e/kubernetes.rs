@@ -1277,7 +1277,13 @@ fn datagrams_to_local_endpoints(bed: &mut Bed) -> Result<()> {
             "for i in 1 2 3 4 5 6 7 8; do dig +short +tries=1 +time=30 @192.0.2.11 id.test txt; done | sort -u",
         )?;
         let said: Vec<&str> = said.lines().collect();
-        ensure!(said == wanted, "{said:?}");
+        ensure!(
+            said == wanted,
+            "{said:?}\n{}\n{}\n{}",
+            bed.status(0),
+            bed.site.lvsadm("-L -n --stats")?,
+            bed.site.lvsadm("drops --all")?
+        );
         println!("datagrams: 8 answers of {wanted:?}");
         Ok(())
     };

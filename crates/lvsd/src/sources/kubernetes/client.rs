@@ -16,7 +16,7 @@ use tokio::time::timeout;
 
 use super::objects::Status;
 use super::{Settings, Token};
-use crate::sources::http::{self, Connection, Lines, collect, failed, plain};
+use crate::sources::http::{self, Lines, Reopened, collect, failed, plain};
 
 /// Changes that are sent at once.
 pub(super) const WRITERS: usize = 8;
@@ -191,14 +191,14 @@ impl Writers {
 /// An API server.
 pub(super) struct Client {
     settings: Arc<Settings>,
-    connection: Option<Connection>,
+    connection: Reopened,
 }
 
 impl Client {
     pub(super) fn new(settings: Arc<Settings>) -> Self {
         Self {
             settings,
-            connection: None,
+            connection: Reopened::default(),
         }
     }
 
@@ -237,7 +237,7 @@ impl Client {
         let answer = answer.unwrap_or_else(|_| Err(self.late()));
         if answer.is_err() {
             // Whatever is still to come on it, it is no answer to the next.
-            self.connection = None;
+            self.connection.close();
         }
         serde_json::from_slice(&answer?)
             .map_err(|error| Error::Failed(format!("answers with what is not understood: {error}")))
@@ -250,17 +250,8 @@ impl Client {
         path: &str,
         body: Option<&Value>,
     ) -> Result<Incoming, Error> {
-        let ready = match &mut self.connection {
-            Some(connection) => connection.is_ready().await,
-            None => false,
-        };
         let settings = &self.settings;
-        if !ready {
-            let opened = Connection::open(&settings.server, settings.tls.as_ref()).await?;
-            self.connection = Some(opened);
-        }
-        // A server may close a connection that waits. A request that reads is sent again on another one.
-        let again = ready && method == Method::GET;
+        let reads = method == Method::GET;
         let kind = match method {
             Method::PATCH => "application/merge-patch+json",
             _ => "application/json",
@@ -283,16 +274,9 @@ impl Client {
         let request = head
             .body(Full::new(Bytes::from(body)))
             .map_err(|error| failed(&error))?;
-        let Some(connection) = &mut self.connection else {
-            return Err(Error::Failed("is not connected".to_owned()));
-        };
-        let answer = match connection.send(request.clone()).await {
-            Err(_) if again => {
-                let opened = Connection::open(&settings.server, settings.tls.as_ref()).await?;
-                self.connection.insert(opened).send(request).await?
-            }
-            answer => answer?,
-        };
+        let tls = settings.tls.as_ref();
+        let sent = self.connection.send(&settings.server, tls, request, reads);
+        let answer = sent.await?;
         let status = answer.status();
         if status.is_success() {
             return Ok(answer.into_body());
@@ -312,7 +296,7 @@ impl Client {
         let mut own = Self::new(Arc::clone(&self.settings));
         let body = timeout(self.limit(), own.send(Method::GET, path, None)).await;
         let body = body.unwrap_or_else(|_| Err(self.late()))?;
-        Ok(Lines::new(body, own.connection.take()))
+        Ok(Lines::new(body, own.connection))
     }
 }
 

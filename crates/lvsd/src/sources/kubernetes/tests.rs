@@ -548,6 +548,39 @@ async fn client_closed_connection_is_opened_again_to_read() {
 }
 
 #[tokio::test]
+async fn client_write_that_closed_connection_has_not_sent_is_sent_over_another() {
+    use std::io::{Read, Write};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let (closed, is_closed) = std::sync::mpsc::channel();
+    // Each connection ends after its first answer.
+    let server = std::thread::spawn(move || {
+        for _ in 0..2 {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = Vec::new();
+            let mut byte = [0];
+            while !request.ends_with(b"\r\n\r\n{}") {
+                stream.read_exact(&mut byte).unwrap();
+                request.extend(byte);
+            }
+            let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}";
+            stream.write_all(answer).unwrap();
+            drop(stream);
+            closed.send(()).unwrap();
+        }
+    });
+    let mut settings = settings("192.0.2.0/24");
+    settings.server = Endpoint::parse(&format!("http://{address}"), 443).unwrap();
+    let mut client = Client::new(Arc::new(settings));
+    for _ in 0..2 {
+        client.post("/x", &json!({})).await.unwrap();
+        // This blocks the runtime, so that the client does not see the end of the connection yet.
+        is_closed.recv().unwrap();
+    }
+    server.join().unwrap();
+}
+
+#[tokio::test]
 async fn session_token_is_read_again_when_it_is_replaced() {
     let (fake, address) = fake().await;
     fake.put("services", &service("web", &Value::Null));
