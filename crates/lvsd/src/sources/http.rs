@@ -181,7 +181,7 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// The lines of `body`, which comes over `connection`.
+    /// The lines of `body`, which arrives over `connection`.
     pub(super) fn new(body: Incoming, connection: Reopened) -> Self {
         Self {
             body,
@@ -226,7 +226,7 @@ where
         .await
         .map_err(|error| in_words(&error))?;
     let driver = tokio::spawn(async move {
-        // The sender of each request gets the error.
+        // The sender of each request receives the error.
         let _ = connection.await;
     });
     Ok(Connection { sender, driver })

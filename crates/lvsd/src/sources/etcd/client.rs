@@ -1,5 +1,5 @@
-//! A member of etcd over HTTP: one request after the other on a connection that is kept, and what
-//! is watched on another.
+//! A member of etcd over HTTP: requests one after the other on a persistent connection, and watches
+//! on another.
 
 use std::fmt;
 use std::sync::Arc;
@@ -66,7 +66,7 @@ impl Error {
         Self::Refused(wrong.code, plain(&wrong.message))
     }
 
-    /// We may not do it, whatever we try.
+    /// The user has no permission; a repetition does not help.
     pub(super) const fn is_forbidden(&self) -> bool {
         matches!(self, Self::Refused(PERMISSION_DENIED, _))
     }
@@ -228,7 +228,7 @@ impl Client {
         }
     }
 
-    /// Writes a key, which goes with its lease.
+    /// Writes a key, which is removed with its lease.
     pub(crate) async fn put(&mut self, key: &str, value: &str, lease: i64) -> Result<(), Error> {
         let put = Put {
             key: Bytes(key.into()),

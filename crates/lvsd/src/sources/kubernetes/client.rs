@@ -1,5 +1,5 @@
-//! An API server over HTTP: one request after the other on a connection that is kept, and each watch on
-//! a connection of its own.
+//! An API server over HTTP: requests one after the other on a persistent connection, and each watch
+//! on a separate one.
 
 use std::fmt;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ const TOKEN_MAX: u64 = 64 << 10;
 /// Why a request has no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Error {
-    /// Nobody answers, or nothing that can be understood; in words.
+    /// No answer, or an invalid one; the text has the reason.
     Failed(String),
     /// The answer is longer than is read.
     TooLong,
@@ -45,7 +45,7 @@ impl Error {
         matches!(self, Self::Refused(404, _))
     }
 
-    /// Somebody else has changed it in the meantime.
+    /// Another writer has changed it in the meantime.
     pub(super) const fn is_conflict(&self) -> bool {
         matches!(self, Self::Refused(409, _))
     }
@@ -55,7 +55,7 @@ impl Error {
         matches!(self, Self::Refused(429 | 500..=599, _))
     }
 
-    /// The request is wrong or not permitted, whatever the state of the connection.
+    /// The request is wrong or not permitted, independent of the connection.
     pub(super) const fn is_refused(&self) -> bool {
         matches!(self, Self::Refused(..))
     }
@@ -240,10 +240,10 @@ impl Client {
             self.connection.close();
         }
         serde_json::from_slice(&answer?)
-            .map_err(|error| Error::Failed(format!("answers with what is not understood: {error}")))
+            .map_err(|error| Error::Failed(format!("sent an invalid answer: {error}")))
     }
 
-    /// Sends a request; what comes back is the body of a success.
+    /// Sends a request; returns the body of a successful answer.
     async fn send(
         &mut self,
         method: Method,

@@ -89,7 +89,7 @@ pub(super) fn slice(name: &str, endpoints: &[(&str, &str, &str)]) -> String {
 /// Ends a watch as an API server does after its time.
 const END: &str = "END";
 
-/// How long a test waits for what has to come.
+/// Time limit of a test for an expected event.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An API server that has these objects, and answers a few kinds of request.
@@ -132,7 +132,7 @@ impl Fake {
         self.state.lock().unwrap()
     }
 
-    /// Has an object, and tells watches of it.
+    /// Stores an object, and reports it to watches.
     fn put(&self, kind: &'static str, object: &str) {
         let mut object: Value = serde_json::from_str(object).unwrap();
         let mut state = self.lock();
@@ -508,7 +508,7 @@ async fn session_compacted_history_is_listed_again() {
     let director = Followed::start(address, |_| {});
     director.wait_services(&["shop/web/tcp/80"]).await;
     let lists = fake.lock().lists;
-    // A change that no watch tells of, and the end of the history.
+    // A change that no watch reports, and the end of the history.
     fake.put("services", &service("mail", &Value::Null));
     let expired = json!({
         "type": "ERROR",
@@ -649,12 +649,12 @@ async fn session_two_directors_write_by_turns() {
 async fn session_strange_answers_are_faults() {
     for (body, words) in [
         ("{}", "answers without a resourceVersion"),
-        ("[", "what is not understood"),
+        ("[", "an invalid"),
         (
             "{\"metadata\":{\"resourceVersion\":\"1\"},\"items\":3}",
-            "what is not understood",
+            "an invalid",
         ),
-        ("\u{0}\u{1b}[2J", "what is not understood"),
+        ("\u{0}\u{1b}[2J", "an invalid"),
     ] {
         let text = format!(
             "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}",
