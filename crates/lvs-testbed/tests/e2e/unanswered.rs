@@ -60,16 +60,6 @@ fn server_with_another_gateway_is_a_finding() -> Result<()> {
     found_and_healed(Forward::Nat, faults, "default gateway")
 }
 
-/// A filter of the server takes what comes from the director, as all checks do, and drops what comes from clients.
-#[test]
-fn server_that_drops_packets_of_clients_is_a_finding() -> Result<()> {
-    let faults = [
-        "nft 'table ip f { chain i { type filter hook input priority 0; tcp dport 80 ip saddr != 10.0.0.0/24 drop; }; }'",
-        "nft delete table ip f",
-    ];
-    found_and_healed(Forward::Nat, faults, "nft list ruleset")
-}
-
 /// `lvsd` names the server in its status and its log, although its check is good.
 #[test]
 fn lvsd_names_server_without_answers_until_it_answers() -> Result<()> {
