@@ -1,7 +1,7 @@
 //! Fixes for services that `lvsd` manages. It undoes changes that are made with `lvsadm`, so they
 //! are made in its file.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use lvs_core::Forwarding;
 use lvs_core::api::{ReasonCount, ServiceInfo};
@@ -40,25 +40,32 @@ pub fn is_managed(service: &ServiceInfo) -> bool {
     service.owner.as_deref() == Some(OWNER)
 }
 
-/// The fix for a server that does not answer its clients.
-pub fn for_unanswered(server: SocketAddr, forwarding: Forwarding) -> String {
+/// The fix for a server that does not answer its clients, who ask for `vip` if the service has an address.
+pub fn for_unanswered(server: SocketAddr, forwarding: Forwarding, vip: Option<IpAddr>) -> String {
     let (ip, port) = (server.ip(), server.port());
+    let setup = |method: &str| {
+        let vip = vip.map_or_else(|| "VIP".to_owned(), |vip| vip.to_string());
+        format!("lvsadm realserver-setup --method {method} {vip} prints the commands")
+    };
     match forwarding {
         Forwarding::Nat => format!(
-            "on {ip}: is something listening on port {port}, and is this director its default gateway (ip route)? \
-             Replies that take another path reach the client from the wrong address"
+            "on {ip}: is something listening on port {port}, is this director its default gateway (ip route; lvsadm \
+             realserver-setup --method nat --gateway ADDRESS prints the command), and does a filter drop the packets \
+             of clients (nft list ruleset)? Replies that take another path reach the client from the wrong address"
         ),
         Forwarding::FullNat => format!(
-            "on {ip}: is something listening on port {port}, and does it have a route to the local addresses \
-             (lvsadm local)?"
+            "on {ip}: is something listening on port {port}, does it have a route to the local addresses (lvsadm \
+             local), and does a filter drop packets from them (nft list ruleset)?"
         ),
         Forwarding::Tunnel => format!(
-            "on {ip}: is the tunnel up (modprobe ipip; ip link set tunl0 up), is the virtual address on it, and is \
-             net.ipv4.conf.tunl0.rp_filter 0 (lvsadm realserver-setup)?"
+            "on {ip}: is the tunnel up (modprobe ipip; ip link set tunl0 up), is the virtual address on lo, are \
+             net.ipv4.conf.tunl0.rp_filter and net.ipv4.conf.all.rp_filter 0 ({}), and does a filter drop the packets (nft list ruleset)?",
+            setup("tun")
         ),
         _ => format!(
-            "on {ip}: is the virtual address on lo (lvsadm realserver-setup), is something listening on it, and do \
-             replies reach the client?"
+            "on {ip}: is the virtual address on lo ({}), is something listening on it, and does a filter drop the \
+             packets, or rp_filter, if clients are behind another interface (nft list ruleset; sysctl net.ipv4.conf)?",
+            setup("dr")
         ),
     }
 }

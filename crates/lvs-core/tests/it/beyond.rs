@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lvs_core::attempts::Attempts;
 use lvs_core::{
     Connection, Director, DropReason, Error, Extras, Family, Forwarding, Hook, Instant, Limits,
     OnServerDown, Options, PacketMeta, Profile, Registry, Request, Reset, Scheduler, Segment,
@@ -886,6 +887,95 @@ fn attempt_is_answered_by_the_servers_reply_or_the_clients_next_packet() {
         director.advance(Instant::from_secs(2_000));
         assert_eq!(attempts(&director), (1, 0), "{method:?}");
     }
+}
+
+/// Whether a server is suspicious by the attempts of the last minute.
+fn has_suspect(director: &Director) -> bool {
+    let service = director.control.services().next().unwrap();
+    let of = |server: &Arc<Server>| director.control.server_attempts(server.id()).unwrap();
+    let minutes: Vec<Attempts> = service
+        .servers()
+        .iter()
+        .map(|server| of(server).last_minute)
+        .collect();
+    (0..minutes.len()).any(|n| {
+        let others = minutes.iter().enumerate().filter(|(other, _)| *other != n);
+        let others = others.fold(Attempts::default(), |all, (_, one)| all + *one);
+        minutes[n].is_suspicious(others)
+    })
+}
+
+/// Three servers, and ten clients every two seconds: one sends a SYN, the server's `answer` to the client of this
+/// number arrives if there is one, and then the client's next packet. Returns whether a server became suspicious.
+fn blames(
+    method: Forwarding,
+    answer: impl Fn(u16, SocketAddr) -> Option<u8>,
+    then: Option<u8>,
+) -> bool {
+    let key = ServiceKey::tcp(addr(VIP));
+    let mut director = director(key, service("rr", Extras::default()), method, 3);
+    let mut blamed = false;
+    for tick in 1..400 {
+        let now = Instant::from_secs(2 * tick);
+        director.advance(now);
+        blamed |= has_suspect(&director);
+        if tick > 60 {
+            continue;
+        }
+        for n in 0..10 {
+            let n = u16::try_from(tick).unwrap() * 10 + n;
+            let [high, low] = n.to_be_bytes();
+            let client = SocketAddr::from(([198, 18, high, low], 2000));
+            let Verdict::Forward(forward) =
+                director.handle_packet(&tcp(client, addr(VIP), SYN), now)
+            else {
+                panic!("{client}");
+            };
+            if let Some(flags) = answer(n, forward.target) {
+                let _ = director.handle_packet(&tcp(forward.target, client, flags), now);
+            }
+            if let Some(flags) = then {
+                let _ = director.handle_packet(&tcp(client, addr(VIP), flags), now);
+            }
+        }
+    }
+    blamed
+}
+
+#[test]
+fn flood_of_syns_makes_no_server_suspicious() {
+    assert!(!blames(Forwarding::Nat, |_, _| Some(SYN | ACK), None));
+    for method in [Forwarding::Route, Forwarding::Tunnel] {
+        assert!(!blames(method, |_, _| None, None), "{method:?}");
+    }
+}
+
+#[test]
+fn port_scan_makes_no_server_suspicious() {
+    // Closed ports, then open ones.
+    assert!(!blames(Forwarding::Nat, |_, _| Some(RST), None));
+    assert!(!blames(Forwarding::Nat, |_, _| Some(SYN | ACK), Some(RST)));
+    assert!(!blames(Forwarding::Route, |_, _| None, Some(RST)));
+}
+
+#[test]
+fn clients_that_vanish_make_no_server_suspicious() {
+    assert!(!blames(Forwarding::Nat, |_, _| Some(SYN | ACK), Some(ACK)));
+    assert!(!blames(Forwarding::Route, |_, _| None, Some(ACK)));
+}
+
+#[test]
+fn rolling_restart_makes_no_server_suspicious() {
+    // The hosts answer with resets while their programs restart, one after the other.
+    let restarts = |n: u16, at: SocketAddr| at == server(u8::try_from(n / 200 % 3).unwrap() + 1);
+    let answer = |n: u16, at: SocketAddr| Some(if restarts(n, at) { RST } else { SYN | ACK });
+    assert!(!blames(Forwarding::Nat, answer, None));
+}
+
+#[test]
+fn silent_server_is_suspicious() {
+    let answer = |_: u16, at: SocketAddr| (at != server(2)).then_some(SYN | ACK);
+    assert!(blames(Forwarding::Nat, answer, None));
 }
 
 #[test]

@@ -309,12 +309,12 @@ pub(crate) const OPERATORS: &[Operator] = &[
         name: "doctor",
         arguments: "",
         summary: "check this host and the real servers for common problems",
-        text: "Each finding comes with its fix. Dropped packets are findings for five minutes. The exit status is 1 if \
-               there are findings.",
+        text: "Each finding comes with its fix. Dropped and lost packets are findings for five minutes. The exit status \
+               is 1 if there are findings.",
         flags: &[flag(
             "--since",
             "start",
-            "packets dropped since the dataplane started, not only in five minutes",
+            "also packets dropped since the dataplane started, and by network cards since their start",
         )],
         examples: &[],
         run: doctor::run,

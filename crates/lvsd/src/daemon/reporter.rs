@@ -14,7 +14,7 @@ use crate::config::{BelowQuorum, Daemon as Settings, OnCheckFailure, Service};
 use crate::counters::Counters;
 use crate::decide::Decision;
 use crate::events::{About, Events};
-use crate::health::{Change, Key, Prober};
+use crate::health::{Change, Key, Prober, Reason};
 use crate::notify::Notify;
 use crate::notify_command::{self, Notice};
 use crate::reconcile::Health;
@@ -132,7 +132,7 @@ impl Reporter {
         };
         let (event, words) = match change.up {
             true => ("server_up", "the server is up".to_owned()),
-            false => ("server_down", change.reason.clone()),
+            false => ("server_down", change.reason.to_string()),
         };
         self.events.send(event, about, words);
     }
@@ -254,7 +254,7 @@ impl Reporter {
 }
 
 /// Logs a further reason of a server that stays down.
-pub(super) fn log_reason(service: &Service, key: &Key, reason: &str) {
+pub(super) fn log_reason(service: &Service, key: &Key, reason: &Reason) {
     let (name, server) = (&service.name, key.1);
     tracing::warn!(event = "server_reason", service = %name, %server, "server is still down, now for another reason: {reason}");
 }

@@ -14,7 +14,7 @@ use super::Daemon;
 use crate::clock::Now;
 use crate::config::Service;
 use crate::dataplane::ObservedServer;
-use crate::health::Prober;
+use crate::health::{Prober, Reason};
 
 impl<P: Prober> Daemon<P> {
     /// The state of daemon and dataplane.
@@ -149,18 +149,20 @@ impl<P: Prober> Daemon<P> {
                     Some(Some(false)) => "down",
                 };
                 let mut since = known.as_ref().map(|known| known.lasted.as_secs());
-                let mut reason = known
+                let Reason {
+                    text: mut reason,
+                    mut fix,
+                } = known
                     .as_ref()
                     .map(|known| known.reason.clone())
                     .unwrap_or_default();
-                let mut fix = String::new();
                 let suspicion = inputs.suspects.get(&key);
                 let suspicion = suspicion.filter(|_| matches!(health, "up" | "unchecked"));
                 let health = match suspicion {
                     Some(suspicion) => {
                         since = Some(suspicion.since.elapsed().as_secs());
                         reason = suspicion.cause();
-                        fix = suspicion.fix(server.address);
+                        fix = suspicion.fix(&key);
                         "suspicious"
                     }
                     None => health,

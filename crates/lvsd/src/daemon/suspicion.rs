@@ -1,8 +1,6 @@
 //! Servers whose clients get no answer although their checks may be good, as the dataplane counts the connections of
 //! clients.
 
-use std::net::SocketAddr;
-
 use lvs_api::guidance;
 use lvs_core::Forwarding;
 use lvs_core::api::ServiceInfo;
@@ -11,6 +9,7 @@ use tokio::time::Instant;
 
 use super::Daemon;
 use super::inputs::Inputs;
+use crate::config::endpoint;
 use crate::health::{Key, Prober};
 use crate::reconcile::Health;
 
@@ -33,8 +32,9 @@ impl Suspicion {
     }
 
     /// The fix as text.
-    pub(super) fn fix(&self, server: SocketAddr) -> String {
-        guidance::for_unanswered(server, self.forwarding)
+    pub(super) fn fix(&self, (service, server): &Key) -> String {
+        let vip = endpoint(service).map(|(_, virt)| virt.ip());
+        guidance::for_unanswered(*server, self.forwarding, vip)
     }
 }
 
@@ -124,7 +124,7 @@ impl<P: Prober> Daemon<P> {
     pub(super) fn judge(&mut self, now: Instant) {
         let found = std::sync::Arc::clone(&self.inputs.dataplane.found);
         for Change { key, suspicion } in self.inputs.judge(&found.seen.services, now) {
-            let reported = suspicion.map(|one| format!("{}; {}", one.cause(), one.fix(key.1)));
+            let reported = suspicion.map(|one| format!("{}; {}", one.cause(), one.fix(&key)));
             self.reporter
                 .suspicion(&self.inputs, &key, reported.as_deref());
         }

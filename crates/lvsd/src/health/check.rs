@@ -54,6 +54,16 @@ impl Check {
         Ok(self)
     }
 
+    /// Descriptors that it has open at a time, at most.
+    pub(super) const fn descriptors(&self) -> u32 {
+        let each = self.probe.descriptors();
+        match self.via {
+            // The server's own address is probed at the same time.
+            Some(_) => 2 * each,
+            None => each,
+        }
+    }
+
     /// All fields except the timing. Checks with the same identity share one state.
     pub fn identity(&self) -> (Probe, SocketAddr, Option<Via>) {
         (self.probe.clone(), self.server, self.via)

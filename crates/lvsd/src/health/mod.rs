@@ -14,7 +14,9 @@ mod network;
 mod permits;
 pub mod pins;
 pub mod probe;
+mod reason;
 mod record;
+mod reverse_path;
 mod state;
 mod timing;
 
@@ -40,6 +42,8 @@ pub use permits::raise_limits;
 use permits::{Permits, TargetHealth};
 pub use pins::Pins;
 pub use probe::{Probe, ProbeError, Via};
+pub use reason::Reason;
+use reason::short;
 use record::Record;
 pub use state::{Health, State};
 pub use timing::Quantiles;
@@ -67,8 +71,8 @@ pub struct Report {
     task: u64,
     /// `None` as long as nothing is known.
     up: Option<bool>,
-    /// The reason why it is down, as text; empty while it is up.
-    reason: String,
+    /// The reason why it is down; empty while it is up.
+    reason: Reason,
     /// The last check has failed, for that reason.
     failed: bool,
     advice: Advice,
@@ -91,7 +95,7 @@ pub struct News {
     /// Changes of state, one for each service that asks.
     pub changes: Vec<Change>,
     /// Servers that are still down, for a reason that was not logged since they went down.
-    pub reasons: Vec<(Key, String)>,
+    pub reasons: Vec<(Key, Reason)>,
     /// Whether the server requests a new weight.
     pub advice: bool,
 }
@@ -104,7 +108,7 @@ pub struct Change {
     /// Its new state.
     pub up: bool,
     /// The reason why it is down.
-    pub reason: String,
+    pub reason: Reason,
     /// Duration of the old state; `None` for the first result.
     pub lasted: Option<Duration>,
 }
@@ -146,7 +150,7 @@ enum Prompt {
 }
 
 /// The result of an earlier check of a server: whether it is up, since when, why it is down, its advice and its record.
-type Before = (bool, Instant, String, Advice, Arc<Mutex<Record>>);
+type Before = (bool, Instant, Reason, Advice, Arc<Mutex<Record>>);
 
 /// A record, also if a thread has panicked with it.
 fn lock(record: &Mutex<Record>) -> MutexGuard<'_, Record> {
@@ -159,9 +163,9 @@ struct Task {
     keys: Vec<Key>,
     up: Option<bool>,
     /// The reason why it is down.
-    reason: String,
+    reason: Reason,
     /// The reasons that were logged since it went down, up to [`REASONS_MAX`].
-    logged: Vec<String>,
+    logged: Vec<Reason>,
     advice: Advice,
     since: Instant,
     not_made: Option<NotMade>,
@@ -179,7 +183,7 @@ pub struct Known {
     /// Whether it is up; `None` until known.
     pub up: Option<bool>,
     /// The reason why it is down now.
-    pub reason: String,
+    pub reason: Reason,
     /// Time for which it has been so.
     pub lasted: Duration,
     /// Set while this host cannot make its check.
@@ -285,7 +289,7 @@ impl<P: Prober> Checks<P> {
             Some((up, since, reason, advice, record)) => (Some(up), since, reason, advice, record),
             None => {
                 let record = Arc::new(Mutex::new(Record::new(now)));
-                (None, now, String::new(), Advice::NONE, record)
+                (None, now, Reason::default(), Advice::NONE, record)
             }
         };
         let runner = Runner {
@@ -418,7 +422,7 @@ impl<P: Prober> Checks<P> {
 
     /// Descriptors that all checks need at a time, at most.
     pub fn descriptors(&self) -> usize {
-        let each = self.tasks.keys().map(|check| check.probe.descriptors());
+        let each = self.tasks.keys().map(|check| check.descriptors());
         let all = each.map(|n| usize::try_from(n).unwrap_or(usize::MAX));
         all.fold(0, usize::saturating_add).min(self.permits.size())
     }
@@ -510,7 +514,7 @@ struct Runner<P> {
     state: State,
     advice: Advice,
     /// The reason that was last reported.
-    reason: String,
+    reason: Reason,
     unmade: Unmade,
 }
 
@@ -593,7 +597,7 @@ impl<P: Prober> Runner<P> {
     /// Takes the server out because clients got no answer; false if the receiver is gone.
     fn take_out(&mut self, cause: String) -> bool {
         self.out_until = Some(Instant::now() + OUT);
-        self.state.condemn().is_none() || self.report(format!("{cause} (passive)"), true)
+        self.state.condemn().is_none() || self.report(format!("{cause} (passive)").into(), true)
     }
 
     /// Whether the server is out because clients got no answer.
@@ -607,10 +611,11 @@ impl<P: Prober> Runner<P> {
         let result = self.probe(due).await;
         match result {
             Err(ProbeError::Server(reason)) if self.has_way() => {
-                let reason = format!(
-                    "{}; the last {attempts} attempts of clients to connect had no answer either (passive)",
-                    short(reason)
+                let mut reason = reason.short();
+                let words = format!(
+                    "; the last {attempts} attempts of clients to connect had no answer either (passive)"
                 );
+                reason.text.push_str(&words);
                 self.unmade = Unmade::default();
                 self.state.condemn().is_none() || self.report(reason, true)
             }
@@ -623,7 +628,7 @@ impl<P: Prober> Runner<P> {
             Some(true) => TargetHealth::Good,
             Some(false) | None => TargetHealth::Doubtful,
         };
-        let descriptors = self.check.probe.descriptors();
+        let descriptors = self.check.descriptors();
         let target = self.check.server.ip();
         let _permit = self.permits.get(target, standing, descriptors).await;
         let waited = due.elapsed();
@@ -653,8 +658,8 @@ impl<P: Prober> Runner<P> {
             return true;
         }
         let (good, reason, advice) = match result {
-            Ok(advice) => (true, String::new(), advice),
-            Err(ProbeError::Server(reason)) => (false, short(reason), Advice::NONE),
+            Ok(advice) => (true, Reason::default(), advice),
+            Err(ProbeError::Server(reason)) => (false, reason.short(), Advice::NONE),
             Err(ProbeError::Local(reason)) => return self.take_unmade(short(reason)),
         };
         let unmade = std::mem::take(&mut self.unmade);
@@ -662,19 +667,20 @@ impl<P: Prober> Runner<P> {
             let lasted = since.elapsed();
             tracing::info!(%server, "the server is checked again, after {lasted:.0?} without a check");
         }
-        tracing::debug!(%server, good, reason, "checked");
+        tracing::debug!(%server, good, %reason, "checked");
         let serves = !good && self.state.up().is_none() && self.serves().await;
         let out = good && self.is_out();
         let changed = !out && self.state.observe(good, serves).is_some();
         let said = self.advice.take(advice);
         let reason = match self.state.up() {
             Some(false) if out => self.reason.clone(),
-            Some(false) if good => format!(
-                "its last check succeeded; it is up after {} such checks in a row",
-                self.check.rise
-            ),
+            Some(false) if good => {
+                let rise = self.check.rise;
+                format!("its last check succeeded; it is up after {rise} such checks in a row")
+                    .into()
+            }
             Some(false) => reason,
-            Some(true) | None => String::new(),
+            Some(true) | None => Reason::default(),
         };
         let known = self.state.up().is_some();
         let news = changed || (known && (said || reason != self.reason));
@@ -693,7 +699,7 @@ impl<P: Prober> Runner<P> {
     }
 
     /// Reports how the server is; false if the daemon is ending.
-    fn report(&mut self, reason: String, failed: bool) -> bool {
+    fn report(&mut self, reason: Reason, failed: bool) -> bool {
         self.reason.clone_from(&reason);
         let report = Report {
             check: Arc::clone(&self.check),
@@ -751,21 +757,6 @@ const NOT_MADE_MIN: u32 = 3;
 /// Reasons that are logged of a server that is down, until it is up again: a program may give
 /// another one each time.
 const REASONS_MAX: usize = 8;
-
-/// Greatest bytes of a reason: servers and programs can influence some.
-const REASON_MAX: usize = 256;
-
-/// A reason without what is beyond [`REASON_MAX`].
-fn short(mut reason: String) -> String {
-    if reason.len() > REASON_MAX {
-        let ends = (0..=REASON_MAX - 3).rev();
-        let end = ends.into_iter().find(|end| reason.is_char_boundary(*end));
-        reason.truncate(end.unwrap_or(0));
-        reason.push_str("...");
-        reason.shrink_to_fit();
-    }
-    reason
-}
 
 /// A number from 0 to 1, different each time; nothing depends on how random it is.
 fn fraction() -> f64 {

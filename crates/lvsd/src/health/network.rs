@@ -3,10 +3,11 @@
 use std::future::Future;
 use std::time::Instant;
 
+use lvs_api::guidance;
 use lvs_core::api::Forwarder;
 
 use super::probe::Asked;
-use super::{Advice, Check, Pins, ProbeError};
+use super::{Advice, Check, Pins, ProbeError, Reason, reverse_path};
 
 /// Makes health checks.
 pub trait Prober: Send + Sync + 'static {
@@ -21,6 +22,17 @@ pub struct Network {
     pub pins: Option<Pins>,
 }
 
+/// The result of a check of the server's own address, which is made when a check through a service gets no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum OwnAddress {
+    /// The check succeeded.
+    Good,
+    /// It failed for this reason.
+    Failed(String),
+    /// It got no answer either.
+    Silent,
+}
+
 impl Prober for Network {
     async fn probe(&self, check: &Check) -> Result<Advice, ProbeError> {
         let asked = Asked {
@@ -30,27 +42,99 @@ impl Prober for Network {
             timeout: check.timeout,
         };
         let began = Instant::now();
+        // With NAT, replies reach this host by way of the dataplane.
+        let direct = check.via.filter(|via| !via.method.translates());
+        let dropped = direct.map(|_| reverse_path::dropped());
+        let mut own = OwnAddress::Silent;
         // One deadline for all that a probe does.
-        let limited = tokio::time::timeout(check.timeout, check.probe.run(&asked));
+        let limited = tokio::time::timeout(check.timeout, async {
+            let run = check.probe.run(&asked);
+            let Some(_) = check.via else {
+                return run.await;
+            };
+            tokio::pin!(run);
+            tokio::select! {
+                result = &mut run => result,
+                () = check_own_address(check, &mut own) => run.await,
+            }
+        });
         if let Ok(result) = limited.await {
             return result;
         }
+        let timeout = check.timeout;
         let target = asked.describe(&check.probe.target(check.server));
-        let Some(forwarder) = self.forwarder(check, began).await else {
-            let timeout = check.timeout;
-            return Err(ProbeError::Server(format!(
-                "{target} did not answer within {timeout:?}"
-            )));
+        let silent = format!("{target} did not answer within {timeout:?}");
+        let ip = check.server.ip();
+        let filter = format!(
+            "on {ip}: is the host up, and does a filter drop the packets (nft list ruleset)?"
+        );
+        let Some(via) = check.via else {
+            // Checks that can take the way of a client ask the server itself; others may ask a program.
+            let fix = check.probe.via().map(|_| filter);
+            let reason = Reason::from(silent).with_fix(fix.unwrap_or_default());
+            return Err(ProbeError::Server(reason));
         };
-        let (mac, interface) = (forwarder.mac, forwarder.interface);
-        let router = match forwarder.address {
-            Some(address) => format!("{address} ({mac})"),
-            None => mac,
-        };
-        Err(ProbeError::Server(format!(
-            "{target}: the reply came by way of {router} on {interface}, not from the server itself: its default gateway is not this director"
-        )))
+        let vip = via.virt.ip();
+        let fix = guidance::for_unanswered(check.server, via.method, Some(vip));
+        if let Some(forwarder) = self.forwarder(check, began).await {
+            let (mac, interface) = (forwarder.mac, forwarder.interface);
+            let router = match forwarder.address {
+                Some(address) => format!("{address} ({mac})"),
+                None => mac,
+            };
+            let text = format!(
+                "{target}: the reply came by way of {router} on {interface}, not from the server itself: its default gateway is not this director"
+            );
+            return Err(ProbeError::Server(Reason { text, fix }));
+        }
+        let strict = reverse_path::strict_interfaces();
+        if dropped.is_some_and(|before| reverse_path::dropped() > before)
+            && let Some(first) = strict.first()
+        {
+            let text = format!(
+                "{silent}: rp_filter of this director dropped packets meanwhile; it is strict on {}",
+                strict.join(", ")
+            );
+            let fix = format!(
+                "on this director: sysctl -w net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.{first}.rp_filter=2, \
+                 so that replies from {vip} arrive"
+            );
+            return Err(ProbeError::Server(Reason { text, fix }));
+        }
+        Err(ProbeError::Server(match own {
+            OwnAddress::Good => Reason {
+                text: format!("{silent}, but the same check of its own address succeeds"),
+                fix,
+            },
+            OwnAddress::Failed(reason) => Reason {
+                text: format!("{silent}; the same check of its own address: {reason}"),
+                fix,
+            },
+            OwnAddress::Silent => Reason {
+                text: format!("{silent}, nor did its own address"),
+                fix: filter,
+            },
+        }))
     }
+}
+
+/// Checks the server's own address when half of the time of a check through a service has passed, and sets `own` to
+/// the result.
+async fn check_own_address(check: &Check, own: &mut OwnAddress) {
+    tokio::time::sleep(check.timeout / 2).await;
+    let asked = Asked {
+        server: check.server,
+        via: None,
+        pins: None,
+        timeout: check.timeout / 2,
+    };
+    let result = check.probe.run(&asked).await;
+    *own = match result {
+        Ok(_) => OwnAddress::Good,
+        Err(ProbeError::Server(Reason { text, .. }) | ProbeError::Local(text)) => {
+            OwnAddress::Failed(text)
+        }
+    };
 }
 
 impl Network {

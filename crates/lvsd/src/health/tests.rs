@@ -14,7 +14,7 @@ impl Prober for Well {
     async fn probe(&self, _: &Check) -> Result<Advice, ProbeError> {
         self.asked.lock().unwrap().push(Instant::now());
         match *self.down.lock().unwrap() {
-            true => Err(ProbeError::Server("refused".into())),
+            true => Err(ProbeError::server("refused")),
             false => Ok(Advice::NONE),
         }
     }
@@ -205,7 +205,9 @@ async fn unanswered_clients_trigger_a_check_at_once() {
     assert!(since.elapsed() <= Duration::from_secs(1));
     let change = checks.take(down).changes.pop().expect("a change");
     assert!(
-        !change.up && change.reason.contains("refused") && change.reason.contains("3 attempts"),
+        !change.up
+            && change.reason.text.contains("refused")
+            && change.reason.text.contains("3 attempts"),
         "{change:?}"
     );
     // Clients that are still there and try again keep nobody down.
@@ -214,7 +216,7 @@ async fn unanswered_clients_trigger_a_check_at_once() {
     let good = reports.recv().await.expect("a good check");
     assert!(checks.take(good).changes.is_empty());
     let known = checks.known(&key).expect("known");
-    assert!(known.reason.contains("succeeded"), "{known:?}");
+    assert!(known.reason.text.contains("succeeded"), "{known:?}");
     let up = reports.recv().await.expect("up again");
     assert!(checks.take(up).changes.pop().expect("a change").up);
     let before = asked(&well);
@@ -229,7 +231,7 @@ async fn long_reasons_are_cut() {
     struct Wordy;
     impl Prober for Wordy {
         async fn probe(&self, _: &Check) -> Result<Advice, ProbeError> {
-            Err(ProbeError::Server("ä".repeat(1 << 20)))
+            Err(ProbeError::server("ä".repeat(1 << 20)))
         }
     }
     let (mut checks, mut reports) = Checks::new(Wordy, None);
@@ -238,13 +240,13 @@ async fn long_reasons_are_cut() {
     let report = reports.recv().await.expect("down");
     let change = checks.take(report).changes.pop().expect("a change");
     assert!(
-        (250..=256).contains(&change.reason.len()),
+        (250..=256).contains(&change.reason.text.len()),
         "{}",
         change.reason
     );
-    assert!(change.reason.ends_with("ä..."));
+    assert!(change.reason.text.ends_with("ä..."));
     let known = checks.known(&keys(&config)[0]).expect("known");
-    assert!(known.reason.capacity() <= 256);
+    assert!(known.reason.text.capacity() <= 256);
 }
 
 #[tokio::test(start_paused = true)]
@@ -263,7 +265,7 @@ struct Told(Arc<Mutex<Result<Advice, ProbeError>>>);
 
 impl Told {
     fn new(reason: &str) -> Self {
-        Self(Arc::new(Mutex::new(Err(ProbeError::Server(reason.into())))))
+        Self(Arc::new(Mutex::new(Err(ProbeError::server(reason)))))
     }
 
     fn set(&self, result: Result<Advice, ProbeError>) {
@@ -288,11 +290,11 @@ async fn reason_of_a_down_server_is_that_of_the_last_check() {
     assert_eq!(down.changes.len(), 1);
     let mut logged = Vec::new();
     for reason in ["status 503", "refused", "status 503", "status 500"] {
-        stated.set(Err(ProbeError::Server(reason.into())));
+        stated.set(Err(ProbeError::server(reason)));
         let news = checks.take(reports.recv().await.expect("another reason"));
         assert!(news.changes.is_empty() && !news.advice, "no event");
-        assert_eq!(checks.known(&key).expect("known").reason, reason);
-        logged.extend(news.reasons.into_iter().map(|(_, reason)| reason));
+        assert_eq!(checks.known(&key).expect("known").reason.text, reason);
+        logged.extend(news.reasons.into_iter().map(|(_, reason)| reason.text));
     }
     assert_eq!(logged, ["status 503", "status 500"], "each once");
     // The same reason again is no news.
@@ -300,24 +302,24 @@ async fn reason_of_a_down_server_is_that_of_the_last_check() {
     assert!(reports.try_recv().is_err());
     // A program that gives another reason each time fills no log.
     for n in 0..100 {
-        stated.set(Err(ProbeError::Server(format!("at {n}"))));
+        stated.set(Err(ProbeError::server(format!("at {n}"))));
         let news = checks.take(reports.recv().await.expect("another reason"));
-        logged.extend(news.reasons.into_iter().map(|(_, reason)| reason));
+        logged.extend(news.reasons.into_iter().map(|(_, reason)| reason.text));
     }
-    assert_eq!(checks.known(&key).expect("known").reason, "at 99");
+    assert_eq!(checks.known(&key).expect("known").reason.text, "at 99");
     assert_eq!(logged.len(), REASONS_MAX - 1, "with that of the change");
     // While it comes back, the reason is not the old one.
     stated.set(Ok(Advice::NONE));
     let news = checks.take(reports.recv().await.expect("a good check"));
     assert!(news.changes.is_empty() && news.reasons.is_empty());
-    let reason = checks.known(&key).expect("known").reason;
+    let reason = checks.known(&key).expect("known").reason.text;
     assert!(
         reason.contains("succeeded") && reason.contains('3'),
         "{reason}"
     );
     let up = checks.take(reports.recv().await.expect("up"));
     assert!(up.changes[0].up);
-    assert_eq!(checks.known(&key).expect("known").reason, "");
+    assert_eq!(checks.known(&key).expect("known").reason.text, "");
 }
 
 #[tokio::test(start_paused = true)]

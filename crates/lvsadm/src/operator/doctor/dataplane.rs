@@ -108,16 +108,17 @@ fn counters(reasons: &[ReasonCount], since: Since, findings: &mut Findings) {
     for reason in reasons {
         // Packets that were too big are reported by server, lost frames by interface.
         let reported = ["too_big", "not_received"].contains(&reason.reason.as_str());
-        let count = match since {
-            Since::Minutes => reason.recent.unwrap_or(reason.count),
-            Since::Start => reason.count,
-        };
+        let count = since.count(reason);
         if reason.action == "drop" && count > 0 && !reported {
             let packets = match count {
                 1 => "1 packet was".to_owned(),
                 n => format!("{n} packets were"),
             };
-            let last = reason.ago.map(|ago| format!(" (last {ago} s ago)"));
+            let window = match (since, reason.recent) {
+                (Since::Minutes, Some(_)) => "in five minutes, ",
+                (Since::Start, _) | (_, None) => "",
+            };
+            let last = reason.ago.map(|ago| format!(" ({window}last {ago} s ago)"));
             findings.add(
                 format!(
                     "{packets} dropped: {}: {}{}",
@@ -151,14 +152,14 @@ mod tests {
             counters(&[reason], since, &mut findings);
             findings.0.pop().map(|finding| finding.what)
         };
-        let text = |packets: u64| {
+        let text = |packets: u64, time: &str| {
             Some(format!(
-                "{packets} packets were dropped: no_server: no server (last 4 s ago)"
+                "{packets} packets were dropped: no_server: no server ({time}last 4 s ago)"
             ))
         };
         assert_eq!(found(Some(0), Since::Minutes), None);
-        assert_eq!(found(Some(3), Since::Minutes), text(3));
-        assert_eq!(found(Some(0), Since::Start), text(7));
+        assert_eq!(found(Some(3), Since::Minutes), text(3, "in five minutes, "));
+        assert_eq!(found(Some(0), Since::Start), text(7, ""));
         // A dataplane of an older version.
         let old = found(None, Since::Minutes).unwrap_or_default();
         assert!(old.starts_with("7 packets"), "{old}");

@@ -7,12 +7,15 @@ use std::process::{Command, Stdio};
 use lvs_core::api::{Info, InterfaceInfo, ServiceInfo};
 
 use super::services::virt;
-use super::{Findings, filters, is_routed};
+use super::{Findings, Since, filters, is_routed};
 
-pub(super) fn look(services: &[ServiceInfo], info: &Info, findings: &mut Findings) {
+pub(super) fn look(services: &[ServiceInfo], info: &Info, since: Since, findings: &mut Findings) {
     kernel(findings);
     for interface in &info.interfaces {
         lost(interface, findings);
+        if since == Since::Start {
+            lost_by_card(&interface.name, findings);
+        }
         settings(&interface.name, findings);
     }
     if is_routed(info) {
@@ -46,6 +49,10 @@ fn lost(interface: &InterfaceInfo, findings: &mut Findings) {
              sysctl -w net.core.rmem_max=67108864 before it starts",
         );
     }
+}
+
+/// Frames that the network card has lost since it was started; it keeps no time of them.
+fn lost_by_card(name: &str, findings: &mut Findings) {
     let lost = ring_drops(&output(
         "ip",
         &["-j", "-s", "-s", "link", "show", "dev", name],

@@ -45,6 +45,14 @@ enum Since {
 }
 
 impl Since {
+    /// The packets of a reason since then; all of them from a dataplane that does not count recent ones.
+    fn count(self, reason: &ReasonCount) -> u64 {
+        match self {
+            Self::Minutes => reason.recent.unwrap_or(reason.count),
+            Self::Start => reason.count,
+        }
+    }
+
     fn of(word: Option<&str>) -> Result<Self, Trouble> {
         match word {
             None => Ok(Self::Minutes),
@@ -60,9 +68,10 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     words.no_arguments()?;
     let since = Since::of(words.value("--since"))?;
     let mut client = connect(run)?;
-    let info: Info = client.call(&Call::Info {})?;
+    let mut info: Info = client.call(&Call::Info {})?;
     let services: Vec<ServiceInfo> = client.collect(&Call::ServiceList { service: None })?;
     let mut reasons: Vec<ReasonCount> = client.collect(&Call::Drops {})?;
+    forget_old(&mut info, &reasons, since);
     let managed = manages_any(&services);
     if managed {
         for_lvsd(&mut reasons);
@@ -72,7 +81,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     let director = director::Director::ask(run);
     director.look(&mut findings);
     services::look(&services, &info, &director, &mut findings);
-    host::look(&services, &info, &mut findings);
+    host::look(&services, &info, since, &mut findings);
     let Findings(mut findings) = findings;
     if managed {
         for finding in &mut findings {
@@ -90,6 +99,23 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     }
     print(run, &findings)?;
     Ok(u8::from(!findings.is_empty()))
+}
+
+/// Removes what is counted since the start of the dataplane, if none of it is as recent as `since`.
+fn forget_old(info: &mut Info, reasons: &[ReasonCount], since: Since) {
+    let is_old = |name: &str| {
+        let mut reasons = reasons.iter();
+        let reason = reasons.find(|one| one.action == "drop" && one.reason == name);
+        reason.is_some_and(|reason| since.count(reason) == 0)
+    };
+    if is_old("too_big") {
+        info.too_big.clear();
+    }
+    if is_old("not_received") {
+        for interface in &mut info.interfaces {
+            interface.lost = 0;
+        }
+    }
 }
 
 fn print(run: &mut Invocation<'_>, findings: &[Finding]) -> std::io::Result<()> {
@@ -137,6 +163,30 @@ mod tests {
         assert_eq!(Since::of(None).ok(), Some(Since::Minutes));
         assert_eq!(Since::of(Some("start")).ok(), Some(Since::Start));
         assert!(Since::of(Some("1h")).is_err());
+    }
+
+    #[test]
+    fn losses_older_than_five_minutes_are_forgotten() {
+        let left = |recent: Option<u64>, since| {
+            let text = r#"{"interfaces": [{"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": true, "lost": 7}],
+                "too_big": [{"server": "10.0.0.1", "tunnel": true, "room": 1480, "longest": 1500, "packets": 3}]}"#;
+            let mut info: Info = serde_json::from_str(text).expect("info");
+            let reasons = ["too_big", "not_received"].map(|name| ReasonCount {
+                action: "drop".to_owned(),
+                reason: name.to_owned(),
+                count: 7,
+                recent,
+                ago: recent.map(|_| 4),
+                help: String::new(),
+                fix: String::new(),
+            });
+            forget_old(&mut info, &reasons, since);
+            (info.too_big.len(), info.interfaces[0].lost)
+        };
+        assert_eq!(left(Some(0), Since::Minutes), (0, 0));
+        assert_eq!(left(Some(1), Since::Minutes), (1, 7));
+        assert_eq!(left(Some(0), Since::Start), (1, 7));
+        assert_eq!(left(None, Since::Minutes), (1, 7), "an older dataplane");
     }
 
     #[test]

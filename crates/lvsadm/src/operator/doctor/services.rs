@@ -149,7 +149,11 @@ fn unanswered(service: &ServiceInfo, server: &ServerInfo, findings: &mut Finding
         return;
     }
     let address = server.server;
-    let fix = guidance::for_unanswered(address, server.config.forwarding);
+    let fix = guidance::for_unanswered(
+        address,
+        server.config.forwarding,
+        virt(service).map(|virt| virt.ip()),
+    );
     let Attempts { opened, unanswered } = server.attempts.last_minute;
     let opened = opened.max(unanswered);
     findings.add(

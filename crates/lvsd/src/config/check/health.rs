@@ -95,7 +95,7 @@ impl Checker<'_> {
         (method, vip): (Forwarding, Option<&Spanned<String>>),
     ) -> Option<Check> {
         let via = match &plan.via {
-            Some(at) => Some(self.via(plan, service, at, vip)?),
+            Some(at) => Some(self.via(plan, service, at, (method, vip))?),
             None => None,
         };
         if let Some((passive, at)) = &plan.passive {
@@ -121,7 +121,7 @@ impl Checker<'_> {
         plan: &CheckPlan,
         service: &ServiceId,
         at: &Range<usize>,
-        vip: Option<&Spanned<String>>,
+        (method, vip): (Forwarding, Option<&Spanned<String>>),
     ) -> Option<Via> {
         let (title, help) = match (endpoint(service), plan.probe.via()) {
             (_, None) => (
@@ -148,6 +148,7 @@ impl Checker<'_> {
                 return Some(Via {
                     service: *service,
                     virt,
+                    method,
                 });
             }
         };

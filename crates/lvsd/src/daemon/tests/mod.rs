@@ -48,7 +48,7 @@ impl Prober for Dead {
         let dead = self.0.lock().unwrap().contains(&check.server);
         async move {
             if dead {
-                Err(ProbeError::Server("connection refused".into()))
+                Err(ProbeError::server("connection refused"))
             } else {
                 Ok(Advice::NONE)
             }

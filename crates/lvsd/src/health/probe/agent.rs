@@ -53,7 +53,7 @@ impl ProbeKind for Agent {
         let _ = stream.write_all(self.send.as_bytes()).await;
         let answer = Lines::new(stream, LINE_MAX).next().await.map_err(failed)?;
         let wrong =
-            |why: String| ProbeError::Server(format!("{}: {why}", self.target(asked.server)));
+            |why: String| ProbeError::server(format!("{}: {why}", self.target(asked.server)));
         let line = match answer {
             Line::Whole(line) | Line::End(line) => line,
             Line::TooLong => {

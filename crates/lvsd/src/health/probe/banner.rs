@@ -47,7 +47,7 @@ impl ProbeKind for Banner {
         if line.starts_with(&self.expect) {
             return Ok(Advice::NONE);
         }
-        Err(ProbeError::Server(format!(
+        Err(ProbeError::server(format!(
             "{server} greets with {:?}",
             line.trim_end()
         )))
@@ -106,7 +106,7 @@ mod tests {
         check.timeout = Duration::from_millis(50);
         let result = Network::default().probe(&check).await;
         assert!(
-            matches!(&result, Err(ProbeError::Server(why)) if why.contains("within 50ms")),
+            matches!(&result, Err(ProbeError::Server(why)) if why.text.contains("within 50ms")),
             "{result:?}"
         );
     }

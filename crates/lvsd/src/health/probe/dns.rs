@@ -124,7 +124,7 @@ impl ProbeKind for Dns {
             };
             break;
         }
-        Err(ProbeError::Server(format!(
+        Err(ProbeError::server(format!(
             "{} answers {why}",
             self.target(asked.server)
         )))

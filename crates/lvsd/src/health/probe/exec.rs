@@ -115,7 +115,7 @@ impl ProbeKind for Exec {
                     true => String::new(),
                     false => format!(": {}", quoted(&said)),
                 };
-                Err(ProbeError::Server(format!("{program}: {status}{why}")))
+                Err(ProbeError::server(format!("{program}: {status}{why}")))
             }
         }
     }
@@ -205,7 +205,10 @@ mod tests {
         let Err(ProbeError::Server(why)) = said else {
             panic!("{said:?}");
         };
-        assert!(why.contains("\"no 127.0.0.1 81 127.0.0.1:81\""), "{why}");
+        assert!(
+            why.text.contains("\"no 127.0.0.1 81 127.0.0.1:81\""),
+            "{why}"
+        );
         let killed = probe(&shell("kill -9 $$", ""), server).await;
         assert!(matches!(killed, Err(ProbeError::Server(_))), "{killed:?}");
         let missing = probe("{ type = \"exec\", command = \"/no/such\" }", server).await;
@@ -240,7 +243,7 @@ mod tests {
             match (wanted, &result) {
                 (None, Ok(advice)) => assert_eq!(*advice, Advice::NONE),
                 (Some(why), Err(ProbeError::Server(reason))) => {
-                    assert!(reason.contains(why), "{script}: {reason}");
+                    assert!(reason.text.contains(why), "{script}: {reason}");
                 }
                 _ => panic!("{script}: {result:?}"),
             }

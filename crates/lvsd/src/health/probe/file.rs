@@ -69,7 +69,7 @@ impl ProbeKind for File {
         // the server.
         let limit = asked.timeout.mul_f32(0.9);
         let read = READS.read(Path::new(&self.path), limit, first_line).await;
-        let wrong = |why: String| ProbeError::Server(format!("{}: {why}", self.path));
+        let wrong = |why: String| ProbeError::server(format!("{}: {why}", self.path));
         let line = match read {
             Ok(line) => line,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -190,7 +190,7 @@ mod tests {
         let lenient = check.replace(" }", ", missing = \"up\" }");
         assert!(matches!(
             probe(&check, server).await,
-            Err(ProbeError::Server(why)) if why.contains("no such file")
+            Err(ProbeError::Server(why)) if why.text.contains("no such file")
         ));
         assert_eq!(probe(&lenient, server).await, Ok(Advice::NONE));
         for (text, good) in [("", true), ("up\n", true), ("down\n", false), ("?", false)] {

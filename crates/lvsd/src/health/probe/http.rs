@@ -279,7 +279,7 @@ impl Http {
             loop {
                 let stated = |why: String| {
                     let page = format!("{scheme}://{host}{path}");
-                    ProbeError::Server(format!("{}: {page} {why}", asked.server))
+                    ProbeError::server(format!("{}: {page} {why}", asked.server))
                 };
                 let stream = open().await?;
                 let came = exchange(stream, page, &host, &path).await.map_err(stated)?;

@@ -16,6 +16,7 @@ pub mod fuzz;
 pub(crate) mod hostile;
 mod http;
 mod https;
+mod icmp;
 mod line;
 mod ping;
 mod smtp;
@@ -28,29 +29,37 @@ use std::fmt;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::time::Duration;
 
-use lvs_core::Protocol;
+use icmp::IcmpError;
 use lvs_core::api::ServiceId;
+use lvs_core::{Forwarding, Protocol};
 use lvs_sys::icmp_errors;
 use rustix::io::Errno;
-use tokio::net::{TcpSocket, TcpStream, UdpSocket};
+use socket2::{Domain, SockRef, Socket, Type};
+use tokio::net::{TcpStream, UdpSocket};
 
 pub(crate) use tls::Tls;
 
-use super::{Advice, Pins};
+use super::{Advice, Pins, Reason};
 use crate::text::Keys;
 
 /// The reason why a probe failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProbeError {
     /// The server does not serve: the reason.
-    Server(String),
+    Server(Reason),
     /// This host could not make the check, which is no result for the server: the reason.
     Local(String),
 }
 
 impl ProbeError {
+    /// The server does not serve, for this reason.
+    pub fn server(reason: impl Into<Reason>) -> Self {
+        Self::Server(reason.into())
+    }
+
     /// The meaning of an error of a socket that was connected, or being connected, to `target`.
     fn of_socket(error: &io::Error, target: impl fmt::Display) -> Self {
         // The number of an error is for those who write programs.
@@ -60,7 +69,7 @@ impl ProbeError {
         let reason = format!("{target}: {}{rest}", first.to_lowercase());
         match is_own_shortage(error) {
             true => Self::Local(reason),
-            false => Self::Server(reason),
+            false => Self::server(reason),
         }
     }
 }
@@ -96,6 +105,8 @@ pub struct Via {
     pub service: ServiceId,
     /// Its virtual address and port.
     pub virt: SocketAddr,
+    /// The method by which the dataplane forwards to the server.
+    pub method: Forwarding,
 }
 
 /// The server that is probed, and the path to it.
@@ -135,23 +146,80 @@ impl Asked<'_> {
     /// farewell: neither end keeps anything of a probe.
     pub(crate) async fn connect(&self, target: SocketAddr) -> Result<TcpStream, ProbeError> {
         let to = self.via.map_or(target, |via| via.virt);
-        let socket = match to {
-            SocketAddr::V4(_) => TcpSocket::new_v4(),
-            SocketAddr::V6(_) => TcpSocket::new_v6(),
-        };
         // A socket that cannot be made has not left this host.
-        let socket = socket.map_err(|error| ProbeError::Local(format!("{to}: {error}")))?;
+        let here = |error: io::Error| ProbeError::Local(format!("{to}: {error}"));
+        let socket = Socket::new(Domain::for_address(to), Type::STREAM, None).map_err(here)?;
+        socket.set_nonblocking(true).map_err(here)?;
         if let Some(via) = self.via {
             let source = own_address(via.virt).await?;
             let here = |error: io::Error| ProbeError::Local(format!("{source}: {error}"));
-            socket.bind(source).map_err(here)?;
-            self.pin(via, socket.local_addr().map_err(here)?).await?;
+            socket.bind(&source.into()).map_err(here)?;
+            let local = socket.local_addr().map_err(here)?;
+            let local = local.as_socket().unwrap_or(source);
+            self.pin(via, local).await?;
         }
-        let stream = socket.connect(to).await;
-        let stream = stream.map_err(|error| self.failed(&error, target))?;
+        IcmpError::keep(&socket, to.ip(), true);
+        match socket.connect(&to.into()) {
+            Err(error) if Errno::from_io_error(&error) != Some(Errno::INPROGRESS) => {
+                return Err(self.unconnected(&error, &socket, target));
+            }
+            Ok(()) | Err(_) => {}
+        }
+        let stream = TcpStream::from_std(socket.into()).map_err(here)?;
+        let connected = stream.writable().await;
+        match connected.and_then(|()| stream.take_error()) {
+            Ok(None) => {}
+            Ok(Some(error)) | Err(error) => {
+                return Err(self.unconnected(&error, &stream, target));
+            }
+        }
+        IcmpError::keep(&stream, to.ip(), false);
         let _ = stream.set_zero_linger();
         let _ = stream.set_nodelay(true);
         Ok(stream)
+    }
+
+    /// The meaning of the error of `socket`, which could not be connected to `target`: with the ICMP error that caused
+    /// it, and the fix.
+    fn unconnected(&self, error: &io::Error, socket: &impl AsFd, target: SocketAddr) -> ProbeError {
+        let failed = self.failed(error, target);
+        let ProbeError::Server(mut reason) = failed else {
+            return failed;
+        };
+        let ip = self.server.ip();
+        if let Some(icmp) = IcmpError::of(socket) {
+            let local = SockRef::from(socket).local_addr().ok();
+            let local = local.and_then(|local| local.as_socket());
+            let from_here = local.is_some_and(|local| icmp.sender == Some(local.ip()));
+            if from_here && icmp.is_host_unreachable() {
+                // This host itself, about a next hop without a link-layer address.
+                reason
+                    .text
+                    .push_str(" (its next hop does not answer ARP or neighbour discovery)");
+                let fix = format!(
+                    "is {ip} up and connected (ip neigh), and is the route to it right (ip route get {ip})?"
+                );
+                return ProbeError::Server(reason.with_fix(fix));
+            }
+            let own = [Some(ip), self.via.map(|via| via.virt.ip())];
+            let sender = icmp.sender.filter(|_| !own.contains(&icmp.sender));
+            let of = sender.map_or_else(String::new, |sender| format!(" from {sender}"));
+            reason.text.push_str(&format!(" ({}{of})", icmp.name()));
+            if icmp.is_of_filter() {
+                let on = sender.unwrap_or(ip);
+                let fix = format!("a filter rejects it; on {on}: nft list ruleset");
+                return ProbeError::Server(reason.with_fix(fix));
+            }
+        } else if Errno::from_io_error(error) == Some(Errno::CONNREFUSED) {
+            let listener = self.via.filter(|via| !via.method.translates());
+            let listener = listener.map_or(target, |via| via.virt);
+            let fix = format!(
+                "on {ip}: is something listening on {listener} (ss -ltn), or does a filter reject it with a reset (nft \
+                 list ruleset)?"
+            );
+            return ProbeError::Server(reason.with_fix(fix));
+        }
+        ProbeError::Server(reason)
     }
 
     /// A socket for datagrams to and from `target`, or by way of the service.

@@ -57,7 +57,7 @@ impl ProbeKind for Smtp {
         let stream = asked.connect(self.port.address(asked.server)).await?;
         let talked = talk(stream, &self.helo).await;
         talked
-            .map_err(|why| ProbeError::Server(format!("{}: {why}", self.target(asked.server))))?;
+            .map_err(|why| ProbeError::server(format!("{}: {why}", self.target(asked.server))))?;
         Ok(Advice::NONE)
     }
 }

@@ -68,7 +68,7 @@ mod tests {
         drop(listener);
         let refused = probe.run(&Asked::at(server)).await;
         assert!(
-            matches!(&refused, Err(ProbeError::Server(why)) if why.contains("refused")),
+            matches!(&refused, Err(ProbeError::Server(why)) if why.text.contains("refused")),
             "{refused:?}"
         );
     }

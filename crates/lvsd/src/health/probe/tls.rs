@@ -238,7 +238,7 @@ impl Tls {
         S: AsyncRead + AsyncWrite + Unpin,
     {
         let met = self.attempt(&self.config, stream, server).await;
-        met.map_err(|error| ProbeError::Server(format!("{server}: TLS: {error}")))
+        met.map_err(|error| ProbeError::server(format!("{server}: TLS: {error}")))
     }
 
     /// The same over a connection that `open` makes. Without an authority, a server that refuses the
@@ -261,7 +261,7 @@ impl Tls {
         {
             return Ok(stream);
         }
-        Err(ProbeError::Server(format!("{server}: TLS: {error}")))
+        Err(ProbeError::server(format!("{server}: TLS: {error}")))
     }
 
     async fn attempt<S>(

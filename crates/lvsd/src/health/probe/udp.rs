@@ -83,7 +83,7 @@ impl ProbeKind for Udp {
         if fits(answer, &self.reply) {
             return Ok(Advice::NONE);
         }
-        Err(ProbeError::Server(format!(
+        Err(ProbeError::server(format!(
             "{} answers {}",
             self.target(asked.server),
             quoted(answer)
@@ -209,7 +209,7 @@ mod tests {
         answer.await.unwrap();
         let refused = ask("payload = \"hello\", silence = \"up\"").await;
         assert!(
-            matches!(&refused, Err(ProbeError::Server(why)) if why.contains("refused")),
+            matches!(&refused, Err(ProbeError::Server(why)) if why.text.contains("refused")),
             "{refused:?}"
         );
     }

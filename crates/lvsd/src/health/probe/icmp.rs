@@ -1,0 +1,156 @@
+//! ICMP errors about connections of probes: the error of a socket is often the same for several of them, and for a TCP
+//! reset.
+
+use std::io::IoSliceMut;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd};
+
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrIn, recvmsg, setsockopt, sockopt};
+
+/// An ICMP error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct IcmpError {
+    /// The host that sent it, if the kernel says.
+    pub(super) sender: Option<IpAddr>,
+    is_ipv6: bool,
+    kind: u8,
+    code: u8,
+}
+
+/// Type "destination unreachable".
+const UNREACHABLE: u8 = 3;
+/// The same of ICMPv6.
+const UNREACHABLE6: u8 = 1;
+
+impl IcmpError {
+    /// Has the kernel keep the ICMP errors of a socket that is to connect to `target`. They do not end a connection
+    /// that exists, unless they are kept then, too.
+    pub(super) fn keep(socket: &impl AsFd, target: IpAddr, kept: bool) {
+        // Without them a reason is less exact.
+        let _ = match target {
+            IpAddr::V4(_) => setsockopt(socket, sockopt::Ipv4RecvErr, &kept),
+            IpAddr::V6(_) => setsockopt(socket, sockopt::Ipv6RecvErr, &kept),
+        };
+    }
+
+    /// The oldest one of a socket.
+    pub(super) fn of(socket: &impl AsFd) -> Option<Self> {
+        let mut bytes = [0; 64];
+        let mut pieces = [IoSliceMut::new(&mut bytes)];
+        let mut space = nix::cmsg_space!([u8; 64]);
+        let descriptor = socket.as_fd().as_raw_fd();
+        let flags = MsgFlags::MSG_ERRQUEUE | MsgFlags::MSG_DONTWAIT;
+        let message =
+            recvmsg::<SockaddrIn>(descriptor, &mut pieces, Some(&mut space), flags).ok()?;
+        message.cmsgs().ok()?.find_map(|message| match message {
+            ControlMessageOwned::Ipv4RecvErr(error, sender) => Some(Self {
+                sender: sender
+                    .map(|sender| u32::from_be(sender.sin_addr.s_addr).into())
+                    .map(IpAddr::V4),
+                is_ipv6: false,
+                kind: error.ee_type,
+                code: error.ee_code,
+            }),
+            ControlMessageOwned::Ipv6RecvErr(error, sender) => Some(Self {
+                sender: sender.map(|sender| IpAddr::V6(sender.sin6_addr.s6_addr.into())),
+                is_ipv6: true,
+                kind: error.ee_type,
+                code: error.ee_code,
+            }),
+            _ => None,
+        })
+    }
+
+    /// Its name.
+    pub(super) fn name(self) -> String {
+        let name = match (self.is_ipv6, self.kind, self.code) {
+            (false, UNREACHABLE, 0) => "network unreachable",
+            (false, UNREACHABLE, 1) | (true, UNREACHABLE6, 3) => "host unreachable",
+            (false, UNREACHABLE, 2) => "protocol unreachable",
+            (false, UNREACHABLE, 3) | (true, UNREACHABLE6, 4) => "port unreachable",
+            (false, UNREACHABLE, 9 | 10 | 13) | (true, UNREACHABLE6, 1) => {
+                "administratively prohibited"
+            }
+            (true, UNREACHABLE6, 0) => "no route",
+            (true, UNREACHABLE6, 5) => "source address failed policy",
+            (true, UNREACHABLE6, 6) => "reject route",
+            (_, kind, code) => return format!("ICMP type {kind} code {code}"),
+        };
+        format!("ICMP {name}")
+    }
+
+    /// Whether the host itself was not found in its network.
+    pub(super) const fn is_host_unreachable(self) -> bool {
+        matches!(
+            (self.is_ipv6, self.kind, self.code),
+            (false, UNREACHABLE, 1) | (true, UNREACHABLE6, 3)
+        )
+    }
+
+    /// Whether only a rule of a filter causes it: a host without listener answers TCP with a reset.
+    pub(super) fn is_of_filter(self) -> bool {
+        match (self.is_ipv6, self.kind) {
+            (false, UNREACHABLE) => matches!(self.code, 3 | 9 | 10 | 13),
+            (true, UNREACHABLE6) => matches!(self.code, 1 | 4 | 5),
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn icmp_error_of_a_filter_is_known_by_type_and_code() {
+        let error = |is_ipv6, kind, code| IcmpError {
+            sender: None,
+            is_ipv6,
+            kind,
+            code,
+        };
+        for (is_ipv6, kind, code, name, of_filter) in [
+            (false, 3, 13, "ICMP administratively prohibited", true),
+            (false, 3, 3, "ICMP port unreachable", true),
+            (false, 3, 1, "ICMP host unreachable", false),
+            (false, 3, 2, "ICMP protocol unreachable", false),
+            (true, 1, 1, "ICMP administratively prohibited", true),
+            (true, 1, 3, "ICMP host unreachable", false),
+            (true, 3, 0, "ICMP type 3 code 0", false),
+            (false, 11, 0, "ICMP type 11 code 0", false),
+        ] {
+            let error = error(is_ipv6, kind, code);
+            assert_eq!(
+                (error.name().as_str(), error.is_of_filter()),
+                (name, of_filter)
+            );
+        }
+    }
+
+    #[test]
+    fn socket_without_icmp_error_has_none() {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
+        IcmpError::keep(&socket, IpAddr::from([127, 0, 0, 1]), true);
+        assert_eq!(IcmpError::of(&socket), None);
+    }
+
+    #[test]
+    fn icmp_error_of_a_closed_port_has_its_sender() {
+        let here = IpAddr::from([127, 0, 0, 1]);
+        let closed = std::net::UdpSocket::bind((here, 0)).expect("a socket");
+        let target = closed.local_addr().expect("an address");
+        drop(closed);
+        let socket = std::net::UdpSocket::bind((here, 0)).expect("a socket");
+        IcmpError::keep(&socket, here, true);
+        socket.connect(target).expect("a target");
+        socket.send(b"x").expect("sent");
+        let limit = std::time::Duration::from_secs(20);
+        socket.set_read_timeout(Some(limit)).expect("a limit");
+        socket.recv(&mut [0]).expect_err("refused");
+        let error = IcmpError::of(&socket).expect("an error");
+        assert_eq!(
+            (error.name().as_str(), error.sender),
+            ("ICMP port unreachable", Some(here))
+        );
+    }
+}
