@@ -161,6 +161,30 @@ fn keepalived_whose_supervisor_is_killed_ends() -> Result<()> {
     Ok(())
 }
 
+/// The tests of the library of kube-proxy and dockerd, in a static Go program. The library accepts only answers that come
+/// from the kernel's port.
+#[test]
+#[ignore = "by hand: needs the tests of moby/ipvs (make test-kubernetes)"]
+fn moby_ipvs_passes_its_own_tests() -> Result<()> {
+    let program = std::env::var("LVS_MOBY_IPVS")
+        .context("LVS_MOBY_IPVS names no program: make test-kubernetes")?;
+    let site = site("lvsrunmoby")?;
+    let launcher = programs::find("lvs-run")?.display().to_string();
+    let names = site.director.sh(&format!("{program} -test.list ."))?;
+    let names: Vec<&str> = names.lines().collect();
+    for expected in ["TestService", "TestDestination", "TestTimeouts"] {
+        ensure!(names.contains(&expected), "{names:?}");
+    }
+    for name in names {
+        // They leave services.
+        site.lvsadm("-C")?;
+        let run = format!("{launcher} -- {program} -test.v -test.run '^{name}$' 2>&1 || true");
+        let printed = site.director.sh(&run)?;
+        ensure!(printed.contains(&format!("--- PASS: {name} ")), "{printed}");
+    }
+    Ok(())
+}
+
 /// By netlink; by a program that drops its capabilities; and below another launcher.
 #[test]
 fn services_added_by_ipvsadm_are_listed_by_lvsadm() -> Result<()> {
