@@ -94,8 +94,8 @@ fn wait(what: &str, done: impl FnMut() -> bool) -> Result<()> {
     wait_until(what, Duration::from_secs(30), done)
 }
 
-/// 250 clients, each with one download after the other over one connection: the director dies amid them, comes back
-/// with an empty table, and takes over when it is ready.
+/// 250 clients with consecutive downloads over one connection each: the director dies meanwhile,
+/// returns with an empty table, and takes over when it is ready.
 fn comes_back(label: &str, forward: Forward) -> Result<()> {
     const CLIENTS: u64 = 250;
     let mut site = site(label, forward, 60_000)?;
@@ -210,7 +210,7 @@ fn peer_without_key_receives_nothing() -> Result<()> {
         ensure!(said.contains("another key"), "{said}");
         wait("the log to say so", || log.log().contains("sha256sum")).with_context(|| log.log())?;
     }
-    // Nobody's address, whatever it says.
+    // An address of no peer, with any content.
     let script = "exec 3<>/dev/tcp/192.0.2.2/8848 && cat <&3 | wc -c";
     let said = site.client.run("bash", &["-c", script])?;
     ensure!(said.trim() == "0", "{said}");
@@ -536,8 +536,8 @@ fn seen(host: &Host, counter: &str) -> Result<u64> {
     Ok(count.parse()?)
 }
 
-/// A router that shares packets out by ports has none to look at in fragments and ICMP errors: they
-/// reach a director that their connection's packets did not.
+/// A router that distributes packets by ports finds none in fragments and ICMP errors: these arrive
+/// at another director than the other packets of their connection.
 #[test]
 fn fragments_and_icmp_errors_find_their_connection_at_another_director() -> Result<()> {
     let mut options = SiteOptions::new("elsewhere", Forward::Dr);
