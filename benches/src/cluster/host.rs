@@ -246,7 +246,7 @@ impl Host {
         let mut best: Option<(Duration, i128)> = None;
         for _ in 0..5 {
             let (asked, at) = (Instant::now(), now());
-            self.tell("clock")?;
+            self.command("clock")?;
             let line = self.own_line(deadline)?;
             let round_trip = asked.elapsed();
             let word = line.strip_prefix("clock ").unwrap_or_default();
@@ -267,7 +267,7 @@ impl Host {
     pub(super) fn run(&mut self, start: i128, limit: Duration, words: &[String]) -> Result<()> {
         let words: Vec<_> = words.iter().map(|word| quote(word)).collect();
         let (start, limit) = (start + self.ahead, limit.as_secs_f64().ceil());
-        self.tell(&format!("run {start} {limit} {}", words.join(" ")))
+        self.command(&format!("run {start} {limit} {}", words.join(" ")))
     }
 
     /// Waits until httperf has ended: what it printed, and how late it began, in seconds.
@@ -304,7 +304,7 @@ impl Host {
         }
     }
 
-    fn tell(&mut self, words: &str) -> Result<()> {
+    fn command(&mut self, words: &str) -> Result<()> {
         let reported = match &mut self.input {
             Some(input) => writeln!(input, "{words}").and_then(|()| input.flush()),
             None => Ok(()),

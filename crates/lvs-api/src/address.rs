@@ -19,7 +19,7 @@ use super::place;
 /// The environment variable that names another socket than the default one.
 pub const SOCKET_VARIABLE: &str = "LVS_SOCKET";
 
-/// Longest time that a listener may leave connections waiting.
+/// Longest time that connections may wait for a listener that does not accept them.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Pause before the next attempt.
 const PAUSE: Duration = Duration::from_millis(10);

@@ -99,7 +99,7 @@ pub enum Error {
     },
     /// The connection ended before the answer did.
     #[error(
-        "the dataplane at {address} ended while it was answering: look at its log, and start it again"
+        "the dataplane at {address} ended while it was answering: read its log, and start it again"
     )]
     Gone {
         /// The address of the dataplane.
@@ -113,8 +113,8 @@ pub enum Error {
         /// The first error in the answer.
         message: String,
     },
-    /// The caller wanted no more of a list.
-    #[error("the list was not read to its end")]
+    /// The caller stopped reading a list before its end.
+    #[error("the caller stopped reading the list before its end")]
     Stopped,
     /// The dataplane refused.
     #[error("{}", .0.message)]

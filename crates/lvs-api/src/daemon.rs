@@ -228,7 +228,7 @@ impl Target {
             && self.port.is_none_or(|port| port == server.port())
     }
 
-    /// Whether all servers of `other` are among them.
+    /// Whether the list contains all servers of `other`.
     pub fn covers(&self, other: &Self) -> bool {
         self.host == other.host
             && (self.service.is_none() || self.service == other.service)
@@ -268,7 +268,7 @@ pub struct AdminSpec {
     /// Its end, in seconds since 1970; `None` until another override replaces it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until: Option<u64>,
-    /// Also if it takes the last usable server of a service.
+    /// Permits to remove the last usable server of a service.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
 }
@@ -418,7 +418,7 @@ pub struct ProxyStatus {
     pub most: u64,
     /// The number refused at that maximum.
     pub full: u64,
-    /// The number of clients evicted in favour of others.
+    /// The number of clients evicted to make room for other clients.
     pub evicted: u64,
     /// The number refused without a server.
     pub refused: u64,
@@ -505,7 +505,7 @@ pub struct ServiceStatus {
     /// The configured sorry server, also while it does not serve or is drained.
     #[serde(default)]
     pub sorry_server: Option<SocketAddr>,
-    /// Its VIP is given up until it has enough servers.
+    /// Its VIP is released until enough servers are up.
     #[serde(default)]
     pub withdrawn: bool,
     /// A service that lvsd does not own occupies its address.
@@ -536,10 +536,11 @@ pub struct ServerStatus {
     /// The reason why it is down or suspicious.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// The remedy, while it is suspicious.
+    /// The fix, while it is suspicious.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub fix: String,
-    /// Connections that clients opened to it, and those without an answer; absent if there were none.
+    /// Connections of clients to the server, and those without an answer; absent if there were
+    /// none.
     #[serde(default, skip_serializing_if = "RecentAttempts::is_empty")]
     pub attempts: RecentAttempts,
     /// Set while lvsd's host cannot make its checks, after three in a row.

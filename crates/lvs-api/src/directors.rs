@@ -1,4 +1,4 @@
-//! Other directors, as options and files name them: where they are, and the key that all share.
+//! Addresses of peers, as options and files contain them, and the key that all peers share.
 
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};
@@ -29,7 +29,7 @@ pub fn address(text: &str) -> Result<SocketAddr, String> {
         "expected 192.0.2.2, 192.0.2.2:8848, 2001:db8::2 or [2001:db8::2]:8848".to_owned()
     })?;
     if alone.is_err() && address.port() == 0 {
-        return Err(format!("port 0 is none; the usual one is {PORT}"));
+        return Err(format!("port 0 is not valid; the usual port is {PORT}"));
     }
     let canonical = address.ip().to_canonical();
     if canonical.is_ipv4() {
@@ -71,7 +71,7 @@ pub fn read_key(path: &Path) -> Result<Vec<u8>, String> {
     let (mode, owner) = (meta.mode(), meta.uid());
     if owner != 0 && owner != rustix::process::geteuid().as_raw() {
         return Err(format!(
-            "user {owner}, who has the key {name}, may change it: chown root {name}"
+            "user {owner}, who owns the key {name}, can change it: chown root {name}"
         ));
     }
     if mode & 0o027 != 0 {
@@ -88,7 +88,7 @@ pub fn read_key(path: &Path) -> Result<Vec<u8>, String> {
     let key = text.trim_ascii();
     if text.len() > KEY_MAX || key.len() < KEY_MIN {
         return Err(format!(
-            "the key {name} has {} characters, and {KEY_MIN} to {KEY_MAX} are taken: openssl rand -hex 32 > {name}",
+            "the key {name} has {} characters; required are {KEY_MIN} to {KEY_MAX}: openssl rand -hex 32 > {name}",
             key.len()
         ));
     }

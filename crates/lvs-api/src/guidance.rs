@@ -1,4 +1,4 @@
-//! Remedies for services that `lvsd` manages. It undoes changes that are made with `lvsadm`, so they
+//! Fixes for services that `lvsd` manages. It undoes changes that are made with `lvsadm`, so they
 //! are made in its file.
 
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ use lvs_core::api::{ReasonCount, ServiceInfo};
 /// The owner of the services of `lvsd`, as recorded in the dataplane.
 pub const OWNER: &str = "lvsd";
 
-/// Options of `lvs-dataplane` that remedies name, and that are keys of `[dataplane]`.
+/// Options of `lvs-dataplane` that fixes name, and that are keys of `[dataplane]`.
 const OPTIONS: [&str; 14] = [
     "--clamp-mss",
     "--echo",
@@ -40,7 +40,7 @@ pub fn is_managed(service: &ServiceInfo) -> bool {
     service.owner.as_deref() == Some(OWNER)
 }
 
-/// The remedy for a server that does not answer its clients.
+/// The fix for a server that does not answer its clients.
 pub fn for_unanswered(server: SocketAddr, forwarding: Forwarding) -> String {
     let (ip, port) = (server.ip(), server.port());
     match forwarding {
@@ -63,12 +63,12 @@ pub fn for_unanswered(server: SocketAddr, forwarding: Forwarding) -> String {
     }
 }
 
-/// Replaces the remedies of reasons by those for a host whose services `lvsd` manages.
+/// Replaces the fixes of reasons by those for a host whose services `lvsd` manages.
 pub fn for_lvsd(reasons: &mut [ReasonCount]) {
     for reason in reasons {
-        reason.remedy = match by_reason(&reason.reason) {
-            Some(remedy) => remedy.to_owned(),
-            None => with_keys(&reason.remedy),
+        reason.fix = match by_reason(&reason.reason) {
+            Some(fix) => fix.to_owned(),
+            None => with_keys(&reason.fix),
         };
     }
 }
@@ -122,24 +122,24 @@ fn by_reason(reason: &str) -> Option<&'static str> {
 }
 
 /// A fix that names options of `lvs-dataplane`, with the keys that correspond to them.
-pub fn with_keys(remedy: &str) -> String {
-    if remedy.starts_with("Nothing:") {
-        return remedy.to_owned();
+pub fn with_keys(fix: &str) -> String {
+    if fix.starts_with("Nothing:") {
+        return fix.to_owned();
     }
     let word = |c: char| c.is_ascii_alphanumeric() || c == '-';
-    let mut keys: Vec<String> = remedy
+    let mut keys: Vec<String> = fix
         .split(|c| !word(c))
         .filter(|word| OPTIONS.contains(word))
         .map(|option| format!("`{}`", option[2..].replace('-', "_")))
         .collect();
     keys.sort_unstable();
     keys.dedup();
-    if keys.is_empty() || remedy.contains(WITH_LVSD) {
-        return remedy.to_owned();
+    if keys.is_empty() || fix.contains(WITH_LVSD) {
+        return fix.to_owned();
     }
-    let end = if remedy.ends_with('.') { "" } else { "." };
+    let end = if fix.ends_with('.') { "" } else { "." };
     format!(
-        "{remedy}{end} {WITH_LVSD} {} in [dataplane] of its file; restart lvs-dataplane then.",
+        "{fix}{end} {WITH_LVSD} {} in [dataplane] of its file; restart lvs-dataplane then.",
         keys.join(", ")
     )
 }
@@ -149,12 +149,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn remedy_that_asks_for_nothing_gets_no_advice() {
+    fn fix_that_asks_for_nothing_gets_no_advice() {
         let nothing = "Nothing: this is what --fast-path is for.";
         assert_eq!(with_keys(nothing), nothing);
     }
 
-    fn remedy(reason: &str, remedy: &str) -> String {
+    fn fix(reason: &str, fix: &str) -> String {
         let mut reasons = [ReasonCount {
             action: "drop".to_owned(),
             reason: reason.to_owned(),
@@ -162,16 +162,16 @@ mod tests {
             recent: None,
             ago: None,
             help: String::new(),
-            remedy: remedy.to_owned(),
+            fix: fix.to_owned(),
         }];
         for_lvsd(&mut reasons);
-        let [ReasonCount { remedy, .. }] = reasons;
-        remedy
+        let [ReasonCount { fix, .. }] = reasons;
+        fix
     }
 
     #[test]
     fn no_server_names_lvsd_and_no_change_by_hand() {
-        let reported = remedy("no_server", "Add one (-a).");
+        let reported = fix("no_server", "Add one (-a).");
         assert!(
             reported.contains("lvsd status") && !reported.contains("-a)"),
             "{reported}"
@@ -180,13 +180,13 @@ mod tests {
 
     #[test]
     fn option_is_named_as_a_key() {
-        let reported = remedy("x", "Start with --max-connections, --when-full evict");
+        let reported = fix("x", "Start with --max-connections, --when-full evict");
         assert!(
             reported.contains("With lvsd: `max_connections`, `when_full` in [dataplane]"),
             "{reported}"
         );
-        assert_eq!(remedy("x", &reported), reported);
+        assert_eq!(fix("x", &reported), reported);
         // `--set` is an option of lvsadm.
-        assert_eq!(remedy("x", "lvsadm --set 1 2 3."), "lvsadm --set 1 2 3.");
+        assert_eq!(fix("x", "lvsadm --set 1 2 3."), "lvsadm --set 1 2 3.");
     }
 }

@@ -1,5 +1,5 @@
-//! Whether a process runs, or is ending: the kernel frees what a killed process had only after it
-//! has given up its memory, which takes seconds where that is much.
+//! Whether a process runs or is ending. The kernel frees the resources of a killed process after
+//! its memory, which takes seconds for a large process.
 
 use std::fs;
 use std::str::SplitAsciiWhitespace;
@@ -24,7 +24,7 @@ impl Limits {
         running: Duration::from_millis(300),
         unseen: Duration::from_secs(2),
     };
-    /// Limits of a caller that only looks for a running dataplane.
+    /// Limits of a caller that only searches for a running dataplane.
     pub const LOOK: Self = Self {
         running: PAUSE,
         unseen: Duration::from_millis(100),

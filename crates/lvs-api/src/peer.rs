@@ -81,8 +81,8 @@ impl Own {
         }
     }
 
-    /// Whether a process of `uid` has the rights of this one; `root` reads the rights of a process,
-    /// and is called for user 0 only.
+    /// Whether a process of `uid` has the rights of this one. For user 0, `root` reads the rights
+    /// of the process.
     pub fn trusts(&self, uid: u32, root: impl FnOnce() -> Root) -> Result<(), Refusal> {
         if uid != 0 {
             return if uid == self.uid {

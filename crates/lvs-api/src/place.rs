@@ -62,7 +62,9 @@ pub fn prepare(directory: &Path) -> io::Result<()> {
         return Err(io::Error::other(format!("it is user {uid}'s, not root's")));
     }
     if meta.mode() & 0o022 != 0 {
-        return Err(io::Error::other("others than its owner may write there"));
+        return Err(io::Error::other(
+            "users other than its owner may write there",
+        ));
     }
     Ok(())
 }
@@ -110,7 +112,7 @@ pub fn steer(address: &Address) -> Result<Steering, LockError> {
                         return Err(LockError::Held(pid));
                     }
                 }
-                // Somebody else's, or gone by now.
+                // It belongs to another process, or does not exist any more.
                 _ => break None,
             },
             Err(error) => {
@@ -130,7 +132,7 @@ pub struct Steering(
     #[expect(dead_code, reason = "its life is what matters")] Option<UnixListener>,
 );
 
-/// A file that is locked for as long as this lives, and with the process gone, however that ends.
+/// A file that is locked while this value exists. The lock ends with the process in any case.
 #[derive(Debug)]
 pub struct Lock(File);
 
@@ -226,7 +228,7 @@ fn owner_in(file: &File) -> Owner {
     }
 }
 
-/// The last process that had the lock of `socket`, and whether it still has it.
+/// The last process that locked `socket`, and whether it still has the lock.
 pub fn owner_beside(socket: &Path, suffix: &str) -> Option<(Owner, bool)> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = openat(CWD, lock_path(socket, suffix), flags, Mode::empty()).ok()?;
@@ -263,7 +265,10 @@ mod tests {
         );
         fs::set_permissions(&path, Permissions::from_mode(0o1777)).expect("it is ours");
         let open = prepare(&path).expect_err("everybody's");
-        assert!(open.to_string().contains("others than its owner"), "{open}");
+        assert!(
+            open.to_string().contains("users other than its owner"),
+            "{open}"
+        );
 
         let link = directory("link");
         let _ = fs::remove_file(&link);

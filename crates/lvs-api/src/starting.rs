@@ -187,8 +187,8 @@ impl Process {
             .any(|program| name.is_some_and(|name| name == *program))
     }
 
-    /// Whether a word of the command line is one of `programs`: the first, or, behind `sudo`,
-    /// `nice` or `ip netns exec`, a later one.
+    /// Whether a word of the command line is one of `programs`: the first word, or a later one
+    /// after `sudo`, `nice` or `ip netns exec`.
     fn names(&self, programs: &[&str]) -> bool {
         self.command_line
             .split(|byte| *byte == 0)
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn old_dataplane_is_not_waited_for() {
+    fn dataplane_older_than_the_limit_is_not_waited_for() {
         assert!(waits_for(1, 99_000, "lvs-dataplane\0", Some(7)));
         assert!(!waits_for(1, 98_990, "lvs-dataplane\0", Some(7)));
     }
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn own_process_is_read() {
+    fn starting_reads_own_process() {
         let own = Processes::system().process(std::process::id());
         let own = own.expect("this process");
         assert!(own.start > 0 && !own.command_line.is_empty());

@@ -16,12 +16,12 @@ use super::Address;
 use super::place::{self, LOCK, Lock, STEERED};
 use lvs_sys::netns;
 
-/// Files that a sweep looks at, at most.
+/// Maximum of files that a sweep examines.
 const FILES_MOST: usize = 4096;
 /// Greatest number of processes whose network namespace is read.
 const PROCESSES_MOST: usize = 1 << 16;
-/// A namespace of which nothing is seen is gone if its files are so old, where not all processes
-/// can be asked (without `CAP_SYS_PTRACE`, or in a process namespace of its own).
+/// The age from which files of a namespace without visible processes are removed, if not all
+/// processes are visible (without `CAP_SYS_PTRACE`, or in a process namespace).
 const UNUSED: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Address {
@@ -38,8 +38,8 @@ impl Address {
     }
 }
 
-/// Removes what is left in `/run/lvs` of network namespaces that are gone. Files of running
-/// processes stay, and those of namespaces that have none but still exist.
+/// Removes the files in `/run/lvs` of network namespaces that no longer exist. Files of running
+/// processes, and of existing namespaces without processes, stay.
 pub fn sweep() {
     if let Some(own) = place::socket() {
         sweep_in(Path::new(place::DIRECTORY), &own, netns::cookie(), live);
@@ -152,14 +152,14 @@ fn inode(name: &str) -> Option<(u64, &str)> {
     (rest.is_empty() || is_state(rest)).then_some((inode, rest))
 }
 
-/// The cookie in what follows a socket's name.
+/// The cookie in the rest of a file name behind a socket's name.
 fn cookie_of(rest: &str) -> Option<u64> {
     let (cookie, _) = rest.strip_prefix('.')?.split_once('.')?;
     cookie.parse().ok()
 }
 
-/// The inodes of network namespaces that processes are in or that are mounted, and whether all
-/// processes of this host were seen.
+/// The inodes of network namespaces with processes or mounts, and whether all processes of this
+/// host were visible.
 fn live() -> (HashSet<u64>, bool) {
     let mut mounted = HashSet::new();
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();

@@ -66,14 +66,14 @@ impl Director {
         }
     }
 
-    /// Decides on a packet, after all work that was due before it. A clock that goes backwards
-    /// counts as stopped.
+    /// Decides on a packet, after all work that was due before it. If the clock goes backwards, the
+    /// time stays the same.
     pub fn handle_packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
         self.handle_packet_ahead(meta, &Ahead::NONE, now)
     }
 
-    /// As [`handle_packet`](Self::handle_packet), of a packet for which [`Shard::ahead`] and
-    /// [`Shard::aim`] have found out where to look. The verdict is the same.
+    /// As [`handle_packet`](Self::handle_packet), with the hint of [`Shard::ahead`] and
+    /// [`Shard::aim`] where to find the packet's connection. The verdict is the same.
     pub fn handle_packet_ahead(
         &mut self,
         meta: &PacketMeta<'_>,
@@ -113,8 +113,8 @@ impl Director {
         [control, shard, sync, down].into_iter().flatten().min()
     }
 
-    /// Goes on ending the connections of servers that went down ([`Shard::end_down`]), and gives
-    /// the resets to send.
+    /// Continues to end the connections of servers that went down ([`Shard::end_down`]), and
+    /// returns the resets to send.
     pub fn end_down(&mut self, now: Instant, budget: usize) -> Vec<Reset> {
         let now = self.follow(now);
         self.shard.end_down(now, budget)

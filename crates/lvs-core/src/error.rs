@@ -14,9 +14,9 @@ pub enum Error {
     ServerExists,
     /// The service has no such real server (ENOENT).
     NoServer,
-    /// No scheduler of this name is known (ENOENT).
+    /// There is no scheduler of this name (ENOENT).
     UnknownScheduler,
-    /// No persistence engine of this name is known (ENOENT).
+    /// There is no persistence engine of this name (ENOENT).
     UnknownEngine,
     /// A weight below 0 (ERANGE).
     WeightRange,
@@ -56,13 +56,13 @@ pub enum Error {
     LocalAddressNeeded,
     /// Full NAT and one-packet scheduling: replies would find no connection.
     FullNatOnePacket,
-    /// No helper of this name is known (ENOENT).
+    /// There is no helper of this name (ENOENT).
     UnknownHelper,
     /// Ports for a helper: 0, one twice, or too many (EINVAL).
     HelperPorts,
     /// The greatest number of pinned connections already waits.
     TooManyPins,
-    /// The kernel's IPVS has it, this director does not yet; the text names it.
+    /// IPVS in the kernel supports this, and the director does not yet; the text names it.
     Unsupported(&'static str),
 }
 

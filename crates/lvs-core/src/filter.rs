@@ -113,7 +113,7 @@ impl SourceFilter {
         Ok(Self(Some(Arc::new(Made { lists, map }))))
     }
 
-    /// Whether it takes everybody.
+    /// Whether the filter accepts every source.
     pub const fn is_off(&self) -> bool {
         self.0.is_none()
     }

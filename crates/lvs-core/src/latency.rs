@@ -12,9 +12,9 @@ use crate::Instant;
 /// Time in which an average falls to a half: Finagle's decay time of 10 s is 10 s × ln 2.
 const HALF_LIFE: u64 = 6_931_471_806;
 
-/// The average time that a server takes for its first answer to a new connection.
+/// The average time until a server's first answer to a new connection.
 ///
-/// Atomics, because every shard adds samples; two at the same moment may lose one of them, which
+/// Atomics, because every shard adds samples. Of two simultaneous samples, one may be lost, which
 /// does no harm.
 #[derive(Debug, Default)]
 pub struct Latency {

@@ -16,12 +16,12 @@ use core::net::IpAddr;
 
 use crate::Prefix;
 
-/// Bits that one node looks at.
+/// Bits that one node distinguishes.
 const STRIDE: u8 = 6;
 /// Places of a node.
 const PLACES: u8 = 1 << STRIDE;
 
-/// Networks with a value each. If one is given twice, the last one counts.
+/// Networks with a value each. Of equal networks, the last one counts.
 #[derive(Clone, Debug)]
 pub(crate) struct PrefixMap<T> {
     v4: Tree<T>,
@@ -137,8 +137,8 @@ impl<T: Copy> Tree<T> {
         tree
     }
 
-    /// Makes the node at `at` of `entries`, of which there is one at least, and all below it. A
-    /// call goes at least six bits deeper than its caller.
+    /// Builds the node at `at` and all nodes below it from `entries`, which is not empty. Each
+    /// recursive call is at least six bits deeper.
     fn fill(&mut self, at: usize, entries: &[Entry<T>]) {
         let (first, last) = (entries[0], entries[entries.len() - 1]);
         let alike = (first.bits ^ last.bits).leading_zeros();
@@ -245,7 +245,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Networks of few distinct bits, so that they contain each other.
+    /// Networks with few distinct bits, so that some contain others.
     fn prefixes() -> impl Strategy<Value = Vec<Prefix>> {
         let v4 = (any::<u32>(), 0..=32_u8, 0..=32_u32).prop_map(|(bits, len, shift)| {
             let bits = bits.checked_shl(shift).unwrap_or(0);

@@ -18,7 +18,7 @@ use core::str::FromStr;
 pub use crate::Prefix;
 use crate::{Protocol, Tuple};
 
-/// Rules at most: each packet is compared with them one after the other.
+/// Maximum of rules: each packet is compared with them one after the other.
 pub const RULES_MAX: usize = 1024;
 
 /// Ports from the first to the second, both included.
@@ -70,9 +70,10 @@ pub struct MarkRule {
     pub interface: Option<String>,
     /// Source prefix of the packets.
     pub source: Option<Prefix>,
-    /// Where they go. The host's own stack is kept from these packets by it, so a rule that sets a
-    /// mark names it. `None`, for a rule with a source that drops packets or leaves them to
-    /// the host, are all packets to services: the host is kept from these already.
+    /// Destination of the packets. The dataplane hides these packets from the host's network stack,
+    /// so a rule that sets a mark names the destination. `None`, for a rule with a source that
+    /// drops packets or passes them to the host, means all packets to services, which are hidden
+    /// already.
     pub destination: Option<Prefix>,
     /// Their protocol: TCP, UDP or SCTP; `None` for all three.
     pub protocol: Option<Protocol>,
@@ -83,7 +84,7 @@ pub struct MarkRule {
 }
 
 impl MarkRule {
-    /// The most addresses that a rule's destination may have.
+    /// Maximum of addresses that a rule's destination may have.
     pub const ADDRESSES_MAX: usize = 1 << 12;
 
     /// Reads a rule from its words.

@@ -61,9 +61,9 @@ pub enum Hook {
 pub struct Tuple {
     /// The IP protocol.
     pub protocol: Protocol,
-    /// Source address and port; port 0 where the protocol has none.
+    /// Source address and port; port 0 if the protocol has none.
     pub src: SocketAddr,
-    /// Destination address and port; port 0 where the protocol has none.
+    /// Destination address and port; port 0 if the protocol has none.
     pub dst: SocketAddr,
 }
 
@@ -131,7 +131,7 @@ pub struct SctpChunk {
 pub enum Transport<'a> {
     /// A TCP header of at least 20 bytes.
     Tcp(TcpFlags),
-    /// A UDP header of 8 bytes and what follows it in the packet.
+    /// A UDP header of 8 bytes and the rest of the packet.
     Udp(&'a [u8]),
     /// An SCTP header and the header of its first chunk.
     Sctp(SctpChunk),
@@ -152,7 +152,7 @@ pub struct Segment<'a> {
     /// From the first byte of the transport header to the end of the packet. None, where no helper
     /// is at work.
     pub bytes: &'a [u8],
-    /// The checksum needs no look: a device has verified it, or will finish it.
+    /// The checksum needs no check: a device has verified it, or will complete it.
     pub trusted: bool,
 }
 

@@ -109,7 +109,7 @@ fn is_blank(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t')
 }
 
-/// A letter of Latin-1, as the kernel's `isalpha` has it.
+/// A letter of Latin-1, as the kernel's `isalpha` defines it.
 fn is_letter(byte: u8) -> bool {
     byte.is_ascii_alphabetic() || matches!(byte, 0xc0..=0xd6 | 0xd8..=0xf6 | 0xf8..=0xff)
 }

@@ -88,7 +88,7 @@ impl Pool {
         server.map_or(Preview::NoServer, Preview::Server)
     }
 
-    /// The slot of the scheduler's hash table that a request falls into, if it has one.
+    /// The slot of the scheduler's hash table for a request; `None` without such a table.
     pub fn slot(&self, request: &Request) -> Option<HashSlot> {
         self.scheduler.slot(request)
     }

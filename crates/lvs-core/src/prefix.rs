@@ -35,8 +35,8 @@ impl Prefix {
         Some(Self { addr, len })
     }
 
-    /// The source that `ip` counts as when places are shared among clients: the address itself, or, for IPv6, its /64, within
-    /// which a host chooses its addresses freely.
+    /// The source that counts for limits by client: the address itself, or, for IPv6, its /64,
+    /// because a host can choose any address in it.
     pub fn source(ip: IpAddr) -> IpAddr {
         let ip = ip.to_canonical();
         let network = Self::new(ip, SOURCE_LEN).filter(|_| ip.is_ipv6());

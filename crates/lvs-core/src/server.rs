@@ -20,9 +20,9 @@ const OVERLOADED: u8 = 0x2;
 
 /// One real server in one service (the kernel's `ip_vs_dest`).
 ///
-/// Settings and counts are atomics: the control half writes settings, every shard changes counts as
-/// its connections come, change state and go. Counts are exact when no shard is in the middle of a
-/// packet.
+/// Settings and counts are atomics: the control half writes settings, and every shard updates
+/// counts when its connections open, change state and end. Counts are exact while no shard
+/// processes a packet.
 #[derive(Debug)]
 pub struct Server {
     id: ServerId,
@@ -98,7 +98,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Shares the word of its neighbours by number, so that a scheduler has few words to look at.
+    /// Shares the word of adjacent servers, so that a scheduler has few words to read.
     pub(crate) fn mark_in(&mut self, marks: &mut Marks) {
         let word = self.id.index() / 64;
         if marks.0.len() <= word {
@@ -209,8 +209,8 @@ impl Server {
         self.watches.store(watches, Relaxed);
     }
 
-    /// The flags of this crate's own that a connection to it begins with. Attempts to open a TCP connection are always
-    /// counted.
+    /// The initial flags of a connection to the server that IPVS does not have. Attempts to open a
+    /// TCP connection are always counted.
     #[inline]
     pub(crate) fn watches(&self, protocol: Protocol) -> u32 {
         let watches = self.watches.load(Relaxed);
@@ -285,13 +285,14 @@ impl Server {
         self.last_weight.load(Relaxed)
     }
 
-    /// The percentage of its weight that a slow start gives it now; `None` if it has all of it.
+    /// Percentage of the weight during a slow start; `None` outside of one.
     pub fn slow_start(&self) -> Option<u8> {
         let tenths = self.tenths.load(Relaxed);
         (tenths < 10).then_some(tenths * 10)
     }
 
-    /// How soon it answers new connections: TCP behind NAT, and other protocols if the service's scheduler uses it.
+    /// The time until its answers to new connections: TCP behind NAT, and other protocols if the
+    /// service's scheduler uses it.
     pub const fn latency(&self) -> &Latency {
         &self.latency
     }
@@ -390,8 +391,7 @@ impl Server {
         }
     }
 
-    /// Counts a connection in (`ip_vs_bind_dest`) and sets the overload flag when the upper
-    /// threshold is met.
+    /// Counts a connection (`ip_vs_bind_dest`), and sets the overload flag at the upper threshold.
     pub(crate) fn bind(&self, active: bool) {
         if active {
             self.active.fetch_add(1, Relaxed);
@@ -490,8 +490,8 @@ impl Drop for OpenConnection {
     }
 }
 
-/// A server in a scheduler's cache: removed from its service, its record stays in the trash as long
-/// as this lives.
+/// A server in a scheduler's cache. While this value exists, the record of a removed server stays
+/// in the trash.
 #[derive(Debug)]
 pub(crate) struct HeldServer(Arc<Server>);
 

@@ -42,7 +42,7 @@ pub enum ServiceKey {
     Address {
         /// TCP, UDP or SCTP.
         protocol: Protocol,
-        /// Virtual address and port; port 0 takes every port that no other service has.
+        /// Virtual address and port; port 0 stands for every port without a separate service.
         addr: SocketAddr,
     },
     /// A firewall mark, for every protocol, address and port that carries it.
@@ -71,7 +71,7 @@ impl ServiceKey {
         }
     }
 
-    /// Family of the packets that it takes.
+    /// Family of the packets to the service.
     pub const fn family(&self) -> Family {
         match self {
             Self::Address {
@@ -86,7 +86,7 @@ impl ServiceKey {
         }
     }
 
-    /// Its protocol; `None` for a mark, which takes every protocol.
+    /// The protocol; `None` for a mark, which accepts every protocol.
     pub const fn protocol(&self) -> Option<Protocol> {
         match self {
             Self::Address { protocol, .. } => Some(*protocol),
@@ -119,7 +119,7 @@ impl fmt::Display for ServiceKey {
     }
 }
 
-/// Flags of a service, with the numbers that IPVS gives them.
+/// Flags of a service, numbered as in IPVS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(transparent))]
@@ -209,7 +209,7 @@ pub enum Forwarding {
     Route = 3,
     /// Sent on to the packet's own destination.
     Bypass = 4,
-    /// Translation of both ends, so that replies come back by themselves: `FullNat`. IPVS has no
+    /// Destination and source NAT (`FullNat`), so that replies return to the director. IPVS has no
     /// such method.
     FullNat = 5,
 }
@@ -240,7 +240,8 @@ impl Forwarding {
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(deny_unknown_fields))]
 pub struct ServerConfig {
-    /// Share of connections relative to the other servers; 0 takes no new connections (quiesced).
+    /// Share of connections relative to the other servers; a server with 0 gets no new connections
+    /// (quiesced).
     pub weight: i32,
     /// Forwarding method.
     #[cfg_attr(feature = "api", serde(default))]
@@ -251,7 +252,8 @@ pub struct ServerConfig {
     /// Connections at which the server stops taking new ones; 0 is no limit.
     #[cfg_attr(feature = "api", serde(default))]
     pub upper: u32,
-    /// Connections below which it takes new ones again; 0 is three quarters of `upper`.
+    /// Number of connections below which the server gets new ones again; 0 is three quarters of
+    /// `upper`.
     #[cfg_attr(feature = "api", serde(default))]
     pub lower: u32,
 }

@@ -1,4 +1,4 @@
-//! Counters, the two-second snapshot that scripts see, and rates.
+//! Counters, their two-second snapshot in listings, and rates.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -52,7 +52,7 @@ impl Sub for Counts {
     }
 }
 
-/// Counters as scripts see them (two-second snapshot), their rates, and as they are now.
+/// Counters as listings show them (two-second snapshot), their rates, and their present values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(default))]

@@ -87,7 +87,7 @@ pub struct TunnelType {
 }
 
 impl TunnelType {
-    /// The names of all types as ipvsadm's help has them.
+    /// The names of all types in ipvsadm's help.
     pub const NAMES: &str = "ipip|gue|gre";
 
     /// All types. A server's record has the place in this list.

@@ -172,7 +172,7 @@ INLINE int matches(const u64 *slot, const struct packet *p, const int v6, int re
 {
 	const struct end *client = reply ? &p->dst : &p->src, *peer = reply ? &p->src : &p->dst;
 	u64 word = READ(slot[0]);
-	u64 kinds = reply ? KIND_TEMPLATE : KIND_TOLD_APART;
+	u64 kinds = reply ? KIND_TEMPLATE : KIND_DISTINCT;
 	if ((word & (IDENTITY | kinds)) != client->id) return 0;
 	// What differs, without jumps: the verifier would follow each, for each entry.
 	u64 way, differ = 0, virt, server;

@@ -67,7 +67,7 @@ impl<T> fmt::Debug for Mailbox<T> {
     }
 }
 
-/// Closes a mailbox at the end of the thread that it belongs to, however that comes.
+/// Closes a mailbox when its thread ends for any reason.
 #[derive(Debug)]
 pub(crate) struct Closing<'a, T>(pub(crate) &'a Mailbox<T>);
 

@@ -511,7 +511,7 @@ fn run(
         (Ok(state_keeper), _) => state_keeper,
         (Err(error), WarmRestart::On) => return Err(error).context("--warm-restart on"),
         (Err(error), _) => {
-            warn!("connections do not outlive this dataplane: {error}");
+            warn!("no warm restart: connections end with this dataplane: {error}");
             None
         }
     };

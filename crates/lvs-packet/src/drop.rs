@@ -25,16 +25,15 @@ reasons! {
         /// A fragment that contradicts the others of its datagram, is empty, or reaches beyond 64
         /// KiB.
         BadFragment => "bad_fragment",
-        /// A first fragment of IPv6 that ends before its headers do, where they are needed.
+        /// A first fragment of IPv6 that ends before the headers that the decision requires.
         TinyFragment => "tiny_fragment",
-        /// A fragment for which there was no room: too many datagrams wait for their other
-        /// fragments.
+        /// A fragment without free memory: too many datagrams wait for their other fragments.
         FragmentMemory => "fragment_memory",
         /// The director decided to drop it.
         Verdict => "verdict",
         /// The director had it answered with an ICMP unreachable error.
         Rejected => "rejected",
-        /// Its time to live ran out here.
+        /// Its time to live reached zero at the director.
         TtlExceeded => "ttl_exceeded",
         /// The packet is longer than the MTU of its path, and must not be fragmented.
         TooBig => "too_big",
@@ -42,20 +41,20 @@ reasons! {
         MtuTooSmall => "mtu_too_small",
         /// There is no route to the destination.
         NoRoute => "no_route",
-        /// The route to where it is to go leads over a device without a link layer (tun, WireGuard,
+        /// The route to its destination leads over a device without a link layer (tun, WireGuard,
         /// PPP), on which packet sockets cannot send.
         NoLinkLayer => "no_link_layer",
-        /// The route to where it is to go leads over an Ethernet interface that the dataplane does
+        /// The route to its destination leads over an Ethernet interface that the dataplane does
         /// not use.
         UnusedInterface => "unused_interface",
-        /// The route to where it is to go refuses packets (blackhole, unreachable, prohibit).
+        /// The route to its destination refuses packets (blackhole, unreachable, prohibit).
         RouteRefuses => "route_refuses",
         /// The route has no source address.
         NoSource => "no_source",
         /// Too short to be translated.
         ShortHeader => "untranslatable",
-        /// A SYN of a client that is not known, while SYNs took more than half of the time: their
-        /// share was used up.
+        /// A SYN of an unknown client, while SYNs used more than half of the time, and their share
+        /// was exhausted.
         SynFlood => "syn_flood",
         /// A mix of address families or a method that this version cannot send; with the backend
         /// tun also direct routing, and connections of this host itself to servers behind NAT.
@@ -74,10 +73,10 @@ reasons! {
         Martian => "martian",
         /// The route to its source is not through the interface of its arrival (`--reverse-path`).
         ReversePath => "reverse_path",
-        /// A reply to a health check through a service that another host forwarded: the server's route to clients is not by
-        /// way of this director.
+        /// A reply to a through-VIP check that another host forwarded: the server's route to
+        /// clients does not lead over this director.
         CheckPath => "check_path",
-        /// It belongs to another packet worker, whose queue of what is handed over was full.
+        /// It belongs to another packet worker, whose inbox was full.
         WorkerBusy => "worker_busy",
         /// An invalid IPv4 option; the sender receives an ICMP error (parameter problem).
         IpOptions => "ip_options",
@@ -86,10 +85,10 @@ reasons! {
         /// An echo request to an address that the dataplane owns, and answers to them are switched off
         /// (`--echo drop`).
         EchoOff => "echo_off",
-        /// An echo request to an address that the dataplane owns, beyond what is answered in a second
-        /// (`--echo-limit`).
+        /// An echo request to an address that the dataplane owns, above the limit of answers a
+        /// second (`--echo-limit`).
         EchoLimit => "echo_limit",
-        /// It would come straight back: the host routes this address to the dataplane.
+        /// It would return immediately: the host routes this address to the dataplane.
         Loop => "loop",
         /// There is no device to reinject the packet into the host.
         NoHostPort => "no_host_port",

@@ -85,7 +85,8 @@ pub enum SegmentKind {
 enum Storage {
     /// On the heap.
     Owned(Box<[u8]>),
-    /// In a slot of a backend's memory, which comes back to it when the frame is dropped or sent.
+    /// In a slot of a backend's memory, which returns to the backend when the frame is dropped or
+    /// sent.
     Lent(Lent),
 }
 
@@ -215,7 +216,7 @@ impl Frame {
         &self.buf[self.start..self.end]
     }
 
-    /// The frame's bytes, to be changed in place.
+    /// The frame's bytes, for changes in place.
     #[inline]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.buf[self.start..self.end]
@@ -245,8 +246,8 @@ impl Frame {
         self.buf.len() - self.end
     }
 
-    /// Grows the frame by `n` bytes at its front and gives them (their content is undefined);
-    /// `None`, and nothing changed, if there is no room. Offsets in `offload` are moved along.
+    /// Grows the frame by `n` bytes at its front and returns them (their content is undefined);
+    /// `None` without a change if there is no room. Offsets in `offload` are adjusted.
     #[inline]
     #[must_use]
     pub fn push_front(&mut self, n: usize) -> Option<&mut [u8]> {
@@ -259,9 +260,8 @@ impl Frame {
         Some(&mut self.buf[self.start..self.start + n])
     }
 
-    /// Writes `header` in front of the frame, which stays as it is, and gives both; `None`, and
-    /// nothing written, if there is no room. What is in front of a frame has no meaning
-    /// afterwards.
+    /// Writes `header` in front of the unchanged frame, and returns both; `None` without a change
+    /// if there is no room. The bytes in front of a frame have no meaning afterwards.
     #[inline]
     pub fn behind(&mut self, header: &[u8]) -> Option<&[u8]> {
         let start = self.start.checked_sub(header.len())?;

@@ -1,5 +1,5 @@
-//! Packets that wait: for the link-layer address of their next hop, or until the host does not see
-//! their answers.
+//! Packets that wait for the link-layer address of their next hop, or until their answers are
+//! hidden from the host.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -13,8 +13,8 @@ use crate::frame::Frame;
 use crate::intercept::LocalClient;
 use crate::net::PortId;
 
-/// Packets that wait for one neighbour at most; the oldest gives way (the kernel's `unres_qlen`
-/// default).
+/// Maximum of packets that wait for one neighbour; a further one replaces the oldest (the kernel's
+/// `unres_qlen` default).
 pub const PER_NEIGHBOUR: usize = 101;
 /// Packets of a director that wait at most.
 pub const TOTAL: usize = 4096;
@@ -23,14 +23,14 @@ pub const BYTES: usize = 16 << 20;
 /// The longest time that a packet waits. The kernel gives up a neighbour after three requests, one
 /// second apart, and reports that; this limit is for neighbours without a report.
 pub const TIMEOUT: Duration = Duration::from_millis(3500);
-/// Pause before the kernel is asked again.
+/// Pause before the next request to the kernel.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 /// The event that a packet waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Cause {
     Neighbour(PortId, IpAddr),
-    /// It is one of the host's own, whose answers are not intercepted yet.
+    /// It is a packet of a client on this host, whose answers are not intercepted yet.
     LocalClient(LocalClient),
 }
 
@@ -85,7 +85,8 @@ impl Held {
         }
     }
 
-    /// Keeps `frame` waiting; returns whether to ask the kernel for the address now.
+    /// Stores `frame` until the address is known; returns whether to request the address from the
+    /// kernel now.
     pub fn hold(&mut self, port: PortId, addr: IpAddr, frame: Frame, now: Instant) -> bool {
         self.hold_for(Cause::Neighbour(port, addr), frame, now)
     }
@@ -156,8 +157,8 @@ impl Held {
         self.take_for(Cause::Neighbour(port, addr))
     }
 
-    /// Takes out the packets of local clients whose answers are intercepted by now, according to
-    /// `is_intercepted`.
+    /// Removes and returns the packets of local clients whose answers are intercepted now,
+    /// according to `is_intercepted`.
     pub fn take_local_clients(
         &mut self,
         is_intercepted: impl Fn(&LocalClient) -> bool,

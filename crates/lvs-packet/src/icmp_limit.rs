@@ -72,7 +72,7 @@ impl Bucket {
         }
     }
 
-    /// Takes a token, if there is one.
+    /// Uses a token, if there is one.
     pub fn take(&self, now: Instant) -> bool {
         if self.cost == 0 {
             return true;
@@ -91,7 +91,7 @@ impl Bucket {
     }
 }
 
-/// The value of [`Bucket::since`] after one token is used at `now`; `None` if none is left.
+/// The value of [`Bucket::since`] after one token is used at `now`; `None` if the bucket is empty.
 fn take(since: i64, now: i64, cost: i64, full: i64) -> Option<i64> {
     let since = since.max(now.saturating_sub(full));
     (now.saturating_sub(since) >= cost).then(|| since.saturating_add(cost))
@@ -115,7 +115,7 @@ struct Peer {
 pub struct RateLimit {
     limits: Limits,
     all: Bucket,
-    /// In stripes with a lock each, so that workers seldom meet.
+    /// In stripes with a lock each, so that workers seldom wait for each other.
     peers: [Mutex<[Option<Peer>; STRIPE]>; PEERS / STRIPE],
     suppressed: AtomicU64,
 }

@@ -24,7 +24,7 @@ impl Default for IpIds {
 }
 
 impl IpIds {
-    /// The first of `count` numbers of IPv4; IPv6 has none.
+    /// The first of `count` identification numbers of IPv4; IPv6 has none.
     pub fn next(&self, src: IpAddr, dst: IpAddr, protocol: u8, count: usize) -> u16 {
         let (IpAddr::V4(src), IpAddr::V4(dst)) = (src, dst) else {
             return 0;
@@ -36,8 +36,8 @@ impl IpIds {
         counter.fetch_add(count, Ordering::Relaxed).wrapping_add(1)
     }
 
-    /// A number for the fragments of an IPv6 datagram: none comes twice in 2^32, and the next is
-    /// not the next higher (RFC 7739).
+    /// A number for the fragments of an IPv6 datagram: unique within 2^32, and not predictable from
+    /// the one before (RFC 7739).
     pub fn next_fragments(&self) -> u32 {
         let before = self.fragments.fetch_add(1, Ordering::Relaxed);
         let mut id = before.wrapping_add(1);

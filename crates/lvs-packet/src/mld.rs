@@ -16,7 +16,8 @@ const REPORT_V2: u8 = 143;
 /// Messages never leave their link.
 const HOP_LIMIT: u8 = 1;
 const HOP_BY_HOP: u8 = 0;
-/// Hop-by-hop options with the router alert that makes routers and switches look (RFC 2711).
+/// Hop-by-hop options with the router alert, so that routers and switches read the message (RFC
+/// 2711).
 const ROUTER_ALERT: [u8; 8] = [PROTOCOL, 0, 5, 2, 0, 0, 1, 0];
 /// The group in a message of version 1 and in a query of version 2, behind a delay.
 const GROUP_FIELD: Field = icmp::HEADER_LEN..icmp::HEADER_LEN + 16;
@@ -60,7 +61,7 @@ impl Query {
 /// Report of a listener about a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MembershipChange {
-    /// The host is a member, as before: the answer to a query.
+    /// The host is still a member: the answer to a query.
     Listening,
     /// The host has joined the group.
     Joined,

@@ -1,4 +1,4 @@
-//! The network as the packet pipeline sees it: ports, routes, neighbours, virtual addresses.
+//! The network for the packet pipeline: ports, routes, neighbours, virtual addresses.
 
 use std::net::IpAddr;
 
@@ -6,7 +6,7 @@ use crate::drop::FrameDrop;
 use crate::wire::Mac;
 
 /// An attachment to a network: an interface, or the TUN device that leads to the host. A small
-/// index that the dataplane gives out.
+/// index that the dataplane assigns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PortId(pub u16);
 
@@ -30,7 +30,7 @@ impl PortId {
 pub struct PortInfo {
     /// Its link-layer address.
     pub mac: Mac,
-    /// The longest IP packet that it takes.
+    /// Length of the longest IP packet on this path.
     pub mtu: u32,
     /// Frames begin with an Ethernet header; else they are bare IP packets.
     pub ethernet: bool,
@@ -43,7 +43,7 @@ pub struct PortInfo {
 /// The next hop of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NextHop {
-    /// The port to leave by.
+    /// The outgoing port.
     pub port: PortId,
     /// The neighbour that receives the packet: a gateway, or the destination itself if the route is
     /// on-link.
@@ -65,7 +65,7 @@ impl NextHop {
 /// The path of packets to an Ethernet neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way {
-    /// The port to leave by.
+    /// The outgoing port.
     pub port: PortId,
     /// The longest packet.
     pub mtu: u32,
@@ -92,17 +92,17 @@ impl Way {
 /// All facts about an address, from one look-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct About {
-    /// The host has it: [`Net::is_local`].
+    /// The host owns the address: [`Net::is_local`].
     pub local: bool,
-    /// A virtual service has it: [`Net::is_vip`].
+    /// A virtual service uses the address: [`Net::is_vip`].
     pub vip: bool,
     /// The dataplane owns it: [`Net::is_own_vip`].
     pub own: bool,
-    /// The path to it; `None` if there is no route, or the neighbour is not resolved yet.
+    /// The next hop to the address; `None` without a route, or while the neighbour is not resolved.
     pub way: Option<Way>,
 }
 
-/// The network as the packet path sees it. Cheap look-ups, no I/O.
+/// The network for the packet path. Cheap look-ups, no I/O.
 pub trait Net {
     /// The port's properties; `None` if it was removed.
     fn port(&self, port: PortId) -> Option<PortInfo>;
@@ -145,7 +145,7 @@ pub trait Net {
     /// The link-layer address of a neighbour; `None` if it is not resolved.
     fn neighbour(&self, port: PortId, addr: IpAddr) -> Option<Mac>;
 
-    /// All of this about an address.
+    /// All facts about an address.
     fn about(&self, addr: IpAddr) -> About {
         About {
             local: self.is_local(addr),

@@ -9,8 +9,8 @@ use lvs_core::api::TooBig;
 /// Servers that are remembered at most.
 const SERVERS_MAX: usize = 256;
 
-/// Requests that did not fit the way to their server, by server and whether that is by tunnel: of
-/// all workers of a director.
+/// Requests that did not fit the path to their server, by server and by the use of a tunnel: of all
+/// workers of a director.
 #[derive(Debug, Default)]
 pub struct Oversize(Mutex<BTreeMap<(IpAddr, bool), TooBig>>);
 

@@ -43,9 +43,9 @@ pub struct Packet {
     pub df: bool,
     /// The fragment, if it is a fragment of a datagram.
     pub fragment: Option<Fragment>,
-    /// A header of AH is among those of IPv6: IPVS looks behind it, nf_tables does not.
+    /// The IPv6 extension headers include AH: IPVS reads the headers behind it, nf_tables does not.
     pub authenticated: bool,
-    /// Source and destination port of TCP, UDP and SCTP, where they could be read.
+    /// Source and destination port of TCP, UDP and SCTP, if they were readable.
     pub ports: Option<(u16, u16)>,
 }
 
@@ -260,7 +260,7 @@ impl Packet {
             }
     }
 
-    /// This first fragment of IPv6, whose bytes are `ip`, as a packet of its own: with the header
+    /// This first fragment of IPv6, whose bytes are `ip`, as a complete packet: with the header
     /// behind all of its extension headers.
     #[must_use]
     pub fn alone(mut self, ip: &[u8]) -> Self {

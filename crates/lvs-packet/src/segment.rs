@@ -424,8 +424,8 @@ mod tests {
         Cut::new(&frame, &packet).map(|cut| cut.expect("an aggregate").count(ip.len()))
     }
 
-    /// A host leaves the CRC32c of SCTP to a device that has it (`NETIF_F_SCTP_CRC`), as it leaves
-    /// the sums of TCP and UDP.
+    /// A host leaves the CRC32c of SCTP to a capable device (`NETIF_F_SCTP_CRC`), as it leaves the
+    /// checksums of TCP and UDP.
     #[test]
     fn unfinished_checksum_of_sctp_becomes_crc() {
         let mut ip = Vec::new();
@@ -584,7 +584,7 @@ mod tests {
             prop_assert_eq!(joined, data);
         }
 
-        /// As a sender makes it who gives VXLAN to a device that cuts it (`SKB_GSO_UDP_TUNNEL`).
+        /// The super-packet of a sender whose device segments VXLAN (`SKB_GSO_UDP_TUNNEL`).
         #[test]
         fn segments_inside_tunnel_have_right_headers(data in proptest::collection::vec(any::<u8>(), 1..9000), size in 71u16..1400, [six, inner_six, udp, summed, declared] in any::<[bool; 5]>()) {
             let ip = tunnelled(&data, udp, [six, inner_six], summed, declared);

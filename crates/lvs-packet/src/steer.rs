@@ -24,7 +24,7 @@ use crate::intercept::{Intercept, LocalClient};
 use crate::net::Net;
 use crate::parse::{Icmp, Packet};
 
-/// Ranges of addresses that the program in the kernel looks in, of each family.
+/// Maximum of address ranges of each family that the BPF program searches.
 pub const RANGES_MAX: usize = 256;
 
 /// ISAKMP's port: AH and ESP belong to its connection.
@@ -138,7 +138,7 @@ impl Steering {
         self.by_address
     }
 
-    /// The worker of all connections of a client that comes from this address and port.
+    /// The worker of all connections of a client with this address and port.
     pub fn of_client(&self, addr: IpAddr, port: u16) -> usize {
         let port = if self.by_address { 0 } else { port };
         let fold = self.keys.fold(addr, 4);
@@ -245,7 +245,8 @@ impl Steering {
         }
     }
 
-    /// The first words of addresses, as many as leave no more different ones than there may be.
+    /// The first words of addresses: as many words as leave the number of different prefixes within
+    /// its limit.
     fn prefixes(&self, addresses: &[IpAddr]) -> (usize, Vec<u32>) {
         for words in (1..=4).rev() {
             let folds = addresses.iter().map(|addr| self.keys.fold(*addr, words));

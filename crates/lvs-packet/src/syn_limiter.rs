@@ -95,7 +95,7 @@ struct Kind {
     asking: u32,
     /// SYNs that each network may have.
     quota: u16,
-    /// SYNs left after all quotas: one more for each of this many networks.
+    /// SYNs that remain after all quotas: one more for each of this many networks.
     rest: u64,
     /// SYNs in the batch at hand.
     passed: u32,
@@ -124,8 +124,8 @@ impl Kind {
         self.asking = 0;
     }
 
-    /// Decides on a SYN of `network`. SYNs left after all quotas go to the first that come, except
-    /// the half of the purse that is reserved for networks below their quota.
+    /// Decides on a SYN of `network`. The SYNs that remain after all quotas go to the first
+    /// senders, except the half that is reserved for networks below their quota.
     fn pass(&mut self, network: u16) -> bool {
         let taken = &mut self.taken[usize::from(network)];
         self.asking += u32::from(*taken == 0);
@@ -147,8 +147,8 @@ impl Kind {
     }
 }
 
-/// A filter of seen hashes in two generations: new hashes enter the first, and the older generation
-/// is discarded after a time.
+/// A filter of known hashes in two generations: new hashes enter the first, and the older
+/// generation is discarded after a time.
 #[derive(Debug)]
 struct Memory {
     generations: [Box<[u64]>; 2],
@@ -271,7 +271,7 @@ impl SynLimiter {
         }
     }
 
-    /// A client has had a connection.
+    /// Records a client with a connection.
     pub(super) fn meets(&mut self, client: IpAddr, now: Instant) {
         self.known.age(now);
         let hash = self.hasher.hash_one(host_of(client));
@@ -364,7 +364,7 @@ fn host_of(addr: IpAddr) -> u64 {
     }
 }
 
-/// The network that a client is in.
+/// The network of a client's address.
 fn network_of(addr: IpAddr) -> u64 {
     match addr {
         IpAddr::V4(addr) => u64::from(addr.to_bits() >> 8),
@@ -541,8 +541,8 @@ mod tests {
         assert!(!memory.contains(8));
     }
 
-    /// With a million known clients, one in 16 others counts as known; with a flood of 200,000 a
-    /// second, one in 300 of others counts as repeated.
+    /// With a million known clients, one in 16 other clients counts as known; with a flood of
+    /// 200,000 a second, one in 300 other SYNs counts as repeated.
     #[test]
     fn filter_with_too_many_clients_has_false_positives() {
         let syn_limiter = SynLimiter::default();

@@ -23,8 +23,8 @@ pub fn contains((net, bits): Prefix, addr: IpAddr) -> bool {
 pub struct Route {
     /// The prefix.
     pub to: Prefix,
-    /// The port, the gateway if there is one, and the address that the host has there; `None` if
-    /// it cannot be reached.
+    /// The port, the gateway if there is one, and the host's address there; `None` if it cannot be
+    /// reached.
     pub way: Option<(PortId, Option<IpAddr>, Option<IpAddr>)>,
 }
 
@@ -162,7 +162,7 @@ impl Net for Table {
     }
 }
 
-/// Asks another one about packets that `edit` has gone over: marks, another hook.
+/// Passes packets on to another decider after `edit` has changed them: marks, another hook.
 #[derive(Debug)]
 pub struct Edited<'a, D, F> {
     /// The decisions behind it.

@@ -163,7 +163,7 @@ pub struct Complaint<'a> {
 }
 
 impl TunnelPaths {
-    /// The way to a server that a packet is tunnelled to; `None` if there are too many.
+    /// The path to a tunnelled server; `None` if there are too many.
     fn path(&self, key: (IpAddr, Kind)) -> Option<Arc<Path>> {
         let mut paths = self.paths.lock().unwrap_or_else(PoisonError::into_inner);
         if paths.len() >= SERVERS_MAX && !paths.contains_key(&key) {
@@ -184,8 +184,7 @@ impl TunnelPaths {
             .map_or(route, |path| path.mtu(route, now))
     }
 
-    /// How often something was learned of a way: as long as that stays as it is, no way has become
-    /// narrower.
+    /// Number of updates of path MTUs. While it is unchanged, no path MTU has become smaller.
     pub fn lessons(&self) -> u64 {
         self.lessons.load(Ordering::Acquire)
     }
@@ -196,8 +195,8 @@ impl TunnelPaths {
     }
 
     /// Reads `message`, an ICMP error with a right checksum that is addressed to the director.
-    /// `mtu` gives the MTU of the route to a server. `None` if it is not about a tunnel packet of
-    /// ours, or if the client needs no error.
+    /// `mtu` returns the MTU of the route to a server. `None` if it does not concern a tunnel
+    /// packet of the director, or if the client needs no error.
     pub fn complaint<'a>(
         &self,
         message: &'a [u8],
@@ -258,11 +257,11 @@ impl TunnelPaths {
     }
 
     /// Reads `message`, an ICMPv6 error with a right checksum that is addressed to the director. A
-    /// "packet too big" teaches the path MTU to a server. The next packet that does not fit is
+    /// "packet too big" updates the path MTU of a server. The next packet that does not fit is
     /// answered.
     ///
     /// Less than 1280 bytes is ignored (RFC 8201 section 4), and so is a path that leaves less than
-    /// 1280 bytes to the packet inside: a router, or a forger, does not close a tunnel.
+    /// 1280 bytes to the inner packet: neither a router nor a forger can close a tunnel.
     pub fn too_big(&self, message: &[u8], mtu: impl FnOnce(IpAddr) -> Option<usize>, now: Instant) {
         const PACKET_TOO_BIG: u8 = 2;
         let Some(outer) = message.get(icmp::HEADER_LEN..).filter(|outer| {

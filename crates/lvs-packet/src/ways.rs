@@ -23,7 +23,7 @@ pub struct Ways {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoWay {
     /// Packets to the virtual address do not arrive here.
-    #[error("its virtual address is none of this host's or the dataplane's")]
+    #[error("its virtual address belongs neither to this host nor to the dataplane")]
     Elsewhere,
     /// Client and server are of different families.
     #[error("its client and its server are of different families")]
@@ -35,13 +35,13 @@ pub enum NoWay {
     #[error("one of its addresses is no possible source")]
     Martian,
     /// Packets to the server cannot leave now, or not by Ethernet.
-    #[error("there is no way to its server, or its neighbour is not known")]
+    #[error("there is no route to its server, or the neighbour is not resolved")]
     ToServer,
     /// Packets to the client cannot leave now, or not by Ethernet.
-    #[error("there is no way to its client, or its neighbour is not known")]
+    #[error("there is no route to its client, or the neighbour is not resolved")]
     ToClient,
     /// The outer headers depend on the packet.
-    #[error("its tunnel has a checksum of its own (--tun-csum, --tun-remcsum)")]
+    #[error("its tunnel has a checksum (--tun-csum, --tun-remcsum)")]
     Tunnel,
 }
 

@@ -85,7 +85,7 @@ impl Place {
         self.reader.is_some()
     }
 
-    /// A request is being answered, until what this gives is dropped.
+    /// Counts a request as being answered until the returned value is dropped.
     pub(super) fn answer(&self) -> Answer<'_> {
         self.places.state().answers += 1;
         Answer(self)

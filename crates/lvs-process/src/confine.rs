@@ -21,8 +21,8 @@ use lvs_core::api::Confinement;
 
 use lvs_sys::seccomp::{Foreign, refuse};
 
-/// Administration of the host and of other processes: no dataplane, check or notification makes
-/// such calls.
+/// System calls for the administration of the host and of other processes: no dataplane, check or
+/// notification uses them.
 const NOBODYS: &[i64] = &[
     libc::SYS_init_module,
     libc::SYS_finit_module,
@@ -105,7 +105,7 @@ pub struct Places {
     pub tcp: bool,
 }
 
-/// Confines the dataplane; must come before its threads exist.
+/// Sandboxes the dataplane; must be called before its threads start.
 pub fn dataplane(places: &Places) -> Confinement {
     let mut done = Confinement::default();
     // It starts nothing that could have more rights.
@@ -122,8 +122,8 @@ pub fn dataplane(places: &Places) -> Confinement {
     done
 }
 
-/// From now on this thread, and those that it starts, execute nothing and write where `places` and
-/// the kernel's own directories are.
+/// Restricts this thread, and threads that it starts later: they execute nothing, and write only in
+/// `places` and in directories of the kernel.
 fn landlock(places: &Places) -> Result<(), String> {
     use landlock::{
         ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,

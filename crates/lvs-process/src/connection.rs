@@ -18,16 +18,16 @@ use lvs_api::peer::Refusal;
 
 /// The longest first request.
 const HELLO_MAX: u64 = 4 << 10;
-/// The longest request of a client that may only look.
+/// The longest request of a client with read access.
 const REQUEST_MAX: u64 = 16 << 10;
 /// The longest of a client that may change things: a list of
 /// [`CHANGES_MAX`](lvs_core::api::CHANGES_MAX) changes.
 const LIST_MAX: u64 = 32 << 20;
 /// Longest time that a client may take to read [`BUFFER`] bytes of an answer.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time limit for a client's greeting, whatever it sends before.
+/// Time limit for a client's greeting.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a client that may only look may take until it has sent its next request.
+/// Time limit for the next request of a client with read access.
 const READER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Idle timeout of a client that may make changes.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
@@ -36,7 +36,7 @@ const BUFFER: usize = 64 << 10;
 /// Lower priority of threads for read-only clients (setpriority(2)).
 const READER_NICE: i32 = 10;
 
-/// A request of which nothing but the method is looked at.
+/// A request of which only the method is read.
 #[derive(Deserialize)]
 struct RawRequest<'a> {
     #[serde(default)]
@@ -47,7 +47,7 @@ struct RawRequest<'a> {
     params: Option<&'a RawValue>,
 }
 
-/// A stream whose reads end at a moment, and whose writes take only so long.
+/// A stream with a deadline for reads, and a time limit for each write.
 struct Within<'a> {
     stream: &'a UnixStream,
     /// Time after which nothing is read.
@@ -201,7 +201,7 @@ impl Session<'_> {
                 Some(self.place.list().ok_or_else(|| {
                     Failure::new(
                         FailureCode::Full,
-                        format!("{method}: users without rights are given one list at a time: wait for yours to end"),
+                        format!("{method}: unprivileged users get one list at a time: wait for the end of the other one"),
                     )
                 })?)
             }

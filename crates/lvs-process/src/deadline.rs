@@ -26,7 +26,7 @@ where
     stream.read(bytes)
 }
 
-/// Writes all, unless that takes longer.
+/// Writes all bytes, within a time limit.
 pub fn write_within<S>(mut stream: &S, mut bytes: &[u8], patience: Duration) -> io::Result<()>
 where
     S: AsFd,

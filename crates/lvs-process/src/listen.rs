@@ -21,7 +21,7 @@ use lvs_sys::peercred;
 #[non_exhaustive]
 pub enum BindError {
     /// Another dataplane listens on the address.
-    #[error("another dataplane is running at {address}{}: stop it first, or give this one another --socket", of_pid(.pid))]
+    #[error("another dataplane is running at {address}{}: stop it first, or start this one with another --socket", of_pid(.pid))]
     Running {
         /// The address.
         address: Address,
@@ -44,7 +44,7 @@ pub enum BindError {
         pid: Option<u32>,
     },
     /// There is a file at the path that is not a socket.
-    #[error("{path} is not a socket: remove it, or give another --socket", path = .0.display())]
+    #[error("{path} is not a socket: remove it, or use another --socket", path = .0.display())]
     NotASocket(PathBuf),
     /// The system refused.
     #[error("cannot listen at {address}: {source}; {}", fix(source))]
@@ -56,7 +56,7 @@ pub enum BindError {
     },
 }
 
-/// The way to an address that the system permits.
+/// The fix for an address that the system does not permit.
 fn fix(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound => "create the directory of the socket",
@@ -119,7 +119,7 @@ pub(super) struct Listener {
     pub(super) address: Address,
     /// The file to remove at the end, by device and inode.
     file: Option<(PathBuf, (u64, u64))>,
-    /// Let go after the file is removed.
+    /// Released after the file is removed.
     pub(super) lock: Option<Arc<Lock>>,
 }
 
@@ -274,8 +274,8 @@ fn is_socket(path: &Path) -> io::Result<Option<bool>> {
     }
 }
 
-/// Lets everybody connect to the socket at `path`, because the peer's credentials decide what it
-/// may do. Gives device and inode.
+/// Lets all local users connect to the socket at `path`, because the peer's credentials decide
+/// about its rights. Returns device and inode.
 fn open_to_all(path: &Path) -> io::Result<(u64, u64)> {
     // Not by name, which could lead elsewhere by now if other users may write to the directory.
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;

@@ -1,5 +1,4 @@
-//! Telling systemd how we are (`sd_notify(3)`): a datagram to the socket that `NOTIFY_SOCKET`
-//! names.
+//! Reports to systemd (`sd_notify(3)`): a datagram to the socket that `NOTIFY_SOCKET` names.
 
 use std::ffi::OsStr;
 use std::os::linux::net::SocketAddrExt;

@@ -123,7 +123,7 @@ pub struct Permissions {
 enum Rights {
     /// All calls.
     Write,
-    /// Look; and why not more.
+    /// Read access, and the reason why changes are refused.
     Read(Refusal),
     /// No calls.
     None,
@@ -235,8 +235,8 @@ impl Server {
         Ok((place, denied))
     }
 
-    /// The user at the other end, and what it may do. Capabilities are looked at once, as those of
-    /// an open file are.
+    /// The user of the remote process, and its rights. Capabilities are read once, as those of an
+    /// open file are.
     fn rights(&self, stream: &UnixStream) -> (u32, Rights) {
         let Ok(peer) = peercred::peer_cred(stream) else {
             return (u32::MAX, Rights::None);
@@ -285,7 +285,7 @@ impl Handle {
 pub struct Leaving(Weak<Lock>);
 
 impl Leaving {
-    /// Marks the lock: a dataplane that starts is to wait for the end of this process.
+    /// Marks the lock: a starting dataplane must wait for the end of this process.
     pub fn mark(&self) {
         if let Some(lock) = self.0.upgrade() {
             lock.leave();

@@ -1,4 +1,4 @@
-//! Client and server against each other.
+//! Client and server connected to each other.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -48,7 +48,7 @@ impl Handler for Fake {
                         recent: None,
                         ago: None,
                         help: String::new(),
-                        remedy: String::new(),
+                        fix: String::new(),
                     })?;
                 }
                 serde_json::to_value(ListEnd { count: out.count() })
@@ -288,7 +288,7 @@ fn requests_are_bounded_by_rights_of_client() {
     }
 }
 
-/// Runs `body` in a network namespace of its own, whose abstract names are free.
+/// Runs `body` in a new network namespace, whose abstract names are free.
 fn in_own_network(body: impl FnOnce() + Send + 'static) {
     let thread = thread::spawn(|| {
         lvs_sys::unshare_network().expect("this test makes network namespaces: run it as root");

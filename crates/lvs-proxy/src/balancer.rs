@@ -23,9 +23,9 @@ use super::clients::{Admission, Clients, Slot};
 
 /// The longest timeout that ipvsadm permits.
 const NEVER: u32 = 31 * 86_400;
-/// The proxy reports moved bytes when there are this many, or after `TELL_AFTER`.
-const TELL_BYTES: u64 = 1 << 20;
-const TELL_AFTER: u64 = 1_000;
+/// The proxy reports moved bytes when there are this many, or after `COUNT_AFTER`.
+const COUNT_BYTES: u64 = 1 << 20;
+const COUNT_AFTER: u64 = 1_000;
 
 /// An event that happens once, for all tasks that wait for it.
 #[derive(Debug, Default)]
@@ -76,7 +76,7 @@ impl Inner {
     }
 }
 
-/// The director, and what relays share.
+/// The director, and the shared state of relays.
 pub(super) struct Balancer {
     inner: Mutex<Inner>,
     zero: std::time::Instant,
@@ -110,9 +110,9 @@ pub struct Counts {
     pub refused: u64,
 }
 
-/// One of this many places is reserved for datagrams.
+/// One of this many slots is reserved for datagrams.
 const KEPT_PART: usize = 16;
-/// At most one of this many places is for datagrams, whose sources can be forged.
+/// At most one of this many slots is for datagrams, whose sources can be forged.
 const DATAGRAM_PART: usize = 2;
 
 impl Balancer {
@@ -187,7 +187,7 @@ impl Balancer {
         options.get(service).copied().unwrap_or_default()
     }
 
-    /// Takes a slot for one more connection; `None` if all are taken.
+    /// Takes a slot for one more connection; `None` if all are in use.
     pub(super) fn place(self: &Arc<Self>) -> Option<Place> {
         let most = self.most.load(Ordering::Relaxed);
         let streams = self.streams.fetch_add(1, Ordering::Relaxed);
@@ -199,7 +199,8 @@ impl Balancer {
         Some(place)
     }
 
-    /// Takes a slot for one more client that sends datagrams to `service`; `None` if all are taken.
+    /// Takes a slot for one more client that sends datagrams to `service`; `None` if all are in
+    /// use.
     pub(super) fn slot(&self, service: ServiceId, client: SocketAddr) -> Option<Slot> {
         let most = self.most.load(Ordering::Relaxed);
         let crowded = self.used() >= most;
@@ -293,14 +294,14 @@ impl Entry {
         let now = self.balancer.now();
         let mut inner = self.balancer.lock();
         let tcp = |flags| Transport::Tcp(TcpFlags(flags));
-        self.tell(
+        self.count(
             &mut inner,
             Way::Out,
             tcp(TcpFlags::SYN | TcpFlags::ACK),
             60,
             now,
         );
-        self.tell(&mut inner, Way::In, tcp(TcpFlags::ACK), 52, now);
+        self.count(&mut inner, Way::In, tcp(TcpFlags::ACK), 52, now);
     }
 
     /// Counts moved bytes.
@@ -310,13 +311,13 @@ impl Entry {
         let bytes = bytes as u64;
         let pending = self.pending[way as usize].fetch_add(bytes, Ordering::Relaxed) + bytes;
         let reported = self.reported.load(Ordering::Relaxed);
-        if pending >= TELL_BYTES || clock.saturating_sub(reported) >= TELL_AFTER {
+        if pending >= COUNT_BYTES || clock.saturating_sub(reported) >= COUNT_AFTER {
             self.reported.store(clock, Ordering::Relaxed);
-            self.tell_moved(&mut self.balancer.lock());
+            self.count_pending(&mut self.balancer.lock());
         }
     }
 
-    fn tell_moved(&self, inner: &mut Inner) {
+    fn count_pending(&self, inner: &mut Inner) {
         let now = self.balancer.now();
         let transport = match self.tuple.protocol {
             Protocol::UDP => Transport::Udp(&[]),
@@ -326,13 +327,13 @@ impl Entry {
             let mut bytes = self.pending[way as usize].swap(0, Ordering::Relaxed);
             while bytes > 0 {
                 let len = u32::try_from(bytes).unwrap_or(u32::MAX);
-                self.tell(inner, way, transport, len, now);
+                self.count(inner, way, transport, len, now);
                 bytes -= u64::from(len);
             }
         }
     }
 
-    fn tell(&self, inner: &mut Inner, way: Way, transport: Transport<'_>, len: u32, now: Instant) {
+    fn count(&self, inner: &mut Inner, way: Way, transport: Transport<'_>, len: u32, now: Instant) {
         let (hook, tuple) = match way {
             Way::In => (Hook::Local, self.tuple),
             Way::Out => {
@@ -366,7 +367,7 @@ impl Entry {
 impl Drop for Entry {
     fn drop(&mut self) {
         let mut inner = self.balancer.lock();
-        self.tell_moved(&mut inner);
+        self.count_pending(&mut inner);
         let now = self.balancer.now();
         inner.director.end(&self.tuple, now);
     }

@@ -146,8 +146,7 @@ impl Clients {
         self.table().held
     }
 
-    /// A place for `client` at `service` among `most`; `crowded` if connections of TCP leave no
-    /// place free.
+    /// A slot for `client` at `service` among `most`; `crowded` if TCP connections use all slots.
     pub(super) fn slot(
         self: &Arc<Self>,
         service: ServiceId,
@@ -286,7 +285,7 @@ impl Slot {
         }
     }
 
-    /// Waits until it has to give up the place.
+    /// Waits until its slot is needed for another client.
     pub(super) async fn taken(&self) {
         self.client.close_signal.closed().await;
     }

@@ -1,8 +1,8 @@
-//! Moving bytes from one socket to another.
+//! Copies bytes from one socket to another.
 //!
-//! A little is copied through a buffer of the thread; what comes in bulk is spliced through a pipe
-//! without a copy. A pipe and a remainder belong to a connection only while its receiver takes no
-//! more, so that an idle connection has neither.
+//! Small amounts are copied through a buffer of the thread; large amounts are spliced through a
+//! pipe without a copy. A connection holds a pipe and a remainder only while its receiver accepts
+//! no more, so that an idle connection holds neither.
 
 use std::cell::RefCell;
 use std::io;
@@ -24,7 +24,7 @@ const PIPE: usize = 64 << 10;
 pub(super) const PIPES_MAX: usize = 1024;
 /// Free pipes that a thread keeps for later use.
 const PIPES_KEPT: usize = 64;
-/// Chunks that one connection moves before other connections have their turn.
+/// Chunks that one connection copies before the next connection.
 const TURN: usize = 16;
 
 static PIPES: AtomicUsize = AtomicUsize::new(0);
@@ -120,8 +120,8 @@ pub(super) async fn pump(
     }
 }
 
-/// Has `from` wait for what comes next: a read that gave less than it could has emptied it, so that
-/// the system is not asked in vain. An end that has come already stays.
+/// Marks `from` as empty: a read that returned less than its buffer has emptied the socket, so that
+/// the next read would fail. An end of the stream that has arrived stays readable.
 fn drained(from: &TcpStream) {
     let _ = from.try_io(Interest::READABLE, || {
         Err::<(), _>(io::ErrorKind::WouldBlock.into())

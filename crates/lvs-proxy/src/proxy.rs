@@ -102,7 +102,7 @@ impl Proxy {
         self.0.balancer.used()
     }
 
-    /// Binds the addresses of services that come, before anything is changed.
+    /// Binds the addresses of new services, before anything is changed.
     fn bind(&self, changes: &[Call]) -> Result<Vec<Listeners>, Failure> {
         let mut all = Vec::new();
         let mut gone = HashSet::new();

@@ -20,8 +20,8 @@ use super::pipe::pump;
 const HEADER_LIMIT: Duration = Duration::from_secs(3);
 /// Servers that are tried for one connection.
 const TRIES: usize = 3;
-/// Number of times that the balancer is asked for each server that has not refused yet:
-/// simultaneous clients get servers in turn, and a scheduler may name the same server again.
+/// Number of choices of the balancer for each server that has not refused yet: simultaneous clients
+/// use servers in turn, and a scheduler may choose the same server again.
 const DRAWS: usize = 8;
 
 /// Accepts connections until `close_signal` is closed.
@@ -136,7 +136,7 @@ async fn said(client: &mut TcpStream) -> io::Result<(Option<SocketAddr>, Vec<u8>
     }
 }
 
-/// Connects to a server; if it refuses, the balancer is asked for another one.
+/// Connects to a server; if it refuses, the balancer chooses another one.
 async fn connect(
     balancer: &Arc<Balancer>,
     service: ServiceId,

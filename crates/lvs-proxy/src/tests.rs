@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use super::header::Version;
 use super::{Options, Proxy};
 
-/// A port of a loopback address that no other test has, whichever process runs it.
+/// A port of a loopback address that no other test uses, in any process.
 fn free() -> SocketAddr {
     static TAKEN: AtomicU16 = AtomicU16::new(7_000);
     // Numbers of processes have 22 bits at most.
@@ -187,7 +187,7 @@ async fn connection_refused_by_server_is_retried_at_another() {
     assert!(counts.0 >= 4 && counts.1 >= 4, "{counts:?}");
 }
 
-/// Clients that come at the same time take each other's turns.
+/// Simultaneous clients advance the scheduler for each other.
 #[tokio::test]
 async fn clients_are_served_while_one_server_is_up() {
     let (one, alive) = server().await;
@@ -223,7 +223,7 @@ async fn clients_without_server_are_reset() {
     }
 }
 
-/// TCP takes all places but a sixteenth.
+/// TCP connections use all slots but a sixteenth.
 #[tokio::test]
 async fn connection_over_limit_is_reset_and_counted() {
     const MOST: usize = 32;
@@ -351,7 +351,7 @@ async fn idle_relay_is_closed() {
     assert!(client.read(&mut [0]).await.is_err());
 }
 
-/// A client that does not read holds what its pipe and the sockets hold, and no more.
+/// A client that does not read fills only its pipe and the sockets.
 #[tokio::test]
 async fn slow_reader_stops_its_server() {
     let (listener, address) = server().await;
@@ -448,7 +448,7 @@ async fn datagram_flood_evicts_flood_only() {
     const MOST: usize = 64;
     let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let there = server.local_addr().unwrap();
-    // It answers everybody: it knows no more than the proxy.
+    // It answers any client: it knows no more than the proxy.
     tokio::spawn(async move {
         let mut buffer = [0; 2000];
         while let Ok((length, client)) = server.recv_from(&mut buffer).await {

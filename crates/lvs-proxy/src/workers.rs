@@ -66,7 +66,7 @@ impl Workers {
         self.0.len()
     }
 
-    /// Binds a service's address, and takes nothing yet.
+    /// Binds a service's address, without accepting connections.
     pub(super) fn bind(&self, service: ServiceId, address: SocketAddr) -> io::Result<Listeners> {
         let sockets = self.0.iter().map(|_| bind(&service, address));
         Ok(Listeners {

@@ -126,8 +126,8 @@ impl Arena {
         unsafe { self.memory.add(slot * self.slot_len) }
     }
 
-    /// Asks the processor for the line of the cache at `offset` of a slot, to be changed. It may do
-    /// so or not.
+    /// Prefetches the cache line at `offset` of a slot for writing. The processor may ignore the
+    /// request.
     #[inline]
     pub(super) fn prefetch(&self, slot: usize, offset: usize) {
         if slot < self.slots && offset < self.slot_len {
@@ -142,7 +142,7 @@ impl Arena {
         self.slots
     }
 
-    /// Slots that are lent now; of a ring, those that are not the kernel's.
+    /// Slots that are in use outside of the arena; of a ring, those that the kernel does not own.
     pub fn lent(&self) -> usize {
         match &self.owners {
             Owners::Flags(flags) => {
@@ -169,14 +169,13 @@ impl Arena {
     }
 }
 
-/// Asks the processor for the line of the cache that begins with a value, or has it in it. It may
-/// do so or not.
+/// Prefetches the cache line that begins with a value. The processor may ignore the request.
 #[inline]
 pub fn prefetch<T>(value: &T) {
     ask_for(NonNull::from(value).cast());
 }
 
-/// Asks the processor for a line of the cache, to be changed.
+/// Prefetches a cache line for writing.
 #[inline]
 fn ask_for(line: NonNull<u8>) {
     #[cfg(target_arch = "x86_64")]

@@ -1,4 +1,4 @@
-//! BPF programs of any owner at an interface (bpf(2)). A module of its own, because `lvsadm`, which
+//! BPF programs of any owner at an interface (bpf(2)). A separate module, because `lvsadm`, which
 //! contains no dataplane, uses it too.
 use std::ffi::CString;
 use std::io;
@@ -197,7 +197,7 @@ fn info(program: &OwnedFd) -> io::Result<ProgramInfo> {
 pub unsafe fn descriptor<T>(command: libc::c_long, request: &mut T) -> io::Result<OwnedFd> {
     // SAFETY: the caller says so.
     let fd = unsafe { call(command, request) }?;
-    // SAFETY: the descriptor is new, open and owned by nobody else.
+    // SAFETY: the descriptor is new, open and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

@@ -102,6 +102,6 @@ fn socket() -> io::Result<OwnedFd> {
     // SAFETY: takes numbers only.
     let fd =
         check(unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) })?;
-    // SAFETY: the descriptor is new, open and owned by nobody else.
+    // SAFETY: the descriptor is new, open and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

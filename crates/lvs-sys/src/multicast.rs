@@ -24,7 +24,7 @@ fn socket(interface: &str, group: IpAddr) -> io::Result<UdpSocket> {
     let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: takes numbers only.
     let fd = check(unsafe { libc::socket(family, kind, 0) })?;
-    // SAFETY: the descriptor is new, open and owned by nobody else.
+    // SAFETY: the descriptor is new, open and has no other owner.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     let name = interface.as_bytes();
     let len = libc::socklen_t::try_from(name.len())

@@ -1,4 +1,4 @@
-//! The identity of a network namespace. Apart from the rest of `sys`, because `lvsd` asks too.
+//! The identity of a network namespace. A separate module, because `lvsd` uses it too.
 use std::mem::size_of;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixDatagram;

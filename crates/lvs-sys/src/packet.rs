@@ -68,8 +68,8 @@ pub(super) fn only_from_others(fd: RawFd) -> io::Result<()> {
     set_program(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
 }
 
-/// Returns 1 for what begins a TCP connection, and 0 for everything else: which of two sockets a
-/// frame is for.
+/// Returns 1 for a packet that opens a TCP connection, and 0 for all others: it selects one of two
+/// sockets.
 const BEGINS_TCP: [libc::sock_filter; 20] = [
     op(LOAD_16, 0, 0, ancillary(PROTOCOL)),
     op(IF_EQUAL, 0, 10, 0x0800),
@@ -126,7 +126,7 @@ impl PacketSocket {
                 0,
             )
         })?;
-        // SAFETY: the descriptor is new, open and owned by nobody else.
+        // SAFETY: the descriptor is new, open and has no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(Self { fd })
     }
@@ -491,8 +491,8 @@ impl MessageBatch {
         Ok(usize::try_from(n).unwrap_or(0))
     }
 
-    /// Of message `i` of the last [`Self::receive`]: its virtio header, its length without that,
-    /// what the kernel adds.
+    /// For message `i` of the last [`Self::receive`]: its virtio header, its length without that
+    /// header, and the kernel's auxiliary data.
     pub fn received(&self, i: usize) -> (&[u8; VNET_HDR_LEN], usize, Auxdata) {
         let message = &self.messages[i];
         let len = usize::try_from(message.msg_len).unwrap_or(0);

@@ -1,10 +1,10 @@
-//! The groups of the process at the other end of a Unix socket (`SO_PEERGROUPS`, unix(7)). Apart
-//! from the rest of `sys`, because `lvsd`, which contains no dataplane, uses it too.
+//! The groups of the remote process of a Unix socket (`SO_PEERGROUPS`, unix(7)). A separate module,
+//! because `lvsd`, which contains no dataplane, uses it too.
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Whether the other end of `socket` is in the supplementary group `gid`.
+/// Whether the remote process of `socket` is in the supplementary group `gid`.
 pub fn peer_in_group(socket: &impl AsFd, gid: u32) -> io::Result<bool> {
     let mut groups = vec![0 as libc::gid_t; 64];
     loop {

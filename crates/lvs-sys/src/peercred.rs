@@ -1,11 +1,11 @@
-//! The process at the other end of a Unix socket (`SO_PEERCRED`, unix(7)).
+//! The remote process of a Unix socket (`SO_PEERCRED`, unix(7)).
 
 use std::ffi::CString;
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
-/// Process and user at the other end, as they were when it connected or began to listen.
+/// The remote process and its user, at the time when it connected or began to listen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerCred {
     /// Process id; 0 if the process is in another PID namespace.
@@ -19,7 +19,7 @@ pub struct PeerCred {
 #[expect(clippy::cast_possible_truncation, reason = "twelve bytes")]
 const CRED_LEN: libc::socklen_t = size_of::<libc::ucred>() as libc::socklen_t;
 
-/// The process and user at the other end of `socket`.
+/// The remote process of `socket` and its user.
 pub fn peer_cred(socket: &impl AsFd) -> io::Result<PeerCred> {
     let mut cred = libc::ucred {
         pid: 0,
@@ -48,8 +48,7 @@ pub fn peer_cred(socket: &impl AsFd) -> io::Result<PeerCred> {
     })
 }
 
-/// A process at the other end of a socket, by a descriptor that stays its even when its id has
-/// become another's.
+/// The remote process of a socket, by a descriptor that stays valid when its id is reused.
 #[derive(Debug)]
 pub struct Process(Option<OwnedFd>);
 
@@ -71,7 +70,7 @@ impl Process {
             -1_i32,
         );
         match peer {
-            // SAFETY: the kernel has just opened this descriptor for us, and nobody else knows it.
+            // SAFETY: the kernel has just opened this descriptor for us, and no other code uses it.
             Ok(fd) if fd >= 0 => Self(Some(unsafe { OwnedFd::from_raw_fd(fd) })),
             _ => Self::of_pid(pid),
         }
@@ -87,7 +86,7 @@ impl Process {
         )
     }
 
-    /// Whether the process has not ended, so that its id is its own.
+    /// Whether the process still runs, so that its id is not reused.
     pub fn is_there(&self) -> bool {
         let Some(fd) = &self.0 else { return true };
         let mut poll = libc::pollfd {

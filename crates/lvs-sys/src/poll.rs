@@ -20,7 +20,7 @@ impl EventFd {
     pub fn new() -> io::Result<Self> {
         // SAFETY: takes numbers only.
         let fd = check(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
-        // SAFETY: the descriptor is new, open and owned by nobody else.
+        // SAFETY: the descriptor is new, open and has no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(Self { fd })
     }
@@ -110,7 +110,7 @@ impl Poller {
     }
 }
 
-/// Waits at most `timeout` until a descriptor takes output; `false` if it did not.
+/// Waits at most `timeout` until a descriptor is writable; `false` if it is not.
 pub fn wait_writable(fd: BorrowedFd<'_>, timeout: Duration) -> bool {
     let mut fd = libc::pollfd {
         fd: fd.as_raw_fd(),

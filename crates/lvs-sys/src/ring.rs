@@ -12,8 +12,7 @@ use super::{page_size, set_option};
 
 /// Header of a slot, which only the kernel writes.
 const HEAD: usize = size_of::<libc::tpacket2_hdr>();
-/// The word of a slot that this process has looked at, and has: neither the kernel's (0) nor
-/// `TP_STATUS_USER`.
+/// The word of a slot that this process has taken: neither the kernel's (0) nor `TP_STATUS_USER`.
 const TAKEN: u32 = 1 << 30;
 
 /// The ring of one socket, in the order in which the kernel fills it.
@@ -50,7 +49,7 @@ pub struct RingFrame {
     pub captured: usize,
     /// Its length.
     pub len: usize,
-    /// The whole frame is in the socket's queue, behind all those whose slots came before.
+    /// The whole frame is in the socket's queue, behind the frames of all earlier slots.
     pub queued: bool,
     /// The VLAN tag that was taken out of the frame: protocol identifier and tag control
     /// information.

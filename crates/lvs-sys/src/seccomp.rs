@@ -11,7 +11,7 @@ pub enum Foreign {
     Refused,
 }
 
-/// `AUDIT_ARCH_*` (linux/audit.h) of what this is compiled for.
+/// `AUDIT_ARCH_*` (linux/audit.h) of the target architecture.
 #[cfg(target_arch = "x86_64")]
 const ARCHITECTURE: Option<u32> = Some(0xc000_003e);
 #[cfg(target_arch = "aarch64")]

@@ -1,7 +1,7 @@
 //! Signals that do not end a process.
 
-/// Signals whose default action ends the process, and that no operator sends to end one: a terminal
-/// that closes, timers, what `killall` and logrotate send to programs that reload.
+/// Signals whose default action ends the process, although no operator sends them to end one: a
+/// closed terminal, timers, and signals that `killall` and logrotate send to programs that reload.
 const SIGNALS: [libc::c_int; 12] = [
     libc::SIGHUP,
     libc::SIGUSR1,
@@ -17,7 +17,7 @@ const SIGNALS: [libc::c_int; 12] = [
     libc::SIGSTKFLT,
 ];
 
-/// Real-time signals, but for those that a C library keeps for itself and refuses to change.
+/// Real-time signals, except for those that a C library reserves and refuses to change.
 const REAL_TIME: std::ops::RangeInclusive<libc::c_int> = 32..=64;
 
 /// The numbers of all signals that would end a process and mean nothing to it. A system may refuse
@@ -31,7 +31,8 @@ pub fn harmless() -> impl Iterator<Item = i32> {
 pub struct Ignored(Vec<i32>);
 
 impl Ignored {
-    /// Gives them their default action again. What was ignored before, as by `nohup`, stays ignored.
+    /// Restores their default action. Signals that were ignored before, as by `nohup`, stay
+    /// ignored.
     pub fn restore(self) {
         for signal in self.0 {
             // SAFETY: takes numbers; the default action runs no code of ours.
@@ -52,8 +53,9 @@ pub fn ignore_signals() -> Ignored {
     Ignored(harmless().filter(ignore).collect())
 }
 
-/// Gives SIGHUP, SIGINT, SIGQUIT and SIGTERM their default action again. A process inherits ignored signals: `nohup` ignores SIGHUP,
-/// and a shell without job control ignores SIGINT and SIGQUIT for what it starts in the background.
+/// Restores the default action of SIGHUP, SIGINT, SIGQUIT and SIGTERM. A process inherits ignored
+/// signals: `nohup` ignores SIGHUP, and a shell without job control ignores SIGINT and SIGQUIT for
+/// its background processes.
 pub fn restore_signals() {
     for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
         // SAFETY: takes numbers; the default action runs no code of ours.

@@ -1,4 +1,4 @@
-//! Memory for a connection table, in large pages where they can be had.
+//! Memory for a connection table, in large pages if they are available.
 
 use std::io;
 use std::ptr::{self, NonNull};
@@ -59,14 +59,14 @@ impl Mapping {
         unsafe { self.memory.add(offset.min(LARGE)) }
     }
 
-    /// Asks for large pages. Without them the same memory is slower, no more.
+    /// Requests large pages. Without them the memory is only slower.
     fn advise(&self) {
         // Refused where the kernel has none.
         let _ = self.madvise(0, self.len - LARGE, libc::MADV_HUGEPAGE);
     }
 
-    /// Gives the kernel advice on `len` bytes from `offset` on, one that changes nothing that is in
-    /// them.
+    /// Passes advice on `len` bytes from `offset` on to the kernel. The advice must not change the
+    /// content.
     fn madvise(&self, offset: usize, len: usize, advice: libc::c_int) -> io::Result<()> {
         debug_assert!(offset + len <= self.len - LARGE, "within the words");
         // SAFETY: the range lies within the mapping, and the advice changes nothing that is in it.

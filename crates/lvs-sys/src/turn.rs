@@ -9,7 +9,7 @@ use std::io;
 
 use super::bpf::{Instruction, Program, ProgramKind, ProgramLink};
 
-/// The loaded program. It lives as long as this value and its [`TurnedBack`]s.
+/// The loaded program. It exists as long as this value and its [`TurnedBack`]s.
 #[derive(Debug)]
 pub struct TurnBack {
     program: Program,
@@ -29,8 +29,8 @@ pub fn turned(frame: &mut [u8]) {
     }
 }
 
-/// The program at the egress of one interface. It goes with this value, with the interface, or with
-/// the process.
+/// The program at the egress of one interface. It is detached with this value, with the interface,
+/// or with the process.
 #[derive(Debug)]
 pub struct TurnedBack {
     _link: ProgramLink,

@@ -1,14 +1,14 @@
-//! The bytes that servers serve and clients expect.
+//! The bytes that servers send and clients expect.
 //!
-//! All files are beginnings of one endless stream in which no piece occurs twice, so that a lost,
-//! doubled or swapped segment shows, and a client needs to know nothing but the length.
+//! All files are beginnings of one endless stream without repetition. So a client that knows only
+//! the length finds every lost, doubled or swapped segment.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
-/// The sizes that a load run asks for: 1 byte to 10 MiB, evenly on a logarithmic scale, including
-/// the neighbours of delicate sizes (a segment on Ethernet, one in a tunnel, 64 KiB).
+/// The sizes of the requests of a load run: 1 byte to 10 MiB, evenly on a logarithmic scale,
+/// including sizes next to important ones (a segment on Ethernet, one in a tunnel, 64 KiB).
 pub const SIZES: &[u64] = &[
     1, 2, 3, 7, 20, 63, 64, 100, 256, 511, 700, 1000, 1427, 1428, 1429, 1447, 1448, 1449, 1460,
     1461, 1999, 2896, 2897, 4096, 5000, 8191, 10_000, 14_480, 20_011, 32_768, 50_000, 65_160,

@@ -295,8 +295,7 @@ pub(crate) fn listing(director: &Director, now: Instant) -> Vec<String> {
     output
 }
 
-/// A frame without the number by which fragments are put together: each of two packet paths counts
-/// for itself.
+/// A frame without its IP identification: each of the two packet paths counts separately.
 pub(crate) fn without_id(frame: &[u8]) -> Vec<u8> {
     let mut frame = frame.to_vec();
     // A packet without "don't fragment", or a fragment with it.

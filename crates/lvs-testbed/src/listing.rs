@@ -1,4 +1,4 @@
-//! Reads what `lvsadm -L -n` prints, in its three shapes.
+//! Parses the three forms of the output of `lvsadm -L -n`.
 
 use anyhow::{Context, Result};
 
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_are_read() {
+    fn connection_listing_is_parsed() {
         let text = "IPVS connection entries\npro expire state       source             virtual            destination\n\
                     TCP 01:59  TIME_WAIT   192.0.2.100:40000 192.0.2.10:80      10.0.0.11:80\n";
         let connections = connections(text).expect("well formed");

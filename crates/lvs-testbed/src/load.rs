@@ -59,7 +59,7 @@ pub struct LoadOptions {
 }
 
 impl LoadOptions {
-    /// A thousand requests of all sizes, eight at a time, each over a connection of its own.
+    /// A thousand requests of all sizes, eight at a time, each over a new connection.
     #[must_use]
     pub fn new(target: SocketAddr) -> Self {
         Self {
@@ -129,8 +129,8 @@ pub struct LoadReport {
     pub servers: BTreeMap<String, u64>,
     /// Up to twenty errors, each with its time in seconds.
     pub errors: Vec<String>,
-    /// The longest pause of each good request, in milliseconds, while they are under way: how many
-    /// there were of each length.
+    /// The longest pause in each successful request, in milliseconds: the number of requests by
+    /// length.
     #[serde(skip)]
     stalls: BTreeMap<u64, u64>,
 }
@@ -207,7 +207,7 @@ const PROGRESS_MS: u64 = 100;
 /// Limit for a number of answers, which a busy machine may exceed four times.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Requests that are under way.
+/// Requests in progress.
 #[derive(Debug)]
 pub struct SteadyLoad(Proc);
 
@@ -455,7 +455,7 @@ impl fmt::Display for WrongByte {
 
 impl std::error::Error for WrongByte {}
 
-/// Asks for one file over a connection of its own, and checks every byte.
+/// Requests one file over a new connection, and checks every byte.
 pub(crate) fn fetch(options: &LoadOptions, expected: &[u8]) -> Result<String> {
     let mut buffer = vec![0; 64 << 10];
     let buffer = (&mut buffer[..], &Progress::default());

@@ -1,7 +1,7 @@
-//! A strict reader of OpenMetrics 1.0.0, for tests of what is exported.
+//! A strict reader of OpenMetrics 1.0.0, for tests of exported pages.
 //!
-//! It refuses what `prometheus_client`'s parser refuses and Prometheus itself forgives: two samples
-//! alike, families that are split or come twice, samples without a family, a wrong suffix, a page
+//! It refuses input that `prometheus_client`'s parser refuses and Prometheus accepts: duplicate
+//! samples, families that are split or repeated, samples without a family, a wrong suffix, a page
 //! without an end.
 
 use std::collections::{BTreeMap, HashSet};
@@ -96,7 +96,7 @@ fn is_name(name: &str) -> bool {
     name.starts_with(first) && name.chars().all(|c| first(c) || c.is_ascii_digit())
 }
 
-/// The labels at the begin of a text, sorted, and what follows.
+/// The labels at the beginning of a text, sorted, and the rest of the text.
 fn labels(text: &str) -> Result<(Vec<String>, &str)> {
     let Some(mut rest) = text.strip_prefix('{') else {
         return Ok((Vec::new(), text));
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn page_that_follows_the_rules_is_read() {
+    fn valid_open_metrics_page_is_parsed() {
         let page = "# HELP a Text.\n# TYPE a counter\na_total{x=\"1\",y=\"a\\\"}\\\\\"} 3\na_total{x=\"2\"} 4\n\
                     # TYPE b gauge\nb 1.5\n# TYPE h histogram\nh_bucket{le=\"+Inf\"} 2\nh_sum 1\nh_count 2\n# EOF\n";
         let samples = read(page).expect("it follows the rules");

@@ -21,7 +21,7 @@ pub const SLICE: Duration = Duration::from_millis(20);
 const MOMENTS: usize = 10;
 /// The longest download, in bytes.
 const LARGEST: usize = 10 << 20;
-/// For a request to come, and for a download that takes nothing to end.
+/// Time limit for a request to arrive, and for a download without progress to end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Settings of the paced server.
@@ -90,7 +90,7 @@ fn listen(address: SocketAddr) -> Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// A download under way.
+/// A download in progress.
 struct Download {
     stream: TcpStream,
     size: usize,
@@ -134,7 +134,7 @@ fn asked(stream: TcpStream, name: &str, downloads: &Sender<Download>) -> Option<
     Some(())
 }
 
-/// Sends due bytes to all, until no further download can come.
+/// Sends due bytes to all downloads, until no further download can start.
 fn send(rate: u64, downloads: &Receiver<Download>) {
     let mut bytes = vec![0; LARGEST];
     content::fill(0, &mut bytes);

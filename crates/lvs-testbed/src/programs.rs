@@ -22,7 +22,8 @@ pub fn find(name: &str) -> Result<PathBuf> {
         }
         return Ok(path);
     }
-    let executable = std::env::current_exe().context("cannot tell where this program lies")?;
+    let executable =
+        std::env::current_exe().context("cannot find the directory of this program")?;
     // target/debug/lvs-testbed, target/debug/deps/nat-0123, target/debug/examples/x
     let found = executable
         .ancestors()

@@ -18,8 +18,8 @@ pub struct NginxOptions {
     pub ports: Vec<u16>,
     /// Whether connections stay open for further requests.
     pub keepalive: bool,
-    /// Bytes a second that one response takes at most; 0 for no limit. A request may ask for
-    /// another one: `/file?rate=100k`.
+    /// Maximum of bytes a second of one response; 0 for no limit. A request may set another limit:
+    /// `/file?rate=100k`.
     pub rate: u64,
 }
 
@@ -207,7 +207,7 @@ pub fn vsftpd(host: &Host, passive_address: Option<Ipv4Addr>) -> Result<Proc> {
         ("listen", "NO".to_owned()),
         // IPv4 as well, as mapped addresses.
         ("listen_ipv6", "YES".to_owned()),
-        // A user namespace has no other user, and nothing here is to be kept from anybody.
+        // A user namespace has no other user, and no file here is secret.
         ("run_as_launching_user", "YES".to_owned()),
         ("seccomp_sandbox", "NO".to_owned()),
         ("secure_chroot_dir", empty.display().to_string()),
@@ -290,7 +290,7 @@ pub fn sipp(host: &Host, address: Ipv4Addr) -> Result<Proc> {
     Ok(server)
 }
 
-/// Waits for a server to listen, or to end, whichever comes first.
+/// Waits until a server listens or ends.
 fn listening(host: &Host, server: &mut Proc, protocol: &str, port: u16) -> Result<()> {
     let mut ended = false;
     let what = format!("{protocol} port {port} on host {}", host.name());

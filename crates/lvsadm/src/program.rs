@@ -14,7 +14,7 @@ use lvs_core::ipvsadm::{Command, NO_IPVS_HINT, Refusal, Resolve, parse, parse_ow
 use crate::session::Session;
 use crate::{atomic, operator, own};
 
-/// The status that a shell reports for a program whose reader has gone.
+/// The exit status that a shell reports for a program whose reader has ended.
 const BROKEN_PIPE: u8 = 141;
 
 /// The standard streams.
@@ -61,7 +61,7 @@ impl Program {
 /// The function that connects to a dataplane.
 pub(crate) type Connect<'a> = &'a mut dyn FnMut(&Address) -> Result<Client, String>;
 
-/// Runs the program `argv[0]` with the words that follow, and gives its exit status.
+/// Runs the program `argv[0]` with the words that follow, and returns its exit status.
 ///
 /// `address` is the dataplane's default address, `connect` connects to it, and `names` is called if
 /// names are needed.
@@ -121,7 +121,7 @@ pub(crate) struct Invocation<'a> {
 }
 
 impl Invocation<'_> {
-    /// Whether it must do as ipvsadm does, even where that is unhelpful.
+    /// Whether it must behave as ipvsadm, also if that is unhelpful.
     pub(crate) fn is_ipvsadm(&self) -> bool {
         self.program != Program::Lvsadm
     }

@@ -50,7 +50,7 @@ impl Session {
         }
     }
 
-    /// Carries out one command line and gives the exit status.
+    /// Executes one command line and returns the exit status.
     pub(crate) fn line(mut self, run: &mut Invocation<'_>, words: &[Vec<u8>]) -> io::Result<u8> {
         self.words(run, words).map(|outcome| outcome.status)
     }
@@ -77,7 +77,7 @@ impl Session {
                     let mut text = String::new();
                     render::save(&mut text, services, *numeric, &run.names);
                     run.output.write_all(text.as_bytes())?;
-                    self.tell_unsaved(run)?;
+                    self.warn_of_unsaved(run)?;
                     Ok(Outcome::new(0))
                 }
                 Err(text) => {
@@ -99,7 +99,7 @@ impl Session {
 
     /// Warns about settings that ipvsadm's command lines cannot express: the output of `-S` is for
     /// programs that read ipvsadm's.
-    fn tell_unsaved(&mut self, run: &mut Invocation<'_>) -> io::Result<()> {
+    fn warn_of_unsaved(&mut self, run: &mut Invocation<'_>) -> io::Result<()> {
         if run.is_ipvsadm() {
             return Ok(());
         }
@@ -323,8 +323,8 @@ fn line(run: &mut Invocation<'_>, text: &str) -> io::Result<()> {
     error(run, format!("{text}\n").as_bytes())
 }
 
-/// Prints what the packet path does not follow yet. ipvsadm has nothing of the kind, and stays
-/// silent.
+/// Prints warnings that the packet path does not apply a change yet. ipvsadm has no such message,
+/// and prints nothing.
 pub(crate) fn warn(run: &mut Invocation<'_>, done: &Done) -> io::Result<()> {
     if run.is_ipvsadm() {
         return Ok(());
@@ -335,7 +335,7 @@ pub(crate) fn warn(run: &mut Invocation<'_>, done: &Done) -> io::Result<()> {
         .try_for_each(|warning| line(run, &format!("{argv0}: warning: {warning}")))
 }
 
-/// Standard output comes first, should both be one file.
+/// Writes an error, after standard output, because both may be one file.
 fn error(run: &mut Invocation<'_>, text: &[u8]) -> io::Result<()> {
     run.output.flush()?;
     run.errors.write_all(text)

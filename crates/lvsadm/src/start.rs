@@ -1,4 +1,4 @@
-//! Starts a dataplane where none answers, if the user asks for it.
+//! Starts a dataplane if none answers and the user requests it.
 
 use std::env;
 use std::fs::OpenOptions;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use lvs_api::{Address, Client, Error, starting};
 
-/// The environment variable that asks for it, by being `1`.
+/// The environment variable that requests it with the value `1`.
 pub const VARIABLE: &str = "LVS_AUTOSTART";
 
 const DATAPLANE: &str = "lvs-dataplane";
@@ -49,7 +49,7 @@ fn start(address: &Address) -> Result<Client, String> {
         .process_group(0);
     let mut child = command.spawn().map_err(|error| {
         format!(
-            "cannot start {}: {error}; install it beside lvsadm or in PATH",
+            "cannot start {}: {error}; install it next to lvsadm or in PATH",
             program.display()
         )
     })?;

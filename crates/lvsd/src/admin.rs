@@ -30,13 +30,13 @@ const LOOK: Duration = Duration::from_millis(10);
 #[derive(Debug, Default)]
 pub struct Admin {
     entries: BTreeMap<Target, StoredOverride>,
-    /// The targets of each host, so that a look-up does not go through all.
+    /// The targets of each host, for look-ups by address.
     by_host: HashMap<IpAddr, Vec<Target>>,
     /// Writes them to disk; `None` in tests.
     keeper: Option<Arc<Keeper>>,
 }
 
-/// An override, as the file has it.
+/// An override, as stored in the file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct StoredOverride {
     #[serde(flatten)]
@@ -89,7 +89,7 @@ pub fn path(directory: &Path, config: &Path) -> PathBuf {
     directory.join(format!("{name}.admin.json"))
 }
 
-/// The one path of a file, however it is called; one that is away for a moment is where it was.
+/// The canonical path of a file; a missing file keeps the path of its directory.
 fn whole(path: &Path) -> io::Result<PathBuf> {
     std::fs::canonicalize(path).or_else(|error| {
         let name = path.file_name().ok_or(error)?;
@@ -273,7 +273,7 @@ impl Admin {
         Ok(())
     }
 
-    /// Removes and returns the overrides whose time is over.
+    /// Removes and returns the expired overrides.
     pub fn expire(&mut self, now: Now) -> Vec<AdminEntry> {
         let targets: Vec<Target> = self
             .entries
@@ -287,8 +287,8 @@ impl Admin {
             .collect()
     }
 
-    /// Starts to write all overrides as they are now, as a whole or not at all, on a thread of the
-    /// calling runtime. A later call is written later, or replaces it.
+    /// Starts to write the present overrides, completely or not at all, on a thread of the calling
+    /// runtime. A later call is written later, or replaces this one.
     pub fn keep(&self) -> Kept {
         match &self.keeper {
             Some(keeper) => keeper.keep(self.entries.values().cloned().collect()),
@@ -308,7 +308,7 @@ impl Admin {
             };
             if tokio::time::timeout(SETTLE, written).await.is_err() {
                 tracing::warn!(
-                    "the disk has not taken what is wanted of servers within {SETTLE:?}: the last of it may not hold after a start"
+                    "the disk has not stored the overrides within {SETTLE:?}: the last ones may be lost at a restart"
                 );
             }
         }

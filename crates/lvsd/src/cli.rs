@@ -69,7 +69,7 @@ const BEAT: Duration = Duration::from_millis(100);
 /// Longest wait of `lvsd stop` for the running daemon.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 
-/// The daemon of a Linux Virtual Server: keeps the dataplane (lvs-dataplane) in step with a TOML file
+/// The daemon of a Linux Virtual Server: keeps the dataplane (lvs-dataplane) in sync with a TOML file
 /// and with the health of the real servers.
 ///
 /// SIGHUP reads the file again and changes only what has changed. SIGTERM ends the daemon and
@@ -113,7 +113,7 @@ impl Arguments {
     }
 }
 
-/// A command other than running the daemon.
+/// A command of the program; without one, it runs the daemon.
 #[derive(Debug, Subcommand)]
 enum Command {
     /// End the daemon that runs; the dataplane keeps forwarding.
@@ -274,7 +274,7 @@ enum Switch {
     Status,
 }
 
-/// Says what is wrong with a command line, or prints the help that it asks for.
+/// Prints the errors of a command line, or its help.
 pub fn refused(error: &clap::Error) -> ExitCode {
     let printed = exit_code(written(
         error.print().and_then(|()| std::io::stdout().flush()),
@@ -457,8 +457,8 @@ fn lvsadm(arguments: &Arguments, command: &str, words: &[OsString]) -> ExitCode 
     ))
 }
 
-/// The dataplane's address where a broken file must not keep anybody from asking, nor a long one have
-/// him wait.
+/// The dataplane's address from the command line or the file. A file that is broken or slow to read
+/// does not prevent or delay requests.
 fn steered(arguments: &Arguments) -> Address {
     let named = arguments
         .socket
@@ -484,7 +484,7 @@ fn write(text: &[u8]) -> Result<(), String> {
     written(output.write_all(text).and_then(|()| output.flush()))
 }
 
-/// A reader who has seen enough is no failure; a full disk is one.
+/// A closed pipe of the reader is no failure; a full disk is one.
 fn written(result: std::io::Result<()>) -> Result<(), String> {
     match result {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(format!("write error: {error}")),
@@ -497,8 +497,8 @@ fn fail(why: &str) -> ExitCode {
     ExitCode::from(EXIT_FAILURE)
 }
 
-/// The configuration. Where it cannot be used, and the dataplane runs on after a daemon that has
-/// ended, the daemon takes the one that it had last.
+/// The configuration. If it is invalid, and a dataplane of an earlier daemon runs, the daemon uses
+/// the last valid one.
 fn load(arguments: &Arguments) -> Result<(Config, Report, LoadStatus), ExitCode> {
     let error = match Config::load(arguments.config()) {
         Ok((config, report)) => return Ok((config, report, daemon::loaded_at_start())),
@@ -508,7 +508,7 @@ fn load(arguments: &Arguments) -> Result<(Config, Report, LoadStatus), ExitCode>
     let address = address(arguments, &Config::default());
     let (kept, why) = match arguments.command {
         None => (last_good::recall(&address), "the dataplane runs"),
-        // Nobody has stopped the dataplane before this one: it has crashed.
+        // The dataplane before this one was not stopped: it has crashed.
         Some(Command::Dataplane) => (last_good::kept(&address), "the last dataplane has crashed"),
         Some(_) => return Err(code),
     };
@@ -528,7 +528,7 @@ fn load(arguments: &Arguments) -> Result<(Config, Report, LoadStatus), ExitCode>
     Ok((config, report, loaded))
 }
 
-/// The file of a daemon that runs. It may be named as seen from the daemon's directory.
+/// The file of a running daemon. Its name may be relative to the daemon's directory.
 fn file_of(daemon: &Status) -> PathBuf {
     let file = PathBuf::from(&daemon.config);
     if file.is_absolute() {
@@ -559,7 +559,7 @@ fn stop(arguments: &Arguments, all: bool) -> ExitCode {
             let signal = if all { Kill::INT } else { Kill::TERM };
             end_politely(pid, signal, STOP_LIMIT)
         }
-        Err(LockError::Held(None)) => Err("an lvsd runs, and cannot be told which".to_owned()),
+        Err(LockError::Held(None)) => Err("an lvsd runs, and its process id is unknown".to_owned()),
         Err(LockError::Io(error)) => Err(format!("cannot see whether an lvsd runs: {error}")),
         Ok(_only) if all => {
             last_good::forget(&address);
@@ -581,7 +581,7 @@ fn stop(arguments: &Arguments, all: bool) -> ExitCode {
     }
 }
 
-/// Has the daemon that runs read its file again, and shows what is wrong with it.
+/// Requests a reload from the running daemon, and prints the errors of its file.
 fn reload(arguments: &Arguments, force: bool) -> ExitCode {
     let address = &steered(arguments);
     match ask::reload(address, force) {
@@ -597,7 +597,7 @@ fn reload(arguments: &Arguments, force: bool) -> ExitCode {
                 return refuse(&error);
             }
         }
-        // It has told its log what is wrong with its file.
+        // Its log has the errors of its file.
         Err(why) => {
             let daemon = ask::running(address);
             let file = daemon.map(|daemon| Config::load(&file_of(&daemon)));
@@ -613,9 +613,9 @@ fn reload(arguments: &Arguments, force: bool) -> ExitCode {
     }
     let signal = if force { Kill::USR1 } else { Kill::HUP };
     let result = match steer(address) {
-        // It reads its file, and its log tells what is wrong with that.
+        // It reads its file, and logs the errors of the file.
         Err(LockError::Held(Some(pid))) => send(pid, signal),
-        Err(LockError::Held(None)) => Err("an lvsd runs, and cannot be told which".to_owned()),
+        Err(LockError::Held(None)) => Err("an lvsd runs, and its process id is unknown".to_owned()),
         Err(LockError::Io(error)) => Err(format!("cannot see whether an lvsd runs: {error}")),
         Ok(_only) => Err("no lvsd runs; start it with `systemctl start lvsd`".to_owned()),
     };
@@ -643,9 +643,9 @@ fn plan(arguments: &Arguments, config: &Config, running: Option<&Status>, json: 
         let before = before.map(|service| (service.service, service.servers.len()));
         daemon::too_much_away(before, both, false)
     });
-    let refused = refused.map(|(why, remedy)| {
+    let refused = refused.map(|(why, fix)| {
         format!(
-            "a reload would be refused: {} has {why}; {remedy}",
+            "a reload would be refused: {} has {why}; {fix}",
             arguments.config().display()
         )
     });
@@ -698,7 +698,7 @@ fn check(file: &Path, gathered: &Gathered) -> ExitCode {
         Ok((config, warnings)) => {
             warnings.print();
             let expanded = expand(&config, gathered);
-            // The exit code says it where nobody reads.
+            // The exit code reports it if the output is not read.
             let _ = writeln!(
                 std::io::stdout(),
                 "{}: valid, {} with {}",
@@ -851,7 +851,7 @@ fn run(
         let opened = control_socket::open(&address, &config.dataplane, Arc::clone(&api));
         if let Err(error) = opened {
             tracing::warn!(
-                "no control socket: {error}; `lvsd status` and `lvsadm drain` do without lvsd; --socket @NAME gives it a place that needs no rights"
+                "no control socket: {error}; `lvsd status` and `lvsadm drain` work without lvsd; --socket @NAME needs no rights"
             );
         }
         let served = api::start(&api, &events, &address);
@@ -888,7 +888,7 @@ fn run(
     result
 }
 
-/// A thread for the health checks: whatever the daemon computes, they are in time.
+/// A thread for the health checks, so that computations of the daemon do not delay them.
 fn checks_thread(pulses: &Pulses) -> Result<tokio::runtime::Handle, String> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

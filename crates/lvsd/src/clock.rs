@@ -20,7 +20,7 @@ pub fn unix_time() -> u64 {
 pub struct Now {
     /// Seconds since 1970.
     pub unix: u64,
-    /// Seconds since boot, also those in which the host was suspended.
+    /// Seconds since boot, including time in suspension.
     pub boot: u64,
 }
 

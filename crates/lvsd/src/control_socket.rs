@@ -1,6 +1,6 @@
-//! The daemon's own control socket: HTTP as over TCP, with the rights of the user who connects.
+//! The daemon's own control socket: HTTP as over TCP, with the rights of the connected user.
 //!
-//! Each connection has a task of its own. The daemon's loop answers requests when it has time. A
+//! A separate task serves each connection. The daemon's loop answers requests when it has time. A
 //! client that does not read delays nothing.
 
 use std::io;
@@ -70,7 +70,7 @@ fn bind(address: &Address) -> io::Result<tokio::net::UnixListener> {
 fn remove_stale(path: &Path) -> io::Result<()> {
     match std::fs::symlink_metadata(path) {
         Ok(meta) if meta.file_type().is_socket() => std::fs::remove_file(path),
-        Ok(_) => Err(io::Error::other("there is something else than a socket")),
+        Ok(_) => Err(io::Error::other("the path is not a socket")),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
     }
@@ -99,7 +99,7 @@ async fn serve(listener: tokio::net::UnixListener, rights: Rights, api: Arc<Api>
     }
 }
 
-/// The user at the other end, and a slot for the connection; or the reason of a refusal.
+/// The user of the remote process, and a slot for the connection; or the reason of a refusal.
 fn admit(
     stream: &UnixStream,
     rights: &Rights,
@@ -147,7 +147,7 @@ mod tests {
     use crate::requests::{ChangeRequest, Request, answer, channel};
     use crate::snapshot::Snapshot;
 
-    /// A socket in `directory`, whose daemon takes every change.
+    /// A socket in `directory`, whose daemon accepts every change.
     fn opened(dataplane: &Address, settings: &Dataplane, events: &Events) {
         let (sender, mut requests) = channel();
         let api = Arc::new(Api::new(sender, events, Arc::default()));
@@ -248,7 +248,7 @@ mod tests {
         });
         while !asking.is_finished() {
             let lines = format!("first\n{}", "x".repeat(1 << 17));
-            events.tell("drift", About::default(), lines);
+            events.send("drift", About::default(), lines);
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         let reported = asking.await.expect("no panic");
@@ -282,7 +282,7 @@ mod tests {
         }
     }
 
-    /// A process of another user, for the test below: asks for a reload, and prints the answer.
+    /// A process of another user, for the test below: requests a reload, and prints the answer.
     #[test]
     #[ignore = "by hand: another test starts it"]
     fn reload_request_of_another_user() {
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn supplementary_groups_count() {
+    async fn control_socket_accepts_supplementary_groups() {
         if !rustix::process::geteuid().is_root() {
             return;
         }

@@ -80,7 +80,7 @@ pub enum CheckOutcome {
     NotMade,
 }
 
-/// Counts that many write.
+/// Counters with several writers.
 #[derive(Debug, Default)]
 pub struct Counters(Mutex<Counts>);
 
@@ -90,7 +90,7 @@ impl Counters {
         self.counts().clone()
     }
 
-    /// A check of this kind has taken this long.
+    /// Records the duration of a check of this kind.
     pub fn check(&self, kind: &str, time: Duration, outcome: CheckOutcome) {
         let mut counts = self.counts();
         let check = match counts.checks.get_mut(kind) {

@@ -20,7 +20,7 @@ pub struct Decision {
     pub quorum: bool,
     /// Panic mode: too few servers are up, and all are used.
     pub panic: bool,
-    /// The sorry server serves instead of the others.
+    /// The sorry server replaces the others.
     pub sorry: bool,
     /// Its VIP is withdrawn.
     pub withdrawn: bool,

@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_director_that_may_own_no_vip_has_none() {
+    fn desired_director_without_right_to_own_vips_owns_none() {
         let mut case = Case::new("");
         case.discovered.awaits_services = true;
         let beside = |case: &Case| case.desired().unnamed.expect("etcd is unknown").beside;

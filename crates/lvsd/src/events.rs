@@ -49,13 +49,13 @@ impl Events {
         self.sender.subscribe()
     }
 
-    /// The way to listen, for others.
+    /// The channel that receivers subscribe to.
     pub fn source(&self) -> broadcast::Sender<Arc<Event>> {
         self.sender.clone()
     }
 
     /// Sends an event to all receivers, of which there may be none.
-    pub fn tell(&mut self, event: &str, about: About<'_>, message: impl Into<String>) {
+    pub fn send(&mut self, event: &str, about: About<'_>, message: impl Into<String>) {
         self.seq += 1;
         let _ = self.sender.send(Arc::new(Event {
             seq: self.seq,

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use lvs_core::mark::Prefix;
 
-/// The host's addresses and the IPv4 networks that it takes as its own (`ip route add local`).
+/// The host's addresses and the IPv4 networks that are local to it (`ip route add local`).
 #[derive(Clone, Debug, Default)]
 pub struct Addresses {
     own: HashSet<Prefix>,
@@ -20,7 +20,7 @@ impl Addresses {
         Self::parse(&text("/proc/net/fib_trie"), &text("/proc/net/if_inet6"))
     }
 
-    /// This one, and no other.
+    /// Exactly this address.
     #[cfg(test)]
     pub(crate) fn with(ip: IpAddr) -> Self {
         let len = if ip.is_ipv4() { 32 } else { 128 };

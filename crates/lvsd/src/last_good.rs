@@ -1,7 +1,7 @@
-//! The last configuration that was good, beside the dataplane's socket: a daemon that crashes over a
-//! file that is broken by then goes on with it.
+//! The last valid configuration, next to the dataplane's socket. A daemon that crashes continues
+//! with it if the file is invalid by then.
 //!
-//! It lives as long as the dataplane that it was made for. After a reboot a broken file is refused.
+//! It is valid as long as its dataplane runs. After a reboot an invalid file is refused.
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ pub fn path(address: &Address) -> Option<PathBuf> {
 pub fn keep(path: &Path, text: &str) {
     if let Err(error) = replace(path, text.as_bytes(), 0o600) {
         tracing::debug!(
-            "cannot keep the configuration in {}: {error}",
+            "cannot store the configuration in {}: {error}",
             path.display()
         );
     }

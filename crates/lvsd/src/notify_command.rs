@@ -22,7 +22,7 @@ pub struct Notice {
     pub user: Option<(u32, u32)>,
 }
 
-/// The number of a user and of its group, by name or number.
+/// The ids of a user and of its group, by name or number.
 pub fn user(name: &str) -> Option<(u32, u32)> {
     let text = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
     let found = text.lines().find_map(|line| {
@@ -168,7 +168,7 @@ mod tests {
         let (end, ending) = oneshot::channel();
         let served = tokio::spawn(serve(events.listen(), notice, ending));
         for event in ["first", "second"] {
-            events.tell(event, About::default(), "words");
+            events.send(event, About::default(), "words");
         }
         drop(end);
         served.await.expect("it ends");
@@ -183,7 +183,7 @@ mod tests {
     async fn notify_command_that_hangs_is_ended() {
         let mut events = Events::default();
         let mut listener = events.listen();
-        events.tell("hang", About::default(), "words");
+        events.send("hang", About::default(), "words");
         let event = listener.recv().await.expect("it was sent");
         let hanging = notice("sleep 1000", Duration::from_millis(20));
         let why = run(&hanging, &event).await.expect_err("it hangs");

@@ -45,12 +45,12 @@ impl Token {
         }
         if meta.uid() != 0 && meta.uid() != rustix::process::geteuid().as_raw() {
             return Err(format!(
-                "the token in {name} is another user's, who may change it: `chown root {name}`"
+                "the token in {name} belongs to another user, who can change it: `chown root {name}`"
             ));
         }
         if meta.mode() & 0o077 != 0 {
             return Err(format!(
-                "others may read or write the token in {name}; take that away: `chmod 600 {name}`"
+                "other users may read or write the token in {name}: `chmod 600 {name}`"
             ));
         }
         let mut text = String::new();
@@ -60,7 +60,7 @@ impl Token {
         let token = text.trim_end_matches(['\n', '\r']);
         if !LENGTH.contains(&token.len()) || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(format!(
-                "the token in {name} is not one line of {} to {} printable characters without blanks; {make}",
+                "the token in {name} is not one line of {} to {} printable characters without whitespace; {make}",
                 LENGTH.start(),
                 LENGTH.end()
             ));

@@ -227,7 +227,7 @@ impl Verdict {
                 "configured interface or address",
                 "missing",
             ),
-            (peers_not_in_sync(status), "peer", "not in sync"),
+            (peers_not_in_step(status), "peer", "not in step"),
             (
                 status
                     .sources
@@ -297,7 +297,7 @@ impl Verdict {
 }
 
 /// Peers that have been out of sync for ten seconds; none if the dataplane does not answer.
-fn peers_not_in_sync(status: &Status) -> usize {
+fn peers_not_in_step(status: &Status) -> usize {
     if !status.dataplane.connected {
         return 0;
     }

@@ -20,7 +20,7 @@ const HEAD_MAX: u64 = 64 << 10;
 /// Longest silence of the daemon: it waits for a dataplane as long as that at most.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// Asks the daemon.
+/// A client of the daemon.
 #[derive(Debug)]
 pub struct Client {
     address: Address,
@@ -241,7 +241,7 @@ impl Client {
         match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
                 format!(
-                    "lvsd at {} does not answer; see in its log what it waits for",
+                    "lvsd at {} does not answer; its log names the cause",
                     self.address
                 )
             }

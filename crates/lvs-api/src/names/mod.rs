@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use lvs_core::Protocol;
 use lvs_core::ipvsadm::Resolve;
 
-/// Time that all reverse look-ups of a listing may take together; what is not known then is printed
-/// as a number.
+/// Time limit of all reverse look-ups of a listing together. An address that is not resolved by
+/// then is printed as a number.
 const REVERSE_BUDGET: Duration = Duration::from_secs(2);
 /// Time that the look-up of one name may take.
 const FORWARD_BUDGET: Duration = Duration::from_secs(10);
@@ -52,7 +52,7 @@ impl Names {
         }
     }
 
-    /// Only what these texts, in the formats of `/etc/hosts` and `/etc/services`, hold.
+    /// The names in these texts only, in the formats of `/etc/hosts` and `/etc/services`.
     pub fn from_texts(hosts: &str, services: &str) -> Self {
         Self {
             hosts: Hosts::parse(hosts),
@@ -139,7 +139,7 @@ impl Resolve for Names {
     }
 }
 
-/// Whether host names come from anything but files, by `/etc/nsswitch.conf`.
+/// Whether host names come from a source other than files, by `/etc/nsswitch.conf`.
 fn uses_dns(nsswitch: &str) -> bool {
     nsswitch
         .lines()
@@ -157,8 +157,7 @@ fn content(line: &str) -> &str {
     line.split_once('#').map_or(line, |(before, _)| before)
 }
 
-/// The IPv4 address that a line of `/etc/hosts` gives: the C library reads `::1` as 127.0.0.1
-/// there.
+/// The IPv4 address in a line of `/etc/hosts`: the C library reads `::1` as 127.0.0.1 there.
 fn as_v4(address: IpAddr) -> Option<Ipv4Addr> {
     match address {
         IpAddr::V4(v4) => Some(v4),
@@ -167,8 +166,7 @@ fn as_v4(address: IpAddr) -> Option<Ipv4Addr> {
     }
 }
 
-/// Whether the C library takes a name for an IPv6 address, well formed or not, and does not look it
-/// up.
+/// Whether the C library treats a name as an IPv6 address, valid or not, and does not look it up.
 fn looks_like_ipv6(name: &str) -> bool {
     name.contains(':')
         && name

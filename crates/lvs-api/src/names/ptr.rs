@@ -27,7 +27,7 @@ pub(super) fn servers(text: &str) -> Vec<SocketAddr> {
     servers
 }
 
-/// Asks `server` for the name of `address`. `Ok(None)`: it has none.
+/// Requests the name of `address` from `server`. `Ok(None)`: the address has no name.
 pub(super) fn ask(
     server: SocketAddr,
     address: IpAddr,

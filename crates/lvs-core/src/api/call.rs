@@ -67,7 +67,7 @@ macro_rules! calls {
             () => { $($crate::api::Call::$change { .. })|* };
         }
 
-        /// Pattern of all other calls.
+        /// Form of all other calls.
         #[doc(hidden)]
         #[macro_export]
         macro_rules! no_change {
@@ -78,7 +78,7 @@ macro_rules! calls {
 
 calls! {
     reads {
-        /// Must come first. Answer: [`Hello`](super::Hello).
+        /// Must be the first call. Answer: [`Hello`](super::Hello).
         "hello" Hello {
             /// [`VERSION`](super::VERSION).
             version: u32,
@@ -109,7 +109,7 @@ calls! {
         /// Peers, and the state of the replication with them. Answer:
         /// [`SyncState`](super::SyncState).
         "sync.get" SyncGet {},
-        /// Counted reasons of drops and of packets left to the host. Answer: items
+        /// Counted reasons of drops and of packets passed to the host. Answer: items
         /// [`ReasonCount`](super::ReasonCount), then [`ListEnd`](super::ListEnd).
         "drops" Drops {},
         /// Shows the decision for a packet that may open a connection, and the reasons, without a
@@ -130,7 +130,7 @@ calls! {
             #[serde(default, skip_serializing_if = "Option::is_none")]
             interface: Option<String>,
         },
-        /// Rules that give packets firewall marks, in their order. Answer: items
+        /// Rules that set firewall marks on packets, in their order. Answer: items
         /// [`MarkText`](super::MarkText), then [`ListEnd`](super::ListEnd).
         "mark.list" MarkList {},
         /// Filters by source that are not off. Answer: items [`FilterItem`](super::FilterItem), the
@@ -138,8 +138,8 @@ calls! {
         "filter.list" FilterList {},
         /// The local addresses of full NAT. Answer: [`LocalInfo`](super::LocalInfo).
         "local.get" LocalGet {},
-        /// The host that forwarded a server's latest reply to a health check through a service, where the reply had to come
-        /// from the server itself. Answer: [`ReturnPath`](super::ReturnPath).
+        /// The host that forwarded a server's latest reply to a health check through a service that
+        /// requires replies from the server itself. Answer: [`ReturnPath`](super::ReturnPath).
         "server.return_path" ServerReturnPath {
             /// Address of the server.
             server: core::net::IpAddr,
@@ -240,7 +240,7 @@ calls! {
             #[serde(default)]
             syncid: u8,
         },
-        /// Add a rule that gives packets a firewall mark. Answer: [`Done`](super::Done).
+        /// Add a rule that sets a firewall mark on packets. Answer: [`Done`](super::Done).
         "mark.add" MarkAdd {
             /// The rule, as [`MarkRule::parse`](crate::mark::MarkRule::parse) reads it.
             rule: String,

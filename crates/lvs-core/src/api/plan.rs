@@ -34,7 +34,7 @@ pub(super) struct Noted {
 /// A service that changes touch.
 struct Planned {
     facts: Facts,
-    /// It has the servers that it has in the director, but for those that were touched.
+    /// It has the servers of the director, except for changed ones.
     kept: bool,
     /// Changed servers; `None` for removed ones.
     servers: BTreeMap<SocketAddr, Option<Forwarding>>,

@@ -121,7 +121,7 @@ pub struct ServerSpec {
 pub struct LocalPool {
     /// The host's own, or ones that the dataplane answers for.
     pub addresses: Vec<core::net::IpAddr>,
-    /// NAT translates both ends where replies would not come back to the director.
+    /// Source NAT as well, if replies would otherwise bypass the director.
     #[serde(default)]
     pub hairpin: bool,
 }
@@ -130,9 +130,9 @@ pub struct LocalPool {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LocalInfo {
-    /// The addresses, in the order in which they were given.
+    /// The addresses, in the order of their addition.
     pub addresses: Vec<LocalAddressInfo>,
-    /// NAT translates both ends where replies would not come back to the director.
+    /// Source NAT as well, if replies would otherwise bypass the director.
     pub hairpin: bool,
 }
 
@@ -211,7 +211,7 @@ pub struct Info {
     /// Seconds since the announced addresses were set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub announced_ago: Option<u64>,
-    /// Connections of each peer that are known here.
+    /// State of each peer's connections at this director.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub peers: Vec<PeerStanding>,
     /// Comparison of each peer's services and servers with those of this director.
@@ -221,7 +221,7 @@ pub struct Info {
     pub conflicts: Vec<Conflict>,
     /// Requests that exceeded the MTU of the path to their server.
     pub too_big: Vec<TooBig>,
-    /// Virtual ports at which the helper for FTP looks; none without it.
+    /// Virtual ports that the FTP helper inspects; empty without the helper.
     pub ftp_ports: Vec<u16>,
     /// Counters of the director, removed services included.
     pub total: Stats,
@@ -279,7 +279,7 @@ pub struct WorkerInfo {
     pub lost: u64,
     /// Frames that it has received and handed over to the worker that they belong to.
     pub handed_over: u64,
-    /// Frames that other workers have handed over to it.
+    /// Frames that it received from other workers.
     pub taken: u64,
     /// Frames for which such a worker had no room: dropped.
     pub busy: u64,
@@ -375,12 +375,12 @@ pub struct SyncState {
     pub repairs: u64,
     /// Full syncs caused by an overflow of the outgoing queue of a peer.
     pub full_syncs: u64,
-    /// Connections from addresses that are none of a peer's.
+    /// Connections from addresses of no peer.
     pub refused_address: u64,
-    /// Connections from a peer's address refused because two others from there had not
+    /// Connections from a peer's address that were refused because two others from it had not
     /// authenticated.
     pub refused_places: u64,
-    /// Connections refused because the other end did not prove that it has the key.
+    /// Connections that were refused because the remote host did not prove that it has the key.
     pub refused_key: u64,
     /// Connections that ended because a frame was changed, repeated or too long.
     pub forged: u64,
@@ -412,7 +412,7 @@ pub struct TablesInfo {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TablesState {
-    /// Not known: the peer is disconnected, or has not sent all of its digests yet.
+    /// Unknown: the peer is disconnected, or has not sent all of its digests yet.
     #[default]
     Unknown,
     /// The peer does not send them: it runs an older version.
@@ -445,9 +445,9 @@ pub struct TableDifference {
     pub service: ServiceId,
     /// Seconds for which it has differed.
     pub seconds: u64,
-    /// Whether this director has it.
+    /// Whether this director has the service.
     pub here: bool,
-    /// The other director has it.
+    /// Whether the other director has the service.
     pub there: bool,
 }
 
@@ -466,8 +466,8 @@ pub enum Standing {
 }
 
 impl Standing {
-    /// The protocol (`proto` of `ip route`) of routes to addresses that are announced. None of
-    /// those that the kernel, BIRD, FRR, systemd or keepalived give to routes of their own.
+    /// The protocol (`proto` of `ip route`) of routes to announced addresses. The kernel, BIRD,
+    /// FRR, systemd and keepalived use other values.
     pub const ANNOUNCED: u8 = 77;
     /// The protocol of routes to addresses that another director should receive.
     pub const LEAVING: u8 = 78;
@@ -578,7 +578,7 @@ pub struct PeerInfo {
     pub tables: Vec<TableDifference>,
 }
 
-/// State of the connections of one peer that are known here.
+/// State of one peer's connections at this director.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerStanding {
     /// The other director.
@@ -600,7 +600,7 @@ impl PeerStanding {
     /// Seconds out of step after which that is a finding, and no moment after a start.
     pub const ALARM: u64 = 10;
 
-    /// Its connections are known here, as of some seconds ago.
+    /// Whether the peer's connections are stored here, as of some seconds ago.
     pub fn is_in_step(&self) -> bool {
         self.state == "in step"
     }
@@ -624,7 +624,8 @@ pub struct FastPathInfo {
     /// The reason why none is used, though it is configured; empty otherwise.
     pub reason: String,
     /// Fix for that reason.
-    pub remedy: String,
+    #[serde(alias = "remedy")]
+    pub fix: String,
 }
 
 /// Requests that were too long for the path to a server, and for which the client received an ICMP
@@ -635,7 +636,7 @@ pub struct TooBig {
     pub server: core::net::IpAddr,
     /// Whether the path is a tunnel.
     pub tunnel: bool,
-    /// Bytes of an IP packet that it takes.
+    /// Bytes of the longest IP packet that fits.
     pub room: u32,
     /// Bytes of the longest received packet.
     pub longest: u32,
@@ -716,7 +717,7 @@ pub struct ServerInfo {
     /// not go by that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_weight: Option<i32>,
-    /// Percentage of its weight that a slow start gives it now; absent if it has all of it.
+    /// Percentage of the weight during a slow start; absent outside of one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slow_start: Option<u8>,
     /// Microseconds until it answers a new connection, a moving average; absent without a
@@ -775,7 +776,7 @@ pub struct ConnInfo {
     /// Whether it is a persistence template.
     #[serde(default)]
     pub template: bool,
-    /// Whether it came by a synchronisation message.
+    /// Whether it arrived in a synchronisation message.
     #[serde(default)]
     pub synced: bool,
     /// Name of the persistence engine and its data (bytes, for SIP the Call-ID).
@@ -818,7 +819,7 @@ pub struct FilterSpec {
     /// The service; if absent, the director's state is applied to each of its services.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<ServiceId>,
-    /// The prefixes; none at all: it is off.
+    /// The prefixes; empty for a filter that is off.
     #[serde(flatten)]
     pub filter: SourceFilter,
 }
@@ -834,7 +835,7 @@ pub struct FilterItem {
     pub lists: FilterLists,
 }
 
-/// A rule that gives packets marks, in a listing.
+/// A rule that sets marks, in a listing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MarkText {
     /// Its place, from 1.
@@ -863,9 +864,9 @@ pub struct ReasonCount {
     pub ago: Option<u64>,
     /// Meaning of the number.
     pub help: String,
-    /// Fix.
-    #[serde(default)]
-    pub remedy: String,
+    /// Action that removes the cause.
+    #[serde(default, alias = "remedy")]
+    pub fix: String,
 }
 
 /// A filter of captured packets: a packet must match all given fields.
@@ -896,7 +897,7 @@ pub struct CapturedPacket {
     /// The frame begins with an Ethernet header; else with an IP header.
     pub ethernet: bool,
     /// The frame as it arrived, in hexadecimal; empty in an item that only shows that the dataplane
-    /// lives.
+    /// runs.
     pub frame: String,
     /// Decision about the packet.
     pub verdict: String,
@@ -951,7 +952,7 @@ impl Failure {
 }
 
 impl From<Error> for Failure {
-    /// The refusal that the kernel would give for the same reason.
+    /// The kernel's refusal for the same reason.
     fn from(error: Error) -> Self {
         let code = match error {
             Error::ServiceExists | Error::ServerExists => FailureCode::Exists,
@@ -990,7 +991,7 @@ pub enum FailureCode {
     Invalid,
     /// A number out of range (ERANGE).
     Range,
-    /// There is no memory left for it, or it would exceed a configured bound (ENOMEM).
+    /// Not enough memory, or above a configured limit (ENOMEM).
     Full,
     /// The caller may not do this (EPERM).
     Permission,

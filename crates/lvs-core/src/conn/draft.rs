@@ -25,7 +25,7 @@ pub(crate) struct Draft {
     pub(crate) key: Key,
     pub(crate) server_addr: SocketAddr,
     pub(crate) flags: u32,
-    /// Seconds that the next packet gives the timer.
+    /// Seconds to which the next packet sets the timer.
     pub(crate) timeout: u32,
     /// Index of the server's record, or [`NO_SLOT`].
     pub(crate) server: u32,

@@ -1,4 +1,4 @@
-//! Bits of a slot's flags, with the numbers that the synchronisation protocol gives them.
+//! Bits of a slot's flags, numbered as in the synchronisation protocol.
 
 /// Forwarding method.
 pub(crate) const METHOD: u32 = 0x0007;
@@ -36,7 +36,7 @@ pub(crate) const REPLICATED: u32 = 0x0100_0000;
 pub(crate) const CONTROLS: u32 = 0x0200_0000;
 /// The time until the server's first answer is measured.
 pub(crate) const TIMED: u32 = 0x0400_0000;
-/// Its server went down, and it does not come back with it.
+/// The server went down, and the connection does not continue when the server returns.
 pub(crate) const GONE: u32 = 0x0800_0000;
 /// Sequence numbers are kept.
 pub(crate) const TRACKED: u32 = 0x1000_0000;

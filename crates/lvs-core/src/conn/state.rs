@@ -6,8 +6,8 @@
 
 use crate::{Protocol, SctpChunk, TcpFlags};
 
-/// A state of a connection, by the number that the synchronisation protocol gives it. What it means
-/// depends on the protocol.
+/// A state of a connection, numbered as in the synchronisation protocol. The meaning depends on the
+/// transport protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct State(pub(crate) u8);
 
@@ -111,7 +111,7 @@ pub(crate) enum Direction {
     Input,
     /// From the server.
     Output,
-    /// From the client, of a connection of which no reply has been seen.
+    /// From the client, on a connection without a reply so far.
     InputOnly,
 }
 

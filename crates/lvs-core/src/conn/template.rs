@@ -1,7 +1,7 @@
-//! Persistence templates: which real server the clients of a network go to.
+//! Persistence templates: the real server for the clients of a network.
 //!
-//! A template is shared: the control half finds, renews and ends it; the shards whose connections
-//! were made from it count themselves in and out, and read it for synchronisation, without a lock.
+//! A template is shared. The control half finds, renews and removes it. The shards with connections
+//! of a template count them in it, and read it for synchronisation, without a lock.
 
 use alloc::boxed::Box;
 use core::net::SocketAddr;
@@ -24,7 +24,7 @@ pub(crate) struct Template {
     pub(crate) mark: u32,
     /// Name of the persistence engine and its data.
     pub(crate) engine: Option<(&'static str, Box<[u8]>)>,
-    /// Seconds that each new connection gives it.
+    /// Seconds to which each new connection sets the timer.
     pub(crate) timeout: AtomicU32,
     /// Whether one of its connections was established.
     pub(crate) assured: AtomicBool,
@@ -36,7 +36,7 @@ pub(crate) struct Template {
     pub(crate) sync_end: AtomicU32,
     /// Adjustment of sequence numbers, received by synchronisation.
     sequences: [AtomicU32; 6],
-    /// Its server is gone or quiesced: it is not found any more and ends when its time comes.
+    /// The server is removed or quiesced: look-ups skip the template, and it ends at its deadline.
     pub(crate) invalid: AtomicBool,
 }
 

@@ -59,8 +59,8 @@ impl Templates {
         }
     }
 
-    /// The same, if it leads to the place of a server that `valid` takes. If not, it is never found
-    /// again.
+    /// As [`find`](Self::find), if `valid` accepts the template's server. Otherwise later look-ups
+    /// skip the template.
     pub(crate) fn find_valid(
         &mut self,
         key: &Key,

@@ -1,4 +1,4 @@
-//! Connections that another process has left in memory.
+//! Adoption of connections that another process left in memory.
 
 use alloc::sync::Arc;
 use core::net::SocketAddr;
@@ -21,10 +21,10 @@ const LOST: u32 = flag::CONTROLS
     | flag::PEER;
 
 impl Control {
-    /// Like [`shard_in`](Self::shard_in), with the connections that another process has left in
-    /// `memory`. The caller has read the description next to the memory
+    /// As [`shard_in`](Self::shard_in), with the connections that another process left in `memory`.
+    /// The caller has read the description next to the memory
     /// ([`Layout::from_words`](crate::memory::Layout::from_words)). The connections belong to the
-    /// shard when [`adopt`](Self::adopt) has finished; services and servers must exist before.
+    /// shard after [`adopt`](Self::adopt); services and servers must exist before.
     pub fn shard_found(&self, number: usize, memory: Memory) -> Option<(Shard, Adoption)> {
         let (table, adoption) = ConnTable::found(self.options.max_connections, memory);
         Some((self.shard_with(number, table)?, adoption))
@@ -61,11 +61,10 @@ impl Control {
         shard.adopt(adoption, now, budget, pool, local, keep)
     }
 
-    /// Copies connections that another process has left in `memory`, whose table is not that of one
-    /// of these shards (it has another size, or there were more or fewer of them): each into
-    /// the shard that `home` names by its client. Otherwise as [`adopt`](Self::adopt), at once.
-    /// The clock by which their deadlines were written is `ahead`. Gives how many there was no room
-    /// for.
+    /// Copies connections that another process left in `memory` into these shards, if the number or
+    /// the size of their tables differs: each into the shard that `home` returns for its client.
+    /// Otherwise as [`adopt`](Self::adopt), in one step. The clock of the other process is `ahead`
+    /// of this one. Returns the number of connections without a free slot.
     pub fn move_in(
         &self,
         shards: &mut [Shard],
@@ -203,7 +202,7 @@ mod tests {
         move || Memory::new(layout, words.map(Region::borrowed)).unwrap()
     }
 
-    /// Opens a connection from each of these ports, and gives their servers.
+    /// Opens a connection from each of these ports, and returns their servers.
     fn open(before: &mut Control, shard: &mut Shard, ports: &[u16]) -> Vec<SocketAddr> {
         before.sweep(shard);
         let mut targets = Vec::new();

@@ -1,8 +1,8 @@
 //! Preconditions of changes.
 //!
-//! Each function here asks a [`View`]: a director as it is, or as it would be after the changes of
-//! a list that come before this one. So a change is refused for the same reason, in the kernel's
-//! order of checks, however it comes.
+//! Each function here reads a [`View`]: the state of a director now, or after the earlier changes
+//! of a list. So a change in a list is refused for the same reason, in the kernel's order of
+//! checks, as a single change.
 
 use alloc::boxed::Box;
 use core::net::{IpAddr, SocketAddr};
@@ -52,7 +52,7 @@ pub(crate) struct Facts {
 pub(crate) struct Census {
     /// Number of servers of another family than the service.
     pub(crate) mixed: usize,
-    /// Number of servers whose answers do not pass the director.
+    /// Number of servers whose answers bypass the director.
     pub(crate) one_way: usize,
     /// Behind full NAT.
     pub(crate) full_nat: usize,
@@ -87,7 +87,7 @@ pub(crate) fn is_mixed(key: &ServiceKey, addr: SocketAddr) -> bool {
     Family::of(&addr.ip()) != key.family()
 }
 
-/// A service can be added; gives its scheduler.
+/// Checks that a service can be added; returns its scheduler.
 pub(crate) fn add_service(
     view: &impl View,
     control: &Control,
@@ -109,7 +109,7 @@ pub(crate) fn add_service(
     scheduler(control, key, config)
 }
 
-/// The settings of a service can be replaced by these; gives its scheduler.
+/// Checks new settings of a service; returns its scheduler.
 pub(crate) fn edit_service(
     view: &impl View,
     control: &Control,
@@ -177,8 +177,8 @@ pub(crate) fn add_server(
     unicast(addr.ip())
 }
 
-/// Where connections are synchronised, a server is of its service's family: a message about one has
-/// room for no other.
+/// With synchronisation, a server must have its service's family: messages about connections cannot
+/// contain another one.
 fn synchronised(view: &impl View, key: &ServiceKey, addr: SocketAddr) -> Result<(), Error> {
     let runs = view.runs(SyncRole::Master) || view.runs(SyncRole::Backup);
     if runs && is_mixed(key, addr) {
@@ -187,7 +187,7 @@ fn synchronised(view: &impl View, key: &ServiceKey, addr: SocketAddr) -> Result<
     Ok(())
 }
 
-/// The settings of a server can be replaced by these; gives its forwarding method.
+/// Checks new settings of a server; returns its forwarding method.
 pub(crate) fn edit_server(
     view: &impl View,
     key: &ServiceKey,

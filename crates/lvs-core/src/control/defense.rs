@@ -10,7 +10,7 @@ use crate::conn::State;
 use crate::random::SplitMix64;
 use crate::{Protocol, Sysctls};
 
-/// Time between two looks at the memory.
+/// Interval of the checks of free memory.
 pub(crate) const PERIOD: Duration = Duration::from_secs(1);
 
 /// The part of the tables' slots below which few are left.
@@ -92,7 +92,7 @@ impl Defense {
             self.rate = u64::try_from(sysctls.am_droprate).unwrap_or(0);
         } else {
             let memory = short_of_memory.then(|| threshold / (threshold - self.available));
-            // At a full table one in two: with none at all, nobody would ever get in.
+            // At a full table one in two: otherwise no client would ever get a connection.
             let slots = short_of_slots.then(|| (reserve / (reserve - self.free)).max(2) as u64);
             self.rate = memory.into_iter().chain(slots).min().unwrap_or(0);
             self.counter = self.rate;

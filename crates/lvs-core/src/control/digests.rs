@@ -1,4 +1,4 @@
-//! Digests of services and of their servers, for other directors to compare.
+//! Digests of services and of their servers, which peers compare.
 
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};

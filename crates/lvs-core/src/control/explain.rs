@@ -20,7 +20,7 @@ use crate::{
     ServiceKey, Tuple,
 };
 
-/// Why a packet that may open a connection would go where it would go.
+/// The reason for the destination of a packet that may open a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(default))]
@@ -49,8 +49,8 @@ pub struct Explanation {
     pub server: Option<SocketAddr>,
     /// The decision, in a sentence.
     pub verdict: String,
-    /// Why it would open no connection: the name of a [`DropReason`] or an [`AcceptReason`]. Empty
-    /// if it would open one, or if that cannot be foreseen.
+    /// The reason why the packet opens no connection: the name of a [`DropReason`] or an
+    /// [`AcceptReason`]. Empty if it opens one, or if the result cannot be predicted.
     pub reason: String,
     /// Whether its connection is offloaded, if it belongs to one or would open one. The dataplane
     /// sets it, not the core.
@@ -193,7 +193,7 @@ impl Control {
             Refused::Unknown(Unknown::Scheduler) => {
                 let scheduler = &service.config().scheduler;
                 (
-                    format!("{scheduler} chooses; it cannot tell beforehand"),
+                    format!("{scheduler} chooses; its choice cannot be predicted"),
                     "",
                 )
             }
@@ -219,7 +219,9 @@ impl Control {
         };
         match forecast.by {
             By::Pin => format!("goes to {server}: a health check through the VIP is pinned to it"),
-            By::Template(true) => format!("goes to {server}: its template says so"),
+            By::Template(true) => {
+                format!("goes to {server}: the persistence template of the client names it")
+            }
             By::Template(false) | By::Scheduler => {
                 format!("goes to {server}: {scheduler} chooses it{lots}")
             }
@@ -285,9 +287,9 @@ impl Control {
 
 /// A connection that a packet would open.
 struct Forecast {
-    /// `None`: it goes to its own destination.
+    /// `None`: it is sent to its own destination.
     server: Option<SocketAddr>,
-    /// A template is known already, or would be made.
+    /// Whether a template exists already, or would be created.
     by: By<bool>,
 }
 
@@ -448,8 +450,8 @@ fn belongs_to_a_connection(server: SocketAddr) -> String {
 
 fn no_service(protocol: Protocol, dst: SocketAddr, mark: u32) -> String {
     match mark {
-        0 => format!("no service takes {protocol} {dst}"),
-        mark => format!("no service takes {protocol} {dst} or the mark {mark}"),
+        0 => format!("no service for {protocol} {dst}"),
+        mark => format!("no service for {protocol} {dst} or the mark {mark}"),
     }
 }
 

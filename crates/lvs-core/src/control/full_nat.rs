@@ -1,5 +1,5 @@
-//! Full NAT: connections whose clients are translated too, so that replies come back to the
-//! director, independent of the servers' routes. IPVS has no such method.
+//! Full NAT: the director also translates the client's address, so that replies return to it
+//! independently of the servers' routes. IPVS has no such method.
 
 use super::Control;
 use super::admit::Packets;
@@ -31,7 +31,8 @@ impl FullNat {
         self.servers[family as usize]
     }
 
-    /// A service of this family had `before` servers of full NAT and has `after`.
+    /// Updates the count after a change of a service of this family from `before` to `after`
+    /// servers of full NAT.
     pub(crate) const fn count(&mut self, family: Family, before: usize, after: usize) {
         let all = &mut self.servers[family as usize];
         *all = *all - before + after;

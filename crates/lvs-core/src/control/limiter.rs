@@ -17,7 +17,7 @@ const WAYS: usize = 4;
 /// Sets of sources: 16,384 sources, 256 KiB for each service with such a limit.
 const SETS: usize = 4096;
 
-/// Nanoseconds in a second, which is how much may come at once.
+/// Nanoseconds in a second, which is also the size of a burst.
 const SECOND: u64 = 1_000_000_000;
 
 /// Pause before the servers of a full service are examined again.
@@ -28,8 +28,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 pub(crate) struct Limiter {
     rate: Meter,
     sources: Vec<Source>,
-    /// Connections when the servers were looked at, and those that were opened since: never fewer
-    /// than there are.
+    /// Connections at the last examination of the servers, plus those that were opened since: never
+    /// fewer than exist.
     connections: u64,
     looked: Option<Instant>,
 }

@@ -76,7 +76,7 @@ pub struct Options {
     pub shards: usize,
     /// Keys the hash of the connection table; take it from the system's random numbers.
     pub seed: u64,
-    /// The schedulers that services can ask for.
+    /// The available schedulers.
     pub schedulers: Registry,
     /// The timeouts that it begins with.
     pub profile: Profile,
@@ -206,7 +206,7 @@ pub struct Control {
     pins: Pins,
     /// The filters of source prefixes.
     filters: Filters,
-    /// Rules that give packets marks. The embedding program applies them.
+    /// Rules that set marks on packets. The embedding program applies them.
     marks: Arc<[MarkRule]>,
     /// Virtual addresses that the embedding program answers ARP for.
     own_vips: Vec<IpAddr>,

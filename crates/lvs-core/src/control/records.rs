@@ -36,10 +36,10 @@ struct Trashed {
     idle_since: Option<Instant>,
 }
 
-/// State of the trash after a look at some of its records.
+/// State of the trash after a check of some of its records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Trash {
-    /// Records that were not looked at yet.
+    /// Not all records were examined.
     Unseen,
     /// Records that have to wait.
     Waiting,
@@ -48,7 +48,7 @@ pub(crate) enum Trash {
 }
 
 impl Registered {
-    /// Whether it has left its service.
+    /// Whether the server was removed from its service.
     pub(crate) const fn is_trashed(&self) -> bool {
         self.trashed.is_some()
     }
@@ -71,7 +71,7 @@ pub(crate) struct Records {
     log: Vec<u32>,
     /// The number of the first change in the log, from the first ever.
     log_start: u64,
-    /// The bits by which servers request another look of their schedulers.
+    /// The bits by which servers request another examination by their schedulers.
     marks: Marks,
 }
 
@@ -186,7 +186,7 @@ impl Records {
         Ok(server)
     }
 
-    /// Puts the record of a server that has left its service into the trash (`__ip_vs_del_dest`).
+    /// Moves the record of a removed server into the trash (`__ip_vs_del_dest`).
     pub(crate) fn trash(&mut self, id: ServerId) -> Option<&Registered> {
         let entry = self.places.get_mut(id.index())?.as_mut()?;
         entry.trashed = Some(Trashed { idle_since: None });
@@ -208,8 +208,8 @@ impl Records {
         }
     }
 
-    /// Looks at up to `count` records in the trash, from where it left off, and frees those that
-    /// nothing has referred to for long enough (`ip_vs_dest_trash_expire`).
+    /// Examines up to `count` records in the trash, and frees those without references for long
+    /// enough (`ip_vs_dest_trash_expire`). The next call continues behind them.
     pub(crate) fn empty_trash(&mut self, now: Instant, count: usize) -> Trash {
         let from = self.looked_at.map_or(Bound::Unbounded, Bound::Excluded);
         let portion = self.trash.range((from, Bound::Unbounded)).take(count);

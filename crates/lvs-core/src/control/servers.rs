@@ -12,7 +12,7 @@ use crate::attempts::RecentAttempts;
 use crate::stats::Stats;
 use crate::{Error, Instant, Server, ServerConfig, ServerId, ServiceKey};
 
-/// Time between two looks into the trash (`IP_VS_DEST_TRASH_PERIOD`).
+/// Interval of the checks of the trash (`IP_VS_DEST_TRASH_PERIOD`).
 const TRASH_PERIOD: Duration = Duration::from_secs(60);
 /// Servers in the trash that are visited without a pause.
 const TRASH_PORTION: usize = 256;
@@ -124,13 +124,13 @@ impl Control {
         Some(entry.attempts.recent(entry.server.attempts().total()))
     }
 
-    /// Whether removed servers are kept, which may yet come back with their connections.
+    /// Whether the trash has removed servers. A server that is added again keeps its connections.
     pub fn has_removed(&self) -> bool {
         self.next_trash.is_some()
     }
 
     /// Every server that is configured or still has connections, with its present or former
-    /// service: the servers that packets may still go to and come from.
+    /// service: all servers that may still send or receive packets.
     pub fn endpoints(&self) -> impl Iterator<Item = (ServiceKey, &Arc<Server>)> {
         self.endpoints_in(0..self.endpoint_places())
     }
@@ -147,12 +147,12 @@ impl Control {
             .map(|entry| (entry.key, &entry.server))
     }
 
-    /// Places of servers, those that were removed and are kept for a while among them.
+    /// Number of servers, including removed ones in the trash.
     pub fn endpoint_places(&self) -> usize {
         self.records.len()
     }
 
-    /// Moves a server that has left its service into the trash (`__ip_vs_del_dest`).
+    /// Moves a removed server into the trash (`__ip_vs_del_dest`).
     pub(super) fn trash(&mut self, id: ServerId, now: Instant) {
         let gone = self.records.trash(id);
         if gone.is_some_and(|entry| entry.server.has_gone()) {
@@ -183,8 +183,8 @@ impl Control {
         }
     }
 
-    /// Puts up to `count` servers of services that were [taken](Self::take_service) into the trash;
-    /// gives how many.
+    /// Moves up to `count` servers of [removed](Self::take_service) services into the trash;
+    /// returns their number.
     pub(crate) fn retire_some(&mut self, count: usize, now: Instant) -> usize {
         let count = count.min(self.leaving.len());
         for _ in 0..count {

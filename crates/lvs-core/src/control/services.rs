@@ -240,7 +240,7 @@ impl Control {
         self.full_nat.count(family, old.full_nat, new.full_nat);
     }
 
-    /// The service that takes a packet (`ip_vs_service_find`).
+    /// The service for a packet (`ip_vs_service_find`).
     pub(crate) fn find_service(
         &self,
         mark: u32,

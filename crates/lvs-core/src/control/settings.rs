@@ -102,7 +102,7 @@ impl Control {
         &self.settings.ftp_ports
     }
 
-    /// The rules that give packets marks. A packet's mark is part of its
+    /// The rules that set marks on packets. A packet's mark is part of its
     /// [`PacketMeta`](crate::PacketMeta): the embedding program applies the rules.
     pub const fn marks(&self) -> &Arc<[MarkRule]> {
         &self.marks
@@ -113,7 +113,7 @@ impl Control {
         &self.own_vips
     }
 
-    /// Replaces the rules that give packets marks.
+    /// Replaces the rules that set marks on packets.
     #[cfg(feature = "api")]
     pub(crate) fn set_marks(&mut self, marks: Arc<[MarkRule]>) {
         self.marks = marks;

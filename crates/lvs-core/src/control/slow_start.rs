@@ -103,8 +103,8 @@ impl SlowStart {
 }
 
 impl Service {
-    /// Gives each server its weight at `now`, and reports changed weights to the scheduler. Returns
-    /// `false` if no server of the service starts slowly.
+    /// Sets each server's weight at `now`, and reports changed weights to the scheduler. Returns
+    /// `false` if no server of the service is in a slow start.
     pub(crate) fn apply_slow_start(&mut self, now: Instant) -> bool {
         let takes = Duration::from_secs(self.config.extras.slow_start.into());
         if takes.is_zero() && self.slow.factor == 1 && self.slow.since.is_empty() {

@@ -14,7 +14,7 @@ pub(super) struct SweepWork {
     pub(super) flush_removed: bool,
     /// Rounds of `drop_entry`.
     pub(super) drop_entry: u32,
-    /// End the connections of servers that went down, as their services ask for.
+    /// End the connections of servers that went down, as their services require.
     pub(super) end_down: bool,
 }
 

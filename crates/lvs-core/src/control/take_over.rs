@@ -27,13 +27,13 @@ const UPDATED: u32 = flag::INACTIVE | flag::OUT_SEQ | flag::IN_SEQ;
 /// Timeout in seconds of an entry whose message and protocol have none.
 const TIMEOUT: u32 = 180;
 
-/// The order of two packets this close to one another is not known.
+/// The order of two packets that arrive within this time at two directors is unknown.
 const TIE: Duration = RECENT;
 
 /// Results for connections received by synchronisation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TakenOver {
-    /// Number of connections that are known now.
+    /// Number of stored connections.
     pub taken: u64,
     /// Number of invalid connections.
     pub nonsense: u64,
@@ -133,7 +133,7 @@ impl Control {
         heard
     }
 
-    /// A connection or a template of a peer's lives; `false` if it is this director's.
+    /// Stores a connection or a template of a peer; `false` if this director owns it.
     fn hear_of(
         &mut self,
         shard: &mut Shard,
@@ -174,7 +174,7 @@ impl Control {
                 }
             }
             if slot.server_addr() == entry.server {
-                // It is the peer's now, which need not be told that it has ended here.
+                // The peer owns it now, so that this director does not report its end.
                 shard.strike_quietly(index);
             }
         }
@@ -479,8 +479,8 @@ fn hear_end(shard: &mut Shard, peer: usize, entry: &Entry) -> bool {
     true
 }
 
-/// An entry that came by synchronisation takes the forwarding method from the server that is
-/// configured here; a template also becomes inactive (`ip_vs_bind_dest`).
+/// The flags of a received entry, with the forwarding method of the server that is configured here;
+/// a template also becomes inactive (`ip_vs_bind_dest`).
 fn inherit(flags: u32, server: &Server) -> u32 {
     let method = server.forwarding();
     let mut flags = flags & !(flag::METHOD | flag::NO_OUTPUT) | method as u32;

@@ -132,7 +132,7 @@ impl Control {
         }
     }
 
-    /// Persistence templates from slot `from` on, and the slot from which to go on, as
+    /// Persistence templates from slot `from` on, and the next slot, as
     /// [`Shard::connections_piece`].
     pub fn templates_piece(
         &self,
@@ -146,8 +146,8 @@ impl Control {
         (piece.collect(), next)
     }
 
-    /// Items about persistence templates from slot `from` on that were used `since`, and the slot
-    /// from which to go on, as [`Shard::replicated_piece`].
+    /// Items about persistence templates from slot `from` on that were used `since`, and the next
+    /// slot, as [`Shard::replicated_piece`].
     pub fn replicated_templates_piece(
         &self,
         from: usize,

@@ -89,7 +89,7 @@ pub struct ListOptions {
     pub what: What,
     /// The columns.
     pub format: Format,
-    /// `--persistent-conn`, which `-c` looks at apart from the format.
+    /// `--persistent-conn`, which `-c` reads independently of the format.
     pub persistent_conn: bool,
     /// `-n`
     pub numeric: bool,

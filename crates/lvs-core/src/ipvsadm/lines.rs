@@ -23,7 +23,7 @@ impl Lines {
         }
     }
 
-    /// Takes one byte; gives the words of a line when it ends one that is not empty.
+    /// Adds one byte; returns the words of a non-empty line at its end.
     pub fn push(&mut self, byte: u8) -> Option<Vec<Vec<u8>>> {
         match byte {
             b' ' | b'\t' | b'\r' => self.end_word(),
@@ -38,7 +38,7 @@ impl Lines {
         None
     }
 
-    /// Ends the stream; gives the words of a last line without a line end.
+    /// Ends the stream; returns the words of a last line without a line end.
     pub fn finish(&mut self) -> Option<Vec<Vec<u8>>> {
         self.end_word();
         let words = core::mem::take(&mut self.words);

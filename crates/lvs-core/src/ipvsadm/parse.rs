@@ -18,11 +18,11 @@ use crate::{
 
 /// The persistence timeout where `-p` has none.
 const DEFAULT_PERSISTENCE: u32 = 360;
-/// 31 days: the longest timeout that ipvsadm takes.
+/// 31 days: the longest timeout that ipvsadm accepts.
 const TIMEOUT_MAX: i64 = 86_400 * 31;
 /// Bytes of a scheduler's, a persistence engine's and an interface's name that count.
 const NAME_MAX: usize = 15;
-/// The multicast interface where none is given.
+/// The default multicast interface.
 const DEFAULT_INTERFACE: &str = "eth0";
 
 /// The reason why a command line is refused.
@@ -250,7 +250,7 @@ fn tunnel_rule(kind: &TunnelType, flag: Flag) -> Rule {
     }
 }
 
-/// The checksum that an option asks for.
+/// The checksum that an option selects.
 const fn checksum_of(flag: Flag) -> Option<TunnelChecksum> {
     match flag {
         Flag::TunNocsum => Some(TunnelChecksum::None),
@@ -414,7 +414,7 @@ impl<'a> Line<'a> {
         Ok(())
     }
 
-    /// The checks that come after the last option.
+    /// The checks after the last option.
     fn finish(mut self, leftovers: &[&[u8]]) -> Result<Command, Refusal> {
         let mut stray = leftovers;
         let mut timeouts = Timeouts {

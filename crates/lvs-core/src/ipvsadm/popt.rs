@@ -34,7 +34,7 @@ pub(super) struct Words<'a, W> {
     long: fn(&[u8]) -> Option<&'static OptionSpec>,
     /// The unread rest of a word of short options.
     glued: &'a [u8],
-    /// `--` has come: no more options.
+    /// `--` was found: no more options.
     ended: bool,
     /// Words that are not options, in order.
     leftovers: Vec<&'a [u8]>,
@@ -85,8 +85,8 @@ impl<'a, W: AsRef<[u8]>> Words<'a, W> {
         }
     }
 
-    /// The words that are neither options nor their arguments. Complete once [`next`](Self::next)
-    /// has given `None`.
+    /// The words that are neither options nor their arguments. Complete after [`next`](Self::next)
+    /// has returned `None`.
     pub(super) fn leftovers(&self) -> &[&'a [u8]] {
         &self.leftovers
     }

@@ -1,4 +1,4 @@
-//! The listings of ipvsadm, to the byte.
+//! The listings of ipvsadm, byte for byte.
 
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
@@ -553,8 +553,7 @@ fn counts(out: &mut String, counts: &Counts, exact: bool) {
     }
 }
 
-/// A number in nine characters, abbreviated where it does not fit, unless all its digits are
-/// wanted.
+/// A number in nine characters, abbreviated if it is longer, unless `exact` is set.
 fn large(out: &mut String, value: u64, exact: bool) {
     const UNITS: [(u64, u64, char); 3] = [
         (1_000_000_000, 1_000, 'K'),
@@ -586,8 +585,8 @@ fn sort(services: &mut Vec<ServiceInfo>) {
     }
 }
 
-/// The merge sort of the C library: its halves and its choice of the left one decide the order
-/// where the comparison contradicts itself.
+/// The merge sort of the C library. Its halves, and its choice of the left element, determine the
+/// order if the comparison contradicts itself.
 fn merge_sort<T>(mut list: Vec<T>, compare: &dyn Fn(&T, &T) -> Ordering) -> Vec<T> {
     if list.len() < 2 {
         return list;

@@ -5,7 +5,7 @@ use core::net::{IpAddr, Ipv4Addr};
 
 use crate::Protocol;
 
-/// Names of hosts and ports, both ways. All of it may answer "unknown".
+/// Names of hosts and ports, in both directions. Each method may return "unknown".
 pub trait Resolve {
     /// The IPv4 address of a host.
     fn host(&self, name: &str) -> Option<Ipv4Addr>;

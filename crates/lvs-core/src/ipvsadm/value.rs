@@ -6,13 +6,13 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use super::resolve::Resolve;
 use crate::Protocol;
 
-/// White space as `isspace` sees it in the C locale.
+/// White space, as `isspace` defines it in the C locale.
 const fn is_space(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t'..=b'\r')
 }
 
-/// A number as `strtol` with base 10 reads it: white space and a sign may come first, and the whole
-/// word must be used.
+/// A number as `strtol` with base 10 reads it: after optional white space and an optional sign, and
+/// up to the end of the word.
 pub(super) fn number(word: &[u8], min: i64, max: i64) -> Option<i64> {
     let (value, rest) = leading_number(word)?;
     (rest.is_empty() && (min..=max).contains(&value)).then_some(value)
@@ -52,9 +52,8 @@ pub(super) fn prefix(word: &[u8]) -> Option<u32> {
         .filter(|len| (1..=128).contains(len))
 }
 
-/// An IPv4 address in any form that `inet_aton` takes: one to four parts, each decimal, octal or
-/// hexadecimal, the last one filling all bytes that are left. Anything may follow after white
-/// space.
+/// An IPv4 address in any form that `inet_aton` accepts: one to four parts, each decimal, octal or
+/// hexadecimal, the last one for all remaining bytes. After white space, any text may follow.
 pub(super) fn inet_aton(word: &[u8]) -> Option<Ipv4Addr> {
     let mut rest = word;
     let mut value = 0u32;
@@ -123,7 +122,7 @@ pub(super) fn host(word: &[u8], names: &dyn Resolve) -> Option<Ipv4Addr> {
     })
 }
 
-/// `host[:port]`. `protocol` is the one whose service names are known; without it only numbers are
+/// `host[:port]`. `protocol` selects the service names for ports; without it only numbers are
 /// ports.
 pub(super) fn endpoint(
     word: &[u8],

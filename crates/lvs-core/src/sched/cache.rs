@@ -16,7 +16,7 @@ const BUCKETS: usize = 1 << BITS;
 const MAX: usize = BUCKETS * 16;
 /// No entries are made above this (`atomic_read(&tbl->entries) < tbl->max_size * 3 / 2`).
 const HARD_MAX: usize = MAX * 3 / 2;
-/// Time between two looks (`CHECK_EXPIRE_INTERVAL`).
+/// Interval of checks (`CHECK_EXPIRE_INTERVAL`).
 pub(super) const CHECK_PERIOD: Duration = Duration::from_secs(60);
 /// Number of partial checks after which the whole cache is searched for expired entries
 /// (`COUNT_FOR_FULL_EXPIRATION`).
@@ -37,7 +37,7 @@ pub(super) struct Cache<T> {
     /// bucket.
     buckets: Vec<BTreeMap<IpAddr, Entry<T>>>,
     len: usize,
-    /// Looks since the last full check.
+    /// Checks since the last full check.
     counter: u32,
     /// Position at which the last partial check ended.
     rover: usize,
@@ -77,7 +77,7 @@ impl<T> Cache<T> {
         self.len += usize::from(replaced.is_none());
     }
 
-    /// A look at the cache, once a [`CHECK_PERIOD`] (`ip_vs_lblc_check_expire`).
+    /// Checks the cache, once in each [`CHECK_PERIOD`] (`ip_vs_lblc_check_expire`).
     pub(super) fn check(&mut self, now: Instant, expiration: Duration) {
         if self.counter.is_multiple_of(FULL_CHECK) {
             for bucket in 0..BUCKETS {

@@ -1,4 +1,5 @@
-//! Peak-EWMA: the server that answers soonest. Of this crate, not of the kernel.
+//! Peak-EWMA: the server with the shortest expected answer time. IPVS in the kernel does not have
+//! this scheduler.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -79,7 +80,7 @@ impl Scheduler for PeakEwma {
     }
 }
 
-/// The wait that a new connection would see, as a fraction.
+/// The expected delay of a new connection, as a fraction.
 struct Wait {
     cost: u128,
     weight: u128,

@@ -16,7 +16,7 @@ pub(super) const ABOUT: About = About {
     ..About::USUAL
 };
 
-/// The usable server of the highest weight; the others are standby.
+/// The usable server with the highest weight; the others are standby.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Failover;
 
@@ -30,7 +30,7 @@ impl Scheduler for Failover {
     }
 }
 
-/// The server of the highest weight among those that `fits` takes; the first of equals.
+/// The server with the highest weight among those that `fits` accepts; of equals, the first one.
 pub(super) fn heaviest(servers: &[Arc<Server>], fits: impl Fn(&Server) -> bool) -> Option<usize> {
     (0..servers.len())
         .rev()

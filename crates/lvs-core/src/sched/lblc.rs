@@ -20,8 +20,8 @@ pub(super) const ABOUT: About = About {
 };
 
 /// Keeps a destination address on one server, for services of many addresses (caches behind a
-/// mark); a server that has too much while another is idle gives the address away to the least
-/// loaded one.
+/// mark). An overloaded server passes the address to the least loaded one while another server is
+/// idle.
 #[derive(Clone, Debug)]
 pub struct LocalityLeastConnections {
     cache: Cache<HeldServer>,

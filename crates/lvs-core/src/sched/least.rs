@@ -12,7 +12,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use super::{Request, Scheduler};
 use crate::Server;
 
-/// Number of servers from which on not all are compared.
+/// Number of servers above which the scheduler does not compare all of them.
 const MANY: usize = 64;
 /// A place without a server.
 const NONE: u32 = u32::MAX;
@@ -203,7 +203,7 @@ impl Tree {
         let mut node = (self.nodes.len() / 2 + place as usize) / 2;
         while node > 0 {
             let less = self.less_below(node);
-            // A node that stays another server's has nothing to tell those above it.
+            // If the winner of a node does not change, the nodes above it do not change.
             if self.nodes[node] == less && less != place {
                 return;
             }
@@ -261,8 +261,8 @@ mod tests {
         }
     }
 
-    /// Connections come, go and change state, servers come, go and get other weights and
-    /// thresholds: at each choice the tree has what a look at all of them has.
+    /// With connections and servers that are added, changed and removed, each choice from the tree
+    /// equals a comparison of all servers.
     fn chooses_as(name: &str, mut all: impl Scheduler, seed: u64) {
         let mut random = SplitMix64::new(seed);
         let mut below = move |bound: u32| {

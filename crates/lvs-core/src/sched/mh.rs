@@ -65,9 +65,9 @@ impl Default for MaglevHashing {
 }
 
 impl MaglevHashing {
-    /// With the table of a kernel that was built with this `CONFIG_IP_VS_MH_TAB_INDEX`: from 8 (251
-    /// slots) to 17 (131,071); 16 has 65,521. `None` for other values. All directors of a service
-    /// need the same.
+    /// With the table of a kernel with this `CONFIG_IP_VS_MH_TAB_INDEX`: from 8 (251 slots) to 17
+    /// (131,071); 16 has 65,521. `None` for other values. All directors of a service must use the
+    /// same one.
     pub fn with_table_index(index: u8) -> Option<Self> {
         (8..=17).contains(&index).then(|| Self::sized(index))
     }
@@ -151,7 +151,7 @@ impl MaglevHashing {
     }
 }
 
-/// A bit for each slot: most looks find one that is taken, and these are in the nearest cache.
+/// A bit for each slot. Most probes find an occupied slot, and the bits fit into the nearest cache.
 struct Taken(Vec<u64>);
 
 impl Taken {

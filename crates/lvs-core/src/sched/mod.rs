@@ -1,7 +1,7 @@
-//! Schedulers: which real server takes a new connection.
+//! Schedulers: the choice of a real server for a new connection.
 //!
-//! Every list of servers is in the kernel's order: the one added last comes first. Ties go to the
-//! first in that order, so to the most recent one.
+//! Every list of servers is in the kernel's order: the one added last comes first. Of equal
+//! servers, the first in that order is chosen, that is, the most recent one.
 
 mod cache;
 mod dh;
@@ -101,12 +101,13 @@ pub trait Scheduler: fmt::Debug + Send {
         let _ = (servers, index);
     }
 
-    /// The settings of the server at `index` were set, perhaps to what they were (`upd_dest`).
+    /// Reports that an operator has set the settings of the server at `index`, perhaps to the same
+    /// values (`upd_dest`).
     fn server_edited(&mut self, servers: &[Arc<Server>], index: usize) {
         let _ = (servers, index);
     }
 
-    /// Gives a scheduler that draws lots the seed of its random numbers, before
+    /// Sets the seed of the random numbers of a scheduler that uses them, before
     /// [`start`](Self::start).
     fn seed(&mut self, seed: u64) {
         let _ = seed;
@@ -167,14 +168,14 @@ pub enum Weights {
     Priority,
     /// A number of connections.
     Capacity,
-    /// A share of the connections, and a number of them beyond which other servers are looked for.
+    /// A share of the connections, and a limit above which other servers are preferred.
     Both,
 }
 
 /// Description of a built-in scheduler.
 #[derive(Clone, Copy, Debug)]
 pub struct About {
-    /// Its name, as ipvsadm has it.
+    /// The name in ipvsadm.
     pub name: &'static str,
     /// Its rule, in half a line.
     pub summary: &'static str,
@@ -184,10 +185,10 @@ pub struct About {
     pub at_zero: AtZero,
     /// It uses the times of the servers' answers, so it accepts servers behind NAT only.
     pub needs_replies: bool,
-    /// The kernel's IPVS has it.
+    /// IPVS in the kernel has this scheduler.
     pub fast_path: bool,
-    /// The names that it gives to flags of its services, in the order of their bits. Where it
-    /// names none, [`ANY_FLAGS`] are their names.
+    /// The names of the flags of its services, in the order of their bits; [`ANY_FLAGS`] for flags
+    /// without a name.
     pub flags: &'static [(&'static str, u32)],
     /// Whether it chooses at random, so that a preview is one of several outcomes.
     pub draws_lots: bool,
@@ -232,15 +233,14 @@ impl About {
 /// The scheduler of a service that names none, as with ipvsadm.
 pub const DEFAULT: &str = "wlc";
 
-/// Scheduler flags by number, which every scheduler takes.
+/// Scheduler flags by number, which every scheduler accepts.
 pub const ANY_FLAGS: &[(&str, u32)] = &[
     ("flag-1", ServiceFlags::SCHED1),
     ("flag-2", ServiceFlags::SCHED2),
     ("flag-3", ServiceFlags::SCHED3),
 ];
 
-/// A scheduler flag by name: its bit, and the scheduler that alone takes it under that name, if it
-/// is one's own.
+/// A scheduler flag by name: its bit, and, for a name of a single scheduler, that scheduler.
 pub fn flag(name: &str) -> Option<(u32, Option<&'static About>)> {
     let of = |flags: &[(&str, u32)]| {
         let found = flags.iter().find(|(known, _)| *known == name);
@@ -289,7 +289,7 @@ pub const BUILT_IN: &[About] = &[
 /// Makes a scheduler for one service.
 type Factory = Arc<dyn Fn() -> Box<dyn Scheduler> + Send + Sync>;
 
-/// The schedulers that services can ask for by name.
+/// The schedulers by name.
 #[derive(Clone)]
 pub struct Registry {
     factories: alloc::collections::BTreeMap<&'static str, Factory>,
@@ -313,7 +313,7 @@ impl Registry {
         registry
     }
 
-    /// Adds or replaces a scheduler; `factory` makes one for each service that asks for it.
+    /// Adds or replaces a scheduler; `factory` makes one for each service that uses it.
     pub fn register(
         &mut self,
         name: &'static str,

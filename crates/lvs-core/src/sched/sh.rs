@@ -37,8 +37,8 @@ pub struct SourceHashing {
 }
 
 impl SourceHashing {
-    /// Deals the slots out in turn, as many in a row as a server's weight. A server of weight 0
-    /// takes one, too.
+    /// Assigns the slots to the servers in turn, as many consecutive slots as the weight. A server
+    /// of weight 0 gets one, too.
     fn assign(&mut self, servers: &[Arc<Server>]) {
         self.table.clear();
         let mut turn = (0u32..).zip(servers).cycle();
@@ -92,7 +92,7 @@ impl Scheduler for SourceHashing {
     }
 }
 
-/// The client's address, and its port if the service's second flag asks for it.
+/// The client's address, and its port if the service's second flag is set.
 pub(super) fn client_key(request: &Request) -> u32 {
     let ported = matches!(
         request.protocol,

@@ -14,8 +14,8 @@ pub(super) const ABOUT: About = About {
     ..About::USUAL
 };
 
-/// Interleaved weighted round robin: passes over the list with a falling threshold, each taking the
-/// servers whose weight reaches it.
+/// Interleaved weighted round robin: passes over the list with a falling threshold, and chooses in
+/// each pass the servers whose weight reaches it.
 #[derive(Clone, Copy, Debug)]
 pub struct WeightedRoundRobin {
     /// The server chosen last; `None` is the head of the list.

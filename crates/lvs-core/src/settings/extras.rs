@@ -48,10 +48,10 @@ impl OnServerDown {
 pub struct Extras {
     /// Treatment of the connections of a server that goes down.
     pub on_server_down: OnServerDown,
-    /// Seconds in which a server that comes (back) into a running service gets its full share; 0
-    /// is at once.
+    /// Seconds until a server that is added to a running service gets its full share; 0 means at
+    /// once.
     pub slow_start: u32,
-    /// Counts the new TCP connections in a row to which a server behind NAT gives no answer
+    /// Counts consecutive new TCP connections without an answer of their server behind NAT
     /// ([`Server::unanswered`](crate::Server::unanswered)).
     #[cfg_attr(feature = "api", serde(skip_serializing_if = "core::ops::Not::not"))]
     pub count_unanswered: bool,

@@ -7,8 +7,8 @@ use core::ops::RangeInclusive;
 
 use crate::Error;
 
-/// Makes everything from one table: the kernel's name, the type, the default, and what takes a
-/// value from its text.
+/// Generates everything from one table: the kernel's name, the type, the default, and the parser of
+/// values.
 macro_rules! sysctls {
     ($($(#[$doc:meta])* $name:ident: $type:ty = $default:expr, $take:expr;)*) => {
         /// The values in force. Fields have the kernel's names and defaults; a boolean is on for
@@ -81,32 +81,31 @@ sysctls! {
     /// Keep netfilter's connection tracking: here only the flag that the synchronisation protocol
     /// carries. Default off.
     conntrack: bool = false, SWITCH;
-    /// Log level of the kernel's debug builds; kept and without effect. Default 0.
+    /// Log level of the kernel's debug builds; stored without effect. Default 0.
     debug_level: i32 = 0, NUMBER;
     /// Defence that drops half-open connections: 0 off, 1 and 2 by memory, 3 always. Default 0.
     drop_entry: i32 = 0, Within(0..=3);
     /// Defence that drops packets which open connections: 0 off, 1 and 2 by memory, 3 always.
     /// Default 0.
     drop_packet: i32 = 0, Within(0..=3);
-    /// CPUs of the kernel's estimator threads, as a list (`0-3,8`). Which ones they are has no
-    /// effect here; an empty list stops the estimation, as `run_estimation` does. Default 0.
+    /// CPUs of the kernel's estimator threads, as a list (`0-3,8`). Only an empty list has an
+    /// effect here: it stops the estimation, as `run_estimation` does. Default 0.
     est_cpulist: String = "0".into(), CPU_LIST;
-    /// Priority of the kernel's estimator threads; kept and without effect. Default 0.
+    /// Priority of the kernel's estimator threads; stored without effect. Default 0.
     est_nice: i32 = 0, Within(-20..=19);
     /// End connections of removed servers at once, and let a SYN leave a quiesced server. Default off.
     expire_nodest_conn: bool = false, SWITCH;
     /// Let clients leave a persistent server whose weight is 0. Default off.
     expire_quiescent_template: bool = false, SWITCH;
-    /// Leave the content of packets of other protocols alone when the host decapsulates it. Default
-    /// off. Which packets that are is known to whoever embeds the director: to Ethernet over GRE it
-    /// comes by a device of its own.
+    /// Pass the inner packets of tunnels that the host decapsulates to the host. Default off. The
+    /// embedding program decides which packets these are.
     ignore_tunneled: bool = false, SWITCH;
     /// Seconds after which `lblc` forgets an unused destination. Default 86400.
     lblc_expiration: u32 = 86_400, POSITIVE;
     /// Seconds after which `lblcr` forgets an unused destination, and lets a set shrink. Default
     /// 86400.
     lblcr_expiration: u32 = 86_400, POSITIVE;
-    /// Tell a server that speaks without a connection: port unreachable. Default off.
+    /// Send "port unreachable" to a server that sends packets without a connection. Default off.
     nat_icmp_send: bool = false, SWITCH;
     /// Check the MTU of tunnels, and copy DF to the outer header. Default on.
     pmtu_disc: bool = true, SWITCH;
@@ -130,8 +129,8 @@ sysctls! {
     sync_ports: u32 = 1, POWER_OF_TWO;
     /// Messages that wait to be sent at most. Default 16384 (the kernel's depends on its memory).
     sync_qlen_max: i32 = 16_384, NUMBER;
-    /// Seconds in which a connection is synchronised about once; 0 goes by `sync_threshold`.
-    /// Default 0.
+    /// Interval in seconds in which a connection is synchronised about once; 0 means that
+    /// `sync_threshold` applies. Default 0.
     sync_refresh_period: u32 = 0, POSITIVE;
     /// Further messages about a connection when it is refreshed, 0 to 3. Default 0.
     sync_retries: u32 = 0, Within(0..=3);
@@ -187,7 +186,7 @@ trait Takes<T> {
     fn values(&self) -> String;
 }
 
-/// A kind of values: how one is taken from its text, and what they are, in words.
+/// A kind of values: its parser, and its description.
 struct Kind<T>(fn(&str) -> Result<T, Error>, &'static str);
 
 impl<T> Takes<T> for Kind<T> {

@@ -31,7 +31,7 @@ pub(super) enum Sender {
 }
 
 impl Shard {
-    /// The packet's way through the hooks (`ip_vs_out_hook`, `ip_vs_in_hook`).
+    /// The decision about a packet, in the order of the hooks (`ip_vs_out_hook`, `ip_vs_in_hook`).
     pub(crate) fn decide(
         &mut self,
         meta: &PacketMeta<'_>,
@@ -71,7 +71,7 @@ impl Shard {
                     ..NeedsControl::NEW
                 });
             }
-            if self.tells_server(meta) {
+            if self.sends_error_to_server(meta) {
                 return Ok(Verdict::Unreachable(DropReason::StrayReply));
             }
         }
@@ -133,7 +133,7 @@ impl Shard {
     }
 
     /// Whether a server that sends without a connection receives an ICMP error.
-    fn tells_server(&self, meta: &PacketMeta<'_>) -> bool {
+    fn sends_error_to_server(&self, meta: &PacketMeta<'_>) -> bool {
         self.settings.sysctls.nat_icmp_send
             && match meta.transport {
                 Transport::Tcp(flags) => !flags.has(TcpFlags::RST),
@@ -143,8 +143,8 @@ impl Shard {
             }
     }
 
-    /// Whether a packet that opens a connection takes the place of the one that has its addresses
-    /// and ports (`is_new_conn`, `is_new_conn_expected`).
+    /// Whether a packet that opens a connection replaces the one with its addresses and ports
+    /// (`is_new_conn`, `is_new_conn_expected`).
     fn is_replaced_by(&self, index: u32, meta: &PacketMeta<'_>) -> bool {
         if !opens(meta) {
             return false;
@@ -399,8 +399,7 @@ impl Shard {
 
 /// Effects of a packet on its connection: state, timeout, counters.
 impl Shard {
-    /// The state machine, the timeout that goes with the new state, and the active and inactive
-    /// counts.
+    /// Updates the state, its timeout, and the active and inactive counts.
     #[inline]
     pub(super) fn transition(&mut self, index: u32, meta: &PacketMeta<'_>, sender: Sender) {
         let slot = self.table.get(index);
@@ -495,7 +494,7 @@ pub(crate) fn is_balanced(protocol: Protocol) -> bool {
     )
 }
 
-/// The tuple of the packet's connection: IPsec uses the ISAKMP connection of the same two hosts.
+/// The tuple of the packet's connection: IPsec uses the ISAKMP connection between the two hosts.
 #[inline]
 pub(super) fn connection_tuple(tuple: Tuple) -> Tuple {
     if is_ipsec(tuple.protocol) {

@@ -79,7 +79,7 @@ pub struct Reset {
     pub asks: bool,
     /// Its sequence number: the one that the receiver expects next, or expected at one time.
     pub seq: u32,
-    /// Its acknowledgement number, where it is known; without it the segment has no ACK bit.
+    /// Its acknowledgement number, if known; without it the segment has no ACK bit.
     pub ack: Option<u32>,
     /// How it gets to the server, like any packet of the client; `None` for the one to the client,
     /// which is routed.
@@ -214,7 +214,7 @@ impl Shard {
         core::mem::take(&mut self.down.resets)
     }
 
-    /// The resets of servers whose clients have answered a question of [`end_down`](Self::end_down).
+    /// The resets to servers whose clients have answered a probe of [`end_down`](Self::end_down).
     pub fn take_late_resets(&mut self) -> Vec<Reset> {
         core::mem::take(&mut self.down.late)
     }
@@ -284,7 +284,8 @@ impl Shard {
         self.table.restart(index, now);
     }
 
-    /// The reset of the server's end of a TCP connection, if the number is known that it expects.
+    /// The reset to the server of a TCP connection, if the sequence number that the server expects
+    /// is known.
     fn server_reset(&self, index: u32, expected: Expected) -> Option<Reset> {
         let seq = expected.of_client?;
         let slot = self.table.get(index);

@@ -153,7 +153,7 @@ impl Shard {
             self.sequences.remove(&index);
         }
         if full_nat {
-            self.tell_local(index, LocalChange::Released);
+            self.record_local_change(index, LocalChange::Released);
             self.local_ports.release(index, &self.table);
         }
         if helped {

@@ -1,4 +1,4 @@
-//! Connections of full NAT: with an address and a port of the director's towards the server.
+//! Connections of full NAT, with an address and a port of the director towards the server.
 
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -10,8 +10,7 @@ use crate::conn::{Draft, Template};
 use crate::{DropReason, Instant, LocalAddress};
 
 impl Shard {
-    /// Puts a connection that is translated at both ends into the table, with a port of the
-    /// director's.
+    /// Adds a full NAT connection to the table, with a local port of the director.
     pub(crate) fn open_full_nat(
         &mut self,
         slot: Draft,
@@ -29,7 +28,7 @@ impl Shard {
             return Err(DropReason::TableFull);
         };
         self.local_ports.bind(index, taken, &self.table);
-        self.tell_local(index, LocalChange::Bound);
+        self.record_local_change(index, LocalChange::Bound);
         Ok(index)
     }
 
@@ -59,8 +58,12 @@ impl Shard {
 
     /// Records a change of the local end of connection `index` for
     /// [`local_changes`](Self::local_changes).
-    pub(super) fn tell_local(&mut self, index: u32, change: impl FnOnce(LocalEnd) -> LocalChange) {
-        // Nobody but the table knows what is in the overflow.
+    pub(super) fn record_local_change(
+        &mut self,
+        index: u32,
+        change: impl FnOnce(LocalEnd) -> LocalChange,
+    ) {
+        // Entries in the overflow are known to the table only.
         if self.local_changes.is_none() || !self.table.is_in_place(index) {
             return;
         }

@@ -8,8 +8,8 @@ use crate::packet::is_ipsec;
 use crate::{AcceptReason, DropReason, Forwarding, Hook, IcmpError, Instant, Tuple, Verdict};
 
 impl Shard {
-    /// An ICMP error's way through the hooks (`ip_vs_out_icmp`, `ip_vs_in_icmp`). It changes no
-    /// state and no timer.
+    /// The decision about an ICMP error, in the order of the hooks (`ip_vs_out_icmp`,
+    /// `ip_vs_in_icmp`). It changes no state and no timer.
     pub(crate) fn decide_icmp_error(
         &mut self,
         error: &IcmpError,

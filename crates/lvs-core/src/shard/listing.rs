@@ -30,7 +30,7 @@ pub struct Connection {
     pub method: Forwarding,
     /// Whether it is a persistence template.
     pub template: bool,
-    /// Whether it came by a synchronisation message.
+    /// Whether it arrived in a synchronisation message.
     pub synced: bool,
 }
 

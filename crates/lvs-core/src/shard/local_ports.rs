@@ -79,8 +79,8 @@ struct Free {
     /// Ports of these that connections of an earlier director have or had; their release is as of
     /// ports that were taken here.
     apart: BTreeSet<u16>,
-    /// Released ports with the times of their last packets; the port with the longest silence comes
-    /// first.
+    /// Released ports with the times of their last packets; the port that was unused for the
+    /// longest time is first.
     released: BinaryHeap<Reverse<(Instant, u16)>>,
     /// Time from which all of them have been quiet for long enough.
     quiet_at: Instant,
@@ -269,7 +269,7 @@ impl LocalPorts {
         Some(port)
     }
 
-    /// Makes sure that it is known which ports of a tuple are free.
+    /// Loads the free ports of a tuple, if they are not known.
     fn remember(&mut self, tuple: &Tuple, now: Instant) {
         if !self.tuples.contains_key(tuple) {
             self.forget_unused(now);
@@ -289,8 +289,8 @@ impl LocalPorts {
         }
     }
 
-    /// Binds the port of a connection that another director has opened; `false` if another
-    /// connection has it, or it cannot belong to this shard.
+    /// Binds the port of a connection that another director opened; `false` if another connection
+    /// uses it, or it cannot belong to this shard.
     pub(crate) fn adopt(
         &mut self,
         index: u32,

@@ -107,7 +107,7 @@ pub struct NeedsControl {
     /// The connection that the packet replaces. It ends after the decision, not before: while the
     /// scheduler runs, it still counts.
     pub(crate) replaced: Option<u32>,
-    /// The shard's copies are out of date: look again.
+    /// The shard's copies are out of date and must be read again.
     pub(crate) stale: bool,
     /// From a server, of no connection; a persistence engine may open one.
     pub(crate) outbound: bool,
@@ -125,7 +125,7 @@ impl NeedsControl {
         ..Self::NEW
     };
 
-    /// A packet that takes the place of connection `index`.
+    /// A packet that replaces connection `index`.
     pub(crate) const fn replacing(index: u32) -> Self {
         Self {
             replaced: Some(index),
@@ -248,8 +248,7 @@ impl Shard {
         self.table.aim(ahead, load);
     }
 
-    /// Whether there is a connection that a packet between these two belongs to, whichever of them
-    /// sends it.
+    /// Whether there is a connection between these two addresses, in either direction.
     pub fn knows(&self, tuple: &Tuple) -> bool {
         let Tuple { protocol, src, dst } = *tuple;
         let request = Key {
@@ -376,7 +375,7 @@ impl Shard {
             if entry.method() != Forwarding::FullNat {
                 return keep(entry);
             }
-            // Of those in the overflow nobody is told.
+            // Entries in the overflow are not reported.
             let server = entry.server_addr();
             let known = (handle < in_place).then(|| local(handle, entry.protocol(), server));
             known.flatten().is_some_and(|local| {

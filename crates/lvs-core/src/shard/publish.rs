@@ -8,8 +8,8 @@ use super::Shard;
 use crate::conn::{Entry, NO_SLOT, State, flag};
 use crate::{ConnId, Forwarding, Protocol, Tunnel};
 
-/// Flags with which a packet may do more than be counted and restart the timer, or may be changed
-/// itself. The most informative reason comes first.
+/// Flags that require more than counting a packet and restarting the timer, or that allow changes
+/// of the packet. The most informative reason comes first.
 const REASONS: [(u32, Unpublished); 10] = [
     (flag::HELPED, Unpublished::Helped),
     (flag::ONE_PACKET, Unpublished::OnePacket),
@@ -51,7 +51,7 @@ pub enum Unpublished {
     Helped,
     /// The connection is for one packet.
     OnePacket,
-    /// Its server went down, and it does not come back with it.
+    /// The server went down, and the connection does not continue when the server returns.
     ServerDown,
     /// The time until its server's first answer is measured.
     Timed,
@@ -79,7 +79,7 @@ pub enum Unpublished {
     LocalAddress,
     /// A backup forwards nothing.
     BackupOnly,
-    /// Its client is a server behind NAT.
+    /// The client of the connection is a server behind NAT.
     ClientIsServer,
 }
 
@@ -165,7 +165,7 @@ pub enum OffloadState {
     Published,
     /// The connection was offloaded in another epoch.
     Stale,
-    /// Its client has sent fewer packets than it takes.
+    /// Its client has sent too few packets.
     Early,
     /// Its client has sent enough packets; the next check is at a multiple of that number.
     Between,
@@ -221,7 +221,7 @@ pub struct Offer {
 /// and ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalEnd {
-    /// The number of the connection's slot, of all in the table.
+    /// The number of the connection's slot in the table.
     pub slot: u32,
     /// TCP or UDP.
     pub protocol: Protocol,
@@ -234,7 +234,7 @@ pub struct LocalEnd {
 /// Change of a local address and port ([`Shard::local_changes`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LocalChange {
-    /// A connection has it.
+    /// A connection uses the local address and port.
     Bound(LocalEnd),
     /// The connection has ended: another one may have the port, or the slot.
     Released(LocalEnd),
@@ -383,7 +383,7 @@ impl Shard {
         live
     }
 
-    /// Evicts a connection from the kernel fast path: its packets come to userspace.
+    /// Evicts a connection from the kernel fast path: its next packets are handled in userspace.
     pub fn withdraw(&mut self, conn: ConnId) {
         if self.table.is_used(conn.0) {
             self.table.get(conn.0).withdraw();

@@ -102,7 +102,8 @@ impl Shard {
         let _ = self.destroy(index);
     }
 
-    /// Whether a new connection finds room, if those that can go do (`evicts`) or do not.
+    /// Whether there is a free slot for a new connection, after the eviction of other ones
+    /// (`evicts`) or without.
     pub(crate) fn has_room(&self, evicts: bool, now: Instant) -> bool {
         self.table.len() < self.table.capacity() || evicts && self.evictable(now).is_some()
     }

@@ -39,7 +39,7 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Whether a packet of no connection has consequences if it comes from a server behind NAT.
+    /// Whether a packet without a connection from a server behind NAT has an effect.
     pub(crate) const fn heeds_servers(&self) -> bool {
         self.outbound || self.sysctls.nat_icmp_send
     }
@@ -51,7 +51,7 @@ impl Settings {
         }
     }
 
-    /// The flags of a connection that the helper looks at (`ip_vs_bind_app`,
+    /// The flags of a connection that the helper inspects (`ip_vs_bind_app`,
     /// `ip_vs_ftp_init_conn`).
     pub(crate) fn helper_flags(&self, protocol: Protocol, virt: SocketAddr, flags: u32) -> u32 {
         let nat = flags & flag::METHOD == Forwarding::Nat as u32;

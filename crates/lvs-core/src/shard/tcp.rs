@@ -1,4 +1,4 @@
-//! Fields of a TCP header (RFC 9293 section 3.1), for those parts of a shard that look at more than
+//! Fields of a TCP header (RFC 9293 section 3.1), for the parts of a shard that need more than
 //! flags and ports.
 
 use core::ops::Range;

@@ -56,7 +56,7 @@ pub enum Kind {
 /// A connection or a template, and the kind of update.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
-    /// Whether it lives.
+    /// Whether the connection exists.
     pub kind: Kind,
     /// Time until its timer fires.
     pub left: Duration,

@@ -20,7 +20,7 @@ use alloc::vec::Vec;
 
 /// The UDP port of the first thread of a daemon.
 pub const PORT: u16 = 8848;
-/// The multicast group unless another one is given.
+/// The default multicast group.
 pub const GROUP: core::net::Ipv4Addr = core::net::Ipv4Addr::new(224, 0, 0, 81);
 
 /// Ports that a daemon uses at most (`IP_VS_SYNC_PORTS_MAX`).
@@ -38,7 +38,7 @@ pub struct Message {
 /// A master's settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Master {
-    /// Written into each message; a backup with another one (but 0) ignores it.
+    /// Identity in each message. A backup with another identity ignores it, except for 0.
     pub syncid: u8,
     /// Length at which a message is full, in bytes of UDP payload.
     pub maxlen: u16,
@@ -76,7 +76,7 @@ impl Master {
 /// A backup's settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backup {
-    /// 0 takes every message, another number only messages with the same one.
+    /// 0 accepts every message, another number only messages with the same one.
     pub syncid: u8,
     /// Longest message; longer ones are truncated, and then useless.
     pub maxlen: u16,

@@ -33,7 +33,7 @@ struct PortQueue {
     room: usize,
     begun: Instant,
     full: VecDeque<Vec<u8>>,
-    /// Messages that found no room.
+    /// Messages that were dropped because the queue was full.
     lost: u64,
 }
 
@@ -78,7 +78,7 @@ impl Queue {
     }
 }
 
-/// A number that connections differ in, and that stays the same while a connection lives.
+/// A number that differs between connections, and stays the same for the life of a connection.
 fn spread(entry: &Entry) -> u16 {
     let last = match entry.client.ip() {
         IpAddr::V4(addr) => u32::from(addr),

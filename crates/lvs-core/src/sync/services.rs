@@ -87,8 +87,8 @@ fn parse_key(bytes: &[u8; KEY_LEN]) -> Result<ServiceKey, Malformed> {
 pub struct ServiceDigest {
     /// Digest of everything on which the choice of a server depends.
     pub choice: u64,
-    /// Of the ways to the servers; 0 if one of them is the director itself, because no other
-    /// director has that way.
+    /// Digest of the paths to the servers; 0 if a server is the director itself, because no other
+    /// director has that path.
     pub ways: u64,
 }
 
@@ -109,9 +109,9 @@ pub struct ServiceDigests(BTreeMap<ServiceKeyOrd, ServiceDigest>);
 pub struct Differs {
     /// The service.
     pub service: ServiceKey,
-    /// Whether this director has it.
+    /// Whether this director has the service.
     pub here: bool,
-    /// The other director has it.
+    /// Whether the other director has the service.
     pub there: bool,
 }
 

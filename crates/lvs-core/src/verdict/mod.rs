@@ -44,9 +44,10 @@ impl ServerId {
 pub enum Verdict {
     /// Client to server: transmit it by the connection's forwarding method.
     Forward(Forward),
-    /// Server to client: translate if asked to, then route it like any packet in transit.
+    /// Server to client: translate if required, then route it like any packet in transit.
     Reply(Reply),
-    /// Not for the director: leave it to the host's own stack (delivery or ordinary forwarding).
+    /// No packet of a service: pass it to the host's network stack (delivery or ordinary
+    /// forwarding).
     Accept(AcceptReason),
     /// Answer with ICMP destination (port) unreachable from the packet's own destination address,
     /// then drop it.
@@ -179,14 +180,15 @@ reasons! {
         /// The connection was received by synchronisation, and its tunnel matches no configured
         /// server.
         Unbound => "unbound",
-        /// Full NAT has no local port left towards the server: each local address more brings
-        /// 64,512, or it came by synchronisation.
+        /// Full NAT has no free local port towards the server. Each additional local address has
+        /// 64,512 ports. A connection that arrived by synchronisation has none, either.
         NoLocalPort => "no_local_port",
         /// Packet that a rule for marks passes to the host.
         MarkRule => "mark_rule",
         /// Control connection of FTP with a wrong TCP checksum.
         HelperChecksum => "helper_checksum",
-        /// Of a control connection of FTP: it acknowledges what the other side has not sent.
+        /// Packet of an FTP control connection that acknowledges data that the other side has not
+        /// sent.
         HelperSequence => "helper_sequence",
         /// The embedding program's own hook dropped it.
         Hook => "hook",
@@ -215,11 +217,11 @@ reasons! {
         BackupOnly => "backup_only",
         /// Reply of a real server on this host to a client of this host.
         LocalReply => "local_reply",
-        /// The packet left a tunnel of the host, and `ignore_tunneled` is set.
+        /// The packet was decapsulated by the host, and `ignore_tunneled` is set.
         Tunneled => "tunneled",
-        /// A rule for marks leaves it to the host.
+        /// A rule for marks passes it to the host.
         MarkRule => "mark_rule",
-        /// The embedding program's own hook left it to the host.
+        /// The hook of the embedding program passed it to the host.
         Hook => "hook",
     }
 }

@@ -30,7 +30,7 @@ impl Shift {
         self.before == 0 && self.after == 0
     }
 
-    /// A sequence number of the sender, as the receiver is to see it.
+    /// The sequence number at the receiver for one of the sender.
     pub const fn sequence(self, sent: u32) -> u32 {
         sent.wrapping_add_signed(self.offset(sent))
     }

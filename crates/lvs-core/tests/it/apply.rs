@@ -1,4 +1,4 @@
-//! Lists of changes: all of them or none, whatever they are.
+//! Lists of changes are applied completely or not at all.
 #![cfg(feature = "api")]
 
 use std::net::{IpAddr, SocketAddr};
@@ -196,8 +196,8 @@ fn call() -> impl Strategy<Value = Call> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// A list leaves what its changes leave one by one, or nothing at all and the refusal that the
-    /// first bad one gets.
+    /// A list has the same result as its changes one by one, or changes nothing and returns the
+    /// refusal of its first invalid change.
     #[test]
     fn change_list_is_applied_completely_or_refused(lists in prop::collection::vec(prop::collection::vec(call(), 0..12), 1..12)) {
         let (mut whole, mut single) = (control(), control());
@@ -326,8 +326,8 @@ fn deleted_service_is_cleaned_up_in_pieces() {
     }
 }
 
-/// Packets meet a short list all made or not at all; what it deletes first can be added again by
-/// it.
+/// A short list is applied between two packets, completely or not at all; it can delete a service
+/// and add it again.
 #[test]
 fn short_change_list_is_applied_at_once() {
     let mut control = control();

@@ -290,13 +290,13 @@ fn late_packet_of_reset_connection_is_answered_with_reset() {
     );
     let said = director.handle_packet(&tcp(client, vip, RST), now);
     let Verdict::Forward(forward) = said else {
-        panic!("the server is told: {said:?}");
+        panic!("no reset to the server: {said:?}");
     };
     assert_eq!(forward.target, before);
     let said = director.handle_packet(&tcp(before, client, RST), now);
     assert!(
         matches!(said, Verdict::Reply(_)),
-        "the client is told: {said:?}"
+        "no reset to the client: {said:?}"
     );
     let said = director.handle_packet(&tcp(client, vip, SYN), now);
     let Verdict::Forward(again) = said else {
@@ -324,7 +324,7 @@ fn untracked_connection_is_reset_by_its_next_packet() {
 }
 
 #[test]
-fn packet_before_walk_ends_its_connection() {
+fn down_connection_ends_at_packet_before_walk() {
     let key = ServiceKey::tcp(addr(VIP));
     let config = service("rr", down(OnServerDown::Reset));
     let mut director = director(key, config, Forwarding::Nat, 1);

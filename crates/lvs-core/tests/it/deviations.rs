@@ -80,7 +80,7 @@ fn timers_fire_on_time() {
     assert_eq!(director.shard.len(), 0);
 }
 
-/// The kernel drops a SYN that takes over a connection which netfilter tracks, and balances its
+/// The kernel drops a SYN that takes over a connection which netfilter tracks, and schedules its
 /// repetition.
 #[test]
 fn port_reuse_needs_no_second_syn_though_conntrack_is_on() {

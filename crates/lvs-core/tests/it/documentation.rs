@@ -396,6 +396,24 @@ fn book_summary_lists_every_page_once() {
     }
 }
 
+/// docs/embedding.md prints lines of an example that the workspace compiles and tests.
+#[test]
+fn embedding_page_blocks_are_lines_of_the_example() {
+    let example = text("examples/src/bin/embed.rs");
+    let page = text("docs/embedding.md");
+    let blocks: Vec<&str> = page
+        .split("\n```")
+        .filter_map(|block| block.strip_prefix("rust\n"))
+        .collect();
+    assert!(!blocks.is_empty(), "docs/embedding.md has no Rust block");
+    for block in blocks {
+        assert!(
+            example.contains(block),
+            "docs/embedding.md: not in examples/src/bin/embed.rs:\n{block}"
+        );
+    }
+}
+
 #[test]
 fn every_alert_has_severity_and_runbook() {
     let rules = text("examples/prometheus-alerts.yml");

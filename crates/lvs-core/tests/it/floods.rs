@@ -294,7 +294,8 @@ fn persistent(slots: usize, when_full: WhenFull) -> Bed {
     Bed::new(slots, when_full, key, config, Forwarding::Nat)
 }
 
-/// As many connections, an eighth and 128 more: of clients whose connections have ended.
+/// A full table of clients whose connections have ended has an eighth and 128 more templates than
+/// connections.
 #[test]
 fn full_template_table_refuses_next_template() {
     let mut bed = persistent(512, WhenFull::Drop);
@@ -313,7 +314,7 @@ fn full_template_table_refuses_next_template() {
     assert_eq!(bed.director.control.evicted_templates(), 0);
 }
 
-/// Of a flood of templates that end together, 4,096 do in one call; the others are due at once.
+/// Of a flood of templates with one deadline, one call removes 4,096; the others are due at once.
 #[test]
 fn templates_that_end_together_end_in_portions() {
     const ALL: usize = 10_000;

@@ -1,4 +1,4 @@
-//! Full NAT: what the director decides where it translates both ends of a connection.
+//! Full NAT: decisions of the director for connections with destination and source NAT.
 
 use std::net::SocketAddr;
 

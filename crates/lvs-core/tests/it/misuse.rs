@@ -45,8 +45,7 @@ fn syn(client: &str) -> PacketMeta<'static> {
     PacketMeta::tcp(Hook::Local, addr(client), addr(VIP), TcpFlags::SYN)
 }
 
-/// Everything that can be seen of a director: nothing of it may change when an operation is
-/// refused.
+/// The complete state of a director, which a refused operation must not change.
 fn seen(control: &Control) -> String {
     let mut text = String::new();
     proc::services(&mut text, control, 4096).unwrap();
@@ -69,7 +68,7 @@ fn seen(control: &Control) -> String {
     )
 }
 
-/// Each of `refusals` must be refused with its error and leave everything as it was.
+/// Each of `refusals` must fail with its error and change nothing.
 fn refused(control: &mut Control, refusals: Vec<(Error, Call<'_>)>) {
     for (number, (error, call)) in refusals.into_iter().enumerate() {
         let before = seen(control);
@@ -290,7 +289,7 @@ fn invalid_synchronisation_is_refused() {
             (Error::DaemonNotRunning, Box::new(Control::stop_backup)),
         ],
     );
-    // Nobody listens: nothing happens.
+    // Without a listener nothing happens.
     director.handle_sync(b"\0\0\0\x08\0\x01\0\0", Instant::ZERO);
     director.control.start_master(master).unwrap();
     director.control.start_backup(backup).unwrap();

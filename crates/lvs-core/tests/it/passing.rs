@@ -125,7 +125,7 @@ fn virt(kind: usize) -> SocketAddr {
 }
 
 fn client(number: u8) -> SocketAddr {
-    // Two of each address, and one from port 0, which nobody has.
+    // Two of each address, and one from port 0, which no client uses.
     SocketAddr::from(([192, 0, 2, number / 2], u16::from(number) * 1000))
 }
 
@@ -314,7 +314,7 @@ impl Twin {
         }
     }
 
-    fn tell(&self) -> String {
+    fn state(&self) -> String {
         let control = &self.director.control;
         let mut text = format!(
             "{:?}\n{:?}\n",
@@ -342,10 +342,10 @@ proptest! {
             let (expected, found) = (long.act(act), short.act(act));
             prop_assert_eq!(expected, found, "act {}: {:?}", number, act);
             if number % 16 == 0 {
-                prop_assert_eq!(long.tell(), short.tell(), "after act {}: {:?}", number, act);
+                prop_assert_eq!(long.state(), short.state(), "after act {}: {:?}", number, act);
             }
         }
-        prop_assert_eq!(long.tell(), short.tell());
+        prop_assert_eq!(long.state(), short.state());
     }
 }
 

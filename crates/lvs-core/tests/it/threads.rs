@@ -48,7 +48,7 @@ fn decide(
     }
 }
 
-/// Every connection is opened, answered, and left established.
+/// Opens and answers every connection, and keeps it established.
 fn work(control: &Mutex<Control>, shard: &mut Shard, worker: usize, now: Instant) {
     for n in 0..CONNECTIONS {
         let client = client(worker, n);
@@ -230,7 +230,7 @@ fn service_limits_hold_across_workers() {
         control.add_server(&key, addr, &server, begin).unwrap();
         let mut shards: Vec<Shard> = (0..2).map(|n| control.shard(n).unwrap()).collect();
         let control = Mutex::new(control);
-        // Clients that nobody has seen yet.
+        // New clients.
         let moments = [
             begin,
             begin + Duration::from_millis(500),

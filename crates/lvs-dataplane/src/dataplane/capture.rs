@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use lvs_core::api::{CaptureFilter, CapturedPacket};
 use lvs_core::{Forwarding, Tuple, Verdict};
 
-/// The most captures at a time. A worker copies each packet to one capture after the other.
+/// Maximum of simultaneous captures. A worker copies each packet to one capture after the other.
 pub(super) const READERS_MAX: usize = 8;
 /// Bytes of packets that may wait for a reader. The reader loses the packets that exceed it.
 const BYTES_MAX: usize = 4 << 20;

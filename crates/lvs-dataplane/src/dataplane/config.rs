@@ -54,8 +54,8 @@ pub struct Config {
     pub warm_restart: Option<StateKeeper>,
     /// Packet workers, [`WORKERS_MAX`] at most; `None` for one.
     pub workers: Option<NonZeroUsize>,
-    /// Whether each packet worker runs on a processor of its own; `None` for several workers only.
-    /// If there are fewer processors than workers, no worker does.
+    /// Whether each packet worker is pinned to its own processor; `None` for several workers only.
+    /// With fewer processors than workers, none is pinned.
     pub pin: Option<bool>,
     /// Packet workers run in real time while they take less than half of a processor, if the host
     /// permits it.
@@ -64,9 +64,9 @@ pub struct Config {
     pub interfaces: Vec<String>,
     /// The address of the control socket; `None` for the default.
     pub address: Option<Address>,
-    /// Group whose members may change things, in addition to root and the dataplane's own user.
+    /// Group whose members have write access, in addition to root and the dataplane's own user.
     pub group: Option<u32>,
-    /// Group whose members may read, in addition to users that may change things; `None` for all
+    /// Group whose members have read access, in addition to users with write access; `None` for all
     /// users.
     pub readers: Option<u32>,
     /// Own every virtual address that the host does not have: answer ARP or neighbour discovery
@@ -75,7 +75,7 @@ pub struct Config {
     /// Source addresses of full NAT towards servers. The dataplane answers ARP for an address that
     /// the host does not have.
     pub local_addresses: Vec<IpAddr>,
-    /// NAT translates both ends if replies would not come back to the director.
+    /// Source NAT as well, if replies would otherwise bypass the director.
     pub hairpin: bool,
     /// Settings of the packet pipeline that IPVS does not have.
     pub settings: Settings,
@@ -92,7 +92,7 @@ pub struct Config {
     /// Rules in the form of `ipvsadm-save`, to be applied at the start: the text, and its name for
     /// errors.
     pub rules: Option<(String, String)>,
-    /// Rules that give packets marks.
+    /// Rules that set marks on packets.
     pub marks: Vec<MarkRule>,
     /// Ports of control connections that the FTP helper reads; empty for no helper.
     pub ftp_ports: Vec<u16>,
@@ -102,7 +102,7 @@ pub struct Config {
     pub peers: Option<PeersConfig>,
     /// The schedulers that services can use.
     pub schedulers: Registry,
-    /// A hook that sees each packet before the director.
+    /// A hook that receives each packet before the director.
     pub hook: Option<Box<dyn PacketHook>>,
 }
 
@@ -182,19 +182,17 @@ pub enum StartError {
     Peers(String),
     /// There is no memory for the connection table, or for the table of persistence templates.
     #[error(
-        "{0}: give a smaller --max-connections, or permit the dataplane more memory (ulimit -v, vm.overcommit_memory)"
+        "{0}: reduce --max-connections, or permit the dataplane more memory (ulimit -v, vm.overcommit_memory)"
     )]
     Memory(OutOfMemory),
     /// A thread cannot be started.
     #[error("cannot start a thread: {0}")]
     Thread(#[source] std::io::Error),
     /// More packet workers are configured than [`WORKERS_MAX`].
-    #[error("--workers {0}: there may be {WORKERS_MAX} packet workers at most")]
+    #[error("--workers {0}: the maximum is {WORKERS_MAX} packet workers")]
     Workers(NonZeroUsize),
     /// A hook is configured with several packet workers.
-    #[error(
-        "an embedding program that looks at each packet does so from one packet worker, not from {0}"
-    )]
+    #[error("an embedding program that inspects each packet requires one packet worker, not {0}")]
     Hook(NonZeroUsize),
     /// The random key of the connection table cannot be read.
     #[error("cannot read random numbers from /dev/urandom: {0}")]

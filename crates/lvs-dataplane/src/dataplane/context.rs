@@ -13,8 +13,8 @@ use crate::fast_path::FastPath;
 use crate::host::view::{Published, View};
 use crate::lock::lock;
 
-/// How often other threads give way to packets that wait for the control half, before they queue
-/// like them.
+/// Number of times that other threads let waiting packets lock the control half first, before they
+/// wait for it themselves.
 const PATIENCE: usize = 1000;
 
 /// The kernel fast path, or the reason why the dataplane does not use it.

@@ -26,7 +26,7 @@ use lvs_sys::prefetch;
 /// Connections that may wait to be offloaded; further connections wait for their next packet.
 const OFFLOADS_MAX: usize = 4096;
 
-/// A packet that the control socket asks about.
+/// A packet of a request on the control socket.
 #[derive(Clone, Debug)]
 pub(super) struct Question {
     pub(super) tuple: Tuple,
@@ -51,11 +51,11 @@ pub(super) struct Decider {
     pub(super) interface: Arc<str>,
     pub(super) drops: [u64; DropReason::ALL.len()],
     pub(super) accepts: [u64; AcceptReason::ALL.len()],
-    /// Packets of the present batch are not for the director: they come out of a tunnel of the host,
-    /// and `ignore_tunneled` is set.
+    /// Packets of the present batch are not for the director: the host decapsulated them, and
+    /// `ignore_tunneled` is set.
     pub(super) ignores: bool,
     /// Whether the last decision is kept for a capture.
-    pub(super) tells: bool,
+    pub(super) keeps_decisions: bool,
     decision: Option<(Tuple, Verdict)>,
     /// The epoch of the kernel fast path from before the latest view; 0 for none.
     pub(super) epoch: u16,
@@ -83,7 +83,7 @@ impl Decider {
             hook,
             drops,
             accepts,
-            tells: false,
+            keeps_decisions: false,
             decision: None,
             epoch: 0,
             offload_after: OFFLOAD_AFTER.get(),
@@ -96,7 +96,7 @@ impl Decider {
         self.drops[DropReason::TableFull.index()]
     }
 
-    /// Takes over the rules for marks if they have changed.
+    /// Applies the rules for marks if they have changed.
     pub(super) fn take_marks(&mut self, marks: &Arc<[MarkRule]>) {
         if !Arc::ptr_eq(&self.marks, marks) {
             self.marks = marks.clone();
@@ -143,8 +143,8 @@ impl Decider {
             .hear(&mut self.shard, peer, keeps_ties, items, now)
     }
 
-    /// Whether a rule for marks could drop packets of a connection or leave them to the host, in
-    /// either direction. A mark matters only to a packet that opens a connection.
+    /// Whether a rule for marks could drop packets of a connection or pass them to the host, in
+    /// either direction. A mark affects only packets that open a connection.
     pub(super) fn may_be_taken(&self, offer: &Offer) -> bool {
         let tuple = |src, dst| Tuple::new(offer.protocol, src, dst);
         let ways = [
@@ -252,13 +252,13 @@ impl Decider {
             .explain(&self.shard, tuple, mark, now)
     }
 
-    /// Removes and returns the last decision, if [`tells`](Self::tells) is set.
+    /// Removes and returns the last decision, if [`keeps_decisions`](Self::keeps_decisions) is set.
     pub(super) fn take_decision(&mut self) -> Option<(Tuple, Verdict)> {
         self.decision.take()
     }
 
     fn count(&mut self, tuple: Tuple, verdict: Verdict) -> Verdict {
-        if self.tells {
+        if self.keeps_decisions {
             self.decision = Some((tuple, verdict));
         }
         match verdict {
@@ -318,7 +318,7 @@ impl Decide for Decider {
     #[inline]
     fn pass(&mut self, packet: &Plain, ahead: &Ahead, now: Instant) -> Option<Passed> {
         // Hooks, rules for marks and captures see packets on the slow path.
-        if self.ignores || self.hook.is_some() || !self.marks.is_empty() || self.tells {
+        if self.ignores || self.hook.is_some() || !self.marks.is_empty() || self.keeps_decisions {
             return None;
         }
         let passed = self.shard.pass(packet, ahead, now)?;
@@ -440,7 +440,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mark_rule_takes_packets_only_if_it_drops_them_or_leaves_them_to_the_host() {
+    fn mark_rule_prevents_offload_only_if_it_drops_packets_or_passes_them_to_host() {
         let tuple = Tuple::tcp(
             ([192, 0, 2, 7], 1000).into(),
             ([198, 51, 100, 1], 80).into(),

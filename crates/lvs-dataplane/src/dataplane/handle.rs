@@ -1,5 +1,6 @@
-//! The dataplane as its control socket, its keeper and an embedding program see it: the
-//! [context](super::context), the [threads](super::threads), and the parts that they do not need.
+//! The dataplane for its control socket, its keeper and an embedding program: the
+//! [context](super::context), the [threads](super::threads), and the parts that neither of them
+//! needs.
 
 use std::iter;
 use std::net::IpAddr;
@@ -75,7 +76,7 @@ impl Handle {
         Self::new(context, Arc::new(threads), Keeping::new(None))
     }
 
-    /// Asks all threads to end.
+    /// Requests all threads to end.
     pub fn stop(&self) {
         if let Some(lock) = self.lock.get() {
             lock.mark();
@@ -183,7 +184,7 @@ impl DataplaneSide for Handle {
         }
     }
 
-    fn tell_neighbours(&self, neighbours: Vec<NeighbourNews>) {
+    fn report_neighbours(&self, neighbours: Vec<NeighbourNews>) {
         let neighbours: Arc<[NeighbourNews]> = neighbours.into();
         for worker in self.threads.workers() {
             let neighbours = neighbours.clone();

@@ -15,8 +15,8 @@ pub enum HookAction {
     Drop,
 }
 
-/// A hook that sees each packet before the director decides. It runs on the packet path: it must be
-/// quick and must not block.
+/// A hook that receives each packet before the director decides. It runs on the packet path: it
+/// must be quick and must not block.
 pub trait PacketHook: Send {
     /// Decides on a packet.
     fn packet(&mut self, meta: &PacketMeta<'_>) -> HookAction;

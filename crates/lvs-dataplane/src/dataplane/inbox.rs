@@ -14,9 +14,9 @@ use lvs_packet::frame::Frame;
 use lvs_packet::net::PortId;
 use lvs_packet::pipeline::Whole;
 
-/// Frames that may wait for one worker, from all other workers together.
+/// Maximum of frames that wait for one worker, from all other workers together.
 pub(crate) const PARCELS_MAX: usize = 4096;
-/// Bytes that may wait for one worker, from all other workers together.
+/// Maximum of bytes that wait for one worker, from all other workers together.
 pub(crate) const BYTES_MAX: usize = 16 << 20;
 
 /// A packet for another worker, with the port that received it.
@@ -65,8 +65,8 @@ impl Inbox {
         }
     }
 
-    /// Queues as many parcels as there is room for, in order, drops the others, and leaves
-    /// `parcels` empty. Returns how many were queued, and whether the caller has to wake the
+    /// Queues parcels in order until the queue is full, drops the remaining ones, and empties
+    /// `parcels`. Returns the number of queued parcels, and whether the caller must wake the
     /// worker.
     pub(super) fn put(&self, from: usize, parcels: &mut Vec<Parcel>) -> (usize, bool) {
         let others = self.from.len().saturating_sub(1).max(1);
@@ -89,7 +89,7 @@ impl Inbox {
     }
 
     /// Moves about `most` waiting parcels into the empty `parcels`, in equal parts from all other
-    /// workers. Returns true if some parcels are left.
+    /// workers. Returns true if more parcels wait.
     pub(super) fn take(&self, parcels: &mut Vec<Parcel>, most: usize) -> bool {
         if !self.waits.load(Ordering::Relaxed) || !self.waits.swap(false, Ordering::AcqRel) {
             return false;

@@ -45,7 +45,7 @@ impl Wanted {
             return Ok(Err(FastPathInfo::default()));
         }
         let opened = match against.or_else(|| self.held_elsewhere()) {
-            Some(Against { why, remedy }) => Err(FastPathError::Setting { why, remedy }),
+            Some(Against { why, fix }) => Err(FastPathError::Setting { why, fix }),
             None => self.open_now(control, steering, xdp),
         };
         match opened {
@@ -92,7 +92,7 @@ impl Wanted {
         if self.wanted == UseKernel::Try && self.warm_restart.is_some() && !fast_path.outlives() {
             return Err(FastPathError::Setting {
                 why: "connections would end with the dataplane (--warm-restart): nothing can be pinned in /sys/fs/bpf, see the log",
-                remedy: "mend that, or --fast-path auto",
+                fix: "mend that, or --fast-path auto",
             });
         }
         let workers = 0..steering.workers().get();
@@ -106,7 +106,7 @@ impl Wanted {
         let held = self.warm_restart.as_ref().is_some_and(StateKeeper::is_used);
         (held && self.wanted == UseKernel::Try).then_some(Against {
             why: "connections of the dataplane before this one are held without it (--warm-restart)",
-            remedy: "stop the dataplane and start it again, or --fast-path auto, which ends them",
+            fix: "stop the dataplane and start it again, or --fast-path auto, which ends them",
         })
     }
 }
@@ -122,7 +122,7 @@ pub(super) enum WithDataplane {
     Change,
     #[error("ignore_tunneled is set")]
     IgnoreTunneled,
-    #[error("no packet of it has come since the last change")]
+    #[error("no packet of it has arrived since the last change")]
     Stale,
     #[error("no connection is, before its client has sent {of} packets")]
     New { of: u32 },
@@ -136,7 +136,7 @@ pub(super) enum WithDataplane {
     Marks,
     #[error("its server is beyond the 4,096th")]
     Number,
-    #[error("the kernel has no memory for local addresses, or not yet")]
+    #[error("the kernel has no memory for local addresses so far")]
     Locals,
     #[error(transparent)]
     Way(#[from] NoWay),
@@ -161,9 +161,9 @@ fn end_what_is_left() {
             "connections that the dataplane before this one forwarded by the kernel fast path have ended: this one does not"
         ),
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => warn!(
-            "{error}: what both are to forward would be forwarded twice: stop one of them, or give them different interfaces (--interface)"
+            "{error}: packets would be forwarded twice: stop one of them, or give them different interfaces (--interface)"
         ),
-        Err(error) => warn!("cannot end what another dataplane has left in the kernel: {error}"),
+        Err(error) => warn!("cannot remove the state of another dataplane in the kernel: {error}"),
     }
 }
 
@@ -171,12 +171,12 @@ fn end_what_is_left() {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Against {
     why: &'static str,
-    remedy: &'static str,
+    fix: &'static str,
 }
 
 /// The obstacle in the settings, if there is one.
 pub(super) fn against(hooked: bool, backend: Backend, settings: &Settings) -> Option<Against> {
-    let (why, remedy) = if hooked {
+    let (why, fix) = if hooked {
         (
             "an embedding program looks at each packet",
             "start the dataplane without its hook",
@@ -194,7 +194,7 @@ pub(super) fn against(hooked: bool, backend: Backend, settings: &Settings) -> Op
     } else {
         return None;
     };
-    Some(Against { why, remedy })
+    Some(Against { why, fix })
 }
 
 /// The number of connections in wide slots, out of `connections`: all of them in a table of usual
@@ -213,7 +213,7 @@ mod tests {
         let settings = Settings::default();
         let said = |hooked, backend| {
             let against = against(hooked, backend, &settings);
-            against.map(|Against { remedy, .. }| remedy)
+            against.map(|Against { fix, .. }| fix)
         };
         assert_eq!(said(false, Backend::Auto), None);
         assert!(said(true, Backend::Auto).is_some_and(|text| text.contains("hook")));

@@ -15,7 +15,7 @@
 //! threads           mailboxes and queues
 //! kernel_path       the use of the kernel fast path
 //! config
-//! hook capture inbox local_clients network pages peers/hub priority recent remedies
+//! hook capture inbox local_clients network pages peers/hub priority recent fixes
 //! ```
 
 mod calls;
@@ -23,6 +23,7 @@ mod capture;
 mod config;
 mod context;
 mod decider;
+mod fixes;
 mod handle;
 mod hook;
 mod inbox;
@@ -33,7 +34,6 @@ mod pages;
 mod peers;
 mod priority;
 mod recent;
-mod remedies;
 mod report;
 #[cfg(feature = "testing")]
 pub mod rig;

@@ -1,5 +1,5 @@
-//! The network as a packet worker sees it: the keeper's snapshot, and the worker's cache of answers
-//! from it.
+//! The network for a packet worker: the keeper's snapshot, and the worker's cache of results from
+//! it.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -61,7 +61,7 @@ struct Region {
 struct Memo {
     places: Box<[Place]>,
     regions: RefCell<Vec<Option<Region>>>,
-    /// Number of answers that came from a region instead of the cache.
+    /// Number of results that were read from a region instead of the cache.
     passed: Cell<u8>,
     /// Entries of an earlier generation are ignored.
     generation: u32,
@@ -170,7 +170,7 @@ impl TakenView {
         place.way.set(way);
     }
 
-    /// The way by a next hop that has this link-layer address.
+    /// The path over a next hop with this link-layer address.
     fn way_by(&self, hop: Option<NextHop>, mac: Option<Mac>) -> Option<Way> {
         let (hop, to) = hop.zip(mac)?;
         let port = self.view.tables.port(hop.port)?;

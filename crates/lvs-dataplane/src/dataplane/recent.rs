@@ -96,7 +96,7 @@ mod tests {
             recent: None,
             ago: None,
             help: String::new(),
-            remedy: String::new(),
+            fix: String::new(),
         }
     }
 

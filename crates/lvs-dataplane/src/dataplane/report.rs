@@ -6,7 +6,7 @@ use lvs_core::api::{ReasonCount, SyncCounts, WorkerInfo};
 use lvs_core::{AcceptReason, DropReason, Evictions};
 
 use super::decider::Decider;
-use super::remedies;
+use super::fixes;
 use crate::fast_path::Shares;
 use lvs_packet::common::Common;
 use lvs_packet::drop::FrameDrop;
@@ -105,20 +105,20 @@ impl Report {
     /// persistence templates.
     pub(super) fn decisions(&self, templates: u64) -> impl Iterator<Item = ReasonCount> + '_ {
         let drops = DropReason::ALL.iter().zip(self.drops).map(|(drop, count)| {
-            let texts = [drop.name(), drop.describe(), remedies::of_drop(*drop)];
+            let texts = [drop.name(), drop.describe(), fixes::of_drop(*drop)];
             reason("drop", count, texts)
         });
         let accepts = AcceptReason::ALL.iter().zip(self.accepts);
         let accepts = accepts.map(|(accept, count)| {
-            let remedy = remedies::of_accept(*accept);
-            reason("host", count, [accept.name(), accept.describe(), remedy])
+            let fix = fixes::of_accept(*accept);
+            reason("host", count, [accept.name(), accept.describe(), fix])
         });
         let evicted = [
-            (self.evicted.half_open, remedies::EVICTED_HALF_OPEN),
-            (self.evicted.ended, remedies::EVICTED_ENDED),
-            (self.evicted.unused, remedies::EVICTED_UNUSED),
-            (self.evicted.idle, remedies::EVICTED_IDLE),
-            (templates, remedies::EVICTED_TEMPLATE),
+            (self.evicted.half_open, fixes::EVICTED_HALF_OPEN),
+            (self.evicted.ended, fixes::EVICTED_ENDED),
+            (self.evicted.unused, fixes::EVICTED_UNUSED),
+            (self.evicted.idle, fixes::EVICTED_IDLE),
+            (templates, fixes::EVICTED_TEMPLATE),
         ];
         let evicted = evicted.map(|(count, texts)| reason("drop", count, texts));
         drops.chain(evicted).chain(accepts)
@@ -131,27 +131,23 @@ impl Report {
             // The reasons of the director's decisions count these two already.
             .filter(|drop| !matches!(drop, FrameDrop::Verdict | FrameDrop::Rejected))
             .map(|&drop| {
-                let texts = [drop.name(), drop.describe(), remedies::of_frame(drop)];
+                let texts = [drop.name(), drop.describe(), fixes::of_frame(drop)];
                 reason("drop", self.frames.dropped_for(drop), texts)
             });
         let mut all: Vec<ReasonCount> = frames.chain(self.decisions(templates)).collect();
         let missed = self.ports.iter().map(|(.., lost)| lost).sum();
         all.extend([
-            reason("drop", self.unsent, remedies::NOT_SENT),
-            reason("drop", missed, remedies::NOT_RECEIVED),
+            reason("drop", self.unsent, fixes::NOT_SENT),
+            reason("drop", missed, fixes::NOT_RECEIVED),
             reason(
                 "drop",
                 self.common.rate_limit.suppressed(),
-                remedies::ICMP_LIMITED,
+                fixes::ICMP_LIMITED,
             ),
-            reason(
-                "drop",
-                self.common.reassembler.expired(),
-                remedies::INCOMPLETE,
-            ),
-            reason("host", self.frames.tagged, remedies::VLAN),
-            reason("drop", self.unresolved, remedies::NO_NEIGHBOUR),
-            reason("drop", self.unasked, remedies::KEEPER_BUSY),
+            reason("drop", self.common.reassembler.expired(), fixes::INCOMPLETE),
+            reason("host", self.frames.tagged, fixes::VLAN),
+            reason("drop", self.unresolved, fixes::NO_NEIGHBOUR),
+            reason("drop", self.unasked, fixes::KEEPER_BUSY),
         ]);
         all
     }
@@ -170,19 +166,19 @@ pub(super) fn shares(shares: &Shares) -> impl Iterator<Item = ReasonCount> + use
         shares.waiting,
         shares.lost,
     ];
-    let texts = remedies::KERNEL.into_iter().zip(counts);
+    let texts = fixes::KERNEL.into_iter().zip(counts);
     texts.map(|((action, texts), count)| reason(action, count, texts))
 }
 
 /// Losses and refusals of synchronisation.
 pub(super) fn sync(counts: &SyncCounts) -> impl Iterator<Item = ReasonCount> + use<> {
-    let texts = counts.losses().into_iter().zip(remedies::SYNC);
-    texts.map(|((name, count), [help, remedy])| reason("sync", count, [name, help, remedy]))
+    let texts = counts.losses().into_iter().zip(fixes::SYNC);
+    texts.map(|((name, count), [help, fix])| reason("sync", count, [name, help, fix]))
 }
 
 /// A counted reason for a listing; `texts` contains its name, its meaning and its fix.
 fn reason(action: &str, count: u64, texts: [&str; 3]) -> ReasonCount {
-    let [reason, help, remedy] = texts.map(|text| text.trim().to_owned());
+    let [reason, help, fix] = texts.map(|text| text.trim().to_owned());
     ReasonCount {
         action: action.to_owned(),
         reason,
@@ -190,6 +186,6 @@ fn reason(action: &str, count: u64, texts: [&str; 3]) -> ReasonCount {
         recent: None,
         ago: None,
         help,
-        remedy,
+        fix,
     }
 }

@@ -459,10 +459,7 @@ fn start_daemons(handle: &Handle, daemons: Vec<SyncDaemon>) -> Vec<SyncDaemon> {
         );
         // A daemon that an operator has started meanwhile stays.
         if !waits && failure.code != FailureCode::Running {
-            warn!(
-                "of what the dataplane before this one had: {}",
-                failure.message
-            );
+            warn!("state of the previous dataplane: {}", failure.message);
         }
         waits
     };
@@ -495,7 +492,7 @@ fn open_warm_restart(
         let shards = successor::shards(control, &warm_restart, memories, left);
         Ok((Arc::new(warm_restart) as Arc<dyn WarmState>, shards))
     });
-    made.inspect_err(|error| warn!("connections do not outlive this dataplane: {error}"))
+    made.inspect_err(|error| warn!("no warm restart: connections end with this dataplane: {error}"))
         .ok()
 }
 

@@ -205,7 +205,7 @@ fn is_small(control: &Control) -> bool {
     control.endpoint_places() < FEW && control.services().take(FEW).count() < FEW
 }
 
-/// A call of another version, if this version has it.
+/// Decodes a call of another version; `None` if this version does not have it.
 fn known(call: Value) -> Option<Call> {
     let known = serde_json::from_value(call);
     known
@@ -225,7 +225,7 @@ pub(super) fn restore(
     let kept: Kept<Value> = match state.saved().map(|text| serde_json::from_slice(&text)) {
         Some(Ok(kept)) => kept,
         Some(Err(error)) => {
-            warn!("what the dataplane before this one has left cannot be read: {error}");
+            warn!("cannot read the state of the previous dataplane: {error}");
             return Left::default();
         }
         None => return Left::default(),
@@ -241,7 +241,7 @@ pub(super) fn restore(
         for call in calls {
             if let Err(refused) = control.apply(std::slice::from_ref(call), host, now) {
                 warn!(
-                    "of what the dataplane before this one had: {}",
+                    "state of the previous dataplane: {}",
                     refused.failure.message
                 );
             }
@@ -263,7 +263,7 @@ pub(super) fn restore(
     }
 }
 
-/// Connections that a predecessor has left.
+/// Connections of a predecessor.
 #[derive(Debug)]
 pub(super) enum Inheritance {
     /// In the memory of each shard.
@@ -345,7 +345,9 @@ pub(super) fn take_over(
                 no_room += control.move_in(shards, memory, home, ahead, now);
             }
             if no_room > 0 {
-                warn!("of what another dataplane has left, {no_room} connections found no room");
+                warn!(
+                    "{no_room} connections of the previous dataplane were dropped: the table is full"
+                );
             }
         }
     }
@@ -415,7 +417,7 @@ mod tests {
         assert_eq!(left.records.len(), servers);
     }
 
-    /// Calls of a later version are left out, and nothing else.
+    /// Only calls of a later version are skipped.
     #[test]
     fn calls_of_another_version_are_left_out() -> serde_json::Result<()> {
         let text = r#"{"calls": [

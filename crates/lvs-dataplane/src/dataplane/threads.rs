@@ -18,7 +18,7 @@ use crate::mailbox::{Closing, Mailbox};
 use crate::sync::Daemons;
 use lvs_packet::pipeline::Request;
 
-/// How long a packet worker may take to answer; it looks at its mailbox after every few batches.
+/// Time limit for an answer of a packet worker, which reads its mailbox after every few batches.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the keeper may take. The kernel may need a moment for a large change of nf_tables.
 const KEEPER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -44,7 +44,7 @@ pub(super) struct Threads<W> {
 #[repr(align(128))]
 pub(super) struct WorkerLink<W> {
     pub(super) mailbox: Mailbox<W>,
-    /// Frames that other workers hand over.
+    /// Frames from other workers.
     pub(super) inbox: Inbox,
     /// The generation of the view that the worker uses.
     pub(super) taken: AtomicU64,

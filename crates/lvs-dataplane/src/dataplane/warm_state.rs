@@ -21,7 +21,7 @@ const PORTION: usize = 4096;
 
 /// The state that a successor takes over.
 pub(super) trait WarmState: Debug + Send + Sync {
-    /// Whether a predecessor has left it.
+    /// Whether the memory has the state of a predecessor.
     fn is_found(&self) -> bool;
 
     /// Stores services and settings.
@@ -33,7 +33,7 @@ pub(super) trait WarmState: Debug + Send + Sync {
     /// Stores the services for the programs that run without a dataplane.
     fn set_services(&self, _services: &HeldServices) {}
 
-    /// Stores that a dataplane runs.
+    /// Records that the dataplane runs.
     fn is_alive(&self, _now: Instant) {}
 
     /// Stores the counters of servers in these places. Returns the first place behind them, if there
@@ -64,7 +64,7 @@ pub(super) trait WarmState: Debug + Send + Sync {
         None
     }
 
-    /// The local ends of full NAT that a predecessor has left.
+    /// The local addresses and ports of full NAT that a predecessor used.
     fn locals_left(&self) -> Option<LocalsLeft<'_>> {
         None
     }
@@ -174,7 +174,7 @@ impl WarmState for WarmRestart {
 
     fn has_taken_over(&self) {
         if let Err(error) = self.has_taken_over() {
-            warn!("connections do not outlive this dataplane: {error}");
+            warn!("no warm restart: connections end with this dataplane: {error}");
         }
     }
 

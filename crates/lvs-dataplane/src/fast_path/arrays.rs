@@ -26,7 +26,7 @@ fn entries_of_all(entries: u32, workers: NonZeroUsize) -> Result<u32, FastPathEr
     let all = u32::try_from(all).ok().filter(|&all| all as usize <= MOST);
     all.ok_or(FastPathError::Setting {
         why: "it has no numbers for the connections of all packet workers",
-        remedy: "--max-connections 1000000000, or less",
+        fix: "--max-connections 1000000000, or less",
     })
 }
 
@@ -98,7 +98,7 @@ impl Arrays {
         })
     }
 
-    /// Names and arrays, but for those that grow.
+    /// Names and arrays, without the growing ones.
     pub(super) fn all(&self) -> [(&'static str, &SharedArray); 13] {
         [
             ("lvs_about", &self.about),

@@ -15,13 +15,14 @@ use crate::netlink::Filters;
 use lvs_sys::attached::{self, Place};
 use lvs_sys::{Instruction, Program, ProgramKind, ProgramLink};
 
-/// A program at an interface; it goes with this value, not with the process.
+/// A program at an interface. It is detached when this value is dropped, and stays when the process
+/// is killed.
 #[derive(Debug)]
 pub struct Attached {
     kernel: Arc<FastPath>,
     ifindex: u32,
     _xdp: Option<AttachedXdp>,
-    /// Where it is not a filter.
+    /// Unless it is a filter.
     _link: Option<ProgramLink>,
 }
 
@@ -77,8 +78,8 @@ impl FastPath {
         Ok(attached)
     }
 
-    /// Whether the program is the first one at the ingress of an interface: others could keep
-    /// frames from it.
+    /// Whether the program is the first one at the ingress of an interface: another one in front
+    /// could drop frames.
     pub(crate) fn is_first_at(&self, ifindex: u32) -> bool {
         let Some(filters) = &self.filters else {
             let first = self.ingress.is_first_at(self.ingress_id, ifindex);
@@ -98,7 +99,7 @@ impl FastPath {
         }
     }
 
-    /// Takes away the filters that dataplanes have left, but for those that are this one's.
+    /// Removes the filters of other dataplanes, and keeps those of this one.
     pub(super) fn sweep_filters(&self) {
         let attached = lock(&self.attached);
         let done = match &self.filters {
@@ -106,7 +107,7 @@ impl FastPath {
             None => sweep_all(),
         };
         if let Err(error) = done {
-            warn!("cannot look for filters that another dataplane has left: {error}");
+            warn!("cannot list the filters of other dataplanes: {error}");
         }
     }
 }
@@ -153,7 +154,7 @@ fn is_taken(error: &io::Error) -> bool {
     )
 }
 
-/// Takes away all filters of dataplanes in this network namespace; gives how many there were.
+/// Removes all filters of dataplanes in this network namespace; returns their number.
 pub(super) fn sweep_all() -> io::Result<usize> {
     sweep(&mut Filters::open()?, &HashSet::new())
 }

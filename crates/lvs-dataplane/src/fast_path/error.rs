@@ -30,7 +30,7 @@ pub enum FastPathError {
     Old(#[source] io::Error),
     /// The connection table needs a large part of the free memory.
     #[error(
-        "its connection table takes {needs} MiB at once, and {free} MiB are free, of which it may have a quarter"
+        "its connection table takes {needs} MiB at once, and {free} MiB are free, of which it may use a quarter"
     )]
     Memory {
         /// The size of the table in MiB.
@@ -52,12 +52,12 @@ pub enum FastPathError {
         source: io::Error,
     },
     /// Another setting excludes the kernel fast path.
-    #[error("{why}: {remedy}")]
+    #[error("{why}: {fix}")]
     Setting {
         /// The setting.
         why: &'static str,
         /// The fix.
-        remedy: &'static str,
+        fix: &'static str,
     },
     /// The built-in BPF object is not valid.
     #[error("the programs that are built in are damaged: `make bpf` makes them")]
@@ -70,7 +70,7 @@ impl From<FastPathError> for FastPathInfo {
             FastPathError::Setting { why, .. } => (*why).to_owned(),
             error => error.to_string(),
         };
-        let remedy = match &error {
+        let fix = match &error {
             FastPathError::Permission(_) => {
                 "run the dataplane as root, or with CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN (systemd: AmbientCapabilities=, CapabilityBoundingSet=), outside of containers"
             }
@@ -85,7 +85,7 @@ impl From<FastPathError> for FastPathInfo {
             FastPathError::NoMemory { .. } => {
                 "a smaller --max-connections or --max-ipv6 takes less; the dataplane's control group (systemd: MemoryMax=) may permit more"
             }
-            FastPathError::Setting { remedy, .. } => *remedy,
+            FastPathError::Setting { fix, .. } => *fix,
             FastPathError::Object => "make bpf, and build the dataplane again",
         };
         Self {
@@ -93,7 +93,7 @@ impl From<FastPathError> for FastPathInfo {
             active: false,
             attached_by: String::new(),
             reason,
-            remedy: remedy.to_owned(),
+            fix: fix.to_owned(),
         }
     }
 }
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn missing_right_is_named_in_the_fix() {
-        let advised = |errno: Errno| FastPathInfo::from(step("make memory")(errno.into())).remedy;
+        let advised = |errno: Errno| FastPathInfo::from(step("make memory")(errno.into())).fix;
         assert!(advised(Errno::NOMEM).contains("--max-connections"));
         assert!(advised(Errno::PERM).contains("root"));
         assert!(advised(Errno::INVAL).contains("Linux 6.1"));
@@ -124,10 +124,10 @@ mod tests {
     fn fix_of_a_setting_is_printed_once() {
         let error = FastPathError::Setting {
             why: "this",
-            remedy: "do that",
+            fix: "do that",
         };
         assert_eq!(error.to_string(), "this: do that");
         let info = FastPathInfo::from(error);
-        assert_eq!((&*info.reason, &*info.remedy), ("this", "do that"));
+        assert_eq!((&*info.reason, &*info.fix), ("this", "do that"));
     }
 }

@@ -26,7 +26,7 @@ pub(super) struct Growing {
 }
 
 impl Growing {
-    /// An array of so many entries at first, or the one that another dataplane has left.
+    /// An array with so many entries at first, or the one of another dataplane.
     pub(super) fn new(
         name: &'static str,
         entry: usize,

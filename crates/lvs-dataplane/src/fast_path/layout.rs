@@ -18,8 +18,8 @@ pub(super) mod conf {
     pub(crate) const HOMES: usize = 12;
     pub(crate) const TRIES: usize = 13;
     pub(crate) const WORKERS: usize = 14;
-    /// The words from [`WORKERS`] on that tell how connections are divided among workers: their
-    /// number, whether by address alone, and the keys.
+    /// The words from [`WORKERS`] on with the division of connections among workers: the number of
+    /// workers, whether the address alone counts, and the keys.
     pub(crate) const DIVISION_WORDS: usize = 2 + STEER_WORDS;
     pub(crate) const STEER_WORDS: usize = 4;
     pub(crate) const WORDS: usize = 24;
@@ -42,7 +42,7 @@ pub(super) const HOPS: u16 = 16_384;
 pub(super) const SERVERS: u32 = 4_096;
 /// Words of a next hop.
 pub(super) const HOP_WORDS: usize = 4;
-/// Words of the way through a tunnel to a server.
+/// Words of the tunnel path to a server.
 pub(super) const TUNNEL_WORDS: usize = 16;
 /// Words of a server's counters, on one processor: packets and bytes of requests, then of replies.
 pub(super) const COUNT_WORDS: usize = 4;
@@ -51,10 +51,10 @@ pub(super) const SHARE_WORDS: usize = 16;
 /// Words of an interface and its link-layer address, and how many there are.
 pub(super) const MAC_WORDS: usize = 2;
 pub(super) const MAC_PLACES: u32 = 4096;
-/// Bytes of a decision that the filter leaves for the ingress.
+/// Bytes of a decision that the filter passes to the ingress program.
 pub(super) const TOLD_BYTES: u32 = 760;
 
-/// Programs that go on where another one ends.
+/// Programs that continue another one (tail calls).
 pub(super) mod next {
     pub(crate) const ALONE: u32 = 0;
     pub(crate) const INGRESS: u32 = 1;
@@ -86,21 +86,20 @@ pub(super) mod rule {
 pub(super) const LOCAL_KEY_WORDS: usize = 6;
 pub(super) const LOCAL_WORDS: usize = 3;
 
-/// Words of a local end: its address, its port and the slot.
+/// Words of a local address and port, and the slot.
 pub(super) mod local {
     pub(crate) const ADDR: usize = 0;
     pub(crate) const PORT: usize = 2;
 }
 
-/// Words of a way out: interface and MTU, link-layer addresses, whether frames may leave before
-/// there is a socket buffer.
+/// Words of a next hop: interface and MTU, link-layer addresses, whether XDP may send frames there.
 pub(super) mod hop {
     pub(crate) const LINK: usize = 0;
     pub(crate) const MACS: usize = 1;
     pub(crate) const XDP: usize = 3;
 }
 
-/// Words of the way through a tunnel, and the bits of its shape.
+/// Words of the tunnel path, and the bits of its shape.
 pub(super) mod tunnel {
     pub(crate) const WAY: usize = 0;
     pub(crate) const SHAPE: usize = 1;

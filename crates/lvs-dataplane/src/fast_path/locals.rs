@@ -44,7 +44,7 @@ type Key = [u64; LOCAL_KEY_WORDS];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LocalsAre {
     Ready,
-    /// The caller that gets this [makes](FastPath::make_locals) the map; no other caller gets it.
+    /// The caller that gets this [creates](FastPath::make_locals) the map; no other caller gets it.
     Wanted,
     Coming,
     Impossible,
@@ -84,7 +84,7 @@ impl Slots {
         }
     }
 
-    /// Slots in place, of all regions.
+    /// Slots outside of the overflow, of all regions.
     const fn in_place(self) -> u32 {
         let one = self.narrow.saturating_add(self.wide);
         one.saturating_mul(self.workers)
@@ -263,7 +263,7 @@ impl FastPath {
         self.locals.ends.get().is_some()
     }
 
-    /// Makes the map of local ends. The kernel takes its time for it.
+    /// Creates the map of local addresses and ports, which takes the kernel some time.
     pub fn make_locals(&self) {
         let locals = &self.locals;
         locals.asked.store(true, Relaxed);
@@ -291,7 +291,7 @@ impl FastPath {
     }
 
     /// Applies a worker's changes of local addresses and ports, in this order. If the map is full,
-    /// an entry is left out, and neither the programs nor a successor find it.
+    /// an entry is not added, and neither the programs nor a successor find it.
     pub fn follow_locals(&self, worker: usize, changes: impl IntoIterator<Item = LocalChange>) {
         for change in changes {
             match change {
@@ -309,8 +309,8 @@ impl FastPath {
         }
     }
 
-    /// The local addresses and ports that an earlier dataplane has left, before any change is
-    /// applied. This dataplane owns their map after [`LocalsLeft::end`].
+    /// The local addresses and ports of an earlier dataplane, before any change is applied. This
+    /// dataplane owns their map after [`LocalsLeft::end`].
     pub(crate) fn locals_left(&self) -> Option<LocalsLeft<'_>> {
         let path = self.pins.as_ref()?.path(ENDS);
         let found = Ends::pinned(&path).and_then(|ends| {
@@ -333,7 +333,7 @@ impl FastPath {
     }
 }
 
-/// Local ends that another dataplane has left.
+/// Local addresses and ports of another dataplane.
 #[derive(Debug)]
 pub(crate) struct LocalsLeft<'a> {
     kernel: &'a FastPath,
@@ -343,7 +343,8 @@ pub(crate) struct LocalsLeft<'a> {
 }
 
 impl LocalsLeft<'_> {
-    /// The local end of the connection in a slot of a worker's region, which goes on.
+    /// The local address and port of the connection in a slot of a worker's region, which
+    /// continues.
     pub(crate) fn take(
         &self,
         worker: usize,
@@ -370,7 +371,7 @@ impl LocalsLeft<'_> {
         Some(local)
     }
 
-    /// All are taken: the others are forgotten.
+    /// Ends the adoption: entries without a connection are discarded.
     pub(crate) fn end(self) {
         for key in self.left.into_inner().into_keys() {
             let _ = self.ends.remove(&key);

@@ -100,7 +100,7 @@ pub struct WayOut {
     pub from: Mac,
 }
 
-/// The fates of the frames that the programs have seen.
+/// The fates of the frames that the programs received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shares {
     /// Forwarded to servers.
@@ -111,13 +111,13 @@ pub struct Shares {
     pub unknown: u64,
     /// Handed up: the connection is not published, or not since the last change.
     pub unpublished: u64,
-    /// Handed up: it may change the connection, or does not fit its way.
+    /// Passed to userspace: it may change the connection, or does not fit the MTU of its path.
     pub unfit: u64,
     /// Handed up: neither TCP nor UDP, or with options, fragments, tags of VLANs.
     pub other: u64,
     /// Dropped while there was no dataplane: their senders repeat them.
     pub waiting: u64,
-    /// Dropped for want of memory, or left to a program that was not run.
+    /// Dropped for lack of memory, or passed to a program that did not run.
     pub lost: u64,
     /// Forwarded to either side before there was a socket buffer.
     pub xdp: u64,
@@ -163,9 +163,9 @@ pub struct FastPath {
     known_rules: Mutex<Vec<[u64; RULE_WORDS]>>,
     /// Where the maps are kept for a successor.
     pins: Option<Pins>,
-    /// Keeps other dataplanes from them.
+    /// Excludes other dataplanes.
     claim: Option<File>,
-    /// Another dataplane has left them.
+    /// The maps are from another dataplane.
     found: bool,
     /// When this was opened, by the machine's clock, in nanoseconds.
     opened: u64,
@@ -273,7 +273,7 @@ impl FastPath {
         self.held.test_run(1, frame, 0, false)
     }
 
-    /// Frames with this mark are on their way back to the host.
+    /// Sets the mark of frames that are reinjected into the host.
     pub(crate) fn set_mark(&self, mark: u32) {
         self.set(conf::MARK, mark.into());
     }
@@ -335,13 +335,13 @@ impl FastPath {
         Some(number)
     }
 
-    /// Whether there is room for ways to a server of this number.
+    /// Whether the table of next hops has an entry for a server of this number.
     pub(crate) fn has_room_for(&self, record: u32) -> bool {
         self.arrays.servers.words().len() > record as usize
     }
 
-    /// The way to a server, in this epoch; `false` if its number is too large. Of several workers,
-    /// one may come late with an epoch that has ended: its way does not replace a newer one.
+    /// Sets the next hop of a server, in this epoch; `false` if its number is too large. A worker
+    /// may be late with an epoch that has ended: its next hop does not replace a newer one.
     pub fn set_server(&self, record: u32, hop: u16, epoch: u16) -> bool {
         let Some(word) = self.arrays.servers.words().get(record as usize) else {
             return false;
@@ -354,7 +354,7 @@ impl FastPath {
         true
     }
 
-    /// The way through a tunnel to a server, in this epoch; `false` if its number is too large.
+    /// Sets the tunnel path of a server, in this epoch; `false` if its number is too large.
     pub fn set_tunnel(&self, record: u32, hop: u16, epoch: u16, outer: &Template) -> bool {
         let at = record as usize * TUNNEL_WORDS;
         let Some(words) = self.arrays.tunnels.words().get(at..at + TUNNEL_WORDS) else {
@@ -466,13 +466,13 @@ impl FastPath {
 
     // --- whether the programs are run ------------------------------------------------------------
 
-    /// Whether a frame that was left to the program at an interface was not taken by it. Nothing is
-    /// left to it any more.
+    /// Whether the program at an interface did not handle a frame that was meant for it. From then
+    /// on it gets no more frames.
     pub(crate) fn has_missed(&self) -> bool {
         self.arrays.conf.words()[conf::MISSED].load(Relaxed) != 0
     }
 
-    /// Frames are left to the programs at the interfaces again.
+    /// Lets the programs at the interfaces handle frames again.
     pub(crate) fn forgive(&self) {
         self.set(conf::MISSED, 0);
     }
@@ -484,13 +484,13 @@ impl FastPath {
 
     /// The state of the kernel fast path, for the control socket.
     pub(crate) fn info(&self) -> FastPathInfo {
-        let (reason, remedy) = lock(&self.aside).clone().unwrap_or_default();
+        let (reason, fix) = lock(&self.aside).clone().unwrap_or_default();
         FastPathInfo {
             wanted: true,
             active: reason.is_empty(),
             attached_by: self.attached_by().to_owned(),
             reason,
-            remedy,
+            fix,
         }
     }
 }
@@ -503,8 +503,8 @@ mod tests {
     use super::open::OBJECT;
     use super::*;
 
-    /// Where this is not permitted, there is nothing to see; root of the first user namespace has
-    /// no excuse.
+    /// Opens the fast path for a test. Without permission the test ends; root of the first user
+    /// namespace must have permission.
     pub(super) fn open() -> Option<Arc<FastPath>> {
         open_for(1)
     }

@@ -82,7 +82,9 @@ impl FastPath {
         let pins = match Pins::here() {
             Ok(pins) => pins,
             Err(error) => {
-                info!("connections do not outlive this dataplane: no BPF file system: {error}");
+                info!(
+                    "no warm restart: connections end with this dataplane: no BPF file system: {error}"
+                );
                 return alone(error);
             }
         };
@@ -91,11 +93,11 @@ impl FastPath {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                 return Err(FastPathError::Setting {
                     why: pins::ANOTHER,
-                    remedy: "stop one of them",
+                    fix: "stop one of them",
                 });
             }
             Err(error) => {
-                warn!("connections do not outlive this dataplane: {error}");
+                warn!("no warm restart: connections end with this dataplane: {error}");
                 return alone(error);
             }
         };
@@ -118,7 +120,7 @@ impl FastPath {
             }
         }
         if let Err(error) = attach::sweep_all() {
-            warn!("cannot look for filters that another dataplane has left: {error}");
+            warn!("cannot list the filters of other dataplanes: {error}");
         }
         room.takes(bytes)?;
         let opened = Self::open_with(layout, steering, Maps::Pinned(&pins), xdp, |code| code);
@@ -476,7 +478,7 @@ fn in_order(mut code: Vec<Instruction>) -> Vec<Instruction> {
     code
 }
 
-/// How connections are divided among workers, as words of the settings and of the description.
+/// The division of connections among workers, as words of the settings and of the description.
 fn division_to_words(steering: &Steering) -> [u64; conf::DIVISION_WORDS] {
     let keys = steering.keys();
     let ([a, b, c, d], [e, f, g]) = (keys.words, keys.factors);
@@ -506,8 +508,8 @@ fn division_of_words(words: [u64; conf::DIVISION_WORDS]) -> Option<Steering> {
     fits.then(|| Steering::with_keys(workers, keys, by_address != 0))
 }
 
-/// Whether a dataplane with tables of this layout, divided so, continues in the tables of `left`;
-/// otherwise the reason.
+/// Checks that a dataplane with tables of this layout and division can continue in the tables of
+/// `left`; otherwise returns the reason.
 fn fits(
     (layout, steering): (&Layout, &Steering),
     (left, divided): (&Layout, &Steering),
@@ -567,7 +569,7 @@ fn found(pins: &Pins, layout: &Layout, steering: &Steering) -> Result<(Layout, S
     let conf = words("lvs_conf", conf::WORDS)?;
     if conf[conf::TRIES] >= TRIES_MOST {
         return Err(format!(
-            "{TRIES_MOST} dataplanes ended soon after they had taken over what it left"
+            "{TRIES_MOST} dataplanes ended soon after they had taken over its state"
         ));
     }
     if pins::is_over(&conf) {

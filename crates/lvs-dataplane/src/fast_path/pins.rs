@@ -43,11 +43,11 @@ const XDP_LINK: &str = "xdp-";
 /// Why a directory cannot be claimed.
 pub(super) const ANOTHER: &str =
     "another dataplane of this network namespace uses the kernel fast path";
-/// For so long a dataplane waits for others that claim a directory or sweep.
+/// Time limit for other dataplanes to finish a claim or a sweep of a directory.
 const TURN: Duration = Duration::from_secs(1);
-/// Between two looks.
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(1);
-/// Attempts to lock a directory that others take away.
+/// Attempts to lock a directory that other dataplanes remove.
 const ATTEMPTS: usize = 100;
 
 /// The directory of a network namespace.
@@ -220,12 +220,12 @@ impl Pins {
             .collect()
     }
 
-    /// Whether another dataplane has left pins.
+    /// Whether there are pins of another dataplane.
     pub(super) fn are_there(&self) -> bool {
         !self.names().is_empty()
     }
 
-    /// Takes everything away, links first; gives how much there was.
+    /// Removes all pins, links first; returns their number.
     pub(super) fn remove(&self) -> usize {
         let had = self.empty();
         let _ = fs::remove_dir(&self.directory);
@@ -261,7 +261,7 @@ fn is_own(directory: &Path, meta: &Metadata) -> io::Result<()> {
     if !meta.is_dir() || meta.uid() != own || meta.mode() & 0o022 != 0 {
         let directory = directory.display();
         return Err(io::Error::other(format!(
-            "{directory} is not a directory of this user's alone: remove it"
+            "{directory} is not a directory with rights for this user only: remove it"
         )));
     }
     Ok(())
@@ -271,8 +271,8 @@ fn another() -> io::Error {
     io::Error::new(io::ErrorKind::AddrInUse, ANOTHER)
 }
 
-/// Whether a dataplane of these words of `lvs_conf` was killed so long ago that its connections have
-/// ended.
+/// Whether the dataplane with these words of `lvs_conf` was killed so long ago that its connections
+/// have ended.
 pub(super) fn is_over(conf: &[u64]) -> bool {
     lvs_sys::monotonic().wrapping_sub(conf[conf::BASE]) > conf[conf::ALIVE]
 }
@@ -315,7 +315,7 @@ pub(super) fn attach(
     let link = program.attach(ifindex)?;
     if let Err(error) = link.pin(path) {
         warn!(
-            "connections do not outlive this dataplane: {}: {error}",
+            "no warm restart: connections end with this dataplane: {}: {error}",
             path.display()
         );
     }
@@ -345,7 +345,7 @@ mod tests {
         pins.claim().expect("nobody has it");
     }
 
-    /// A sweep locks all others for a moment.
+    /// A sweep locks all other directories for a moment.
     #[test]
     fn sweep_does_not_block_a_claim() {
         let root = tempfile::tempdir().expect("a directory");

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_of_the_first_version_count() {
+    fn cgroup_v1_limits_are_counted() {
         let root = tempfile::tempdir().expect("a directory");
         let all = root.path().join("memory");
         let group = all.join("a/b");

@@ -195,7 +195,7 @@ fn halves(bytes: [u8; 16]) -> [u64; 2] {
     [half(0), half(8)]
 }
 
-/// A service, as programs look for it; port 0 stands for all.
+/// The key by which programs find a service; port 0 stands for all ports.
 fn service_key(protocol: Protocol, at: SocketAddr) -> Key {
     let [first, second] = addr_words(at.ip());
     let port = u64::from(at.port().to_be());
@@ -266,7 +266,7 @@ mod tests {
         frame
     }
 
-    /// Dropped, or left to the host.
+    /// Dropped, or passed to the host.
     const DROPPED: i32 = 2;
     const HOST: i32 = -1;
 

@@ -22,7 +22,7 @@ use lvs_sys::SharedArray;
 const SETTLED: Duration = Duration::from_millis(2);
 
 impl FastPath {
-    /// Another dataplane has left its connections.
+    /// Whether the connections are from another dataplane.
     pub(crate) const fn is_successor(&self) -> bool {
         self.found
     }
@@ -39,8 +39,8 @@ impl FastPath {
         std::thread::sleep(SETTLED);
     }
 
-    /// Everything is taken over, and the host kept from it: takes programs away from interfaces
-    /// that are not used any more.
+    /// Called after the take-over, when the host is shielded: detaches programs from unused
+    /// interfaces.
     pub(crate) fn has_taken_over(&self) {
         self.set(conf::TAKING_OVER, 0);
         self.taking_over.store(false, Relaxed);
@@ -99,9 +99,8 @@ impl FastPath {
         *taken = sums;
     }
 
-    /// Keeps the counters of servers in these places for a successor; gives the first place behind
-    /// them, if there are more. The counts are locked before the control half, as in
-    /// [`fold`](Self::fold).
+    /// Stores the counters of servers at these indices for a successor; returns the next index, if
+    /// there are more. The counts are locked before the control half, as in [`fold`](Self::fold).
     pub(crate) fn keep_counts<C: Deref<Target = Control>>(
         &self,
         places: Range<usize>,
@@ -124,7 +123,7 @@ impl FastPath {
         (end < all).then_some(end)
     }
 
-    /// The dataplane ends in an orderly way, and leaves nothing.
+    /// Removes all state, because the dataplane ends in an orderly way.
     pub(crate) fn leave_nothing(&self) {
         if let Some(pins) = &self.pins {
             self.sweep_filters();

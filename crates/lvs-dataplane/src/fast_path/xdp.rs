@@ -70,7 +70,9 @@ impl Xdp {
         let mut interfaces = lock(&self.interfaces);
         let place = ifindex % MAC_PLACES;
         if interfaces.iter().any(|other| other % MAC_PLACES == place) {
-            return Err(io::Error::other("no place is left for the interface"));
+            return Err(io::Error::other(
+                "the maximum number of interfaces is in use",
+            ));
         }
         interfaces.insert(ifindex);
         Ok(())
@@ -92,7 +94,8 @@ impl Xdp {
     }
 }
 
-/// The program at an interface; it goes with this value, not with the process.
+/// The program at an interface. It is detached when this value is dropped, and stays when the
+/// process is killed.
 #[derive(Debug)]
 pub(super) struct AttachedXdp {
     kernel: Arc<FastPath>,
@@ -113,7 +116,7 @@ impl Drop for AttachedXdp {
 }
 
 impl FastPath {
-    /// Puts the program at an interface. It takes nothing yet.
+    /// Attaches the program to an interface. At first it passes all frames to the kernel.
     pub(super) fn attach_xdp(self: &Arc<Self>, ifindex: u32) -> io::Result<AttachedXdp> {
         let xdp = self.xdp.as_ref().ok_or(io::ErrorKind::Unsupported)?;
         let pin = self.pins.as_ref().map(|pins| pins.xdp_link(ifindex));
@@ -139,8 +142,8 @@ impl FastPath {
         xdp.is_some_and(|xdp| lock(&xdp.interfaces).contains(&ifindex))
     }
 
-    /// The link-layer address of an interface that has the program: frames to others are not for
-    /// this host.
+    /// Sets the link-layer address of an interface with the program: frames to other addresses are
+    /// not for this host.
     pub(crate) fn set_address(&self, ifindex: u32, mac: Mac) {
         if let Some(xdp) = &self.xdp {
             xdp.know(ifindex, Some(mac));
@@ -161,13 +164,13 @@ impl FastPath {
         Ok(())
     }
 
-    /// Whether frames of [`xdp`](Self::xdp) may leave by an interface.
+    /// Whether [`xdp`](Self::xdp) may send frames on an interface.
     pub(super) fn takes_frames(&self, ifindex: u32) -> bool {
         let xdp = self.xdp.as_ref();
         xdp.is_some_and(|xdp| lock(&xdp.takers).contains(&ifindex))
     }
 
-    /// The interfaces that take frames which have no socket buffer. Others would drop them.
+    /// Sets the interfaces that accept frames without a socket buffer. Others would drop them.
     pub(crate) fn set_takers(&self, takers: HashSet<u32>) {
         let Some(xdp) = &self.xdp else { return };
         let hops = lock(&self.hops);

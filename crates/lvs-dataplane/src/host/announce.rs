@@ -114,7 +114,7 @@ impl Announced {
         }
     }
 
-    /// Sets the addresses to announce; true if addresses have come or gone. The caller calls
+    /// Sets the addresses to announce; true if the list has changed. The caller calls
     /// [`follow`](Self::follow) afterwards.
     pub(super) fn set(&mut self, spec: &AnnounceSpec, routes: &mut Routes<'_>) -> bool {
         let mut before = std::mem::take(&mut self.all);

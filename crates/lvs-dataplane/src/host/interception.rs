@@ -1,4 +1,4 @@
-//! The way in which the dataplane gets packets, and the way in which the host gets them back.
+//! Interception of packets by the dataplane, and reinjection into the host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -41,7 +41,7 @@ pub(super) enum Interception {
 }
 
 impl Interception {
-    /// Comes to no packet yet. Gives the device that leads to the host, as well.
+    /// Intercepts no packets yet. Returns the device that leads to the host as well.
     pub(super) fn open(
         backend: Backend,
         warm_restart: Outliving,
@@ -88,7 +88,7 @@ impl Interception {
         Ok((routed, Port::Hop(hop)))
     }
 
-    /// The socket whose end removes the shield.
+    /// The socket that removes the shield when it is closed.
     pub(super) fn shield(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Copies { shield, .. } => Some(shield.socket()),
@@ -96,7 +96,7 @@ impl Interception {
         }
     }
 
-    /// The descriptor whose end removes the TUN device.
+    /// The descriptor that removes the TUN device when it is closed.
     pub(super) fn device(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Copies { .. } => None,
@@ -126,7 +126,7 @@ impl Interception {
             .is_some_and(|turn| turn.is_first_at(ifindex).unwrap_or(true))
     }
 
-    /// Intercepts the packets that `spec` describes, and no others.
+    /// Intercepts exactly the packets that `spec` describes.
     pub(super) fn update(&mut self, spec: &Intercept) -> Result<(), String> {
         match self {
             Self::Copies { shield, .. } => {
@@ -162,7 +162,7 @@ impl Interception {
         *kept = now;
     }
 
-    /// As [`complain_of`](Self::complain_of), of more addresses.
+    /// As [`complain_of`](Self::complain_of), for additional addresses.
     pub(super) fn complain_also_of(&mut self, vips: &[IpAddr], state: &NetState) {
         if let Self::Routed { kept, .. } = self {
             let all: Vec<IpAddr> = kept.iter().chain(vips).copied().collect();
@@ -227,7 +227,7 @@ impl Interception {
         }
     }
 
-    /// Checks that the host forwards packets at all, before the dataplane reports that it is ready.
+    /// Checks that the host forwards packets, before the dataplane reports that it is ready.
     pub(super) fn check_host(&self) -> Result<(), SteeringError> {
         match self {
             Self::Copies { .. } => Ok(()),
@@ -237,7 +237,7 @@ impl Interception {
 }
 
 fn shield_failure(error: &ShieldError) -> String {
-    format!("the host's own stack is not kept from it yet, which is tried again: {error}")
+    format!("the host's network stack still receives its packets; trying again: {error}")
 }
 
 fn steering_failure(error: &SteeringError) -> String {

@@ -81,7 +81,7 @@ pub(crate) struct Keeper {
     /// The configured local addresses of full NAT, and those that connections still use.
     pub(super) pool: LocalPool,
     pub(super) pool_in_use: Vec<IpAddr>,
-    /// Since when something has changed that only [`update_all`](Self::update_all) takes in fully.
+    /// Time of the first change that requires [`update_all`](Self::update_all).
     pub(super) changed: Option<Instant>,
     /// Time of the last complete check.
     pub(super) updated: Instant,
@@ -104,7 +104,7 @@ pub(super) struct Next {
     pub(super) tables_differ: bool,
     /// The tables have changes of neighbours that affect no route of a packet.
     pub(super) neighbours_differ: bool,
-    /// Grows with whatever may.
+    /// Incremented at each change that may affect a next hop.
     ways: u64,
     tables: Arc<Tables>,
     pub(super) marks: Option<Arc<[MarkRule]>>,
@@ -113,7 +113,7 @@ pub(super) struct Next {
     pub(super) config: u64,
     /// New ports, one for each worker; the workers receive them with the snapshot.
     pub(super) attach: Vec<(PortId, Vec<Port>)>,
-    /// Whether other addresses are virtual or local addresses than before.
+    /// Whether the virtual or local addresses have changed.
     pub(super) plan_differs: bool,
     pub(super) detach: Vec<PortId>,
     pub(super) neighbours: Vec<NeighbourNews>,
@@ -201,7 +201,7 @@ impl Keeper {
         keeper.add_device(device)?;
         keeper.attach_links(true)?;
         keeper.interception.check_host()?;
-        keeper.tell_addresses();
+        keeper.report_addresses();
         keeper.next.tables_differ = true;
         keeper.publish();
         Ok(keeper)
@@ -239,7 +239,7 @@ impl Keeper {
         self.next.attach.push((port, ports.collect()));
         if self.interception.is_routed() && self.dataplane.workers() > 1 {
             info!(
-                "packets come by one queue (--backend tun), which the first packet worker reads; it hands over what is others'"
+                "packets arrive on one queue (--backend tun): the first packet worker reads it, and passes packets to the other workers"
             );
         }
         Ok(())
@@ -251,7 +251,7 @@ impl Keeper {
         Some(steering.plan(self.tables.vips.iter().copied()))
     }
 
-    /// Divides packets otherwise, if other addresses are virtual ones than before.
+    /// Updates the division of packets among workers, if the virtual addresses have changed.
     fn divide(&mut self) {
         if !std::mem::take(&mut self.next.plan_differs) {
             return;
@@ -282,8 +282,8 @@ impl Keeper {
         self.tables.ifindex(PortId::HOST).unwrap_or(0)
     }
 
-    /// Keeps the host until the dataplane has ended, and leaves it as it was before. `mailbox` is what
-    /// others post to.
+    /// Configures the host until the dataplane has ended, and then restores it. Other threads post
+    /// requests to `mailbox`.
     pub(crate) fn run(mut self, mailbox: &Mailbox<Self>) {
         let _closing = Closing(mailbox);
         let mut poller = Poller::new();
@@ -353,7 +353,7 @@ impl Keeper {
         }
         if !next.neighbours.is_empty() {
             let known = std::mem::take(&mut next.neighbours);
-            self.dataplane.tell_neighbours(known);
+            self.dataplane.report_neighbours(known);
         }
         for answer in next.answers.drain(..) {
             answer(next.generation);
@@ -409,8 +409,8 @@ impl Keeper {
         }
     }
 
-    /// Keeps the answers to connections of the host's own from it: all of a round in one
-    /// transaction.
+    /// Hides the answers to connections of the host's own clients from the host: all of a round in
+    /// one transaction.
     fn hide_local_clients(&mut self, requests: &[Request]) {
         let mut new: Vec<LocalClient> = Vec::new();
         for request in requests {
@@ -436,7 +436,7 @@ impl Keeper {
         match added {
             Ok(()) => hidden.extend(new),
             Err(error) => {
-                warn!("connections of this host's own to virtual addresses will fail: {error}");
+                warn!("connections from this host to virtual addresses will fail: {error}");
             }
         }
         self.next.differs = true;
@@ -517,7 +517,7 @@ impl Keeper {
         }
     }
 
-    /// Asks which local addresses connections use.
+    /// Requests the list of local addresses that connections use.
     pub(super) fn ask_for_pool(&mut self) {
         // A director without full NAT need not ask.
         if (!self.pool.addresses.is_empty() || !self.pool_in_use.is_empty())
@@ -548,7 +548,7 @@ impl Keeper {
     }
 
     /// Reports this host's addresses to the control half.
-    pub(super) fn tell_addresses(&self) {
+    pub(super) fn report_addresses(&self) {
         let state = &self.tables.state;
         let local = state.links().flat_map(|link| state.addresses(link.index));
         let prefixes = local.map(|address| {

@@ -1,4 +1,4 @@
-//! The events of the kernel: interfaces come and go, addresses, routes and neighbours change.
+//! Events of the kernel: changes of interfaces, addresses, routes and neighbours.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -18,8 +18,8 @@ use crate::netlink::{Changes, Link};
 use lvs_packet::net::{PortId, PortInfo};
 use lvs_packet::wire::Mac;
 
-/// Whether a device of this kind takes Ethernet frames out of GRE. Other tunnels of Ethernet go
-/// over UDP, which IPVS balances, so that `ignore_tunneled` is not about them.
+/// Whether a device of this kind decapsulates Ethernet frames from GRE. Other tunnels of Ethernet
+/// use UDP, which IPVS schedules, so that `ignore_tunneled` does not concern them.
 fn decapsulates(kind: Option<&str>) -> bool {
     matches!(kind, Some("gretap" | "ip6gretap" | "erspan" | "ip6erspan"))
 }
@@ -30,8 +30,7 @@ fn is_usable(link: &Link) -> bool {
     link.is_arp_capable() && link.up && link.master.is_none()
 }
 
-/// How often a frame may miss the programs of the kernel fast path, though they are where they
-/// belong.
+/// Maximum of frames that bypass the attached programs of the kernel fast path.
 const MISSED_MAX: u32 = 8;
 
 impl Keeper {
@@ -58,7 +57,7 @@ impl Keeper {
         }
         if changes.links || changes.addresses {
             self.tables.follow_addresses();
-            self.tell_addresses();
+            self.report_addresses();
             self.follow_local_pool();
             self.update_or_warn();
         } else if changes.routes {
@@ -100,7 +99,7 @@ impl Keeper {
         }
     }
 
-    /// An address that comes to the host, or leaves it, has other ports than before.
+    /// Updates the local ports after an address was added to the host or removed from it.
     fn follow_local_pool(&self) {
         if self.pool.addresses.is_empty() {
             return;
@@ -137,8 +136,8 @@ impl Keeper {
         }
     }
 
-    /// Opens interfaces that are new or up again, lets go of those that are gone, and takes over
-    /// MTU and MAC changes.
+    /// Opens interfaces that are new or up again, closes removed ones, and applies changes of MTU
+    /// and MAC address.
     pub(super) fn attach_links(&mut self, starting: bool) -> Result<(), HostError> {
         if self.interception.is_routed() {
             return self.answer_on_links();
@@ -183,7 +182,7 @@ impl Keeper {
                     info!("{} is {state}", link.name);
                 }
                 self.tables.set_port(port, known);
-                self.tell_address(link.index, Mac(mac));
+                self.write_address(link.index, Mac(mac));
                 continue;
             }
             match self.open_link(&link) {
@@ -193,7 +192,7 @@ impl Keeper {
                     let backend = ports[0].capabilities().name;
                     info!("using {} ({backend}, MTU {})", link.name, link.mtu);
                     self.vips.interface_added(&known);
-                    self.tell_address(link.index, Mac(mac));
+                    self.write_address(link.index, Mac(mac));
                     let port = self.tables.free_port();
                     self.tables.set_port(port, known);
                     self.vips.announce_again(port);
@@ -269,13 +268,11 @@ impl Keeper {
                 let reason = format!(
                     "lvs_ingress is not the first BPF program at the ingress of {names} any more"
                 );
-                let remedy = format!(
+                let fix = format!(
                     "see with `{show}` which program is in front of it, or whether it is detached; attach the other program behind it, and the dataplane continues automatically, or restart the dataplane if lvs_ingress is detached; --fast-path off avoids the conflict"
                 );
-                warn!(
-                    "all packets are forwarded by the dataplane itself: {reason}. To do: {remedy}"
-                );
-                fast_path.stands_aside(Some((reason, remedy)));
+                warn!("all packets are forwarded by the dataplane itself: {reason}. To do: {fix}");
+                fast_path.stands_aside(Some((reason, fix)));
                 self.aside = Some(fast_path.hold());
             }
         } else if missed && self.missed < MISSED_MAX {
@@ -288,11 +285,9 @@ impl Keeper {
             if self.aside.is_none() {
                 let reason =
                     "frames get lost before they reach lvs_ingress, the BPF program at the ingress";
-                let remedy = "`bpftool net` lists the other programs; start the dataplane with --fast-path off";
-                warn!(
-                    "all packets are forwarded by the dataplane itself: {reason}. To do: {remedy}"
-                );
-                fast_path.stands_aside(Some((reason.to_owned(), remedy.to_owned())));
+                let fix = "`bpftool net` lists the other programs; start the dataplane with --fast-path off";
+                warn!("all packets are forwarded by the dataplane itself: {reason}. To do: {fix}");
+                fast_path.stands_aside(Some((reason.to_owned(), fix.to_owned())));
                 self.aside = Some(fast_path.hold());
             }
         } else if self.aside.take().is_some() {
@@ -336,13 +331,13 @@ impl Keeper {
     }
 
     /// Writes an interface's address for the kernel fast path.
-    fn tell_address(&self, ifindex: u32, mac: Mac) {
+    fn write_address(&self, ifindex: u32, mac: Mac) {
         if let Some(fast_path) = &self.setup.fast_path {
             fast_path.set_address(ifindex, mac);
         }
     }
 
-    /// Lets go of interfaces that are gone, or are another one's now, and follows new names.
+    /// Closes interfaces that were removed or replaced, and applies new names.
     fn let_go_of_links(&mut self) {
         let mut gone = Vec::new();
         let mut renamed = Vec::new();

@@ -22,8 +22,8 @@ use lvs_packet::intercept::{Endpoint, Endpoints};
 /// The kernel's range of ephemeral ports, for the host's own programs.
 const EPHEMERAL: &str = "/proc/sys/net/ipv4/ip_local_port_range";
 
-/// The source ports of full NAT for a local address that the host has too: the ports outside of the
-/// host's ephemeral range.
+/// The source ports of full NAT for a local address that the host uses, too: the ports outside of
+/// the host's ephemeral range.
 pub(crate) fn ports(addr: IpAddr, own: (u16, u16)) -> LocalAddress {
     free_ports(LocalAddress::new(addr), own.0, own.1)
 }
@@ -72,7 +72,7 @@ impl LocalNodes {
         })
     }
 
-    /// Leads the answers of these servers, and of no others, into the device `ifindex`.
+    /// Routes the answers of exactly these servers into the device `ifindex`.
     pub(super) fn follow(&mut self, nodes: &Endpoints, ifindex: u32) {
         let wanted: BTreeSet<Entry> = nodes
             .iter()

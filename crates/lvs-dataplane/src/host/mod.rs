@@ -1,4 +1,4 @@
-//! All work on the host, done by one thread of its own: the keeper.
+//! All changes of the host, made by a separate thread: the keeper.
 
 mod announce;
 mod interception;
@@ -70,8 +70,8 @@ pub enum HostError {
         "{0} is not an Ethernet interface: leave it out, packets of such interfaces reach the host only"
     )]
     NotEthernet(String),
-    /// An interface of `--xdp` is not one of the dataplane's.
-    #[error("--xdp {0}: that is none of the interfaces that the dataplane uses")]
+    /// The dataplane does not use the interface of `--xdp`.
+    #[error("--xdp {0}: the dataplane does not use this interface")]
     NoXdpInterface(String),
     /// The kernel does not report which interfaces can send frames that XDP forwards.
     #[error(
@@ -108,14 +108,14 @@ pub(crate) trait DataplaneSide: Send + Sync {
     /// Number of packet workers.
     fn workers(&self) -> usize;
 
-    /// Gives the packet workers a port, or a way to send on it: each its own.
+    /// Attaches a port, or a sending queue on it, to each packet worker.
     fn attach(&self, port: PortId, ports: Vec<Port>);
 
     /// Detaches a port from the workers.
     fn detach(&self, port: PortId);
 
     /// Reports news about these neighbours to the packet workers.
-    fn tell_neighbours(&self, neighbours: Vec<NeighbourNews>);
+    fn report_neighbours(&self, neighbours: Vec<NeighbourNews>);
 
     /// Saves the current state for a successor, in case this dataplane is killed.
     fn keep(&self) {}

@@ -1,5 +1,5 @@
-//! Neighbours, which the kernel resolves and confirms on request: it does not see the frames that
-//! the dataplane sends, so its neighbour entries would become stale.
+//! Neighbours. The kernel resolves and confirms them on request, because it does not receive the
+//! frames that the dataplane sends, so that its neighbour entries would become stale.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ use lvs_packet::net::PortId;
 const REFRESH_PERIOD: Duration = Duration::from_secs(20);
 /// The shortest time between two confirmations of one neighbour.
 const CONFIRM_PERIOD: Duration = Duration::from_secs(1);
-/// The most gateways that are kept fresh, and the most routes that are searched for them.
+/// Maximum of gateways that are kept fresh, and the most routes that are searched for them.
 const GATEWAYS_MAX: usize = 64;
 const ROUTES_MAX: usize = 4096;
 
@@ -116,8 +116,7 @@ impl Neighbours {
         }
     }
 
-    /// Has the kernel ask a neighbour whether it is still there, at most once in
-    /// [`CONFIRM_PERIOD`].
+    /// Requests the kernel to confirm a neighbour, at most once in [`CONFIRM_PERIOD`].
     pub(super) fn confirm(
         &mut self,
         port: PortId,
@@ -145,7 +144,7 @@ impl Neighbours {
         self.given_up.remove(&key);
     }
 
-    /// Records that the kernel has declared a neighbour failed, and has it resolved once more: a
+    /// Records that the kernel has declared a neighbour failed, and requests one more resolution: a
     /// server with a new link-layer address answers a broadcast.
     pub(super) fn has_failed(&mut self, key: Key, tables: &Tables, netlink: &mut Netlink) {
         if self.next_hops.contains(&key) && self.given_up.insert(key) {

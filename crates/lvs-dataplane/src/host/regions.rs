@@ -10,7 +10,7 @@ use lvs_core::Prefix;
 
 use crate::netlink::NetState;
 
-/// Prefixes of a family, beyond which it has no regions: a worker then asks for each address.
+/// Maximum of prefixes of a family with regions. Above it, a worker looks up each address.
 const PREFIXES: usize = 4096;
 
 /// First index of each region, in order; the first is 0.
@@ -55,7 +55,8 @@ impl Regions {
     }
 }
 
-/// Where regions begin that are cut by prefixes of addresses so wide; `None` if those are too many.
+/// The first addresses of the regions between prefixes of addresses of this width; `None` if there
+/// are too many.
 fn starts(prefixes: impl Iterator<Item = Prefix>, width: u8) -> Option<Vec<u128>> {
     let mut starts = vec![0];
     for (number, prefix) in prefixes.enumerate() {

@@ -10,7 +10,7 @@ use lvs_packet::steer::Steering;
 /// The TUN device that a warm restart keeps.
 #[derive(Debug, Default)]
 pub(crate) struct Outliving {
-    /// The device of this dataplane stays when it is killed.
+    /// The device of this dataplane stays after a kill.
     pub(crate) wanted: bool,
     /// This dataplane is a successor.
     pub(crate) goes_on: bool,

@@ -166,7 +166,7 @@ impl Keeper {
         self.interception.complain_of(vips.iter().copied(), state);
         let own = self.choose_own(&vips);
         self.vips
-            .tell_unclaimed(by_hand, |addr| state.is_local(addr) || own.contains(&addr));
+            .report_unclaimed(by_hand, |addr| state.is_local(addr) || own.contains(&addr));
         reached.extend(&vips);
         spec.own_vips.clone_from(&own);
         spec.quiet_vips = self
@@ -343,8 +343,8 @@ impl Keeper {
             .collect()
     }
 
-    /// Publishes the virtual addresses to the packet path. The host has none of the addresses that
-    /// it routes into a device: the dataplane answers packets to their unused ports.
+    /// Publishes the virtual addresses to the packet path. The host does not own addresses that it
+    /// routes into a device: the dataplane answers packets to their unused ports.
     fn set_reached(
         &mut self,
         reached: HashSet<IpAddr>,
@@ -490,7 +490,7 @@ impl Keeper {
             }
             if by_hand.contains(&addr) {
                 let tables = &self.tables;
-                self.vips.tell_also_unclaimed(addr, |addr| {
+                self.vips.report_also_unclaimed(addr, |addr| {
                     tables.state.is_local(addr) || tables.own.contains(&addr)
                 });
             }

@@ -26,7 +26,7 @@ use lvs_packet::shared_map::SharedSet;
 use lvs_packet::steer::Steering;
 use lvs_packet::wire::Mac;
 
-/// The host as the packet path sees it.
+/// The host's interfaces, addresses and routes for the packet path.
 #[derive(Debug, Default)]
 pub(crate) struct View {
     /// Greater than that of every view before it.
@@ -37,7 +37,7 @@ pub(crate) struct View {
     pub(crate) tables: Arc<Tables>,
     /// The traffic that is hidden from the host.
     pub(crate) intercept: Arc<Intercept>,
-    /// The rules that give packets marks.
+    /// The rules that set marks on packets.
     pub(crate) marks: Option<Arc<[MarkRule]>>,
     /// The sysctl `pmtu_disc`.
     pub(crate) pmtu_disc: bool,
@@ -206,7 +206,7 @@ impl Tables {
         self.ports.all.get(port.index())?.as_ref()
     }
 
-    /// The interfaces in use, with their ports; not those of the host's device.
+    /// The interfaces in use, with their ports, without the device to the host.
     pub(crate) fn interfaces(&self) -> impl Iterator<Item = (PortId, &KnownPort)> {
         let ports = (0..).map(PortId).zip(&self.ports.all);
         let ports = ports.filter_map(|(port, known)| Some((port, known.as_ref()?)));
@@ -265,9 +265,9 @@ impl Tables {
         Some(self.route_of_region(dst)?.0)
     }
 
-    /// The way to `dst`, and whether it leads over a gateway, which may be `dst` itself. It is that
-    /// of all addresses in the same [region](Self::regions), but that without a gateway each is
-    /// its own next hop.
+    /// The route to `dst`, and whether it leads over a gateway, which may be `dst` itself. All
+    /// addresses of a [region](Self::regions) have the same route; without a gateway, each address
+    /// is its own next hop.
     pub(crate) fn route_of_region(&self, dst: IpAddr) -> Option<(NextHop, bool)> {
         let hit = self.state.lookup(dst)?;
         if hit.kind != RouteKind::Unicast {
@@ -306,8 +306,8 @@ impl Tables {
         }
     }
 
-    /// The devices that routes lead over and that the dataplane does not use: those without a link
-    /// layer, or the others.
+    /// The devices of routes that the dataplane does not use: those without a link layer, or the
+    /// others.
     pub(crate) fn unused_devices(&self, link_layer: bool) -> Vec<&str> {
         let links = self.state.routed_links();
         let links = links.filter_map(|ifindex| self.state.link(ifindex));

@@ -66,7 +66,7 @@ struct KnownConflict {
     logged: Instant,
     /// The time of the last probe.
     probed: Instant,
-    /// Probes since the other host was last seen.
+    /// Probes since the last answer of the other host.
     probes: u8,
 }
 
@@ -239,30 +239,30 @@ impl Vips {
 
     /// Warns once about each address of a service for which neither the host nor the dataplane
     /// answers ARP. `vips` are all service addresses that no other program manages.
-    pub(super) fn tell_unclaimed(
+    pub(super) fn report_unclaimed(
         &mut self,
         vips: HashSet<IpAddr>,
         is_claimed: impl Fn(IpAddr) -> bool,
     ) {
         let before = std::mem::take(&mut self.unclaimed);
         for addr in vips {
-            self.tell_one_unclaimed(addr, &before, &is_claimed);
+            self.report_one_unclaimed(addr, &before, &is_claimed);
         }
     }
 
-    /// Reports an unclaimed address, as [`tell_unclaimed`](Self::tell_unclaimed), for one
+    /// Reports an unclaimed address, as [`report_unclaimed`](Self::report_unclaimed), for one
     /// additional address.
-    pub(super) fn tell_also_unclaimed(
+    pub(super) fn report_also_unclaimed(
         &mut self,
         addr: IpAddr,
         is_claimed: impl Fn(IpAddr) -> bool,
     ) {
         if !self.unclaimed.contains(&addr) {
-            self.tell_one_unclaimed(addr, &HashSet::new(), &is_claimed);
+            self.report_one_unclaimed(addr, &HashSet::new(), &is_claimed);
         }
     }
 
-    fn tell_one_unclaimed(
+    fn report_one_unclaimed(
         &mut self,
         addr: IpAddr,
         before: &HashSet<IpAddr>,
@@ -291,7 +291,7 @@ impl Vips {
                 *addr
             })
             .collect();
-        self.tell(&probes, &[], tables);
+        self.send_on_all(&probes, &[], tables);
     }
 
     /// Schedules probes for the other hosts of conflicts. A conflict is over if such a host has not answered.
@@ -337,14 +337,14 @@ impl Vips {
             .chain(self.again.values().map(|(burst, _)| burst));
         let waiting = waiting.filter(|burst| burst.left > 0);
         self.next_announcement = waiting.map(|burst| burst.next).min();
-        self.tell(&[], &due, tables);
+        self.send_on_all(&[], &due, tables);
         if again.is_empty() {
             return;
         }
         let own: Vec<IpAddr> = self.own.keys().copied().collect();
         for id in again {
             if let Some(port) = tables.port(id) {
-                self.tell_on(id, port, &[], &own, tables);
+                self.send_on(id, port, &[], &own, tables);
             }
         }
     }
@@ -362,16 +362,16 @@ impl Vips {
         self.next_announcement = Some(next.min(burst.next));
     }
 
-    fn tell(&self, probes: &[IpAddr], announcements: &[IpAddr], tables: &Tables) {
+    fn send_on_all(&self, probes: &[IpAddr], announcements: &[IpAddr], tables: &Tables) {
         if self.socket.is_none() || (probes.is_empty() && announcements.is_empty()) {
             return;
         }
         for (id, port) in tables.interfaces() {
-            self.tell_on(id, port, probes, announcements, tables);
+            self.send_on(id, port, probes, announcements, tables);
         }
     }
 
-    fn tell_on(
+    fn send_on(
         &self,
         id: PortId,
         port: &KnownPort,

@@ -42,7 +42,7 @@ const SEND_PATIENCE: Duration = Duration::from_millis(1);
 pub struct SocketCounters {
     /// Frames that were not sent because a queue or buffer was full.
     pub send_full: u64,
-    /// Frames that were not sent because they were longer than the device takes.
+    /// Frames that were not sent because they were longer than the device accepts.
     pub send_too_long: u64,
     /// Frames that were not sent because the interface was down or removed.
     pub send_down: u64,
@@ -92,8 +92,8 @@ impl AfPacket {
         self.ifindex
     }
 
-    /// Reinjects frames into the host as if the interface had just received them; returns how many
-    /// were refused. All are refused if the backend was opened without reinjection
+    /// Reinjects frames into the host as if the interface had just received them; returns the
+    /// number of refused frames. All are refused if the backend was opened without reinjection
     /// ([`Self::open_with`]).
     pub fn give_back(&mut self, frames: &mut [Frame]) -> usize {
         match &self.back {
@@ -314,7 +314,7 @@ impl Firsts {
         }
     }
 
-    /// If no frame is waiting, takes some from the ring. Returns how many are waiting.
+    /// If no frame is waiting, reads some from the ring. Returns the number of waiting frames.
     fn look(&mut self, receiver: &mut Receiver, limit: usize) -> usize {
         if self.next == self.end {
             let limit = limit.min(self.room.len());
@@ -385,7 +385,7 @@ impl<'a> Rest<'a> {
 struct Taken {
     /// The number of frames.
     count: usize,
-    /// The ring contained frames; some may be left.
+    /// The ring contained frames, and may contain more.
     seen: bool,
     /// The ring is empty now.
     empty: bool,
@@ -397,8 +397,8 @@ struct Taken {
 #[derive(Debug)]
 struct Receiver {
     messages: MessageBatch,
-    /// Buffers of the caller that frames of the ring have replaced, and that found no other place
-    /// in the batch. Frames from the socket queue use them.
+    /// Buffers of the caller that frames of the ring have replaced, and that are not in the batch.
+    /// Frames from the socket queue use them.
     spare: Vec<Frame>,
     /// Frames that were longer than the receive buffer, and were therefore dropped.
     cut: u64,

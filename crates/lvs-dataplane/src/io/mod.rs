@@ -13,7 +13,7 @@ use std::os::fd::BorrowedFd;
 
 use lvs_packet::frame::Frame;
 
-/// The most frames that a backend receives in one call.
+/// Maximum of frames that a backend receives in one call.
 pub const BATCH: usize = 64;
 
 /// One attachment to a network: an interface, a TUN device, a buffer in memory.

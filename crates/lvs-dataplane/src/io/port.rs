@@ -118,7 +118,7 @@ impl Port {
         }
     }
 
-    /// Maintains the backend; called now and then, while none of its frames is in use.
+    /// Maintains the backend. Call it from time to time, while none of its frames is in use.
     pub fn keep(&mut self) {
         if let Self::AfPacket(io) = self {
             io.keep();

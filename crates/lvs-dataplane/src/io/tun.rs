@@ -17,11 +17,11 @@ use lvs_sys::{TunDevice, TunOptions};
 #[derive(Debug, thiserror::Error)]
 pub enum TunError {
     /// The kernel has no TUN driver, or this container does not show it.
-    #[error("/dev/net/tun is missing: load the module tun, or give the container that device")]
+    #[error("/dev/net/tun is missing: load the module tun, or add the device to the container")]
     NoDriver,
     /// The process has no permission to open `/dev/net/tun`.
     #[error(
-        "no permission to open /dev/net/tun: `chmod 0666 /dev/net/tun` (what Debian has; a capability is needed beside), or run as root"
+        "no permission to open /dev/net/tun: `chmod 0666 /dev/net/tun` (the mode in Debian; a capability is required as well), or run as root"
     )]
     File,
     /// The process has no permission to create devices.

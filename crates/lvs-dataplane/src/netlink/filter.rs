@@ -17,7 +17,7 @@ const INGRESS: u32 = 0xffff_fff2;
 const EGRESS: u32 = 0xffff_fff3;
 /// The first preference; filters of other programs may have it as well.
 const PREFERENCE: u32 = 1;
-/// "LVS", a handle that no other program has by accident.
+/// "LVS", a handle that no other program uses by accident.
 const OURS: u32 = 0x004c_5653;
 /// The name of the filter in the output of `tc`. The longer one marks a filter whose queueing
 /// discipline the dataplane has created.

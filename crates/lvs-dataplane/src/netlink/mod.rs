@@ -54,7 +54,7 @@ fn hint(source: &io::Error) -> &'static str {
 /// `IPV6_IFADDR`, `IPV6_ROUTE`, `IPV6_RULE`.
 const GROUPS: [u32; 8] = [1, 3, 5, 7, 8, 9, 11, 19];
 
-/// Receive buffer for events: a full table of a few ten thousand routes that comes at once.
+/// Receive buffer for events: enough for a table of tens of thousands of routes at once.
 const EVENT_BUFFER: i32 = 8 << 20;
 
 /// Messages that are read in one call of [`Netlink::poll_events`] at most, so that a storm of

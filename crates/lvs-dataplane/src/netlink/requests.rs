@@ -72,8 +72,8 @@ impl Requests {
         }
     }
 
-    /// Asks for a whole table. One that changes while it is read is still consistent with the
-    /// events that follow.
+    /// Requests a whole table. A table that changes while it is read is still consistent with the
+    /// later events.
     pub(crate) fn dump(
         &mut self,
         kind: u16,
@@ -137,7 +137,7 @@ fn receive(socket: &Socket, buf: &mut Vec<u8>) -> io::Result<()> {
 pub(crate) fn refusal((errno, words): (i32, Option<String>)) -> io::Error {
     let err = io::Error::from_raw_os_error(errno);
     if let Some(words) = words {
-        tracing::debug!("the kernel says: {words} ({err})");
+        tracing::debug!("the kernel reports: {words} ({err})");
     }
     err
 }

@@ -18,7 +18,7 @@ use lvs_sys::Poller;
 
 /// The interval at which the interface is checked.
 const PERIOD: Duration = Duration::from_secs(1);
-/// The most datagrams of one socket before the next socket is read.
+/// Maximum of datagrams of one socket before the next socket is read.
 const DATAGRAMS_PER_TURN: usize = 32;
 /// Connections that a packet worker takes over at once: some ten microseconds.
 const PORTION: usize = 32;

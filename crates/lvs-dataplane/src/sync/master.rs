@@ -18,7 +18,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// How long one message may wait for room in the socket before it is looked whether the master is
 /// to stop.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// How long a master that is to stop waits for room in its sockets, for all that is left.
+/// Time limit for a stopping master to send its remaining messages.
 const LAST_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Sends until `stop` is set, and then the remaining messages.
@@ -67,7 +67,7 @@ struct Manner<'a> {
     stop: &'a Stop,
     /// The last one was sent.
     well: bool,
-    /// Time at which a stopping master gives up.
+    /// Time at which a stopping master discards its remaining messages.
     last: Option<Instant>,
 }
 

@@ -1,4 +1,4 @@
-//! Messages on their way from the packet workers to the master.
+//! The queue of messages from the packet workers to the master.
 
 use std::collections::VecDeque;
 use std::io;
@@ -9,7 +9,7 @@ use lvs_core::sync::Message;
 use crate::lock::lock;
 use lvs_sys::EventFd;
 
-/// The most bytes of waiting messages, even if `sync_qlen_max` permits more messages.
+/// Maximum of bytes of waiting messages, even if `sync_qlen_max` permits more messages.
 const BYTES_MAX: usize = 64 << 20;
 /// The master stops taking messages at this many bytes; the last message may exceed it. Taken
 /// messages wait too, if the interface accepts no more.

@@ -196,12 +196,12 @@ fn refusal(daemon: &SyncDaemon, error: &io::Error) -> Failure {
         }
         _ => FailureCode::Internal,
     };
-    let remedy = match code {
+    let fix = match code {
         FailureCode::Unreachable => format!(": is it up? ip link set {interface} up"),
         _ => String::new(),
     };
     let text = format!(
-        "the synchronisation {role} cannot use {} port {} on {interface}: {error}{remedy}",
+        "the synchronisation {role} cannot use {} port {} on {interface}: {error}{fix}",
         group(daemon),
         port(daemon)
     );

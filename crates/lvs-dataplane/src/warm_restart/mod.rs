@@ -36,7 +36,7 @@ use lvs_sys::SharedArray;
 
 /// Time that connections are kept for the next dataplane.
 pub(crate) const WITHOUT_DATAPLANE: Duration = Duration::from_secs(300);
-/// The most servers whose counters are kept. Only the written pages use memory.
+/// Maximum of servers whose counters are stored. Only the written pages use memory.
 const RECORDS: usize = 1 << 20;
 /// Bytes for services and settings, twice: more than enough for a million servers.
 const TEXT: usize = 1 << 29;
@@ -59,7 +59,7 @@ mod head {
     pub(super) const ALIVE: usize = 3;
     /// The number of tables; 0 means one.
     pub(super) const TABLES: usize = 4;
-    /// The number of servers whose counters are kept.
+    /// The number of servers whose counters are stored.
     pub(super) const RECORDS: usize = 5;
     /// The description of each table.
     pub(super) const TABLE: usize = 8;

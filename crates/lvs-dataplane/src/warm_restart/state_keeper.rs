@@ -44,7 +44,7 @@ const HASTE: Duration = Duration::from_millis(200);
 const LOOK: Duration = Duration::from_secs(1);
 /// The longest time that a state keeper runs without memory from a dataplane.
 const EMPTY: Duration = Duration::from_secs(60);
-/// The most shields at a time: the shield of a killed dataplane and those of its successors.
+/// Maximum of shields: the shield of a killed dataplane and those of its successors.
 const SHIELDS: usize = 4;
 
 /// The requests to a state keeper, one byte each.
@@ -131,7 +131,7 @@ impl StateKeeper {
         self.memory.metadata().ok().map(|meta| meta.len())
     }
 
-    /// Whether an earlier dataplane has left state in the memory.
+    /// Whether the memory has the state of an earlier dataplane.
     pub(crate) fn is_used(&self) -> bool {
         self.len().is_some_and(|len| len > 0)
     }

@@ -1,7 +1,7 @@
-//! The program with a standard error that takes nothing: it runs on, and it ends when it is told
-//! to.
+//! The program with a standard error that accepts nothing: it continues to run, and ends on a
+//! signal.
 //!
-//! What packets do meanwhile is tested with real ones in `lvs-testbed/tests/e2e/doors.rs`.
+//! `lvs-testbed/tests/e2e/doors.rs` tests the packets meanwhile.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Read};
@@ -54,7 +54,7 @@ impl Dataplane {
         }
     }
 
-    /// Asks it for this and that, then to stop; it ends as it should.
+    /// Sends some requests, then the signal to stop; the program ends normally.
     fn works_and_ends(mut self) {
         let mut client = self.client();
         for _ in 0..100 {

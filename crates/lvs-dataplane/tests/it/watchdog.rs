@@ -17,7 +17,7 @@ fn next(manager: &UnixDatagram) -> Option<String> {
 }
 
 #[test]
-fn fed_while_it_answers() {
+fn watchdog_is_fed_while_dataplane_answers() {
     let dir = std::env::temp_dir().join(format!("lvs-watchdog-{}", std::process::id()));
     std::fs::create_dir_all(&dir).expect("a directory");
     let manager = UnixDatagram::bind(dir.join("notify")).expect("a socket");

@@ -29,7 +29,7 @@ fn open_without_ring(name: &str) -> AfPacket {
     AfPacket::open_without_ring(lvs_sys::if_index(name).unwrap(), name).unwrap()
 }
 
-/// With a queue of its own for SYNs.
+/// With a separate queue for SYNs.
 fn open_two_queues(name: &str) -> AfPacket {
     let packets =
         AfPacket::open_with(lvs_sys::if_index(name).unwrap(), name, None, None, false).unwrap();
@@ -92,7 +92,7 @@ impl Wire {
     }
 }
 
-/// Two hosts with addresses 10.0.0.1 and 10.0.0.2, and between them one without any, whose
+/// Two hosts with addresses 10.0.0.1 and 10.0.0.2, and between them one without addresses, whose
 /// interfaces are `wa` and `wb`.
 fn hosts() -> (Host, Host, Host) {
     let (left, middle, right) = (Host::new(), Host::new(), Host::new());
@@ -700,7 +700,7 @@ fn socket_without_ring_receives_by_messages() {
 }
 
 #[test]
-fn interface_down_and_removed_are_reported_as_errors() {
+fn interface_down_or_removed_is_an_error() {
     down_and_away(open);
     down_and_away(open_without_ring);
     down_and_away(open_two_queues);

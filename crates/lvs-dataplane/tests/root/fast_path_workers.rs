@@ -112,7 +112,7 @@ fn offload(
     assert!(shard.publish(conn, epoch, Some(hop)));
 }
 
-/// The programs and a table for each worker; `None` where BPF is not permitted.
+/// The programs and a table for each worker; `None` if BPF is not permitted.
 fn opened(steering: &Steering) -> Option<(FastPath, Control, Vec<Shard>)> {
     let options = Options {
         max_connections: 500,

@@ -20,8 +20,8 @@ fn addr(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// The IPv4 packets that wait, each as its source port and its TTL. The host has IPv6 packets of
-/// its own to send as well (router solicitations, listener reports), when it has had the time.
+/// The waiting IPv4 packets, each as its source port and its TTL. The host also sends IPv6 packets
+/// (router solicitations, listener reports) after some time.
 fn received(io: &mut impl PacketIo) -> Vec<(u16, u8)> {
     let mut batch: Vec<Frame> = (0..BATCH).map(|_| Frame::new()).collect();
     let mut poller = Poller::new();
@@ -124,7 +124,7 @@ impl Router {
         }
     }
 
-    /// Runs something with what steers, in the host's namespace, and hands it back.
+    /// Runs a function with the steering in the host's namespace, and returns the steering.
     fn with(
         &self,
         steering: Option<Steering>,

@@ -121,7 +121,7 @@ fn links_addresses_and_routes_are_followed() {
             && state.lookup(addr("8.8.8.8")).is_some()
             && !state.is_local(addr("fd00::1"))
     });
-    // The kernel tells nothing of the routes that go with a link.
+    // The kernel reports no event for routes that it removes with a link.
     host.ip("link set e0 down");
     follow(&mut netlink, &mut state, |state, _| {
         !state.link(link.index).unwrap().up && state.lookup(addr("8.8.8.8")).is_none()
@@ -161,7 +161,7 @@ fn neighbours_are_resolved_by_the_kernel() {
     let real = addr("10.0.0.2");
     netlink.resolve(&state, link, real).unwrap();
     assert!(!host.sh("ip neigh show 10.0.0.2").contains("managed"));
-    // Nobody answers for this one, and what is set by hand stays so.
+    // No host answers for this one, and a manual entry stays unchanged.
     netlink.resolve(&state, link, addr("10.0.0.7")).unwrap();
     follow(&mut netlink, &mut state, |state, _| {
         state

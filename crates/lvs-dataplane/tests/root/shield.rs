@@ -58,12 +58,12 @@ fn net() -> Net {
     net
 }
 
-/// Time for what must come, on a machine that does much else.
+/// Time limit for a packet that must arrive, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Time for what must not come.
+/// Time to wait for a packet that must not arrive.
 const SILENCE: Duration = Duration::from_millis(500);
 
-/// The time for something, by whether it must come.
+/// The time limit, by whether the packet must arrive.
 const fn limit(wanted: bool) -> Duration {
     if wanted { PATIENCE } else { SILENCE }
 }
@@ -129,7 +129,7 @@ fn saw(packets: &mut AfPacket, limit: Duration, wanted: impl Fn(&[u8]) -> bool) 
 }
 
 #[test]
-fn services_are_hidden_from_the_host_and_seen_by_the_packet_socket() {
+fn services_are_hidden_from_host_and_received_by_packet_socket() {
     let net = net();
     let (mut shield, mut packets) = net.director.run(|| {
         let shield = Shield::open(None).unwrap();
@@ -403,7 +403,7 @@ fn shield_update_sends_difference_all_or_nothing() {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        // It has joined when it tells of a change; until then, make changes of another table.
+        // It has joined when it reports a change; until then, make changes of another table.
         let mut lines = BufReader::new(child.stdout.take().unwrap());
         sh("nft 'add table ip x; add set ip x y { type inet_service; }'");
         let mut line = String::new();
@@ -555,7 +555,7 @@ fn reinjected_frame_is_received_by_the_host() {
     dataplane.join().unwrap();
 }
 
-/// Not a test of its own: the process that the next test kills.
+/// The process that the next test kills; not a test itself.
 #[test]
 #[ignore = "by hand: another test starts it"]
 fn owner_to_be_killed() {
@@ -605,8 +605,8 @@ fn frame_to_director(net: &Net, tag: &[u8], ip: &[u8]) -> Frame {
     Frame::from_bytes(&[&to[..], &from, tag, &[8, 0], ip].concat())
 }
 
-/// A host without VLANs takes a frame whose tag is for its priority only: it must not see handled
-/// ones.
+/// A host without VLANs accepts a frame with a priority tag: the shield must hide such frames of
+/// services.
 #[test]
 fn frame_with_priority_tag_stays_hidden() {
     let net = net();
@@ -745,7 +745,7 @@ fn tagged(to: [u8; 6], tags: &[u8]) -> Frame {
     Frame::from_bytes(&[&to[..], &[2, 0, 0, 0, 0, 9], tags, &[8, 0], &ip].concat())
 }
 
-/// The host takes off as many tags of VLAN 0 as there are.
+/// The host removes any number of tags of VLAN 0.
 #[test]
 fn priority_tagged_packets_are_hidden() {
     let net = net();

@@ -113,7 +113,7 @@ impl<'a> Cutter<'a> {
         })
     }
 
-    /// All fragments, each in a frame of its own size.
+    /// All fragments, each in a frame of the fragment's size.
     pub fn frames(self) -> impl Iterator<Item = Frame> + use<'a> {
         self.map(|piece| {
             let mut frame = Frame::with_capacity(piece.len());

@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_and_time_is_too() {
+    fn reassembly_memory_and_time_are_bounded() {
         let ip = datagram(3000);
         let r = Reassembler::default();
         let (mut taken, mut refused) = (0u64, 0u64);

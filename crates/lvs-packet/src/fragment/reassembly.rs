@@ -28,7 +28,7 @@ const PIECES_MAX: usize = 1024;
 const PIECE_COST: usize = 256;
 /// Memory of a datagram before its first fragment: its place in the table, and room for pieces.
 const QUEUE_COST: usize = 320;
-/// Parts of the table with a lock each, so that workers seldom meet.
+/// Parts of the table with a lock each, so that workers seldom wait for each other.
 const SHARDS: usize = 16;
 
 /// A datagram that was put together.
@@ -47,7 +47,7 @@ struct Key {
     id: u32,
     /// IPv4 only.
     protocol: u8,
-    /// IPv4 datagrams to this host and those passing through are put together apart.
+    /// IPv4 datagrams to this host are reassembled separately from forwarded ones.
     local: bool,
 }
 
@@ -64,7 +64,7 @@ impl Key {
     }
 }
 
-/// A fragment whose own headers make sense.
+/// A fragment with consistent headers.
 struct Part<'a> {
     headers: &'a [u8],
     data: &'a [u8],
@@ -140,7 +140,7 @@ struct Queue {
     cost: usize,
     longest: usize,
     longest_df: usize,
-    /// A bit for each ECN codepoint that was seen.
+    /// A bit for each ECN codepoint among the fragments.
     ecn: u8,
 }
 
@@ -272,9 +272,9 @@ impl Queue {
     }
 }
 
-/// Datagrams that wait for their missing fragments, of all workers of a director: fragments carry
-/// no ports, so that those of one datagram may come to different workers. Whichever brings the last
-/// one gets the datagram. Bounded in memory.
+/// Datagrams with missing fragments, of all workers of a director. Fragments have no ports, so the
+/// fragments of one datagram may arrive at several workers. The worker that receives the last
+/// fragment processes the datagram. The memory is bounded.
 #[derive(Debug)]
 pub struct Reassembler {
     shards: [Mutex<HashMap<Key, Queue>>; SHARDS],
@@ -383,8 +383,7 @@ impl Reassembler {
             .fetch_add(queue.pieces.len() as u64, Ordering::Relaxed);
     }
 
-    /// Gives up the datagrams that have waited for [`TIMEOUT`]. Whichever worker calls it does it
-    /// for all.
+    /// Removes the datagrams that have waited for [`TIMEOUT`], for all workers.
     pub fn expire(&self, now: Instant) {
         if self.memory() == 0 {
             return;
@@ -418,7 +417,7 @@ impl Reassembler {
         self.memory.load(Ordering::Relaxed)
     }
 
-    /// Fragments that were given up: timed out, or in contradiction.
+    /// Discarded fragments: timed out, or contradictory.
     pub fn expired(&self) -> u64 {
         self.expired.load(Ordering::Relaxed)
     }

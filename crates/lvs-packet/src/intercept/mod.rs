@@ -24,8 +24,8 @@ pub use self::endpoints::{Endpoint, Endpoints};
 /// Port of FTP's control connections.
 const FTP: u16 = 21;
 
-/// The protocols and the port that a server's answers come from; port 0 is any. `helped` are the
-/// ports of FTP's helper.
+/// The protocols and the source port of a server's answers; port 0 is any. `helped` are the ports
+/// of the FTP helper.
 fn reply_ports<'a>(
     key: &'a ServiceKey,
     server: SocketAddr,
@@ -81,13 +81,13 @@ fn any_port(key: ServiceKey, helped: &[u16]) -> Option<Endpoint> {
     }
 }
 
-/// A connection that the director's own host has made to a service, as its real server's answers
-/// look.
+/// A connection from the director's own host to a service, with the addresses of its real server's
+/// answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LocalClient {
     /// The IP protocol.
     pub protocol: Protocol,
-    /// The real server: where replies come from.
+    /// The real server, the source of the replies.
     pub server: SocketAddr,
     /// The client's address and port on the director.
     pub local: SocketAddr,
@@ -142,16 +142,16 @@ pub struct Intercept {
     /// Addresses of the host that replace clients towards servers (full NAT). Packets from these
     /// servers to them are intercepted, although they are addressed to the host.
     pub local_addresses: HashSet<IpAddr>,
-    /// Servers on this host itself, whose answers the host's routes lead into the dataplane.
-    /// Nothing is intercepted for them: packets that are not answers of a service leave unchanged.
+    /// Servers on this host, whose answers the host routes into the dataplane. The dataplane does
+    /// not intercept them: other packets of these servers leave unchanged.
     pub local_nodes: Endpoints,
-    /// Connections of the host's own: their servers' answers are intercepted although they are
-    /// addressed to the host. They come and go one by one, not with the rest.
+    /// Connections from this host to services: their servers' answers are intercepted although they
+    /// are addressed to the host. They are added and removed one by one.
     pub local_clients: SharedSet<LocalClient>,
     /// All transit ICMP is intercepted: an error about any packet may open a connection
     /// (`schedule_icmp`).
     pub every_icmp: bool,
-    /// The host has received none of the packets: it has passed them on, instead of a copy.
+    /// The host has not received a copy of the packets: it routed them to the dataplane.
     pub everything: bool,
 }
 
@@ -184,8 +184,8 @@ impl Intercept {
         self.add_key(service.key(), helped, persistent);
     }
 
-    /// Intercepts every port of the services' addresses: connections that come from a master may be
-    /// for any.
+    /// Intercepts every port of the services' addresses: connections from a master may use any
+    /// port.
     pub fn add_every_port(&mut self) {
         for addr in self.vips() {
             for protocol in MARKED_PROTOCOLS {
@@ -290,7 +290,7 @@ impl Intercept {
         }
     }
 
-    /// Whether some service takes packets with this destination.
+    /// Whether a service accepts packets with this destination.
     pub fn is_to_service(&self, tuple: &Tuple) -> bool {
         let (address, protocol) = (tuple.dst.ip(), tuple.protocol);
         [tuple.dst.port(), 0].iter().any(|&port| {

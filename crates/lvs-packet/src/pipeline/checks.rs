@@ -37,8 +37,9 @@ fn longest(frame: &Frame, job: &Job<'_>, mtu: usize) -> Result<Option<usize>, Fr
 }
 
 impl Pipeline {
-    /// Complains about a packet that does not fit `mtu` and must not be fragmented
-    /// (`ensure_mtu_is_adequate`). `way`: to which server it was, and whether by tunnel.
+    /// Sends an ICMP error about a packet that does not fit `mtu` and must not be fragmented
+    /// (`ensure_mtu_is_adequate`). `way`: the server of the packet, and whether it is behind a
+    /// tunnel.
     pub(super) fn too_big<N: Net>(
         &mut self,
         frame: &Frame,

@@ -11,13 +11,13 @@ pub enum Fate {
     Sent,
     /// Waits for the link-layer address of its next hop.
     Held,
-    /// Left to the host, which has its own copy.
+    /// Passed to the host, which has a copy of the frame.
     Left,
-    /// Given to the host through its TUN device.
+    /// Reinjected into the host through its TUN device.
     GivenBack,
     /// Answered here: ARP, NDP, echo and resets for addresses that the dataplane owns.
     Answered,
-    /// A fragment that was put aside; its datagram gets a fate of its own.
+    /// A stored fragment; its datagram gets its own fate.
     Fragment,
     /// Handed over to the worker that it belongs to.
     HandedOver,
@@ -82,7 +82,7 @@ counters! {
     received: u64,
     /// Datagrams put together from fragments.
     reassembled: u64,
-    /// Frames and datagrams that other workers have handed over.
+    /// Frames and datagrams received from other workers.
     taken: u64,
     /// Frames with fate [`Fate::Sent`].
     sent: u64,
@@ -102,16 +102,15 @@ counters! {
     handed_over: u64,
     /// Frames with fate [`Fate::Dropped`], by [`FrameDrop::index`].
     dropped: [u64; FrameDrop::ALL.len()],
-    /// Frames of VLANs that have no device here, among those left to the host.
+    /// Frames of VLANs without a device here, among those passed to the host.
     tagged: u64,
     /// ICMP errors made here.
     icmp_sent: u64,
     /// TCP resets made here.
     resets_sent: u64,
-    /// Frames that left, segments and fragments counted one by one.
+    /// Sent frames, segments and fragments counted one by one.
     emitted: u64,
-    /// Frames that had to be copied, because the backend that had lent them had left too little
-    /// room in front.
+    /// Frames that were copied because the backend's frame had too little room in front.
     copied: u64,
 }
 

@@ -1,4 +1,4 @@
-//! A whole datagram: the director is asked, and its verdict done.
+//! A complete datagram: the decision of the director, and its execution.
 
 use std::net::SocketAddr;
 
@@ -39,14 +39,14 @@ pub(super) struct Job<'a> {
     pub(super) arrival: Option<Arrival>,
     /// Its fragmentation, if it arrived in fragments.
     pub(super) history: Option<&'a History>,
-    /// Fields that its IPv4 options ask a router to write.
+    /// Fields that a router must write, by its IPv4 options.
     pub(super) options: WantedOptions,
     /// The next hop if it passes unchanged, after the look-up.
     pub(super) hop: Option<NextHop>,
 }
 
 impl Job<'_> {
-    /// A packet of its own, without a history.
+    /// A packet that is not part of a larger one, without a history.
     pub(super) fn new(packet: Packet, hook: Hook, from_host: bool, to_host: bool) -> Self {
         Self {
             packet,
@@ -80,7 +80,7 @@ fn number_of_syn(meta: &PacketMeta<'_>, decide: &impl Decide) -> Option<u32> {
 }
 
 impl Pipeline {
-    /// Whether the packet was intercepted: the host does not have it.
+    /// Whether the packet was intercepted, so that the host has not received it.
     pub(super) fn intercepted<N: Net>(&self, job: &Job<'_>, cx: &Cx<'_, N>) -> bool {
         // A packet that arrived in fragments was intercepted (or not) as fragments, which do not
         // contain the packet that an error is about.

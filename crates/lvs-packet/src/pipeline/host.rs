@@ -1,4 +1,4 @@
-//! Packets of the host: left to it, reinjected, or answered instead of it.
+//! Packets of the host: passed to it, reinjected, or answered in its place.
 
 use lvs_core::{Protocol, TcpFlags};
 
@@ -58,8 +58,8 @@ impl Pipeline {
         self.give_back_as_it_came(frame, job, cx)
     }
 
-    /// Packets that the host sends through here: only those of a server on the host to others than
-    /// the clients of services are permitted.
+    /// Packets that the host sends through the dataplane: only packets of a server on the host to
+    /// hosts other than clients of services are permitted.
     fn host_sends<N: Net>(&mut self, frame: &mut Frame, job: &Job<'_>, cx: &mut Cx<'_, N>) -> Fate {
         if !cx.env.intercept.is_of_local_node(&job.packet) {
             return Fate::Dropped(FrameDrop::HostStray);
@@ -165,7 +165,8 @@ impl Pipeline {
         Fate::GivenBack
     }
 
-    /// As it came: the host puts it together, or forwards it, as it would have.
+    /// Reinjects the fragments unchanged: the host reassembles or forwards them, as without the
+    /// dataplane.
     fn give_back_fragments<N: Net>(
         &mut self,
         back: Back,
@@ -207,7 +208,7 @@ impl Pipeline {
         Fate::GivenBack
     }
 
-    /// Behaviour of the host's own stack for an address that the dataplane owns.
+    /// The behaviour of the host's network stack, for an address that the dataplane owns.
     fn own_host<N: Net>(&mut self, frame: &mut Frame, job: &Job<'_>, cx: &mut Cx<'_, N>) -> Fate {
         let packet = &job.packet;
         match packet.protocol {

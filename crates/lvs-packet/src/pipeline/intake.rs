@@ -163,8 +163,8 @@ impl Pipeline {
         }
     }
 
-    /// Drops an invalid packet if the host does not have it; otherwise passes it to the host's network
-    /// stack, which drops it.
+    /// Drops an invalid packet if the host has not received it; otherwise passes it to the host's
+    /// network stack, which drops it.
     pub(super) fn drop_or_leave<N: Net>(
         &self,
         reason: FrameDrop,
@@ -268,7 +268,7 @@ fn unreadable<N: Net>(frame: &Frame, from_host: bool, reason: FrameDrop, cx: &Cx
     }
 }
 
-/// Stores the length of an aggregate whose sender has left it out.
+/// Stores the length of a super-packet whose sender has omitted it.
 fn finish_length(ip: &mut [u8]) {
     if is_ipv6(ip) {
         if be16(ip, ipv6::field::PAYLOAD_LEN) == 0 {

@@ -12,7 +12,7 @@ use crate::rewrite::mac;
 use crate::segment::{Cut, finish_checksum};
 use crate::wire::{ETHERNET_LEN, be16, ipv4, ipv6, is_ipv6};
 
-/// In how many pieces a packet leaves.
+/// The number and size of the pieces of an outgoing packet.
 #[derive(Clone, Copy)]
 pub(super) enum Pieces<'a> {
     /// In one frame, or cut evenly if it does not fit and permits it.
@@ -31,7 +31,7 @@ pub(super) enum Pieces<'a> {
 }
 
 impl Job<'_> {
-    /// The pieces in which the packet leaves for a server, if it arrived in such pieces.
+    /// The pieces of a packet for a server, if it arrived in such pieces.
     pub(super) fn pieces<'a>(&self, history: Option<&'a History>) -> Pieces<'a> {
         match history {
             Some(history) if self.packet.is_ipv6() => Pieces::Along(history),
@@ -42,7 +42,7 @@ impl Job<'_> {
     }
 }
 
-/// The link that a packet leaves by.
+/// The outgoing link of a packet.
 #[derive(Clone, Copy)]
 struct Link<'a> {
     hop: &'a NextHop,
@@ -203,7 +203,7 @@ impl Pipeline {
         }
     }
 
-    /// Sends fragments, each in a frame of its own size.
+    /// Sends fragments, each in a frame of the fragment's size.
     fn fragments<N: Net>(
         &mut self,
         cutter: Result<Cutter<'_>, FrameDrop>,

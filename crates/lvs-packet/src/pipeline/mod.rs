@@ -64,7 +64,7 @@ pub trait Decide {
     /// Decides on an ICMP error about a packet.
     fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict;
 
-    /// Whether there is a connection that a datagram belongs to.
+    /// Whether a datagram belongs to a connection.
     fn knows(&self, _tuple: &Tuple) -> bool {
         false
     }
@@ -83,7 +83,7 @@ pub trait Decide {
     /// Reads this place, and prepares the prefetch of the next one.
     fn aim(&self, _ahead: &mut Ahead) {}
 
-    /// As [`packet`](Self::packet), for a packet whose place in the table is known.
+    /// As [`packet`](Self::packet), for a packet with a look-up hint.
     fn packet_ahead(&mut self, meta: &PacketMeta<'_>, _ahead: &Ahead, now: Instant) -> Verdict {
         self.packet(meta, now)
     }
@@ -152,7 +152,7 @@ impl<'a, N> Env<'a, N> {
     }
 }
 
-/// Frames that are made before they are sent, but for those that one more frame becomes.
+/// Frames that are built before they are sent, except for the pieces of one more frame.
 const PORTION: usize = 1024;
 
 /// Fields that all steps of one packet share.
@@ -177,7 +177,7 @@ pub struct Pipeline {
     pub share: Option<Share>,
     common: Arc<Common>,
     tunnels: KnownPaths,
-    /// The ICMP error that the packet at hand was answered with.
+    /// The ICMP error that answered the present packet.
     own_error: Option<OwnError>,
 }
 
@@ -307,7 +307,7 @@ impl Pipeline {
         }
     }
 
-    /// Sends waiting packets of the host's own clients whose answers are intercepted now.
+    /// Sends waiting packets of clients on this host whose answers are intercepted now.
     pub fn local_clients_intercepted<N: Net>(
         &mut self,
         env: &Env<'_, N>,

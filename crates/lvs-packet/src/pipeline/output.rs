@@ -13,7 +13,7 @@ use crate::wire::Mac;
 /// A request to the caller, before it sends the frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// Ask the kernel for a neighbour's link-layer address, and report it by
+    /// Request a neighbour's link-layer address from the kernel, and report it by
     /// [`Pipeline::neighbour_resolved`](super::Pipeline::neighbour_resolved).
     Resolve(PortId, IpAddr),
     /// A client retransmits to a server behind this neighbour: have the kernel confirm the
@@ -79,7 +79,7 @@ impl Output {
             .map_or(&mut [], Vec::as_mut_slice)
     }
 
-    /// Ports with frames to send, and these.
+    /// Ports with frames to send, and the frames.
     pub fn queues(&mut self) -> impl Iterator<Item = (PortId, &mut [Frame])> {
         (0..=u16::MAX)
             .map(PortId)
@@ -121,7 +121,7 @@ impl Output {
         }
     }
 
-    /// Asks for something, once a batch.
+    /// Adds a request, once in a batch.
     pub(super) fn request(&mut self, request: Request) {
         if !self.requests.contains(&request) {
             self.requests.push(request);
@@ -161,7 +161,7 @@ impl Output {
         queue_of(&mut self.back, port).push(frame);
     }
 
-    /// Takes back the buffer of a frame that is done with. A backend's goes back to it.
+    /// Recycles the buffer of a finished frame. A backend's buffer returns to the backend.
     pub(super) fn keep(&mut self, frame: Frame) {
         keep(&mut self.large, &mut self.small, frame);
     }

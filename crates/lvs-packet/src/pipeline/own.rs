@@ -1,4 +1,4 @@
-//! Packets that the dataplane makes itself: ICMP errors, and how they leave.
+//! Packets that the dataplane creates: ICMP errors, and how they are sent.
 
 use lvs_core::{Hook, IcmpError, Protocol, Verdict};
 
@@ -24,7 +24,7 @@ pub(super) enum OwnError {
 }
 
 impl Pipeline {
-    /// Sends an answer made here; it counts as [`Fate::Answered`] unless it cannot leave.
+    /// Sends an answer of the dataplane; it counts as [`Fate::Answered`] unless it cannot be sent.
     pub(super) fn send_own<N: Net>(&mut self, frame: &mut Frame, cx: &mut Cx<'_, N>) -> Fate {
         frame.offload = Offload::default();
         let packet = match parse::ip(frame.bytes(), false) {

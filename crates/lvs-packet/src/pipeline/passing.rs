@@ -156,7 +156,7 @@ fn plain(frame: &Frame, info: &PortInfo) -> Option<Plain> {
     finishable.then_some(packet)
 }
 
-/// Whether a packet can leave there as it is.
+/// Whether a packet can be sent there unchanged.
 #[inline]
 fn takes<N: Net>(way: &Way, frame: &Frame, packet: &Plain, net: &N) -> bool {
     packet.len <= way.mtu

@@ -1,4 +1,4 @@
-//! Server to client: translated back, or left alone.
+//! Server to client: translated back, or unchanged.
 
 use std::net::SocketAddr;
 

@@ -10,7 +10,7 @@ use crate::parse::{self, Packet};
 use crate::wire::tcp;
 
 impl Pipeline {
-    /// Sends a reset that the director asks for.
+    /// Sends a reset of the director.
     pub fn send_reset<N: Net>(
         &mut self,
         reset: &Reset,
@@ -36,7 +36,8 @@ impl Pipeline {
                 }
                 _ => self.send_own(&mut frame, &mut cx),
             };
-            self.counters.resets_sent += u64::from(!matches!(fate, Fate::Dropped(_)));
+            let sent = !reset.asks && !matches!(fate, Fate::Dropped(_));
+            self.counters.resets_sent += u64::from(sent);
         }
         cx.out.keep(frame);
     }

@@ -1,4 +1,5 @@
-//! Settings of the packet path. None of them is IPVS's: see `net.ipv4.vs` in `lvs_core` for those.
+//! Settings of the packet path. IPVS has none of them; for those of IPVS see `net.ipv4.vs` in
+//! `lvs_core`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -43,8 +44,8 @@ impl Settings {
     };
 }
 
-/// Whether the source of a request to a service must be routed back (RFC 3704), as `rp_filter` asks
-/// for the host's own packets.
+/// Whether the source of a request to a service must be routed back (RFC 3704), as `rp_filter`
+/// requires for the host's own packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReversePath {
     /// Any route is accepted.

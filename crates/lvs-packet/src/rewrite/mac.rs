@@ -1,4 +1,4 @@
-//! The link header of a packet that leaves.
+//! The link header of an outgoing packet.
 
 use crate::drop::FrameDrop;
 use crate::frame::Frame;

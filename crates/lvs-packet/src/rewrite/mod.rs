@@ -1,6 +1,6 @@
-//! Applying a verdict to one packet in place: translation, encapsulation, link header.
+//! Applies a verdict to one packet in place: translation, encapsulation, link header.
 //!
-//! All of it works on frames that begin with their IP header; the link header is put on last.
+//! All functions work on frames that begin with their IP header; the link header is added last.
 
 pub mod mac;
 pub mod mss;

@@ -156,10 +156,9 @@ pub fn overhead(tunnel: Tunnel, server: IpAddr) -> usize {
 }
 
 /// The longest packet that fits into a tunnel, if the route has the MTU `route` and the path the
-/// learned MTU `learned`; `None` if a link of the outer version has to carry more than that.
+/// learned MTU `learned`; `None` if a link of the outer version must carry longer packets.
 ///
-/// A router's word does not close a tunnel: a path that leaves the packet inside less than that is
-/// not believed.
+/// A router cannot close a tunnel: a learned MTU below that is ignored.
 pub fn inner_mtu(tunnel: Tunnel, server: IpAddr, route: usize, learned: usize) -> Option<usize> {
     let least = if server.is_ipv6() { ipv6::MTU_MIN } else { 68 };
     let overhead = overhead(tunnel, server);

@@ -32,7 +32,7 @@ pub enum Refused {
     SourceRoute,
 }
 
-/// Fields that options ask a router to write, as places in the header.
+/// Fields that a router must write by the options, as places in the header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WantedOptions {
     /// The record route option, and where the next address belongs.

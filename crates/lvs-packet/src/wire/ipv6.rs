@@ -43,7 +43,7 @@ pub const HEADER_LEN: usize = field::DESTINATION.end;
 pub const FRAGMENT_LEN: usize = fragment_field::ID.end;
 /// The offset in a fragment header, in bytes.
 pub const OFFSET: u16 = 0xfff8;
-/// Every link takes packets of this length (RFC 8200 section 5).
+/// Every link accepts packets of this length (RFC 8200 section 5).
 pub const MTU_MIN: usize = 1280;
 /// The next header is a fragment header.
 pub const FRAGMENT: u8 = 44;
@@ -179,7 +179,7 @@ pub struct Chain {
     pub l4: usize,
     /// Position of the byte that names this protocol.
     pub named_at: usize,
-    /// The first fragment header on the way, and where the byte is that announces it.
+    /// The first fragment header, and the place of the byte that announces it.
     pub fragment: Option<(FragmentHeader, usize)>,
     /// Whether there is a header of AH among them.
     pub authenticated: bool,
@@ -276,8 +276,8 @@ pub fn has_upper_header(ip: &[u8]) -> bool {
     })
 }
 
-/// The headers that every fragment repeats: their length, and where the byte is that names what
-/// follows them (`ip6_find_1stfragopt`).
+/// The headers that every fragment repeats: their length, and the place of the byte that names the
+/// next header (`ip6_find_1stfragopt`).
 pub fn unfragmentable(ip: &[u8]) -> (usize, usize) {
     let (mut at, mut named_at) = (HEADER_LEN, 6);
     let mut routed = false;

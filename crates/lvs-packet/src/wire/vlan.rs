@@ -43,9 +43,8 @@ pub fn outermost(frame: &[u8]) -> Option<Tag> {
     })
 }
 
-/// Puts a tag with these bits behind the addresses of the frame; `false`, and nothing changed, if
-/// it is too short. Where a backend that has lent the frame has left no room in front, it goes on
-/// in a copy.
+/// Inserts a tag with these bits behind the addresses of the frame; `false` without a change if it
+/// is too short. If a backend's frame has no room in front, the frame is copied.
 #[must_use]
 pub fn insert(frame: &mut Frame, ethertype: u16, bits: u16) -> bool {
     if frame.len() < ADDRESSES_LEN {
@@ -88,9 +87,9 @@ pub enum Priority {
     Taken,
     /// The frame is of a VLAN, with or without a priority tag around that.
     Vlan,
-    /// One priority tag in another. No sender has a reason for that, and the kernel takes off as
-    /// many as there are: the shield (`host/shield` of the dataplane), which can look behind one, drops
-    /// such frames.
+    /// One priority tag in another. No sender needs that, and the kernel removes any number of
+    /// them: the shield (`host/shield` of the dataplane), which can read behind one, drops such
+    /// frames.
     Nested,
 }
 

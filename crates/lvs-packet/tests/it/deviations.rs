@@ -112,8 +112,8 @@ fn udp_services(config: &ServerConfig, flags: ServiceFlags) -> DirectorLab {
     })
 }
 
-/// The error goes to the server of the connection, own VIP or not. Without a connection it is
-/// the host's, if the host has the VIP.
+/// The error is sent to the server of the connection, with the VIP on the dataplane or on the host.
+/// Without a connection it is passed to the host, if the host has the VIP.
 #[test]
 fn error_about_reply_of_vip_is_relayed_to_its_server() {
     let direct = ServerConfig::new(1, Forwarding::Route);
@@ -209,8 +209,8 @@ fn allow_fragments(ip: &mut [u8], allowed: bool) {
     }
 }
 
-/// Puts an extension header behind the header of an IPv6 packet: `kind`, and what follows its first
-/// byte.
+/// Inserts an extension header behind the header of an IPv6 packet: `kind`, and the bytes after its
+/// first one.
 fn extend(ip: &mut Vec<u8>, kind: u8, body: &[u8]) {
     let next = std::mem::replace(&mut ip[6], kind);
     ip.splice(40..40, [&[next], body].concat());
@@ -231,8 +231,8 @@ fn unreachable(src: &str, dst: &str, about: &[u8]) -> Vec<u8> {
     error(src, dst, kind, [0; 4], about)
 }
 
-/// The kernel's IPVS looks at all ICMP that passes through, and drops what is too short to be any.
-/// Here it is the host's unless it was intercepted.
+/// The kernel's IPVS inspects all forwarded ICMP, and drops messages that are too short. The
+/// dataplane passes them to the host unless it intercepts them.
 #[test]
 fn short_icmp_in_transit_is_the_hosts() {
     let mut lab = nat();
@@ -254,8 +254,8 @@ fn short_icmp_in_transit_is_the_hosts() {
     assert_eq!(lab.pipeline.counters.dropped_for(FrameDrop::IcmpShort), 1);
 }
 
-/// The kernel's IPVS drops them at every address of the host as soon as there is a service
-/// anywhere. Here they are dropped at addresses that have services.
+/// The kernel's IPVS drops them at every address of the host if there is any service. The dataplane
+/// drops them at addresses with services.
 #[test]
 fn short_packets_to_addresses_without_a_service_are_the_hosts() {
     const HOST6: &str = "fd00:50::2";
@@ -283,8 +283,8 @@ fn short_packets_to_addresses_without_a_service_are_the_hosts() {
     }
 }
 
-/// The kernel's host writes into the options of an error that passes through, and its IPVS then
-/// takes the error for a damaged one and drops it.
+/// The kernel's host writes into the options of a forwarded error, and its IPVS then drops the
+/// error as damaged.
 #[test]
 fn errors_with_options_that_were_filled_in_are_translated() {
     let mut lab = nat();
@@ -317,7 +317,7 @@ fn unknown_hop_by_hop_options_are_left_to_the_servers() {
     }
 }
 
-/// The kernel puts the outer datagram together and passes on what is in it; no sender makes such
+/// The kernel reassembles the outer datagram and forwards its content; no sender makes such
 /// packets.
 #[test]
 fn fragment_in_fragment_is_dropped() {
@@ -345,8 +345,8 @@ fn headers_that_end_too_early_are_dropped_at_a_virtual_address() {
     assert_eq!(counters.dropped_for(FrameDrop::IpHeaderLength), 1);
 }
 
-/// Without NAT nothing of it is intercepted, and the fragments of others are not put together only
-/// to be counted.
+/// Without NAT the dataplane intercepts none of it, and does not reassemble fragments only to count
+/// them.
 #[test]
 fn fragmented_errors_that_are_not_translated_are_not_counted() {
     let direct = ServerConfig::new(1, Forwarding::Route);
@@ -371,9 +371,9 @@ fn fragmented_errors_that_are_not_translated_are_not_counted() {
     assert_eq!((lab.pipeline.counters.left, counted(&lab)), (2, 1));
 }
 
-/// The kernel's host learns from an error without a connection how long packets to that client may
-/// be, and its IPVS refuses longer answers. Here the next router does, which the server is told in
-/// terms of its own packet.
+/// The kernel's host learns the path MTU of a client from an error without a connection, and its
+/// IPVS refuses longer answers. With the dataplane, the next router refuses them, and the server
+/// receives an error about its own packet.
 #[test]
 fn path_mtu_of_host_does_not_limit_answers() {
     let mut lab = nat();
@@ -430,9 +430,9 @@ fn long(port: u16) -> Vec<u8> {
     whole
 }
 
-/// By GRE and GUE, the kernel's host learns of the way whatever was sent; here only where a packet
-/// was, so that nobody can teach what was never asked. (By IP in IP the kernel does not learn it
-/// either.)
+/// With GRE and GUE, the kernel's host learns a path MTU from any error; the dataplane learns it
+/// only from an error about a packet that it sent, so that a forger cannot set it. (With IP in IP
+/// the kernel does not learn it either.)
 #[test]
 fn path_mtu_of_unused_path_is_not_learned() {
     let gue = Tunnel::Gue {
@@ -458,10 +458,10 @@ fn path_mtu_of_unused_path_is_not_learned() {
     }
 }
 
-/// By IP in IP, the kernel learns of the way from complaints about packets of connections that it
-/// has. One-packet services have none, and nor have clients whose connections have ended. Here the
-/// way counts: whichever worker a complaint comes to, the connection may be another one's. By GRE
-/// and GUE it is the same in the kernel.
+/// With IP in IP, the kernel learns a path MTU from errors about packets of its connections.
+/// One-packet services, and clients whose connections have ended, have no connection. The dataplane
+/// compares the path, because the error may arrive at another worker than the connection's. With
+/// GRE and GUE the kernel does so, too.
 #[test]
 fn path_mtu_is_learned_without_connection() {
     let tunnel = Tunnel::Ipip;
@@ -469,7 +469,7 @@ fn path_mtu_is_learned_without_connection() {
     let mut lab = udp_services(&by_tunnel(tunnel), one_packet);
     let _ = only(lab.request(&long(53), Offload::default()), SERVERS);
     assert!(lab.connections().is_empty());
-    // There is nobody to be told of it.
+    // There is no receiver for an error.
     assert!(complaint(&mut lab, tunnel, &long(53)).is_empty());
     let reported = only(lab.request(&long(53), Offload::default()), CLIENTS);
     assert_eq!(reported.bytes()[20..22], [3, 4]);
@@ -482,9 +482,9 @@ fn reported(lab: &mut DirectorLab, port: u16) -> u16 {
     u16::from_be_bytes([reported.bytes()[26], reported.bytes()[27]])
 }
 
-/// The kernel's first complaint still tells the MTU of the route, and that for each server of each
-/// service by itself. Here it does so once for a way, whose MTU the next service's clients are told
-/// at once.
+/// The kernel's first error still has the MTU of the route, for each server of each service
+/// separately. The dataplane sends such an error once for a path, and uses the learned MTU for the
+/// clients of all services.
 #[test]
 fn first_error_reports_mtu_of_route_once_for_all_services() {
     let mut lab = udp_services(&by_tunnel(Tunnel::Ipip), ServiceFlags::default());

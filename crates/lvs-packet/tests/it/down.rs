@@ -177,8 +177,8 @@ impl Bench {
         }
     }
 
-    /// Opens a connection that has moved 300 bytes each way; behind NAT, 50 more are on their way
-    /// to the client.
+    /// Opens a connection with 300 transferred bytes in each direction; behind NAT, 50 more are in
+    /// flight to the client.
     fn establish(&mut self) {
         let nat = self.method == Forwarding::Nat;
         let payload = &[b'x'; 300][..];
@@ -373,7 +373,7 @@ fn segment_with_wrong_checksum_is_unanswered() {
 }
 
 #[test]
-fn silence_is_the_default() {
+fn down_server_sends_no_reset_by_default() {
     for on_server_down in [OnServerDown::Kernel, OnServerDown::Drop] {
         let mut bench = Bench::new(Forwarding::Nat, false, on_server_down);
         bench.establish();

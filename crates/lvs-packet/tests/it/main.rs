@@ -3,6 +3,7 @@
 mod deviations;
 mod down;
 mod lab;
+mod pipeline_borrowed;
 mod pipeline_filters;
 mod pipeline_floods;
 mod pipeline_ftp;
@@ -10,7 +11,6 @@ mod pipeline_full_nat;
 mod pipeline_hop;
 mod pipeline_host;
 mod pipeline_ipv6;
-mod pipeline_lent;
 mod pipeline_protocols;
 mod pipeline_table;
 mod pipeline_workers;

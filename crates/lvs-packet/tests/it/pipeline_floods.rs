@@ -1,6 +1,6 @@
-//! The cost of one frame: packets that would come back to their sender, datagrams in many pieces,
-//! GSO/GRO super-packets of many segments. Frames in, frames out; the number of simultaneous frames
-//! is checked.
+//! The cost of one frame: packets that would return to their sender, datagrams in many pieces,
+//! super-packets of many segments. Frames in, frames out; the number of simultaneous frames is
+//! checked.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -62,7 +62,8 @@ fn ethernet(ip: &[u8]) -> Vec<u8> {
     [&CL_MAC.0[..], &GW_MAC.0, &kind, ip].concat()
 }
 
-/// To an echo service, from the service, or from the director: the answer would come back here.
+/// Packets to an echo service, from the service, or from the director, whose answers would return
+/// to the director.
 #[test]
 fn packets_from_own_addresses_do_not_loop() {
     for own in [false, true] {
@@ -85,8 +86,8 @@ fn packets_from_own_addresses_do_not_loop() {
     }
 }
 
-/// With the director's own address of IPv6 as its source, whatever a packet carries: neither a
-/// server has it, nor does the host get it back by a way that its rules for interfaces do not know.
+/// Any packet with the director's own IPv6 address as its source is dropped: no server receives it,
+/// and the host does not receive it on another interface, on which its rules do not match.
 #[test]
 fn ipv6_with_the_directors_own_source_reaches_neither_servers_nor_the_host() {
     let own = CL_ADDR6;
@@ -139,8 +140,8 @@ fn ipv6_with_the_directors_own_source_reaches_neither_servers_nor_the_host() {
     }
 }
 
-/// In a flood, SYNs have a share of the time; nothing else is touched, and the host keeps what is
-/// its own.
+/// In a flood, SYNs get a limited share of the time; other packets, and packets of the host, are
+/// not limited.
 #[test]
 fn flood_drops_only_syns_above_their_share() {
     let mut lab = echo(Forwarding::Nat);

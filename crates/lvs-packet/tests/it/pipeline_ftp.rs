@@ -1,5 +1,5 @@
-//! FTP's control connections through the packet path with a real director: what the helper makes of
-//! the bytes, and that numbers and checksums are right afterwards.
+//! FTP control connections through the packet path with a real director: the text that the helper
+//! writes, and right sequence numbers and checksums afterwards.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -26,7 +26,7 @@ const RST: u8 = 0x04;
 const PSH: u8 = 0x08;
 const ACK: u8 = 0x10;
 
-/// The checksum that a device leaves, or its super-packet of several segments.
+/// The unfinished checksum or the super-packet of several segments that a device leaves.
 #[derive(Clone, Copy, Debug)]
 enum Card {
     Finished,
@@ -34,7 +34,7 @@ enum Card {
     Aggregate,
 }
 
-/// A TCP segment on its way.
+/// A TCP segment in flight.
 #[derive(Clone, Debug)]
 struct Segment {
     src: SocketAddr,
@@ -96,7 +96,7 @@ impl Segment {
         (ip, offload)
     }
 
-    /// Reads what has left, whose checksums must be right.
+    /// Reads a sent packet, whose checksums must be right.
     fn read(mut frame: Frame) -> Self {
         finish_checksum(&mut frame).expect("in bounds");
         let ip = frame.bytes();
@@ -126,15 +126,15 @@ impl Segment {
     }
 }
 
-/// A client and a server that talk through the director, and what each of them counts.
+/// A client and a server with a connection through the director, and their sequence numbers.
 struct Talk {
     lab: DirectorLab,
     card: Card,
     client: SocketAddr,
     virt: SocketAddr,
     server: SocketAddr,
-    /// Sequence numbers of the client's next segment, and of the server's next as the client
-    /// expects it.
+    /// Sequence numbers of the client's next segment, and of the server's next segment for the
+    /// client.
     client_next: u32,
     client_expects: u32,
     /// The next sequence number of the server.
@@ -280,14 +280,15 @@ fn passive_and_extended_passive() {
             ["192.0.2.7:0 10.0.0.80:40001 10.1.0.11:40001 LISTEN"]
         );
         // Longer and shorter, one after the other.
-        for (told_by, told_to) in [
+        for (server_reply, client_reply) in [
             ("(1,1,1,1,1,1)", "(10,0,0,80,1,1)"),
             ("(010,001,000,011,007,208)", "(10,0,0,80,7,208)"),
             ("=9,9,9,9,0,9\n", "=10,0,0,80,0,9\n"),
         ] {
             talk.client_says(PSH | ACK, b"NOOP\r\npasv\r\n");
-            let reported = talk.server_says(PSH | ACK, format!("227 {told_by}\r\n").as_bytes());
-            assert_eq!(reported, format!("227 {told_to}\r\n"));
+            let reported =
+                talk.server_says(PSH | ACK, format!("227 {server_reply}\r\n").as_bytes());
+            assert_eq!(reported, format!("227 {client_reply}\r\n"));
             talk.client_says(ACK, b"");
             talk.server_says(PSH | ACK, b"150 Here it comes.\r\n");
             talk.server_says(PSH | ACK, b"226 Done.\r\n");
@@ -358,7 +359,8 @@ fn reply_lost_behind_director_is_rewritten_again() {
     }
 }
 
-/// The kernel resolves a foreign address on the real server's link, where no host has it.
+/// The kernel sends a neighbour request for a foreign address on the real server's link, although
+/// no host there uses it.
 #[test]
 fn data_connection_elsewhere_follows_routes_of_host() {
     let mut talk = Talk::four(Card::Finished);

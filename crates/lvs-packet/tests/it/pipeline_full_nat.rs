@@ -1,5 +1,5 @@
-//! Full NAT through the packet path, with a real director: what leaves is what both sides have to
-//! see, to the byte.
+//! Full NAT through the packet path, with a real director: the sent packets equal the expected ones
+//! byte for byte.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -127,7 +127,7 @@ impl Bed {
         sent
     }
 
-    /// The one packet that comes of another, its link header gone.
+    /// The only packet that results from another one, without its link header.
     fn through(&mut self, port: PortId, ip: &[u8], offload: Offload) -> (PortId, Frame) {
         let mut sent = self.send(port, ip, offload);
         assert_eq!(sent.len(), 1, "one packet leaves");

@@ -1,5 +1,5 @@
-//! The packet path of a director that is a hop of its host's routing: bare packets in and out, and
-//! nothing that the host has seen already.
+//! The packet path of a director to which its host routes packets: packets without link headers,
+//! and no packet that the host has received before.
 
 use std::net::Ipv4Addr;
 

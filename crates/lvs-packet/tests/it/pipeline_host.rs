@@ -320,7 +320,7 @@ fn echo_can_be_limited_and_switched_off() {
     }
 }
 
-/// The segment size that a frame asks for; its checksum is right.
+/// The maximum segment size in a frame, whose checksum is right.
 fn asked(frame: &[u8], l4: usize) -> u16 {
     let ip = &frame[14..];
     assert!(tcp::checksum_ok(ip, l4, 6));

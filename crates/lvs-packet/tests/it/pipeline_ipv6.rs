@@ -77,7 +77,7 @@ fn echo(size: usize) -> Vec<u8> {
     ip
 }
 
-/// An aggregate of TCP as a veth gives it, its checksum unfinished.
+/// A TCP super-packet of a veth, with an unfinished checksum.
 fn aggregate(ip: &mut [u8], size: u16) -> Offload {
     let sum = Sum::ZERO
         .pseudo(CLIENT.into(), VIP.into(), 6, ip.len() - 40)
@@ -132,10 +132,10 @@ fn own_addresses_are_found_by_neighbour_discovery() {
         );
         assert_eq!((got[0].0, &got[0].1[..6]), (CLIENTS, &GW_MAC.0[..]));
     }
-    // Somebody who wants the address for himself is told, and so is everybody.
+    // A host that probes for the address receives an answer, and so do all others.
     let got = lab.send(CLIENTS, &ndp::probe(GW_MAC, VIP));
     assert_eq!(got[0].1[..6], [0x33, 0x33, 0, 0, 0, 1]);
-    // Somebody else has it.
+    // Another host has it.
     lab.send(CLIENTS, &ndp::unsolicited(GW_MAC, VIP));
     let conflict = Request::AddressConflict {
         port: CLIENTS,
@@ -266,14 +266,14 @@ fn too_long_packet_is_answered_and_learned_mtu_applies() {
     );
 }
 
-/// The kernel takes 1280 bytes for the path of a GUE tunnel, and then drops everything.
+/// The kernel uses 1280 bytes as the path MTU of a GUE tunnel, and then drops everything.
 #[test]
 fn packet_too_big_below_a_tunnels_minimum_is_ignored() {
     let mut lab = web(Forwarding::Tunnel);
     let big = udp((CLIENT, 4000), (VIP, 53), &[1; 1400]);
     let outer = lab.send(CLIENTS, &from_client(&big))[0].1[14..].to_vec();
     let router: Ipv6Addr = "fd00:1::99".parse().expect("an address");
-    let mut told_after = |reported| {
+    let mut mtu_after = |reported| {
         let mut complaint = Frame::new();
         let kind = ErrorKind::FragmentationNeeded(reported);
         assert!(icmp::error(&mut complaint, kind, &outer, router.into(), 0));
@@ -286,13 +286,13 @@ fn packet_too_big_below_a_tunnels_minimum_is_ignored() {
         }
     };
     for reported in [68, 1000, 1279, 1280, 1319] {
-        assert_eq!(told_after(reported), None, "{reported}");
+        assert_eq!(mtu_after(reported), None, "{reported}");
     }
-    assert_eq!(told_after(1400), Some(1360));
+    assert_eq!(mtu_after(1400), Some(1360));
     for reported in [1000, 1280, 1319] {
-        assert_eq!(told_after(reported), Some(1360), "{reported}");
+        assert_eq!(mtu_after(reported), Some(1360), "{reported}");
     }
-    assert_eq!(told_after(1320), Some(1280));
+    assert_eq!(mtu_after(1320), Some(1280));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! SCTP and IPsec through the packet path with a real director. No socket of this kernel speaks
+//! SCTP and IPsec through the packet path with a real director. No socket of this kernel supports
 //! them.
 
 use std::net::SocketAddr;
@@ -97,7 +97,7 @@ fn sctp(src: &str, dst: &str, chunks: &[(u8, u16)]) -> Vec<u8> {
     ip(src, dst, 132, &packet)
 }
 
-/// Checks addresses, ports and checksum of a packet that left.
+/// Checks addresses, ports and checksum of a sent packet.
 fn is_sctp(packet: &[u8], src: &str, dst: &str) {
     let header = if is_ipv6(packet) { 40 } else { 20 };
     let sctp = &packet[header..];
@@ -132,7 +132,7 @@ fn lab(
     })
 }
 
-/// Whether it is the client who speaks, chunks with the lengths of their values, and the state
+/// Whether the client is the sender, chunks with the lengths of their values, and the state
 /// afterwards.
 type Word = (bool, &'static [(u8, u16)], &'static str);
 
@@ -213,8 +213,8 @@ fn sctp_association_is_aborted() {
     assert_eq!(lab.states(), ["CLOSED"]);
 }
 
-/// A new port means a new checksum, whatever the old one was: the kernel computes it without a look
-/// at that.
+/// A new port gets a new checksum, even if the old one was wrong: the kernel computes it without a
+/// check of the old one.
 #[test]
 fn sctp_port_change_recomputes_wrong_checksum() {
     let mut lab = lab(Protocol::SCTP, VIP, SERVER, Forwarding::Nat, Tunnel::Ipip);

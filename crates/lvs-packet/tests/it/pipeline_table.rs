@@ -83,7 +83,7 @@ struct Case {
     mask: &'static [usize],
 }
 
-/// Identification and header checksum of what the director makes.
+/// Identification and header checksum of packets that the director creates.
 const MADE: &[usize] = &[18, 19, 24, 25];
 
 #[test]
@@ -494,13 +494,13 @@ fn icmp_error_about_tunnel_packet_reaches_client() {
     assert_eq!((got[0].0, be16(&got[0].1, 40)), (CLIENTS, 1280));
     let got = lab.send(SERVERS, &complaint(1300));
     assert_eq!(be16(&got[0].1, 40), 1280);
-    // Nobody tunnels to that server.
+    // No service uses a tunnel to that server.
     let mut other = web(Forwarding::Tunnel);
     assert!(other.send(SERVERS, &complaint(1300)).is_empty());
 }
 
-/// The kernel refuses such a reply with "fragmentation needed", whatever its length, for its
-/// reassembly at FORWARD forgets that the sender had cut it.
+/// The kernel refuses such a reply of any length with "fragmentation needed", because its
+/// reassembly at FORWARD does not record that the sender had fragmented it.
 #[test]
 fn reply_in_fragments_with_dont_fragment_passes() {
     let data = [7; 1200];
@@ -574,7 +574,7 @@ fn unknown_neighbour_is_requested() {
         (lab.pipeline.counters.held, lab.pipeline.counters.released),
         (3, 3)
     );
-    // Nobody answers.
+    // No host answers.
     lab.send(CLIENTS, &request);
     lab.pipeline.expire(lab.now + Duration::from_secs(4));
     assert_eq!((lab.pipeline.held.len(), lab.pipeline.held.dropped), (0, 1));
@@ -597,7 +597,7 @@ fn arp_for_own_addresses() {
         (answer.request, answer.sender, answer.sender_mac),
         (false, VIP, CL_MAC)
     );
-    // Somebody else has it.
+    // Another host has it.
     lab.send(CLIENTS, &lvs_packet::arp::gratuitous(GW_MAC, VIP));
     assert_eq!(
         lab.requests,

@@ -1,5 +1,5 @@
-//! Two workers of one director: what belongs to the director counts for both, and limits hold for
-//! both together.
+//! Two workers of one director: counters of the director include both, and limits apply to both
+//! together.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
@@ -31,8 +31,7 @@ struct Worker {
     pipeline: Pipeline,
 }
 
-/// The look-up of a worker: first in its own shard, then in the control half that all workers
-/// share.
+/// The look-up of a worker: first in its own shard, then in the shared control half.
 struct Asked<'a> {
     control: &'a Mutex<Control>,
     shard: &'a mut Shard,
@@ -109,7 +108,7 @@ impl Site {
         }
     }
 
-    /// Handles an IP packet at a worker; returns the packets that leave, with link headers.
+    /// Passes an IP packet to a worker; returns the packets that it sends, with link headers.
     fn send(&mut self, worker: usize, port: PortId, ip: &[u8]) -> Vec<(PortId, Vec<u8>)> {
         let (dst, src) = if port == CLIENTS {
             (CL_MAC, GW_MAC)

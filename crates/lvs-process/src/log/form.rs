@@ -30,7 +30,7 @@ pub(super) struct Form {
 }
 
 impl Form {
-    /// Writes `text`, one or more lines, as it goes out.
+    /// Formats `text`, one or more lines, for output.
     pub(super) fn lines(&self, level: Level, text: &str, out: &mut Vec<u8>) {
         for line in text.split('\n') {
             if self.journal {
@@ -42,7 +42,7 @@ impl Form {
         }
     }
 
-    /// A line of the log's own.
+    /// A line of the log module itself.
     pub(super) fn own_line(&self, level: Level, text: &str) -> String {
         if let Some(program) = self.json {
             return json::line(program, level, text, &[]);

@@ -15,7 +15,7 @@ use super::message_ids::message_id;
 /// The socket of the journal.
 pub(super) const SOCKET: &str = "/run/systemd/journal/socket";
 
-/// Stands before each field that goes in front of a line, and between these and the line.
+/// Separates the fields in front of a line from each other and from the line.
 const MARK: char = '\x1e';
 /// The longest value of a field.
 const VALUE_MAX: usize = 1024;
@@ -27,7 +27,7 @@ const FIELDS: [(&str, &str); 3] = [
     (EVENT, "LVS_EVENT"),
 ];
 
-/// The field with the kind of event, which is no part of the text.
+/// The field with the kind of the event. It is not part of the text.
 pub(super) const EVENT: &str = "event";
 
 /// The socket to the journal.

@@ -58,7 +58,7 @@ impl Drop for Guard {
 /// The format of the lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
-    /// Text for people and the journal.
+    /// Text for operators and the journal.
     #[default]
     Text,
     /// A JSON object in each line, without journal fields: for collectors of containers' logs.

@@ -1,4 +1,4 @@
-//! Lines on their way to standard error, and the thread that writes them.
+//! The queue of lines for standard error, and the thread that writes them.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -145,7 +145,7 @@ impl<W: Write> Writer<W> {
                 match messages.recv_timeout(RETRY) {
                     Err(RecvTimeoutError::Timeout) => {
                         self.lost += self.shared.lost.swap(0, Ordering::AcqRel);
-                        self.tell_losses();
+                        self.log_losses();
                         continue;
                     }
                     Err(RecvTimeoutError::Disconnected) => return,
@@ -160,7 +160,7 @@ impl<W: Write> Writer<W> {
             match message {
                 Message::Line { level, text, lost } => {
                     self.lost += lost;
-                    self.tell_losses();
+                    self.log_losses();
                     if !self.write(level, &text) {
                         self.lost += 1;
                     }
@@ -168,21 +168,20 @@ impl<W: Write> Writer<W> {
                 }
                 Message::Flush(done) => {
                     self.lost += self.shared.lost.swap(0, Ordering::AcqRel);
-                    self.tell_losses();
+                    self.log_losses();
                     let _ = done.try_send(());
                 }
             }
         }
     }
 
-    fn tell_losses(&mut self) {
+    fn log_losses(&mut self) {
         let count = self.lost;
         if count == 0 {
             return;
         }
         let lines = if count == 1 { "line was" } else { "lines were" };
-        let text =
-            format!("{count} log {lines} lost: whatever takes them was too slow, or refused them");
+        let text = format!("{count} log {lines} lost: their reader was too slow, or refused them");
         let text = self.form.own_line(Level::WARN, &text);
         if self.write(Level::WARN, &text) {
             self.lost -= count;

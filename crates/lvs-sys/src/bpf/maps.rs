@@ -199,8 +199,8 @@ fn pinned_array(path: &Path) -> io::Result<(OwnedFd, usize)> {
     Ok((fd, words))
 }
 
-/// The map of this kind under a name, and how long its keys and values are and how many entries it
-/// may have.
+/// The pinned map of this kind at a path, the lengths of its keys and values, and its maximum
+/// number of entries.
 fn pinned_map(path: &Path, kind: u32) -> io::Result<(OwnedFd, [u32; 3])> {
     let fd = pinned(path)?;
     // `type`, `id`, `key_size`, `value_size` and `max_entries` of `bpf_map_info`.
@@ -212,7 +212,7 @@ fn pinned_map(path: &Path, kind: u32) -> io::Result<(OwnedFd, [u32; 3])> {
     }
 }
 
-/// The map of this kind under a name, whose keys and values have four bytes.
+/// The pinned map of this kind at a path, whose keys and values have four bytes.
 fn pinned_numbers(path: &Path, kind: u32) -> io::Result<OwnedFd> {
     match pinned_map(path, kind)? {
         (fd, [4, 4, _]) => Ok(fd),
@@ -375,7 +375,7 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
     pub fn get(&self, key: &[u64; KEY]) -> Option<[u64; VALUE]> {
         let mut value = [0_u64; VALUE];
         let to = ptr::from_mut(&mut value).expose_provenance() as u64;
-        // SAFETY: the kernel writes as many bytes as the map was made for, and nobody else has them.
+        // SAFETY: the kernel writes as many bytes as the map was made for, and no other code uses them.
         let found = unsafe { self.element(BPF_MAP_LOOKUP_ELEM, key, to) };
         found.ok().map(|()| value)
     }
@@ -406,7 +406,7 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
     fn key_after(&self, key: Option<&[u64; KEY]>) -> io::Result<Option<[u64; KEY]>> {
         let mut next = [0_u64; KEY];
         let to = ptr::from_mut(&mut next).expose_provenance() as u64;
-        // SAFETY: the kernel writes as many bytes as a key has, and nobody else has them.
+        // SAFETY: the kernel writes as many bytes as a key has, and no other code uses them.
         match unsafe { self.element(BPF_MAP_GET_NEXT_KEY, key, to) } {
             Ok(()) => Ok(Some(next)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -522,7 +522,7 @@ impl MapPlace {
 
 /// Programs for tail calls, by their numbers.
 ///
-/// The kernel empties it when no descriptor and no name of it is left.
+/// The kernel empties the map when its last descriptor and its last name are removed.
 #[derive(Debug)]
 pub struct ProgramArray {
     fd: OwnedFd,
@@ -571,7 +571,7 @@ impl ProgramArray {
     }
 }
 
-/// Asks for something about an entry of a map of programs or maps.
+/// Makes a request about an entry of a map of programs or maps.
 fn place(map: &OwnedFd, command: libc::c_long, key: u32, value: u32) -> io::Result<()> {
     let mut request = Element {
         map: number(map),
@@ -612,7 +612,7 @@ pub fn shared_table(
     Memory::new(layout, regions).map_err(io::Error::other)
 }
 
-/// Makes a map of the given number of entries, with the given sizes of keys and values.
+/// Creates a map with the given number of entries, and the given sizes of keys and values.
 fn create_map(
     name: &str,
     kind: u32,

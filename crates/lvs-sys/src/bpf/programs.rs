@@ -1,4 +1,4 @@
-//! Programs, and the links that hold them where they are run.
+//! Programs, and the links that attach them.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -77,8 +77,8 @@ const BPF_XDP: u32 = 37;
 /// By the driver itself, not behind it.
 const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 const BPF_F_BEFORE: u32 = 1 << 3;
-/// In the flags of a trial: the frame comes with a sum over all of it, as some cards make it, and
-/// the kernel looks whether that still holds afterwards (Linux 6.16).
+/// In the flags of a test run: the frame has a checksum over all of it, as some network cards
+/// provide, and the kernel checks afterwards whether it is still right (Linux 6.16).
 const BPF_F_TEST_SKB_CHECKSUM_COMPLETE: u32 = 1 << 2;
 /// Size of the verifier's log.
 const LOG: usize = 1 << 20;
@@ -110,15 +110,15 @@ impl ProgramKind {
     }
 }
 
-/// A program in the kernel. It lives as long as this value and what it is attached to.
+/// A program in the kernel. It exists as long as this value and its attachments.
 #[derive(Debug)]
 pub struct Program {
     pub(super) fd: OwnedFd,
     kind: ProgramKind,
 }
 
-/// A program at an interface. Unless it is pinned, it goes with this value, with the interface, or
-/// with the process.
+/// A program at an interface. Unless it is pinned, it is detached with this value, with the
+/// interface, or with the process.
 #[derive(Debug)]
 pub struct ProgramLink {
     fd: OwnedFd,
@@ -407,7 +407,7 @@ mod tests {
     use super::*;
     use crate::is_root_of_all;
 
-    /// As long as the kernel takes them at all, so that checking it takes a while.
+    /// The longest program that the kernel accepts, so that the check takes time.
     fn long_program() -> Vec<Instruction> {
         let zero = Instruction {
             code: 0xb7,

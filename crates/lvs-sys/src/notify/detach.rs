@@ -8,7 +8,7 @@ use std::{fs, io};
 pub enum Side {
     /// The process that called it, with its own number.
     Caller,
-    /// The new one: it has a session of its own, and no terminal can interrupt it.
+    /// The new process: it has its own session, and no terminal can interrupt it.
     Detached,
 }
 

@@ -1,6 +1,6 @@
-//! The filter that decides which calls are noticed.
+//! The filter that selects the calls to report.
 //!
-//! It sees the arguments of a call and no memory. So it notices calls by the numbers of
+//! It can read the arguments of a call and no memory. So it selects calls by the numbers of
 //! descriptors: the supervisor places the sockets of generic netlink in a high range.
 
 use std::ops::Range;
@@ -28,12 +28,12 @@ pub const IPVS_OPTIONS: Range<u32> = 1152..1168;
 pub struct Places {
     /// Numbers at which sending is noticed.
     pub plain: Range<u32>,
-    /// Numbers, after those of `plain`, at which receiving is noticed too.
+    /// Numbers, after those of `plain`, at which receiving is also reported.
     pub strict: Range<u32>,
 }
 
 impl Places {
-    /// Numbers below 1,024, so that `select` takes them.
+    /// Numbers below 1,024, so that `select` accepts them.
     const END: u32 = 1024;
     /// Numbers of each kind.
     const EACH: u32 = 32;

@@ -12,8 +12,8 @@ const PIECES: usize = 1024;
 /// Rounds before identifications are used again.
 const ROUNDS: u16 = 1000;
 
-/// Datagrams one after the other, each whole but for its last piece; then all last pieces at once,
-/// so that as many datagrams as the director has taken in come out of one batch.
+/// Datagrams whose last pieces are missing at first; then all last pieces at once, so that one
+/// batch completes all stored datagrams.
 pub(super) struct TinyFragments {
     ipv6: bool,
     datagrams: u16,

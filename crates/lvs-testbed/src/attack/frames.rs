@@ -1,4 +1,4 @@
-//! Frames of attacks: made by another crate, then changed in place, each with its checksums.
+//! Frames of attacks: built by another crate, then changed in place, each with its checksums.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -61,7 +61,7 @@ pub(super) fn ethernet(target: &Target, ip: &[u8]) -> Frame {
     frame
 }
 
-/// An aggregate of segments of this size.
+/// A super-packet of segments of this size.
 pub(super) fn aggregate(mut frame: Frame, kind: SegmentKind, size: u16) -> Frame {
     frame.offload = Offload {
         segments: Some(Segments {

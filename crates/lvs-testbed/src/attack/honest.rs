@@ -13,7 +13,7 @@ use crate::content;
 use crate::load::{LoadOptions, WrongByte, fetch};
 use crate::netns::Host;
 
-/// Size of what a new connection asks for, and of a download.
+/// Size of the answer to a new connection, and of a download.
 pub(super) const SMALL: usize = 1024;
 pub(super) const LARGE: usize = 1 << 20;
 /// Threads that open connections: more than are open at a time as long as all is well.
@@ -58,7 +58,7 @@ pub struct Honest {
     pub silence_ms: f64,
     /// Of all these, answers with a byte that is not as it should be.
     pub wrong: u64,
-    /// The first of what went wrong.
+    /// The first error.
     pub error: Option<String>,
 }
 

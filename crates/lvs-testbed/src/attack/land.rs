@@ -1,4 +1,4 @@
-//! Packets whose answers would come back to the director.
+//! Packets whose answers would return to the director.
 
 use lvs_packet::frame::Frame;
 

@@ -62,11 +62,11 @@ impl Attack {
     }
 }
 
-/// By what means.
+/// The means of an attack.
 enum Means {
     /// Frames on the clients' link.
     Frames(fn(&Target) -> Box<dyn Volley>),
-    /// Users of the director's host without any rights.
+    /// Unprivileged users of the director's host.
     Users(fn(&Site, Duration) -> Result<u64>),
     /// The dataplane's log is a full pipe without a reader, while much is logged, and so is the
     /// output of `lvsadm`.
@@ -280,7 +280,7 @@ pub struct Outcome {
     pub sent: u64,
     /// The dataplane's memory before the attack, in kilobytes.
     pub idle_kb: u64,
-    /// The most that it was.
+    /// Maximum of that it was.
     pub peak_kb: u64,
     /// Number of packets that the dataplane has dropped, by reason.
     pub drops: BTreeMap<String, u64>,

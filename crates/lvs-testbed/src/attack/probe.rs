@@ -1,8 +1,8 @@
 //! Delays of single packets during an attack: datagrams to an echo service at a steady rate, over
 //! one connection.
 //!
-//! Both ends run with a real-time priority, so that what is measured is the director and the links,
-//! not how long the ends wait for a processor.
+//! Both ends run with a real-time priority, so that the result is the delay of the director and the
+//! links, without the waiting times of the ends for a processor.
 
 use std::fs;
 use std::net::{SocketAddr, UdpSocket};
@@ -17,7 +17,8 @@ use crate::programs;
 
 /// The command that runs a program in real time, so that its own delays do not count.
 pub(super) const REAL_TIME: [&str; 3] = ["chrt", "--fifo", "10"];
-/// Time after which an answer counts as lost. Beside other tests, a process may wait for seconds for a processor.
+/// Time after which an answer counts as lost. On a busy machine, a process may wait for a processor
+/// for seconds.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of a datagram: its number.
 const LEN: usize = 8;
@@ -52,8 +53,8 @@ pub struct Delays {
     pub longest_ms: f64,
     /// Number of datagrams that took more than 5 ms.
     pub over_5_ms: u64,
-    /// How long the processors ran something else than this machine meanwhile, where it is a
-    /// virtual one (`steal` of proc_stat(5), of all processors).
+    /// Time in which the hypervisor ran other guests on the processors of this virtual machine
+    /// (`steal` of proc_stat(5), of all processors).
     pub stolen_ms: u64,
 }
 

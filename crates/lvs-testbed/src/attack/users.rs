@@ -1,4 +1,4 @@
-//! Users of the director's host without any rights, at the control socket.
+//! Unprivileged users of the director's host, at the control socket.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::linux::net::SocketAddrExt;

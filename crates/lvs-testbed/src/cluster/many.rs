@@ -147,7 +147,7 @@ impl Lab {
     }
 
     /// Shows progress to a user.
-    fn tell(&self, words: &str) {
+    fn show_progress(&self, words: &str) {
         if self.options.live {
             eprintln!("\n--- {words}");
         }
@@ -242,7 +242,7 @@ impl Lab {
     fn change(&mut self, scenario: Scenario, downloads: u64) -> Result<Vec<u64>> {
         match scenario {
             Scenario::Alone => std::thread::sleep(Duration::from_secs(2)),
-            _ => self.wait_told(downloads)?,
+            _ => self.wait_replicated(downloads)?,
         }
         Ok(match scenario {
             Scenario::Calm => Vec::new(),
@@ -289,16 +289,16 @@ impl Lab {
                 vec![taken]
             }
             Scenario::Partition => {
-                self.tell("the synchronisation network fails at director 3");
+                self.show_progress("the synchronisation network fails at director 3");
                 self.directors[2].host.sh("ip link set eth1 down")?;
-                self.wait_said(1, "10.9.0.3:8848", "not heard for")?;
+                self.wait_said(1, "10.9.0.3:8848", "silent for")?;
                 self.wait_said(3, "10.9.0.1:8848", "silent")?;
                 self.directors[2].host.sh("ip link set eth1 up")?;
                 self.wait_in_step()?;
                 vec![self.there_and_back(3)?]
             }
             Scenario::Stopped => {
-                self.tell("director 3: SIGSTOP of the dataplane");
+                self.show_progress("director 3: SIGSTOP of the dataplane");
                 let dataplane = super::dataplane_of(&self.directors[2].host)?;
                 let begun = Instant::now();
                 kill(dataplane, Signal::SIGSTOP)?;
@@ -380,9 +380,9 @@ impl Lab {
     }
 
     /// Waits until every director has all connections.
-    fn wait_told(&self, downloads: u64) -> Result<()> {
+    fn wait_replicated(&self, downloads: u64) -> Result<()> {
         let all = |known: &[Option<u64>]| known.iter().all(|known| *known == Some(downloads));
-        self.wait_known("all directors to know all connections", "", all)
+        self.wait_known("all directors to have all connections", "", all)
             .map(drop)
     }
 
@@ -425,8 +425,8 @@ impl Lab {
         }
     }
 
-    /// A server gets no new connections any more, on every director: those that it has are what
-    /// the scheduler would choose otherwise.
+    /// Takes a server out of service on every director: its connections are those that the
+    /// scheduler would choose otherwise.
     fn drain(&self) -> Result<()> {
         let (server, service) = self.drained();
         for director in &self.directors {
@@ -442,7 +442,7 @@ impl Lab {
 
     /// Maintenance of a director, until it is withdrawn, and its end.
     fn there_and_back(&mut self, number: usize) -> Result<u64> {
-        self.tell(&format!("director {number}: maintenance on"));
+        self.show_progress(&format!("director {number}: maintenance on"));
         let taken = self.timed(number, |director| {
             director.lvsd(&["maintenance", "on"]).map(drop)
         })?;
@@ -450,14 +450,14 @@ impl Lab {
         director.wait_standing("withdrawn")?;
         std::thread::sleep(Duration::from_secs(1));
         director.lvsd(&["maintenance", "off"])?;
-        self.tell(&format!("director {number}: maintenance off"));
+        self.show_progress(&format!("director {number}: maintenance off"));
         self.wait_used(&[1, 2, 3])?;
         Ok(taken)
     }
 
     fn kill_dataplane(&mut self, number: usize) -> Result<u64> {
         let dataplane = super::dataplane_of(&self.directors[number - 1].host)?;
-        self.tell(&format!("director {number}: kill -9 of the dataplane"));
+        self.show_progress(&format!("director {number}: kill -9 of the dataplane"));
         self.timed(number, |_| {
             kill(dataplane, Signal::SIGKILL).context("kill the dataplane")
         })
@@ -687,7 +687,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_and_routes_are_read() {
+    fn ping_times_and_routes_are_parsed() {
         let line = "[2026-11-23T01:02:03.000004] 203.0.113.10 proto bird metric 32 \\\tnexthop via 192.0.2.1 dev eth1 weight 1";
         assert_eq!(stamp(line), Some(3_723_000_004));
         assert!(uses(line, 1) && !uses(line, 2));

@@ -162,11 +162,11 @@ pub struct Outcome {
     pub broken: u64,
     /// Segments that servers had to send again.
     pub retransmissions: u64,
-    /// The longest time in which a download that came to its end got nothing, in milliseconds.
+    /// The longest time without data of a download that completed, in milliseconds.
     pub stall_ms: u64,
     /// In 99 of 100 downloads, the longest time without anything was shorter, in milliseconds.
     pub stall_p99_ms: u64,
-    /// Packets that directors dropped, by reason, of those that live at the end.
+    /// Packets that directors dropped, by reason, of the directors that run at the end.
     pub lost: BTreeMap<String, u64>,
     /// Resets that servers answered packets of connections with that they do not have.
     pub misdirected: u64,

@@ -278,7 +278,7 @@ impl Lab {
         Ok(text)
     }
 
-    /// The IPv6 address moves with the other one.
+    /// Checks that the IPv6 address moves together with the IPv4 address.
     fn ask_by_ipv6(&self) -> Result<()> {
         if !self.has_ipv6() {
             return Ok(());
@@ -368,7 +368,7 @@ impl Lab {
     }
 
     /// Shows progress to a user.
-    fn tell(&self, words: &str) {
+    fn show_progress(&self, words: &str) {
         if self.live {
             eprintln!("\n--- {words}");
         }
@@ -384,7 +384,7 @@ impl Lab {
     fn wait_active(&self, index: usize) -> Result<()> {
         wait_until("a director to be active", LIMIT, || self.is_active(index))
             .with_context(|| self.logs())?;
-        self.tell(&format!("director {} is active", index + 1));
+        self.show_progress(&format!("director {} is active", index + 1));
         Ok(())
     }
 
@@ -452,9 +452,9 @@ impl Lab {
                 vec![outage]
             }
             Scenario::Partition => {
-                self.tell("the directors do not hear each other's synchronisation");
+                self.show_progress("the directors do not hear each other's synchronisation");
                 super::lose_sync(&self.directors[1].host, None)?;
-                for (index, words) in [(0, "not heard for"), (1, "silent")] {
+                for (index, words) in [(0, "silent for"), (1, "silent")] {
                     let peer = format!("{}:8848", ["192.0.2.2", "192.0.2.1"][index]);
                     let host = &self.directors[index].host;
                     self.said
@@ -466,7 +466,7 @@ impl Lab {
             }
             Scenario::Stopped => vec![self.outage(|lab| lab.stop_for_3_s(0), 1)?],
             Scenario::Loss => {
-                self.tell("5 of 100 packets of the synchronisation are lost");
+                self.show_progress("5 of 100 packets of the synchronisation are lost");
                 for host in self.hosts() {
                     super::lose_sync(host, Some(5))?;
                 }
@@ -495,7 +495,7 @@ impl Lab {
                 let servers = self.site.servers.len();
                 super::wait_etcd(&self.hosts(), true, servers)?;
                 for index in 0..2 {
-                    self.tell(&format!("director {}: etcd is lost", index + 1));
+                    self.show_progress(&format!("director {}: etcd is lost", index + 1));
                     super::lose_etcd(&self.directors[index].host)?;
                     super::wait_etcd(&[&self.directors[index].host], false, servers)?;
                     let other = &self.directors[1].host;
@@ -527,7 +527,7 @@ impl Lab {
 
     /// Stops the dataplane of the active director for three seconds.
     fn stop_for_3_s(&mut self, index: usize) -> Result<()> {
-        self.tell(&format!("director {}: SIGSTOP of the dataplane", index + 1));
+        self.show_progress(&format!("director {}: SIGSTOP of the dataplane", index + 1));
         let dataplane = super::dataplane_of(&self.directors[index].host)?;
         let begun = Instant::now();
         kill(dataplane, Signal::SIGSTOP)?;
@@ -546,7 +546,7 @@ impl Lab {
 
     /// Drops packets that the director itself sends to servers; forwarded packets pass.
     fn blind(&mut self, index: usize) -> Result<()> {
-        self.tell(&format!("director {}: finds its servers down", index + 1));
+        self.show_progress(&format!("director {}: finds its servers down", index + 1));
         let servers = 0..self.site.servers.len();
         let servers: Vec<String> = servers
             .map(|server| self.site.real_address(server).to_string())
@@ -560,7 +560,7 @@ impl Lab {
     }
 
     fn maintenance(&mut self, index: usize, what: &str) -> Result<()> {
-        self.tell(&format!("director {}: maintenance {what}", index + 1));
+        self.show_progress(&format!("director {}: maintenance {what}", index + 1));
         if self.kind == Balancer::HaProxy {
             let value = if what == "on" { "-100\n" } else { "0\n" };
             return Ok(fs::write(self.directors[index].files.join("track"), value)?);
@@ -593,7 +593,7 @@ impl Lab {
 
     /// Cuts a director off, as a power failure does.
     fn kill(&mut self, index: usize) -> Result<()> {
-        self.tell(&format!(
+        self.show_progress(&format!(
             "director {}: kill -9 of everything, links down",
             index + 1
         ));
@@ -621,7 +621,7 @@ impl Lab {
 
     /// Restarts the host, with its initial configuration.
     fn come_back(&mut self, index: usize) -> Result<()> {
-        self.tell(&format!(
+        self.show_progress(&format!(
             "director {}: comes back with an empty table",
             index + 1
         ));

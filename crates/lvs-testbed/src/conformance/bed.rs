@@ -37,7 +37,7 @@ use crate::kernel_path::{Noting, Programs, listing, without_id};
 pub(super) const CLIENTS: PortId = PortId(0);
 /// The link to the servers.
 pub(super) const SERVERS: PortId = PortId(1);
-/// The way to the host's own stack.
+/// The port to the host's network stack.
 pub(super) const HOST: PortId = PortId(2);
 
 pub(super) const CLIENT_SIDE: Mac = Mac([2, 0, 0, 0, 0, 0xc1]);
@@ -51,7 +51,7 @@ const CLIENT_SIDE_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xff, 0, 0, 0, 0, 0, 1
 const GATEWAY_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xff, 0, 0, 0, 0, 0, 2);
 const SERVER_SIDE_ADDR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 1, 0, 0, 0, 0, 0, 0xffff);
 
-/// Greatest number of times that a packet may come back from the host; more is a loop.
+/// Maximum of times that the host may send a packet back; more is a loop.
 const ROUNDS: usize = 8;
 
 pub(super) const fn port_name(port: PortId) -> &'static str {
@@ -124,7 +124,7 @@ fn mark(marks: &[MarkRule], tuple: &lvs_core::Tuple) -> u32 {
     }
 }
 
-/// A frame that left.
+/// A sent frame.
 #[derive(Clone, Debug)]
 pub(super) struct Emitted {
     pub(super) port: PortId,
@@ -159,7 +159,7 @@ pub(super) struct Bed {
     output: Output,
     host: Host,
     emitted: Vec<Emitted>,
-    /// The programs of the kernel fast path, which see each frame first.
+    /// The programs of the kernel fast path, which receive each frame first.
     programs: Option<Programs>,
     /// The size of the connection table.
     connections: usize,
@@ -324,7 +324,7 @@ impl Bed {
         Ok(())
     }
 
-    /// A server whose link-layer address is made of its address, on whichever link.
+    /// A server whose link-layer address is derived from its address, on its link.
     pub(super) fn make_neighbour(&mut self, addr: IpAddr) {
         for port in [CLIENTS, SERVERS] {
             let (_, net) = self.change();
@@ -405,7 +405,7 @@ impl Bed {
         self.trace(&[]);
     }
 
-    /// A frame arrives on a link; what leaves until everything has come to rest.
+    /// Injects a frame on a link; returns all frames that are sent as a result.
     pub(super) fn inject(&mut self, port: PortId, frame: &[u8]) -> Vec<Emitted> {
         self.arrive(port, frame, ROUNDS);
         let emitted = std::mem::take(&mut self.emitted);
@@ -413,7 +413,7 @@ impl Bed {
         emitted
     }
 
-    /// Notes what has left, and what is listed now; of many connections now and then.
+    /// Records the sent frames, and the present listing; with many connections only sometimes.
     fn trace(&self, emitted: &[Emitted]) {
         const MANY: usize = 64;
         let mut seen = self.seen.lock();
@@ -430,8 +430,8 @@ impl Bed {
         seen.trace.push(all);
     }
 
-    /// Shows a frame to the programs of the kernel fast path; `false` if it is left to the packet
-    /// path.
+    /// Passes a frame to the programs of the kernel fast path; `false` if they pass it to the
+    /// packet path.
     fn is_forwarded(&mut self, port: PortId, frame: &[u8]) -> bool {
         let Some(programs) = self.programs.as_mut().filter(|_| port != HOST) else {
             return false;
@@ -463,7 +463,7 @@ impl Bed {
         }
     }
 
-    /// Passes a frame through the packet path, and to the host what the host gets to see.
+    /// Passes a frame through the packet path, and the host's copies to the host.
     fn arrive(&mut self, port: PortId, frame: &[u8], rounds: usize) {
         if rounds == 0 {
             return;
@@ -553,7 +553,7 @@ impl Bed {
             .local_clients_intercepted(&env, self.now, &mut self.output);
     }
 
-    /// Whether the host does not get its copy of a packet that came on a link.
+    /// Whether a packet from a link is intercepted, so that the host does not get a copy.
     fn is_intercepted(&self, ip: &[u8]) -> bool {
         let Ok(packet) = parse::ip(ip, false) else {
             return true;

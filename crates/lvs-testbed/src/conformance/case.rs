@@ -262,7 +262,7 @@ pub(super) fn configure_server(config: &mut ServerConfig, value: &Value) -> anyh
     Ok(())
 }
 
-/// A rule of the recorder's that marks packets, as one of the dataplane's.
+/// A rule of the recorder that marks packets, as a rule of the dataplane.
 pub(super) fn mark_rule(value: &Value) -> anyhow::Result<MarkRule> {
     let ports = match value.get("dports") {
         None => Vec::new(),

@@ -26,7 +26,7 @@ const LOOPBACK_MTU: u32 = 65_536;
 /// Broadcast addresses of the test bed's networks.
 const BROADCASTS: [[u8; 4]; 3] = [[127, 255, 255, 255], [10, 255, 0, 255], [10, 1, 255, 255]];
 
-/// A dataplane in memory: its packets are what a test injects, its clock is moved by the test.
+/// A dataplane in memory. A test injects its packets and sets its clock.
 #[derive(Debug)]
 pub struct MemoryDataplane(Mutex<Bed>);
 
@@ -62,14 +62,14 @@ impl MemoryDataplane {
         Ok(self.bed().set_up(config)?)
     }
 
-    /// Moves the clock to so long after the start. An earlier time leaves it alone.
+    /// Sets the clock to this time after the start. An earlier time changes nothing.
     pub(crate) fn advance_to(&self, time: Duration) {
         let mut bed = self.bed();
         let left = (Instant::ZERO + time).saturating_since(bed.now);
         bed.wait(left);
     }
 
-    /// A frame arrives on a link of the test bed; what leaves is not kept.
+    /// Injects a frame on a link of the test bed; sent frames are discarded.
     pub(crate) fn inject(&self, link: &str, frame: &[u8]) -> Result<()> {
         let port = port_named(link).with_context(|| format!("the test bed has no link {link}"))?;
         self.bed().inject(port, frame);

@@ -118,7 +118,7 @@ pub(super) fn sctp(src: SocketAddr, dst: SocketAddr, chunks: &str) -> anyhow::Re
     Ok(ip(src.ip(), dst.ip(), Protocol::SCTP.0, &l4))
 }
 
-/// The type of a chunk, and the length of what follows its header.
+/// The type of a chunk, and the length of the data after its header.
 fn sctp_chunk(name: &str) -> anyhow::Result<(u8, u8)> {
     Ok(match name {
         "DATA" => (0, 16),

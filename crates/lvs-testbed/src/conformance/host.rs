@@ -18,7 +18,7 @@ use lvs_packet::wire::{be16, decrement_ttl, ip_options, ipv4, ipv6, is_ipv6, put
 /// Result of a packet at the host.
 #[derive(Debug, Default)]
 pub(super) struct Done {
-    /// Packets of its own.
+    /// Packets that the host itself sends.
     pub(super) sent: Vec<Vec<u8>>,
     /// Forwarded packets of other hosts.
     pub(super) forwarded: Vec<Vec<u8>>,
@@ -37,7 +37,7 @@ impl Done {
 #[derive(Debug, Default)]
 pub(super) struct Host {
     reassembler: Reassembler,
-    /// Whether it has SCTP; what that answers is not recorded.
+    /// Whether it has SCTP, whose answers are not recorded.
     pub(super) sctp: bool,
     /// Path MTUs to servers that routers have reported, if they are smaller than an ICMP error may
     /// be.
@@ -153,7 +153,7 @@ impl Host {
         })
     }
 
-    /// Local delivery. A host without IPsec does not look behind its headers.
+    /// Local delivery. A host without IPsec does not read behind the headers of IPsec.
     fn deliver(&self, ip: &[u8], packet: &Packet) -> Done {
         let unknown = packet.is_ipv6()
             && ipv6::walk(ip).is_some_and(|chain| chain.named_at != ipv6::unknown_at(ip));

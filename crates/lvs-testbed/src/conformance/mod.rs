@@ -171,7 +171,7 @@ fn run_case(case: &Value, through: Through) -> (Outcome, Forwarded) {
     (outcome, forwarded)
 }
 
-/// Replays a case to its end; gives what there is not.
+/// Replays a case to its end; returns the names of missing features.
 fn replay_all(case: &Value, log: &mut Log) -> Result<(), String> {
     match replay(case, log) {
         Err(Halt::Unsupported(what)) => Err(what),

@@ -406,7 +406,7 @@ fn compare_proc(bed: &Bed, step: &Value, log: &mut Log) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Lines, each with those that belong to it, sorted. The number in column `expires` is taken out.
+/// Sorted lines, each with the lines that belong to it. The number in column `expires` is removed.
 fn blocks(text: &str, expires: Option<usize>) -> Vec<(String, i64)> {
     let mut blocks: Vec<(String, i64)> = Vec::new();
     for line in text.lines() {

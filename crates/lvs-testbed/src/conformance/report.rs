@@ -21,7 +21,7 @@ pub enum Through {
 pub(super) struct Seen {
     /// Whether a trace is required.
     pub(super) traced: bool,
-    /// After each frame and each wait: what has left, and what is listed.
+    /// The sent frames and the listing after each frame and each wait.
     pub(super) trace: Vec<Vec<String>>,
     /// Packets that the programs have forwarded.
     pub(super) forwarded: Forwarded,
@@ -40,7 +40,7 @@ impl SharedSeen {
 /// A difference from the kernel.
 #[derive(Clone, Debug)]
 pub(super) struct Mismatch {
-    /// Number of the step, from 0, and what the recording calls it.
+    /// Number of the step, from 0, and its name in the recording.
     pub(super) step: String,
     pub(super) what: String,
     pub(super) expected: String,

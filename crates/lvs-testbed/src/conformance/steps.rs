@@ -1,5 +1,5 @@
-//! Connections by their ends (schemas A and B): each step becomes frames, and where they went is
-//! read from frames.
+//! Connections by their addresses (schemas A and B): each step becomes frames, and the destinations
+//! are read from sent frames.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -21,7 +21,7 @@ const ACK: u8 = 0x10;
 const FIN: u8 = 0x01;
 const RST: u8 = 0x04;
 
-/// Every server that a case has had, for telling by an address alone which one a frame went to.
+/// Every server of a case, to find the server of a frame by its address alone.
 #[derive(Debug, Default)]
 pub(super) struct Known(HashSet<SocketAddr>);
 
@@ -102,7 +102,7 @@ struct Replay<'a> {
     proto: Option<&'a str>,
     unrecorded: HashSet<&'a str>,
     random: bool,
-    /// Sums of counts are those of the recording although servers were chosen at random.
+    /// Sums of counts must equal those of the recording although servers are chosen at random.
     sums: bool,
     /// Servers have thresholds.
     limited: bool,

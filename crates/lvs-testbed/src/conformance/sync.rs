@@ -1,4 +1,5 @@
-//! Connection synchronisation (schema I): what a master sends, what a backup makes of it.
+//! Connection synchronisation (schema I): the messages of a master, and the resulting state of a
+//! backup.
 
 use std::net::SocketAddr;
 use std::time::Duration;

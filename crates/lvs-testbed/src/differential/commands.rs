@@ -21,8 +21,8 @@ fd00:0:77::1 www6.example.test
 fd00:1::77:1 rs6.example.test
 ";
 
-/// Services' addresses. Not three of them far from each other: ipvsadm's order of such is not
-/// transitive.
+/// Services' addresses. No three of them are far from each other, because the order of ipvsadm is
+/// not transitive for such addresses.
 const VIRTUAL: [&str; 22] = [
     "10.0.0.1:80",
     "10.0.0.1:443",

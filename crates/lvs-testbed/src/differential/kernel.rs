@@ -19,7 +19,8 @@ const LINKS: [(&str, &str); 2] = [("cl", "02:00:00:00:00:c1"), ("sv", "02:00:00:
 /// `VIRTIO_NET_HDR_F_NEEDS_CSUM`.
 const NEEDS_CHECKSUM: u8 = 1;
 
-/// Settings of the namespace, below `/proc/sys/net`. What is not there, this kernel does not have.
+/// Settings of the namespace, below `/proc/sys/net`. A missing file is a feature that this kernel
+/// does not have.
 const SETTINGS: [(&str, &str); 17] = [
     ("ipv4/ip_forward", "1"),
     ("ipv6/conf/all/forwarding", "1"),
@@ -40,7 +41,7 @@ const SETTINGS: [(&str, &str); 17] = [
     ("ipv4/conf/default/arp_notify", "0"),
 ];
 
-/// A frame that left, and by which link.
+/// A sent frame and its link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Emitted {
     pub(super) device: &'static str,
@@ -89,7 +90,7 @@ fn checked(program: &str, arguments: &[&str], input: &str) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Writes a setting of this thread's network namespace; whether there is such a one.
+/// Writes a setting of this thread's network namespace; returns whether the setting exists.
 fn set(name: &str, value: &str) -> anyhow::Result<bool> {
     match fs::write(format!("/proc/sys/net/{name}"), value) {
         Ok(()) => Ok(true),
@@ -267,7 +268,7 @@ impl Kernel {
         checked("ipvsadm", &["-R"], &(line + "\n"))
     }
 
-    /// A frame arrives on a link; what leaves.
+    /// Injects a frame on a link; returns the sent frames.
     pub(super) fn inject(&self, device: &str, frame: &[u8]) -> anyhow::Result<Vec<Emitted>> {
         let tap = &self.taps[usize::from(device == "sv")];
         match tap.write(&[0; 10], frame) {
@@ -278,8 +279,8 @@ impl Kernel {
         self.drain()
     }
 
-    /// Takes the sent packets, without requests for neighbours, reports of groups and other packets
-    /// to all hosts.
+    /// Removes and returns the sent packets, without requests for neighbours, reports of groups and
+    /// other packets to all hosts.
     pub(super) fn drain(&self) -> anyhow::Result<Vec<Emitted>> {
         let mut emitted = Vec::new();
         for (tap, (device, _)) in self.taps.iter().zip(LINKS) {

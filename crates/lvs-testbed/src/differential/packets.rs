@@ -1,4 +1,4 @@
-//! Packet cases: one service, and everything that its director may meet.
+//! Packet cases: one service, and all kinds of packets to its director.
 
 pub(super) mod ftp;
 mod traffic;

@@ -1,4 +1,4 @@
-//! Writes down what the kernel that runs here does with cases, in the format of the recordings.
+//! Records the behaviour of the running kernel in cases, in the format of the recordings.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -17,7 +17,7 @@ const GRE: Protocol = Protocol(47);
 
 /// Observations of one run of a case.
 struct Run {
-    /// For each step, what left.
+    /// The sent frames of each step.
     out: Vec<Vec<Emitted>>,
     /// Connections and counters at the end.
     end: [Value; 2],
@@ -67,7 +67,7 @@ fn tunnel_ports(config: &Value) -> Vec<u16> {
 /// A field of a frame that may vary: offset, length, name.
 type Field = (usize, usize, &'static str);
 
-/// Whether an address is one of the director's on its links.
+/// Whether an address is an address of the director on its links.
 fn is_directors(addr: IpAddr) -> bool {
     match addr {
         IpAddr::V4(addr) => {
@@ -202,7 +202,7 @@ fn without_echoed_options(frame: Vec<u8>) -> Option<Vec<u8>> {
     (total < LONGEST_ERROR).then_some(plain)
 }
 
-/// Records a case of packets: twice, to see what varies.
+/// Records a case of packets twice, to find the parts that vary.
 pub(super) fn record(case: &Value) -> anyhow::Result<Recorded> {
     let tunnels = tunnel_ports(case.get("config").context("no config")?);
     let (one, other) = (run(case)?, run(case)?);
@@ -282,7 +282,7 @@ fn has_sctp() -> bool {
     std::path::Path::new("/proc/sys/net/sctp").exists()
 }
 
-/// Whether a frame is an answer of the host's own SCTP: such a frame starts here.
+/// Whether a frame is an answer of the host's own SCTP stack, which begins with this frame.
 fn is_own_sctp(frame: &[u8]) -> bool {
     let ip = frame.get(IP..).unwrap_or_default();
     match ip.first().map(|first| first >> 4) {

@@ -31,13 +31,13 @@ pub const TARGETS: [Target; 6] = [
     ("replies", replies),
 ];
 
-/// A configuration and frames, through the packet path in memory: each frame has one fate, what
-/// leaves is right, and nothing is left in the end.
+/// Passes a configuration and frames through the dataplane in memory: each frame has one fate, each
+/// sent frame is right, and all memory is free at the end.
 pub fn pipeline(bytes: &[u8]) {
     squall(bytes);
 }
 
-/// Gives the bytes, as a real server's answer to a health check, to every parser of such answers.
+/// Passes the bytes, as a real server's answer to a health check, to every parser of such answers.
 pub fn replies(bytes: &[u8]) {
     lvsd::health::probe::fuzz::reply(bytes);
     lvsd::sources::fuzz_dns(bytes);
@@ -170,8 +170,8 @@ pub fn peer_decode(bytes: &[u8]) {
     );
 }
 
-/// The digests of a peer's services: what is read is written as it was, and does not differ from
-/// itself.
+/// Decodes the digests of a peer's services: encoding returns the same bytes, and a comparison with
+/// themselves finds no difference.
 fn peer_services(bytes: &[u8]) {
     // Keys with a kind and a protocol that there are, and zeros where they are needed.
     let mut sent = bytes.to_vec();
@@ -198,8 +198,8 @@ fn peer_services(bytes: &[u8]) {
     assert_eq!(heard.compare(&heard).count(), 0);
 }
 
-/// A backup reads and applies synchronisation messages. Whatever they contain, the connections end
-/// one day and the servers are free.
+/// A backup reads and applies synchronisation messages with any content. In the end all connections
+/// have expired, and servers have no references.
 pub fn sync_decode(bytes: &[u8]) {
     let (&choice, rest) = bytes.split_first().unwrap_or((&0, &[]));
     // Most random lengths are wrong and stop the reader: make them right, or leave them.

@@ -26,7 +26,7 @@ const STATES: [&str; 11] = [
 ];
 const TIMEOUTS: [u64; 11] = [2, 900, 120, 60, 120, 120, 10, 60, 30, 120, 120];
 /// Rows syn, fin, ack, rst; columns NO ES SS SR FW TW CL CW LA LI SA; from the client, from the
-/// server, from the client of a connection whose server was never seen.
+/// server, from the client of a connection without packets of its server.
 const TABLES: [[&str; 4]; 3] = [
     [
         "SR ES ES SR SR SR SR SR SR SR SR",
@@ -74,7 +74,7 @@ struct Record {
     overloaded: bool,
     available: bool,
     nat: bool,
-    /// In the trash: since when nothing refers to it, if that was seen.
+    /// In the trash: the time since which nothing refers to it, if known.
     trashed: Option<Option<u64>>,
     gone: bool,
 }
@@ -565,7 +565,7 @@ impl Pair {
         pair
     }
 
-    /// Checks that no connection is left at the end, for any sequence of operations.
+    /// Checks that no connection remains at the end, for any sequence of operations.
     pub fn finish(mut self) {
         self.apply(&Op::Wait(10_000));
         assert!(self.director.shard.is_empty());

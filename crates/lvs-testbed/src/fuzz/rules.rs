@@ -16,7 +16,7 @@ use lvsd::convert::{Options, SourceFormat, convert};
 
 use crate::conformance::MemoryDataplane;
 
-/// The dataplane that takes the calls: in memory, so that it needs no privileges.
+/// The dataplane that receives the calls: in memory, so that it needs no privileges.
 static DATAPLANE: LazyLock<(Arc<MemoryDataplane>, Handle, SocketAddr)> = LazyLock::new(|| {
     // A thread of its control socket that panics must not go unnoticed.
     let usual = std::panic::take_hook();
@@ -38,7 +38,7 @@ static DATAPLANE: LazyLock<(Arc<MemoryDataplane>, Handle, SocketAddr)> = LazyLoc
     (dataplane, serving.expect("the name is free"), address)
 });
 
-/// First byte from which on other programs' files are converted.
+/// The lowest first byte that selects the conversion of other programs' files.
 const CONVERSION: u8 = 250;
 
 /// The first byte selects the kind of the rest: rules in the form of `ipvsadm-save`, rules for

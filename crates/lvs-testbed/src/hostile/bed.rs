@@ -47,11 +47,11 @@ fn options(entropy: &mut Entropy<'_>) -> Options {
 pub struct Summary {
     /// Counters of the frames' fates.
     pub counters: Counters,
-    /// Packets that left with a transport checksum that the judge has found right.
+    /// Sent packets with a transport checksum that the judge has found right.
     pub right: u64,
     /// Packets that arrived with a right checksum.
     pub came_right: u64,
-    /// Number of honest fragmented datagrams that left.
+    /// Number of valid fragmented datagrams that were sent.
     pub trains: u64,
     /// Packets inside of tunnel packets that were looked at.
     pub tunnelled: u64,
@@ -64,7 +64,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Adds what another storm has shown.
+    /// Adds the results of other fuzz frames.
     pub fn add(&mut self, other: &Self) {
         self.counters += &other.counters;
         self.right += other.right;
@@ -167,7 +167,7 @@ fn tiny(ip: &[u8], parts: &Parts) -> Option<Vec<u8>> {
     (offset == 0 && ip.len() - parts.l4 < enough).then(|| ip.to_vec())
 }
 
-/// The packet path in memory. Every method panics if something that must hold does not.
+/// The dataplane in memory. Every method panics if an invariant does not hold.
 #[derive(Debug)]
 pub struct Bed {
     scene: Scene,
@@ -182,7 +182,7 @@ pub struct Bed {
     asked: Vec<(PortId, IpAddr)>,
     present: Vec<bool>,
     last: Option<(PortId, Frame)>,
-    /// The programs of the kernel fast path, which see each frame first.
+    /// The programs of the kernel fast path, which receive each frame first.
     programs: Option<Programs>,
     /// Packets on the userspace fast path; `None` if all take the slow path.
     passed: Option<u64>,
@@ -305,7 +305,7 @@ impl Bed {
     ///
     /// # Panics
     /// As [`act`](Self::act).
-    pub fn act_and_tell(&mut self, act: Act) -> Vec<(PortId, Frame)> {
+    pub fn act_and_record(&mut self, act: Act) -> Vec<(PortId, Frame)> {
         self.left = Some(Vec::new());
         self.act(act);
         self.left.take().unwrap_or_default()
@@ -329,7 +329,7 @@ impl Bed {
 
     /// The listing: connections in order, and the counters of the director, of services and
     /// servers.
-    pub fn tell(&mut self) -> Vec<String> {
+    pub fn listing(&mut self) -> Vec<String> {
         if let Some(programs) = &self.programs {
             programs.fold(&mut self.director.control);
         }
@@ -518,7 +518,7 @@ impl Bed {
 
     // --- frames ----------------------------------------------------------------------------------
 
-    /// Passes one frame through the packet path. What leaves, by port.
+    /// Passes one frame through the packet path. Returns the sent frames, by port.
     fn pass(&mut self, from: Side, frame: &Frame) -> Vec<(PortId, Frame)> {
         let port = match from {
             Side::Clients => CLIENTS,
@@ -643,7 +643,7 @@ impl Bed {
         came(ip, &offload)
     }
 
-    /// Checks all packets that left because of one packet.
+    /// Checks all packets that were sent because of one packet.
     fn judge(&mut self, came: &Came, sent: Vec<(PortId, Frame)>, shot: &Shot) {
         self.summary.came_right += u64::from(came.health == Health::Right);
         if let Err(error) = self.check_all(came, sent) {
@@ -715,7 +715,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Checks one packet that leaves.
+    /// Checks one sent packet.
     fn check(
         &mut self,
         came: &Came,
@@ -860,7 +860,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Whether the header of the packet in an ICMP error is right; true where it is not there.
+/// Whether the header of the packet in an ICMP error is right; true without such a header.
 fn quotes_right(ip: &[u8], parts: &Parts) -> bool {
     let quoted = ip.get(parts.l4 + 8..).unwrap_or_default();
     let len = usize::from(quoted.first().map_or(0, |byte| byte & 15)) * 4;
@@ -873,7 +873,7 @@ fn quotes_tunnel(ip: &[u8], parts: &Parts) -> bool {
     matches!(ip.get(parts.l4 + 8 + 9), Some(4 | 17 | 41 | 47))
 }
 
-/// Whether a packet that leaves is as correct as the packet that arrived.
+/// Whether a sent packet is as correct as the received packet.
 fn keeps(came: &Came, parts: &Parts, health: Health, ip: &[u8]) -> Result<(), String> {
     let made_here = came.protocol != Some(parts.protocol);
     let kept = match came.health {

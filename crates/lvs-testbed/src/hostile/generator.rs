@@ -33,7 +33,7 @@ pub enum Act {
         /// The datagram.
         whole: Vec<u8>,
     },
-    /// The last sent frames come back, as on a ring of switches.
+    /// The last sent frames return, as in a loop of switches.
     Loop,
     /// Time passes.
     Wait(Duration),
@@ -80,7 +80,7 @@ const SYSCTLS: [(&str, &[&str]); 16] = [
     ("conntrack", &["0", "1"]),
 ];
 
-/// Makes one act after the other.
+/// Generates one act after the other.
 #[derive(Debug)]
 pub struct Generator<'a> {
     scene: Scene,
@@ -303,7 +303,7 @@ impl<'a> Generator<'a> {
         self.datagram(offer.protocol, server, client)
     }
 
-    /// From a service to a client: what only the director itself sends.
+    /// A packet from a service to a client that only the director itself sends.
     fn own_answer(&mut self) -> Vec<u8> {
         let (client, offer, vip) = (self.client(), self.offer(), self.vip());
         self.datagram(offer.protocol, SocketAddr::new(vip, offer.port), client)
@@ -446,7 +446,7 @@ impl<'a> Generator<'a> {
         packet::icmp(src, dst, kind, code, [0, 0, a, b], &inner)
     }
 
-    /// A router's complaint about a tunnel packet of the director's.
+    /// An ICMP error of a router about a tunnel packet of the director.
     fn complaint(&mut self) -> (Side, Vec<u8>) {
         let mut inner = self.request();
         let number = self.entropy.below(self.scene.servers.len());
@@ -598,7 +598,7 @@ impl<'a> Generator<'a> {
         }
     }
 
-    /// Damages a packet, or leaves it alone.
+    /// Damages a packet, or returns it unchanged.
     fn damage(&mut self, ip: &mut Vec<u8>) {
         match self.entropy.below(24) {
             0 | 1 => self.flip(ip),

@@ -29,7 +29,7 @@ pub use twins::{twins, two_ways};
 
 pub use crate::kernel_path::Forwarded;
 
-/// Frames that one director sees before another one with other settings takes its place.
+/// Frames that one director handles before a director with other settings replaces it.
 const WATCH: u64 = 5000;
 
 /// Passes `frames` frames or more from the seed `seed` through the packet path in memory with one

@@ -1,4 +1,4 @@
-//! Whether checksums are right, computed from nothing by other crates than the packet path uses.
+//! Checks of checksums, which other crates than those of the packet path compute from scratch.
 
 use std::net::IpAddr;
 use std::sync::LazyLock;
@@ -83,8 +83,8 @@ pub struct Parts {
     pub fragment: bool,
 }
 
-/// Reads the IP header at the beginning of `ip`. `None` if it is none, if its checksum is wrong, or
-/// if its lengths contradict what is there.
+/// Reads the IP header at the beginning of `ip`. `None` if there is none, if its checksum is wrong,
+/// or if its lengths contradict the data.
 pub fn parts(ip: &[u8]) -> Option<Parts> {
     if ip.first()? >> 4 == 6 {
         return parts6(ip);
@@ -115,7 +115,7 @@ pub fn header_is_right(ip: &[u8]) -> bool {
         || ip.get(..len).is_some_and(|header| internet(header) == 0)
 }
 
-/// As [`parts`]: over the extension headers (RFC 8200 section 4), of which there may be many.
+/// As [`parts`]: after any number of extension headers (RFC 8200 section 4).
 fn parts6(ip: &[u8]) -> Option<Parts> {
     let len = 40 + usize::from(word(ip, 4)?);
     let ip = ip.get(..len)?;

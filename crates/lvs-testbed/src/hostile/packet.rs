@@ -1,5 +1,5 @@
-//! Packets of every kind, whole and with right checksums (by the [`oracle`]); what is wrong with
-//! them comes later.
+//! Valid packets of every kind, with right checksums (by the [`oracle`]); other modules damage
+//! them.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,7 +7,7 @@ use lvs_core::Protocol;
 
 use super::oracle;
 
-/// Hops of what is made here.
+/// Time to live of the generated packets.
 pub const TTL: u8 = 64;
 
 fn be(value: usize) -> [u8; 2] {

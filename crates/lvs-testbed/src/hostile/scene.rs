@@ -139,13 +139,13 @@ const fn offer(
     }
 }
 
-/// Addresses and services. Servers are on a link of their own; all other addresses are behind a
-/// gateway on the clients' link.
+/// Addresses and services. Servers are on a separate link; all other addresses are behind a gateway
+/// on the clients' link.
 #[derive(Clone, Debug)]
 pub struct Scene {
     /// The forwarding method.
     pub method: Method,
-    /// Virtual addresses: of the host, and of the dataplane's own.
+    /// Virtual addresses: one of the host, and one of the dataplane.
     pub vips: [IpAddr; 2],
     /// The director's addresses on the clients' and on the servers' link, of the version that is
     /// used there.
@@ -154,9 +154,9 @@ pub struct Scene {
     pub clients: Vec<IpAddr>,
     /// Real servers; the last one is the director itself where the versions allow it.
     pub servers: Vec<IpAddr>,
-    /// Local addresses towards servers: one of the dataplane's own, and one of the host's.
+    /// Local addresses towards servers: one of the dataplane, and one of the host.
     pub locals: [IpAddr; 2],
-    /// A router that complains.
+    /// A router that sends ICMP errors.
     pub router: IpAddr,
     /// Services, at each of the virtual addresses.
     pub offers: [Offer; 8],

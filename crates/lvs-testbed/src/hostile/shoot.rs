@@ -81,7 +81,7 @@ fn mac(text: &str) -> Result<[u8; 6]> {
         .with_context(|| format!("{text} is no link-layer address"))
 }
 
-/// The frame as it leaves here, if it belongs here.
+/// The frame to send from this host, if it belongs here.
 fn aim(shot: Shot, mac: Option<[u8; 6]>, options: &ShootOptions) -> Option<Frame> {
     let mut frame = shot.frame;
     let Some(mac) = mac else {

@@ -58,8 +58,8 @@ pub fn two_ways(method: &Method, seed: u64, frames: u64) -> u64 {
     passed
 }
 
-/// Passes frames through both of pairs, hostile ones between those of conversations, and compares
-/// frame by frame.
+/// Passes frames through both of each pair, hostile ones between those of conversations, and
+/// compares frame by frame.
 fn both<'a, E>(
     method: &'a Method,
     seed: u64,
@@ -122,11 +122,11 @@ impl<'a> Pair<'a> {
         }
     }
 
-    /// Applies an action to both; returns the frames that left.
+    /// Applies an action to both; returns the sent frames.
     fn act(&mut self, act: Act) -> Vec<(PortId, Frame)> {
         let before = (self.other.forwarded(), self.other.passed());
-        let expected = self.plain.act_and_tell(act.clone());
-        let found = self.other.act_and_tell(act.clone());
+        let expected = self.plain.act_and_record(act.clone());
+        let found = self.other.act_and_record(act.clone());
         // The dataplane's own packets have identifications of their own.
         let exact = self.other.forwarded() != before.0 || self.other.passed() != before.1;
         let bytes = |frame: &Frame| match self.method.forwarding {
@@ -169,7 +169,7 @@ impl<'a> Pair<'a> {
     }
 
     fn compare(&mut self) {
-        let (expected, found) = (self.plain.tell(), self.other.tell());
+        let (expected, found) = (self.plain.listing(), self.other.listing());
         for (expected, found) in expected.iter().zip(&found) {
             assert_eq!(expected, found, "{}", self.method.name);
         }
@@ -177,7 +177,7 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// A connection, as those see it that speak.
+/// A connection with the addresses that its client and its server use.
 #[derive(Clone, Copy)]
 struct Talk {
     protocol: Protocol,
@@ -185,7 +185,7 @@ struct Talk {
     virt: SocketAddr,
     /// Behind NAT.
     server: Option<SocketAddr>,
-    /// The client's address at the other end.
+    /// The address that the client uses for the other side.
     peer: SocketAddr,
 }
 
@@ -292,7 +292,7 @@ impl Talks {
         shot(from, &ip)
     }
 
-    /// Anything that a known connection's packet can be, right or nearly so.
+    /// A packet of a known connection, valid or nearly valid.
     fn say(
         &mut self,
         from: Side,

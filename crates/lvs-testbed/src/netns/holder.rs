@@ -113,7 +113,7 @@ fn is_dead(mark: &str) -> bool {
         && start_time(pid).as_deref() != Some(start)
 }
 
-/// Removes what a run left that was killed together with its janitor.
+/// Removes the files of a run that was killed together with its janitor.
 pub(super) fn sweep_leftovers() {
     let own_network = fs::read_link("/proc/self/ns/net").ok();
     let mut networks = Vec::new();

@@ -156,7 +156,7 @@ impl Testbed {
             cables: AtomicU32::new(0),
         };
         let dir = testbed.dir.clone();
-        testbed.tell_janitor("dir", &dir.display().to_string())?;
+        testbed.send_to_janitor("dir", &dir.display().to_string())?;
         fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
         if mode == Mode::Rootless {
             let mut base =
@@ -216,7 +216,7 @@ impl Testbed {
             let namespace = File::open(format!("/proc/{pid}/ns/net"))
                 .with_context(|| format!("host {name}: its namespace cannot be opened"))?;
             self.namespaces.push(namespace);
-            self.tell_janitor("ns", &pid.to_string())?;
+            self.send_to_janitor("ns", &pid.to_string())?;
             hosts.push(Host::new(name, pid, base, &self.dir));
         }
         Ok(hosts)
@@ -439,7 +439,7 @@ impl Testbed {
             if Path::new("/run/netns").join(&name).exists() {
                 name = format!("{name}-{}", std::process::id());
             }
-            self.tell_janitor("name", &name)?;
+            self.send_to_janitor("name", &name)?;
             run_with_input(
                 Command::new("ip").args(["netns", "attach", &name, &host.pid().to_string()]),
                 "",
@@ -454,11 +454,11 @@ impl Testbed {
         Ok(prefixes)
     }
 
-    fn tell_janitor(&mut self, kind: &str, value: &str) -> Result<()> {
+    fn send_to_janitor(&mut self, kind: &str, value: &str) -> Result<()> {
         let pipe = self
             .janitor_pipe
             .as_mut()
-            .context("the janitor is told before the drop")?;
+            .context("the janitor receives lines until the drop")?;
         writeln!(pipe, "{kind} {value}")
             .and_then(|()| pipe.flush())
             .context("the janitor process is gone")
@@ -478,14 +478,14 @@ impl Drop for Testbed {
     }
 }
 
-/// A link to lay with [`Testbed::connect`].
+/// A link that [`Testbed::connect`] creates.
 #[derive(Debug)]
 pub enum Link<'a> {
     /// A veth pair between two hosts, each end with its device name.
     Cable {
         /// One end.
         a: (&'a Host, &'a str),
-        /// The other end.
+        /// The remote host and its interface.
         b: (&'a Host, &'a str),
         /// MTU of both ends.
         mtu: u32,

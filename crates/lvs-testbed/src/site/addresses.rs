@@ -72,8 +72,8 @@ impl Site {
         Ok(script)
     }
 
-    /// As the director's, without what is to move: the virtual addresses, and what the servers send
-    /// to.
+    /// As the director's script, without the addresses that move: the virtual addresses, and the
+    /// gateway of the servers.
     pub(super) fn standby_script(&self) -> Result<String> {
         let script = self.director_script()?;
         let moves = |line: &&str| {

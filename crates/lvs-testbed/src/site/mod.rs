@@ -36,7 +36,7 @@ pub enum Forward {
     Dr,
     /// IPIP tunnelling.
     Tun,
-    /// Full NAT: servers see the director's local address.
+    /// Full NAT: servers receive packets from the director's local address.
     FullNat,
 }
 
@@ -117,7 +117,7 @@ pub struct SiteOptions {
     /// Replaces nginx by a [server that sends evenly](crate::paced), with this number of bytes a
     /// second for each download.
     pub paced: Option<u64>,
-    /// That server runs in real time, so that no other program keeps it from sending.
+    /// That server runs with real-time scheduling, so that no other program delays its packets.
     pub real_time: bool,
     /// Whether there is a standby director on the same networks.
     pub standby: bool,
@@ -165,7 +165,7 @@ pub struct Site {
     pub router: Option<Host>,
     /// The host of the dataplane.
     pub director: Host,
-    /// The second director, where there is one.
+    /// The second director, if there is one.
     pub standby: Option<Host>,
     /// Further directors ([`SiteOptions::others`]).
     pub others: Vec<Host>,
@@ -403,7 +403,7 @@ impl Site {
     /// # Errors
     ///
     /// As [`Self::start_dataplane`].
-    pub fn start_dataplane_untold(&mut self, extra: &[&str]) -> Result<()> {
+    pub fn start_dataplane_without_environment(&mut self, extra: &[&str]) -> Result<()> {
         self.stop_dataplane()?;
         self.dataplane = Some(self.start(&self.director, &[], extra)?);
         self.lvsadm("-L -n").map(drop)
@@ -421,7 +421,7 @@ impl Site {
         self.lvsadm("-L -n").map(drop)
     }
 
-    /// Has the dataplane stop, if there is one, so that the next one has nothing of it.
+    /// Stops the dataplane, if there is one, so that the next one inherits nothing.
     fn stop_dataplane(&mut self) -> Result<()> {
         if let Some(mut dataplane) = self.dataplane.take()
             && dataplane.is_running()
@@ -531,7 +531,7 @@ ip addr add fd00:10::1/64 dev eth1 nodad
         Ok(())
     }
 
-    /// Runs `lvsadm` on the director; the arguments are separated by blanks.
+    /// Runs `lvsadm` on the director; the arguments are separated by whitespace.
     ///
     /// # Errors
     ///

@@ -103,7 +103,7 @@ struct Test {
     name: String,
     /// With its package and executable.
     title: String,
-    /// It waits for a clock or for other processes more than it computes.
+    /// It waits for a clock or for other processes most of the time.
     waits: bool,
     /// Tests with smaller numbers start first.
     turn: usize,

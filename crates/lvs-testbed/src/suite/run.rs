@@ -1,4 +1,4 @@
-//! Runs tests, each in a process of its own, and prints progress and failures.
+//! Runs tests, each in a separate process, and prints progress and failures.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -95,7 +95,7 @@ pub(super) fn all(
     progress.into_inner().expect("no thread panicked").results
 }
 
-/// Runs tests until none is left.
+/// Runs all tests of the queue.
 fn work(
     tests: &Mutex<VecDeque<Test>>,
     limits: &Limits,

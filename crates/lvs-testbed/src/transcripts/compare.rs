@@ -15,7 +15,7 @@ pub(super) struct Ran {
 /// The first line of a listing of connections.
 pub(super) const CONNECTIONS: &str = "IPVS connection entries\n";
 
-/// Whether `ran` is what was recorded. `took`: seconds that the recorded command may have taken.
+/// Whether `ran` equals the recording. `took`: maximum duration of the recorded command in seconds.
 pub(super) fn same(step: &Step, ran: &Ran, took: f64) -> bool {
     if step.exit < 0 {
         // The recorded program crashed; refusing the line is right.
@@ -95,10 +95,11 @@ fn seconds(text: &str) -> Option<i64> {
     Some(minutes.parse::<i64>().ok()? * 60 + seconds.parse::<i64>().ok()?)
 }
 
-/// The titles, and by entry the seconds that are left.
+/// The titles, and the remaining seconds by entry.
 type Listing = (Vec<String>, BTreeMap<String, Vec<i64>>);
 
-/// Connections in any order; the time that each has left was read while the recorded command ran.
+/// Compares connections in any order; their remaining times may differ by the duration of the
+/// recorded command.
 fn connections(recorded: &str, ours: &str, took: f64) -> bool {
     let parse = |text: &str| -> Option<Listing> {
         let lines: Vec<&str> = text.lines().collect();

@@ -1,4 +1,4 @@
-//! The files below `/etc` that decide what names mean, as they were where the recordings were made.
+//! The files below `/etc` that define names, as on the recording host.
 
 use std::fs;
 use std::path::Path;

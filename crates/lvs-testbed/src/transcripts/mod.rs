@@ -73,7 +73,7 @@ pub enum Program {
 }
 
 impl Program {
-    /// The program of this project that is started.
+    /// The program of this project to start.
     const fn own(self) -> &'static str {
         match self {
             Self::Lvsadm => "lvsadm",
@@ -216,7 +216,7 @@ impl Drop for Player {
     }
 }
 
-/// Plays a session in a process of its own, which goes into namespaces of its own.
+/// Plays a session in a separate process with its own namespaces.
 fn run_session(own: &Path, session: &Session) -> anyhow::Result<TranscriptReport> {
     let mut player = Player(
         Command::new(own)

@@ -1,4 +1,4 @@
-//! The player of one session: a process in namespaces of its own, with a dataplane in memory of its own.
+//! The player of one session: a process in separate namespaces, with its own dataplane in memory.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -199,7 +199,7 @@ fn play(session: &Session) -> anyhow::Result<TranscriptReport> {
     Ok(report)
 }
 
-/// How long the recorded command may have taken: until the next step, less what was waited in
+/// Maximum duration of the recorded command: until the next step, without the waiting times in
 /// between.
 fn took(steps: &[Step], number: usize) -> f64 {
     let Some(start) = steps[number].t else {

@@ -103,7 +103,7 @@ fn load(site: &Site, requests: u64) -> Result<()> {
     Ok(())
 }
 
-/// No two samples alike, and every other rule of OpenMetrics, with services of all kinds.
+/// No two samples are equal, and every other rule of OpenMetrics holds, with services of all kinds.
 #[test]
 fn metrics_follow_the_rules_of_open_metrics() -> Result<()> {
     let site = site("strict")?;
@@ -129,8 +129,8 @@ fn metrics_follow_the_rules_of_open_metrics() -> Result<()> {
     Ok(())
 }
 
-/// `node_exporter` reads the files in the place of the kernel's, `promtool` has no complaints, and
-/// a Prometheus scrapes; counters of traffic continue when lvsd is started again.
+/// `node_exporter` reads the files in place of the kernel's, `promtool` reports no errors, and a
+/// Prometheus scrapes; counters of traffic continue after a restart of lvsd.
 #[test]
 #[ignore = "needs Prometheus and its node exporter"]
 fn metrics_are_read_by_third_party_programs() -> Result<()> {
@@ -376,7 +376,8 @@ fn grafana_queries() -> Result<String> {
     Ok(groups.to_string())
 }
 
-/// Reading needs nothing, changes need the token or the socket, and both do what the commands do.
+/// Reading needs no rights, changes need the token or the socket, and both have the same effect as
+/// the commands.
 #[test]
 fn api_agrees_with_commands() -> Result<()> {
     let site = site("api")?;

@@ -1,11 +1,10 @@
-//! Each attack for a second: the dataplane lives, its memory is bounded, what it refuses is
-//! counted, and what honest clients get is right. How fast they get it is measured by hand:
-//! `lvs-testbed attack`.
+//! Each attack for a second: the dataplane continues to run, its memory is bounded, refused packets
+//! are counted, and answers to valid clients are right. `lvs-testbed attack` measures their speed.
 
 use anyhow::Result;
 use lvs_testbed::attack;
 
-/// One attack at a time: each takes all the machine has.
+/// One attack at a time, because each uses the whole machine.
 #[test]
 #[ignore = "long"]
 fn attacks_are_bounded_and_counted() -> Result<()> {

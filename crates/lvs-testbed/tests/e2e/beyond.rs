@@ -19,8 +19,8 @@ fn ids(site: &Site, from: &Host, times: usize) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Every server asks its own service, and gets answers of each of them, itself included. The
-/// servers are on one network with each other, and with the director or not.
+/// Every server connects to its own service, and receives answers of each server, itself included.
+/// The servers are on one network with each other, and with the director or not.
 #[test]
 fn servers_are_clients_of_their_own_service() -> Result<()> {
     for (forward, topology, arguments) in [
@@ -68,8 +68,8 @@ fn servers_are_clients_of_their_own_service() -> Result<()> {
     Ok(())
 }
 
-/// Without being asked to, the director translates as the kernel does, and such a client's answer
-/// takes the short way.
+/// By default, the director translates as the kernel does, and such a client's answer bypasses the
+/// director.
 #[test]
 fn hairpin_is_off_by_default() -> Result<()> {
     let mut options = SiteOptions::new("no-hairpin", Forward::Nat);
@@ -85,8 +85,8 @@ fn hairpin_is_off_by_default() -> Result<()> {
     Ok(())
 }
 
-/// Direct routing where the director is the servers' gateway: their answers pass it with the VIP as
-/// source, which a host that has the VIP takes for forged.
+/// Direct routing through a director that is the servers' gateway: their answers pass the director
+/// with the VIP as source, which a host with the VIP drops as forged.
 #[test]
 fn answers_of_direct_routing_pass_the_director() -> Result<()> {
     for vip in [Vip::Host, Vip::Dataplane, Vip::Routed] {
@@ -130,8 +130,8 @@ fn vip_in_no_network_is_routed_to_director() -> Result<()> {
     Ok(())
 }
 
-/// Ports 8000 to 8099, all ports of another protocol, and one port that has a service of its own,
-/// out of one file.
+/// One file with ports 8000 to 8099, all ports of another protocol, and one port of a separate
+/// service.
 #[test]
 fn services_of_many_ports() -> Result<()> {
     for forward in [Forward::Nat, Forward::Dr] {
@@ -229,8 +229,7 @@ fn services_of_many_ports() -> Result<()> {
     Ok(())
 }
 
-/// Full NAT out of a file, with a dataplane that lvsd starts itself; then other local addresses by
-/// a reload.
+/// Full NAT by a file, with a dataplane that lvsd starts; then other local addresses by a reload.
 #[test]
 fn full_nat_is_configured_from_a_file() -> Result<()> {
     let mut options = SiteOptions::new("fullnat-file", Forward::FullNat);

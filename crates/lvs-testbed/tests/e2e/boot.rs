@@ -1,5 +1,5 @@
-//! A boot: interfaces and addresses that are configured and come later, and a dataplane that starts
-//! while the one before it is still being removed.
+//! A boot: configured interfaces and addresses that appear later, and a dataplane that starts while
+//! its predecessor is still being removed.
 
 use crate::common;
 
@@ -143,7 +143,8 @@ fn dataplane_missing_listen_address_is_used_when_added() -> Result<()> {
     Ok(())
 }
 
-/// `lvsd` gives the dataplane the file's interfaces, and starts its synchronisation daemon in time.
+/// `lvsd` starts the dataplane with the interfaces of the file, and starts its synchronisation
+/// daemon in time.
 #[test]
 fn lvsd_missing_interfaces_are_used_when_created() -> Result<()> {
     let site = site("bootlvsd")?;
@@ -163,7 +164,7 @@ fn lvsd_missing_interfaces_are_used_when_created() -> Result<()> {
     ensure!(checked.contains("valid"), "{checked}");
     let lvsd = site.director.spawn(&program, &["--config", &path])?;
     let status = || site.director.run(&program, &["status", "--config", &path]);
-    wait_until("status to tell", PATIENCE, || {
+    wait_until("the status to contain it", PATIENCE, || {
         status()
             .is_ok_and(|said| said.contains("WAITING: waiting for the configured interface eth1"))
     })
@@ -219,7 +220,7 @@ fn dataplane_start_right_after_signal_waits_for_the_one_that_ends() -> Result<()
             })
             .with_context(|| next.log())?;
             ensure!(!ended, "{}", next.log());
-            ensure!(!next.log().contains("do not outlive"), "{}", next.log());
+            ensure!(!next.log().contains("no warm restart"), "{}", next.log());
             before = next;
         }
         // One that runs is not waited for.

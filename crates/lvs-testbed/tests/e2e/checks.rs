@@ -1,4 +1,4 @@
-//! Health checks: each kind against a real server of it, and on the way of a client's packets.
+//! Health checks: each kind against a real server, and on the path of a client's packets.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -340,7 +340,7 @@ fn https_without_ca_accepts_every_certificate() -> Result<()> {
     Ok(())
 }
 
-/// A check goes where clients' packets go, to exactly the server that it asks about; it sees what a
+/// A check uses the path of clients' packets, to exactly the checked server; it finds faults that a
 /// check of the server's own address does not.
 fn on_a_clients_way(forward: Forward) -> Result<()> {
     let mut options = SiteOptions::new("via", forward);

@@ -160,8 +160,8 @@ impl Checked {
     }
 }
 
-/// Errors of the server's firewall and of the director's routes take the server out, whatever the
-/// kind of error; and it comes back.
+/// Any ICMP error of the server's firewall or of the director's routes takes the server out; the
+/// server returns after the error ends.
 #[test]
 fn check_refused_by_icmp_or_route_takes_the_server_out() -> Result<()> {
     let mut checked = Checked::start("checkicmp")?;
@@ -210,8 +210,8 @@ fn check_refused_by_icmp_or_route_takes_the_server_out() -> Result<()> {
     Ok(())
 }
 
-/// An error of the director's own filter is no evidence about a server: its state stays, which the
-/// operator sees, until the checks work again.
+/// An error of the director's own filter says nothing about a server: the state of the server
+/// stays, and the operator sees the error, until the checks work again.
 #[test]
 fn check_that_cannot_run_is_shown_until_possible() -> Result<()> {
     let mut checked = Checked::start("checkown")?;

@@ -35,7 +35,7 @@ fn director_dies_and_returns_empty_dr() -> Result<()> {
 
 #[test]
 #[ignore = "needs keepalived"]
-fn maintenance_moves_everything_there_and_back_nat() -> Result<()> {
+fn maintenance_on_and_off_keeps_connections_nat() -> Result<()> {
     nothing_breaks(Scenario::Planned, Forward::Nat)
 }
 
@@ -70,13 +70,13 @@ fn dead_proxy_breaks_its_connections() -> Result<()> {
 
 #[test]
 #[ignore = "needs keepalived"]
-fn maintenance_moves_everything_there_and_back_tun() -> Result<()> {
+fn maintenance_on_and_off_keeps_connections_tun() -> Result<()> {
     nothing_breaks(Scenario::Planned, Forward::Tun)
 }
 
 #[test]
 #[ignore = "needs keepalived"]
-fn maintenance_moves_everything_there_and_back_by_ipv6_nat() -> Result<()> {
+fn maintenance_on_and_off_keeps_connections_by_ipv6_nat() -> Result<()> {
     let options = ClusterOptions {
         ipv6: true,
         ..options(Forward::Nat)

@@ -86,10 +86,9 @@ fn sync_messages_equal_recordings() {
     check("sync", 1910);
 }
 
-/// Random operations and frames, recorded from Linux 6.12 to be unlike the other recordings:
-/// servers and sysctls changed in mid-run, reuse, `drop_packet`, bundled SCTP chunks, fragments,
-/// ICMP errors and complaints about tunnels, counters after them, what a master sends and a backup
-/// takes.
+/// Random operations and frames, recorded from Linux 6.12 to differ from the other recordings:
+/// changes of servers and sysctls, reuse, `drop_packet`, bundled SCTP chunks, fragments, ICMP
+/// errors about packets and tunnels, counters after them, messages of a master and of a backup.
 #[test]
 fn random_operations_equal_recordings() {
     let wanted = [

@@ -1,4 +1,4 @@
-//! Where the dataplane differs from the kernel's IPVS on purpose, as a host sees it: see
+//! Deliberate differences of the dataplane from the kernel's IPVS, measured at a host: see
 //! docs/decisions.md.
 
 use crate::common;
@@ -6,7 +6,7 @@ use crate::common;
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, SiteOptions, wait_until};
 
-/// Such packets never leave the loopback interface, where no dataplane sees them.
+/// Such packets stay on the loopback interface, where the dataplane does not receive them.
 #[test]
 fn client_on_director_reaches_own_port_of_host_at_vip() -> Result<()> {
     let mut options = SiteOptions::new("own-client", Forward::Nat);

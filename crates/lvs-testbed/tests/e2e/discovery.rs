@@ -153,7 +153,7 @@ fn servers_follow_a_zone_under_load_and_no_download_breaks() -> Result<()> {
     // A zone that is emptied by mistake, then a name server that is gone: the last answer holds.
     zone(&site, &[])?;
     dnsmasq.signal(Signal::SIGHUP)?;
-    wait_until("the failure to be told", Duration::from_secs(20), || {
+    wait_until("the report of the failure", Duration::from_secs(20), || {
         ask(&site, "status").is_ok_and(|status| status.contains("DOES NOT ANSWER"))
     })?;
     wait_usable(&site, &[0, 1, 2, 3], &lvsd)?;

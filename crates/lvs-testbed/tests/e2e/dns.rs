@@ -1,5 +1,5 @@
-//! Names of hosts where the domain name system is dead: nothing waits for it for long, and `-n`
-//! does not ask at all.
+//! Names of hosts without a working domain name system: no program waits for it for long, and `-n`
+//! sends no requests.
 
 use crate::common;
 
@@ -8,7 +8,7 @@ use std::fs;
 use anyhow::{Result, ensure};
 use lvs_testbed::{Forward, Site, SiteOptions, programs};
 
-/// A site whose director asks name servers that swallow every question.
+/// A site whose director uses name servers that answer no question.
 fn deaf(label: &str) -> Result<Site> {
     let mut options = SiteOptions::new(label, Forward::Nat);
     options.servers = 2;
@@ -76,7 +76,7 @@ fn dead_name_servers_delay_no_check() -> Result<()> {
         refused == "illegal virtual server address[:port] specified\nstatus 2\n",
         "{refused}"
     );
-    // One of the files is asked of nobody.
+    // A name in the files needs no request.
     let before = questions(&site)?;
     site.director
         .sh("timeout 60 ipvsadm -A -t first.test:8080 -s rr")?;

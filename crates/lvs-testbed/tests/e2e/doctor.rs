@@ -1,4 +1,4 @@
-//! `lvsadm doctor`: each thing that it looks for, brought about.
+//! `lvsadm doctor`: each of its findings, provoked.
 
 use crate::common;
 
@@ -21,12 +21,12 @@ fn findings(site: &Site) -> Result<Vec<(String, String)>> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let all = all.as_array().context("a list")?.iter();
     Ok(all
-        .map(|finding| (text(&finding["what"]), text(&finding["cure"])))
+        .map(|finding| (text(&finding["what"]), text(&finding["fix"])))
         .collect())
 }
 
 /// The fix of the finding whose text contains `what`.
-fn cure(site: &Site, what: &str) -> Result<String> {
+fn fix(site: &Site, what: &str) -> Result<String> {
     let all = findings(site)?;
     let found = all.iter().find(|(found, _)| found.contains(what));
     Ok(found.with_context(|| format!("{what}: {all:?}"))?.1.clone())
@@ -47,7 +47,7 @@ fn settings_and_cards_of_the_host() -> Result<()> {
     ensure!(all.is_empty(), "{all:?}");
 
     site.director.sysctl("ipv4/conf/eth0/rp_filter", "1")?;
-    let output = cure(&site, "rp_filter of eth0 is strict")?;
+    let output = fix(&site, "rp_filter of eth0 is strict")?;
     ensure!(
         output.contains("net.ipv4.conf.eth0.rp_filter=2"),
         "{output}"
@@ -87,16 +87,16 @@ fn settings_and_cards_of_the_host() -> Result<()> {
         ensure!(flat.contains(part), "{part}: {text}");
     }
 
-    // The dataplane is told by the kernel, in its time.
+    // The kernel reports the change to the dataplane later.
     site.director.sh("ip link set eth1 down")?;
     wait_until("eth1 is down", common::SOON, || {
-        cure(&site, "eth1 is down").is_ok_and(|cure| cure.contains("ip link set eth1 up"))
+        fix(&site, "eth1 is down").is_ok_and(|fix| fix.contains("ip link set eth1 up"))
     })
     .with_context(|| format!("{:?}", findings(&site)))
 }
 
-/// Filters around the host's stack: those behind the dataplane's copy, and those that its packets
-/// pass.
+/// Filters around the host's network stack: those behind the dataplane's copy, and those that its
+/// packets pass.
 #[test]
 fn filters_of_tc_and_chains_at_interfaces() -> Result<()> {
     let site = site("doctfilt", Forward::Nat)?;
@@ -104,20 +104,20 @@ fn filters_of_tc_and_chains_at_interfaces() -> Result<()> {
         (
             "ingress",
             "eth0",
-            "keeps none of services from the dataplane",
+            "may drop packets, but none of services",
             "lvsadm filter add",
         ),
         (
             "egress",
             "eth1",
-            "may drop what the dataplane sends",
+            "may drop requests and answers of services",
             "tc filter show dev eth1 egress",
         ),
     ] {
         site.director.sh(&format!(
             "tc qdisc add dev {device} clsact; tc filter add dev {device} {side} protocol ip pref 1 bpf da bytecode '1,6 0 0 0'"
         ))?;
-        let output = cure(&site, what)?;
+        let output = fix(&site, what)?;
         ensure!(output.contains(advice), "{output}");
         site.director
             .sh(&format!("tc qdisc del dev {device} clsact"))?;
@@ -129,10 +129,10 @@ fn filters_of_tc_and_chains_at_interfaces() -> Result<()> {
         ))
     };
     chain("ingress", "eth0", "tcp dport 80 drop")?;
-    let output = cure(&site, "does not keep packets of TCP")?;
+    let output = fix(&site, "does not keep packets of TCP")?;
     ensure!(output.contains("lvsadm filter add"), "{output}");
     chain("egress", "eth0", "tcp sport 80 counter drop")?;
-    let output = cure(&site, "also drops what the dataplane sends for TCP")?;
+    let output = fix(&site, "also drops packets that the dataplane sends for TCP")?;
     ensure!(output.contains("nft -a list chain netdev t c"), "{output}");
     site.director.sh("nft delete table netdev t")?;
     let all = findings(&site)?;
@@ -153,9 +153,9 @@ fn frames_that_came_too_fast() -> Result<()> {
     ));
     dataplane.signal(Signal::SIGCONT)?;
     flood?;
-    wait_until("the loss to be told", Duration::from_secs(20), || {
-        cure(&site, "came faster than the dataplane read them")
-            .is_ok_and(|cure| cure.contains("net.core.rmem_max"))
+    wait_until("the report of the loss", Duration::from_secs(20), || {
+        fix(&site, "came faster than the dataplane read them")
+            .is_ok_and(|fix| fix.contains("net.core.rmem_max"))
     })
 }
 
@@ -163,10 +163,10 @@ fn frames_that_came_too_fast() -> Result<()> {
 fn packets_that_fit_no_tunnel() -> Result<()> {
     let site = site("docttun", Forward::Tun)?;
     // Before anything has come: what will be.
-    let output = cure(&site, "full packets of clients do not fit")?;
+    let output = fix(&site, "full packets of clients do not fit")?;
     ensure!(output.contains("advmss"), "{output}");
     let upload = site.serve("up", 100_000)?;
-    // The client is told, and sends less then.
+    // The client receives an ICMP error, and then sends shorter packets.
     for _ in 0..2 {
         site.client.sh(&format!(
             "ip route flush cache; curl --fail -sS --max-time 120 -T {} http://{}/up/x",
@@ -182,14 +182,14 @@ fn packets_that_fit_no_tunnel() -> Result<()> {
     });
     found.with_context(|| format!("{all:?}"))?;
     let found = all.iter().find(|(what, _)| is_found(what));
-    let (what, cure) = found.context("found above")?;
+    let (what, fix) = found.context("found above")?;
     ensure!(
         what.contains("they had up to 1500 bytes, and 1480 fit"),
         "{what}"
     );
     ensure!(
-        cure.contains("by 20,") && cure.ends_with("advmss 1440"),
-        "{cure}"
+        fix.contains("by 20,") && fix.ends_with("advmss 1440"),
+        "{fix}"
     );
     Ok(())
 }
@@ -208,7 +208,7 @@ fn doctor_foreign_owner_of_vip_is_a_finding() -> Result<()> {
     let mac = router.sh("cat /sys/class/net/eth1/address")?;
     let expected = format!("{} answers ARP for {}", mac.trim(), site.vip);
     wait_until(&expected, Duration::from_secs(20), || {
-        cure(&site, &expected).is_ok_and(|cure| cure.contains("arp_ignore=1"))
+        fix(&site, &expected).is_ok_and(|fix| fix.contains("arp_ignore=1"))
     })
 }
 
@@ -216,18 +216,18 @@ fn doctor_foreign_owner_of_vip_is_a_finding() -> Result<()> {
 fn doctor_vip_without_owner_is_a_finding() -> Result<()> {
     let site = site("doctvip", Forward::Nat)?;
     site.lvsadm("-A -t 203.0.113.77:80 -s rr")?;
-    let output = cure(&site, "this host does not answer ARP for 203.0.113.77")?;
+    let output = fix(&site, "this host does not answer ARP for 203.0.113.77")?;
     ensure!(
         output.contains("ip addr add 203.0.113.77/32 dev lo"),
         "{output}"
     );
-    let output = cure(&site, "TCP 203.0.113.77:80 has no server")?;
+    let output = fix(&site, "TCP 203.0.113.77:80 has no server")?;
     ensure!(output.contains("lvsadm -a"), "{output}");
     Ok(())
 }
 
-/// A host with IPv6 sends listener reports, and a router more, on each device, that of the
-/// dataplane too.
+/// A host with IPv6 sends multicast listener reports on each device, also on that of the dataplane;
+/// a router sends more of them. `doctor` reports none of them.
 #[test]
 fn group_packets_of_an_ipv6_router_are_no_finding() -> Result<()> {
     let site = site("doctmld", Forward::Nat)?;

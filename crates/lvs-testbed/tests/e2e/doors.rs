@@ -20,7 +20,7 @@ const NOBODY: [&str; 6] = [
     "--inh-caps=-all",
     "--",
 ];
-/// Root as containers have it on the host's network.
+/// Root with the capabilities that containers have on the host's network.
 const BARE_ROOT: [&str; 4] = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--"];
 
 fn site(label: &str) -> Result<Site> {
@@ -45,7 +45,7 @@ fn refused_by(site: &Site, launcher: &[&str], arguments: &str) -> Result<String>
     }
 }
 
-/// A process that takes a name which the programs use, as any user can: a dataplane in memory.
+/// A process that binds a name of the programs, as any user can: a dataplane in memory.
 fn squat(site: &Site, launcher: &[&str], name: &str) -> Result<Proc> {
     let program = programs::own()?.display().to_string();
     let mut words = launcher.to_vec();
@@ -58,7 +58,7 @@ fn squat(site: &Site, launcher: &[&str], name: &str) -> Result<Proc> {
     Ok(squatter)
 }
 
-/// A shell that runs the rest of its words with a standard error of its own.
+/// A shell that runs its remaining words with a separate standard error.
 fn stderr_to(script: &str) -> [String; 4] {
     ["sh", "-c", script, "sh"].map(str::to_owned)
 }
@@ -266,8 +266,8 @@ fn hung_dataplane_is_replaced() -> Result<()> {
     wait_until("its end", common::SOON, is_gone).with_context(|| lvsd.log())
 }
 
-/// A client without rights that sends what costs most to parse, and asks for the longest list again
-/// and again.
+/// An unprivileged client that sends the most expensive requests to parse, and repeatedly requests
+/// the longest list.
 const HOSTILE: &str = r#"
 use IO::Socket::UNIX;
 my ($path, $seconds, $what) = @ARGV;
@@ -296,7 +296,8 @@ while (time < $end) {
 }
 "#;
 
-/// Starts 33 users without rights: a third sends requests that cost much to parse, a third asks for lists, and a third holds connections.
+/// Starts 33 unprivileged users: a third sends requests that are expensive to parse, a third
+/// requests lists, and a third holds connections.
 fn hostile_users(site: &Site, socket: &str, seconds: &str) -> Result<Vec<Proc>> {
     let script = site.testbed.dir().join("hostile.pl");
     fs::write(&script, HOSTILE)?;

@@ -143,7 +143,7 @@ fn file(site: &Site, name: &str, members: usize, dataplane: &str, more: &str) ->
 }
 
 const INTERFACES: &str = "interface = [\"eth0\", \"eth1\"]";
-/// A dataplane waits for an interface that the host does not have, and uses no other.
+/// A dataplane waits for an interface that the host does not have, and uses no other one.
 const NO_INTERFACE: &str = "interface = \"none0\"";
 
 fn service(site: &Site, more: &str) -> String {
@@ -229,9 +229,9 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     // Only the invalid key is left out, and its service stays as it was.
     for garbage in ["garbage", "[[service]]\naddress = \"nonsense\"\n"] {
         put(&site, 1, "/lvs/services/web", garbage)?;
-        wait_status(&site, "garbage to be told", |status| {
+        wait_status(&site, "the report of the invalid value", |status| {
             status.contains("left out: etcd key /lvs/services/web")
-                && status.contains("what it was before stays")
+                && status.contains("its previous state stays")
         })?;
         wait_usable(&site, &[2, 3], &lvsd)?;
     }
@@ -257,7 +257,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     for member in &mut members {
         member.kill();
     }
-    wait_status(&site, "the loss to be told", |status| {
+    wait_status(&site, "the report of the loss", |status| {
         status.contains("DOES NOT ANSWER")
     })?;
     // Also in the next daemon.
@@ -286,10 +286,10 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
         let over = one.stop(Signal::SIGTERM)?;
         ensure!(over.success(), "{}", one.log());
     }
-    // Nobody is left but the one without lvsd; when he goes as well, he stays.
+    // Only the server that was registered by hand is left; when its lease ends as well, the pool keeps it.
     wait_usable(&site, &[2], &lvsd)?;
     ctl(&site, 1, &format!("lease revoke {lease}"))?;
-    wait_status(&site, "the empty pool to be told", |status| {
+    wait_status(&site, "the report of the empty pool", |status| {
         status.contains("/lvs/servers/web/ is empty")
     })?;
     wait_usable(&site, &[2], &lvsd)?;
@@ -569,7 +569,7 @@ fn directors_see_each_other_and_each_judges_servers_by_itself() -> Result<()> {
 
 #[test]
 #[ignore = "needs etcd"]
-fn leases_that_are_lost_names_that_are_taken_and_other_clusters_are_noticed() -> Result<()> {
+fn etcd_lost_lease_duplicate_name_and_other_cluster_are_reported() -> Result<()> {
     let site = site("etcdodd")?;
     let mut first = member(&site, 0, 1, &[])?;
     wait_healthy(&site, 0)?;
@@ -676,7 +676,7 @@ fn stuck_watch_is_replaced() -> Result<()> {
     // On a busy machine, a request of lvsd takes longer than its second, and a new connection reads all keys.
     wait_until("the reason", PATIENCE, || {
         let log = lvsd.log();
-        log.contains("has stopped telling what changes") || log.matches("answers again").count() > 1
+        log.contains("has stopped sending changes") || log.matches("answers again").count() > 1
     })
     .with_context(|| lvsd.log())
 }
@@ -728,7 +728,7 @@ fn compacted_history_is_read_again() -> Result<()> {
     site.director.sh(
         "nft 'add table inet cut; add chain inet cut out { type filter hook output priority 0; }; add rule inet cut out tcp dport 2379 drop'",
     )?;
-    wait_status(&site, "the loss to be told", |status| {
+    wait_status(&site, "the report of the loss", |status| {
         status.contains("DOES NOT ANSWER")
     })?;
     // As many as before, so that counting them shows no difference.

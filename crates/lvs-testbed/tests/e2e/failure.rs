@@ -1,4 +1,4 @@
-//! Processes, interfaces and connections that end and come back; and damaged input.
+//! Processes, interfaces and connections that end and return; and damaged input.
 
 use crate::common;
 
@@ -41,7 +41,7 @@ fn stopped_dataplane_restores_host() -> Result<()> {
     Ok(())
 }
 
-/// Asks once, and once more for each line of its input; connects again when that fails.
+/// Sends one request, and one more for each line of its input; connects again after a failure.
 const ASKED: &str = r#"
 use IO::Socket::INET; $| = 1; $SIG{PIPE} = 'IGNORE';
 my $s;
@@ -307,7 +307,7 @@ fn foreign_claim_to_vip_is_answered() -> Result<()> {
     };
     ensure!(known(ours), "the router knows the director");
     let monitor = router.spawn("ip", &["monitor", "neigh"])?;
-    // It listens when it tells of something.
+    // It listens when it reports an event.
     let something = "ip neigh replace 192.0.2.250 lladdr 02:00:00:00:77:08 dev eth1; \
                      ip neigh del 192.0.2.250 dev eth1";
     wait_until("the monitor to listen", common::SOON, || {

@@ -1,7 +1,7 @@
-//! The kernel fast path, end to end: the same traffic as through the dataplane alone, and the
-//! same listings.
+//! The kernel fast path, end to end: the same traffic as through the dataplane alone, and the same
+//! listings.
 //!
-//! Needs BPF in the first user namespace; where that is not permitted, there is nothing to test.
+//! Requires BPF in the first user namespace; otherwise the tests are not run.
 
 use crate::common;
 
@@ -34,7 +34,7 @@ pub(super) fn require_permission() -> Result<()> {
     Ok(())
 }
 
-/// A site whose dataplane forwards in the kernel; `None` where that is not permitted.
+/// A site whose dataplane uses the kernel fast path; `None` if the kernel does not permit that.
 fn site(label: &str, forward: Forward, servers: usize) -> Result<Site> {
     site_by(&ON, label, forward, servers)
 }
@@ -69,7 +69,7 @@ macro_rules! method {
 
             #[test]
             $(#[$tier])?
-            fn every_byte_arrives_and_every_listing_is_right() -> Result<()> {
+            fn fast_path_transfers_all_bytes_and_lists_connections() -> Result<()> {
                 let label = format!("ink-{}-http", stringify!($name));
                 let site = site(&label, Forward::$forward, 4)?;
                 common::requests_and_listings(&site)?;
@@ -190,8 +190,8 @@ fn counters(label: &str, words: &[&str]) -> Result<()> {
     )
 }
 
-/// Waits until no packet of a download is forwarded by the kernel fast path any more; the counts from then on. A packet may be
-/// under way when the reason comes.
+/// Waits until the kernel fast path forwards no packet of a download any more, and returns the
+/// later counts. A packet may be in flight when the reason occurs.
 fn wait_for_none(site: &Site, count: impl Fn((u64, u64)) -> u64) -> Result<(u64, u64)> {
     let mut before = (0, 0);
     wait_until("no packets in the kernel", common::SOON, || {
@@ -202,7 +202,7 @@ fn wait_for_none(site: &Site, count: impl Fn((u64, u64)) -> u64) -> Result<(u64,
     Ok(before)
 }
 
-/// A download through a service, whose packets go through the kernel.
+/// A download through a service on the kernel fast path.
 fn download_in_the_kernel(site: &Site) -> Result<common::Download> {
     site.add_service(80, "rr")?;
     let download = common::Download::start(site)?;
@@ -303,8 +303,8 @@ fn priority_tags_are_taken_off() -> Result<()> {
     Ok(())
 }
 
-/// VXLAN between hosts on one machine leaves the checksum of the packet inside to the device. The datagram around it has a checksum
-/// that is right once the other one is, or none.
+/// VXLAN between hosts on one machine leaves the checksum of the inner packet to the device. The
+/// outer datagram has no checksum, or one that is right after the inner one is completed.
 #[test]
 fn datagrams_with_unfinished_packets_inside_arrive_through_nat() -> Result<()> {
     let site = site("ink-inside", Forward::Nat, 1)?;
@@ -324,7 +324,7 @@ fn datagrams_with_unfinished_packets_inside_arrive_through_nat() -> Result<()> {
     for checksum in ["udpcsum", "noudpcsum"] {
         tunnel(client, "1", &site.vip.to_string(), checksum)?;
         client.sh("ip neigh add 198.18.5.2 lladdr 02:00:00:00:05:02 dev vx")?;
-        // Nobody listens, which the server's kernel counts after the checksums.
+        // There is no listener, which the server's kernel counts after the checksums.
         let arrived = || server.counter("Udp", "NoPorts");
         let (before, (start, _)) = (arrived()?, shares(&site)?);
         let script = "exec 3> /dev/udp/198.18.5.2/9; while sleep 0.01; do echo x >&3; done";
@@ -349,7 +349,7 @@ fn datagrams_with_unfinished_packets_inside_arrive_through_nat() -> Result<()> {
 /// Another program in front of ours may end the chain: the dataplane continues without it, and no
 /// connection breaks.
 #[test]
-fn another_program_in_front_is_noticed() -> Result<()> {
+fn fast_path_detects_program_in_front() -> Result<()> {
     let site = site("ink-front", Forward::Nat, 1)?;
     let mut download = download_in_the_kernel(&site)?;
     let doctor = || {
@@ -452,7 +452,7 @@ fn explain_shows_offloaded_connections() -> Result<()> {
     output("yes")
 }
 
-/// An orderly end leaves nothing behind that forwards; the successor starts empty.
+/// An orderly end removes all programs that forward; the successor starts empty.
 #[test]
 fn stopped_dataplane_removes_its_programs() -> Result<()> {
     let mut site = site("ink-kill", Forward::Nat, 1)?;

@@ -9,8 +9,8 @@ use nix::sys::signal::Signal;
 use super::common;
 use super::fast_path::{require_permission, shares};
 
-/// The dataplane's filter, as tc shows it where the dataplane has made what it is in; and where
-/// not.
+/// The dataplane's filter in the output of tc, if the dataplane has created its queueing
+/// discipline; and if not.
 const OWN: &str = "lvs_ingress+clsact";
 const SHARED: &str = "lvs_ingress direct-action";
 
@@ -59,7 +59,7 @@ fn download(site: &Site) -> Result<common::Download> {
     Ok(download)
 }
 
-/// Every byte, every listing; and each output that shows the attachment shows clsact.
+/// All bytes arrive, all listings are right, and each output with the attachment shows clsact.
 #[test]
 fn every_byte_arrives_and_orderly_end_removes_the_programs() -> Result<()> {
     let mut site = site("inkc-http", 4)?;
@@ -94,7 +94,7 @@ fn every_byte_arrives_and_orderly_end_removes_the_programs() -> Result<()> {
 
 /// Filters of other programs stay, and run behind the dataplane's filter.
 #[test]
-fn other_filters_are_left_alone() -> Result<()> {
+fn clsact_filters_of_other_programs_stay() -> Result<()> {
     let mut site = site("inkc-other", 2)?;
     // A filter that has no program of ours before it, and one that comes when ours is there.
     end(&mut site, Signal::SIGTERM)?;
@@ -128,7 +128,8 @@ fn other_filters_are_left_alone() -> Result<()> {
     Ok(())
 }
 
-/// A filter in front of the dataplane's, or none of the dataplane's, is noticed as with tcx.
+/// A filter in front of the dataplane's, or a removed filter of the dataplane, is detected as with
+/// tcx.
 #[test]
 fn foreign_filter_in_front_is_reported() -> Result<()> {
     let site = site("inkc-front", 2)?;

@@ -21,10 +21,10 @@ fn kill(site: &mut Site) -> Result<()> {
 
 /// Starts a dataplane with the options `words`, independent of the environment.
 fn start(site: &mut Site, words: &[&str]) -> Result<()> {
-    site.start_dataplane_untold(words)
+    site.start_dataplane_without_environment(words)
 }
 
-/// Some connections that live long enough.
+/// Some connections with a sufficient duration.
 fn download(site: &Site) -> Result<()> {
     let mut load = LoadOptions::new(format!("{}:80", site.vip).parse()?);
     load.requests = 4;
@@ -70,7 +70,7 @@ fn fast_path_auto_falls_back_silently() -> Result<()> {
     Ok(())
 }
 
-/// The units' capabilities are enough, and what is missing is named.
+/// The capabilities of the systemd units are sufficient, and a missing one is named.
 #[test]
 fn capabilities_that_are_missing_are_named() -> Result<()> {
     require_permission()?;

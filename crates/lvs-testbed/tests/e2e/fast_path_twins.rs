@@ -1,5 +1,5 @@
-//! The programs of the kernel fast path against the packet path: the same frames, honest and
-//! hostile, go through one with and one without them, and the same frames leave, with the same
+//! The kernel fast path against the packet path: the same frames, valid and hostile, pass through
+//! one dataplane with and one without its programs. The same frames are sent, with the same
 //! connections, states, deadlines and counters.
 
 use lvs_dataplane::fast_path::FastPathError;
@@ -73,7 +73,7 @@ fn fast_path_equals_dataplane_gue() {
 
 /// The programs neither forward nor change other tunnels.
 #[test]
-fn other_tunnels_are_left_alone() {
+fn fast_path_passes_other_tunnels_unchanged() {
     for name in ["ipip-4in6", "gre-4in4", "gue-6in6"] {
         let method = Method::named(name).expect("a method");
         match twins(method, 6, 5000) {

@@ -65,8 +65,8 @@ fn programs_of(site: &Site) -> Result<String> {
         .sh("ip -d link | grep -o 'prog/xdp.*' || true")
 }
 
-/// Without aggregates, each of many small frames waits in a short ring for the one softirq that
-/// reads it: where others keep that from a processor, some are lost, and sent again.
+/// Without super-packets, each of many small frames waits in a short ring for the one softirq that
+/// reads it. If other programs delay the softirq, some frames are lost and sent again.
 fn bulk(site: &Site) -> Result<()> {
     common::bulk_with(site, 10)
 }
@@ -145,7 +145,7 @@ fn download(site: &Site) -> Result<common::Download> {
 /// A packet that needs a socket buffer to leave is forwarded with one; and by XDP again when that
 /// is possible.
 #[test]
-fn interfaces_that_take_no_frames_get_packets() -> Result<()> {
+fn xdp_without_target_support_uses_socket_buffers() -> Result<()> {
     let mut site = site("xdp-takers", Forward::Nat)?;
     start(&mut site)?;
     let download = download(&site)?;
@@ -202,7 +202,7 @@ fn xdp_impossible_options_are_refused() -> Result<()> {
         ),
         (
             "--fast-path on --interface eth0 --xdp eth1",
-            "none of the interfaces",
+            "does not use this interface",
         ),
         ("--fast-path on --xdp d0", "no native XDP"),
     ] {

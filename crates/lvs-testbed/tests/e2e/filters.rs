@@ -1,5 +1,5 @@
-//! Filters: the host's own rules for packets that are left to the host, and the director's own
-//! refusals.
+//! Filters: the host's own rules for packets that are passed to the host, and the director's own
+//! filters.
 
 use crate::common;
 
@@ -23,7 +23,7 @@ fn site(label: &str) -> Result<Site> {
     common::site(options)
 }
 
-/// Datagrams that the host's UDP has seen, of either family.
+/// Datagrams that the host's UDP stack has received, of either family.
 fn seen(host: &Host) -> Result<u64> {
     let six = std::fs::read_to_string(format!("/proc/{}/net/snmp6", host.pid()))?;
     let six = six
@@ -49,7 +49,7 @@ fn comes(site: &Site, to: IpAddr, bytes: usize) -> Result<()> {
     })
 }
 
-/// Checks that a rule of the host's drops a datagram of `bytes` bytes: the rule counts it, and UDP
+/// Checks that a rule of the host drops a datagram of `bytes` bytes: the rule counts it, and UDP
 /// does not.
 fn is_dropped(site: &Site, to: IpAddr, bytes: usize) -> Result<()> {
     let dropped = || -> Result<u64> {
@@ -85,7 +85,7 @@ fn firewall(site: &Site, rule: &str) -> Result<()> {
     Ok(())
 }
 
-/// Packets that the dataplane reinjects into the host meet the host's rules unchanged: fragments
+/// The host's rules match packets that the dataplane reinjects as if they were unchanged: fragments
 /// large and small, and whole datagrams, on a port of a VIP of the host.
 #[test]
 fn fragments_to_port_of_host_are_filtered_by_its_rules() -> Result<()> {
@@ -196,8 +196,8 @@ fn received(site: &Site) -> Result<u64> {
     workers[0]["packets"].as_u64().context("packets")
 }
 
-/// An operator removes the program that reinjects frames: none of them leaves as if its sender were
-/// here, and soon the host gets them another way.
+/// An operator removes the program that reinjects frames: no frame leaves with a wrong sender, and
+/// the dataplane soon reinjects frames by another path.
 #[test]
 fn removed_reinjection_leaks_no_packet() -> Result<()> {
     let mut site = site("detached")?;
@@ -232,8 +232,8 @@ fn removed_reinjection_leaks_no_packet() -> Result<()> {
     is_dropped(&site, vip, 3000)
 }
 
-/// `-S` is ipvsadm's to the byte, and warns about settings that it does not save; `filter save` and
-/// `restore` restore these completely or not at all.
+/// `-S` prints the same bytes as ipvsadm, and warns about settings that it does not save; `filter
+/// save` and `restore` restore these completely or not at all.
 #[test]
 fn filters_are_saved_and_restored() -> Result<()> {
     let mut site = site("save")?;
@@ -328,7 +328,7 @@ fn filters_are_saved_and_restored() -> Result<()> {
     Ok(())
 }
 
-/// An XDP program that drops every frame at an interface, for as long as the process lives.
+/// An XDP program that drops every frame at an interface, while the process runs.
 const XDP_DROP: &str = r#"
 my ($interface) = @ARGV;
 my $bpf = `uname -m` =~ /aarch64/ ? 280 : 321;
@@ -347,8 +347,7 @@ print "attached\n";
 sleep 600;
 "#;
 
-/// A program that drops every frame at a side of an interface (tcx), for as long as the process
-/// lives.
+/// A program that drops every frame in one direction of an interface (tcx), while the process runs.
 pub(crate) const TCX_DROP: &str = r#"
 my ($interface, $side) = @ARGV;
 my $bpf = `uname -m` =~ /aarch64/ ? 280 : 321;
@@ -368,8 +367,8 @@ print "attached\n";
 sleep 600;
 "#;
 
-/// BPF programs that are attached by links, which `tc` does not show: what they keep from services,
-/// and that `doctor` names them, and none of the dataplane's own.
+/// BPF programs that are attached by links, which `tc` does not show: `doctor` names those that
+/// withhold packets from services, and none of the dataplane's own.
 #[test]
 fn foreign_programs_at_interfaces_are_reported() -> Result<()> {
     let site = site("tcx")?;
@@ -436,7 +435,7 @@ fn serves(site: &Site, what: &str) -> Result<()> {
     })
 }
 
-/// The table in docs/security.md: which filters of the host see the traffic of services.
+/// The table in docs/security.md: the filters of the host that match the traffic of services.
 #[test]
 fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
     let site = site("table")?;
@@ -541,7 +540,7 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
     Ok(())
 }
 
-/// With the TUN backend the host's firewall sees everything, at FORWARD.
+/// With the TUN backend, the host's firewall receives all packets, at FORWARD.
 #[test]
 fn with_the_tun_backend_the_hosts_firewall_decides() -> Result<()> {
     let mut options = SiteOptions::new("tunfw", Forward::Nat);

@@ -22,8 +22,8 @@ struct Ftp {
     _servers: Vec<Proc>,
     file: PathBuf,
     sum: String,
-    /// Client, virtual address and server of each connection that was listed while clients ran: one that was reset
-    /// leaves the list ten seconds later.
+    /// Client, virtual address and server of each connection that was listed while clients ran: a
+    /// connection that was reset is removed from the list ten seconds later.
     listed: Mutex<BTreeSet<String>>,
 }
 
@@ -55,7 +55,7 @@ impl Ftp {
         })
     }
 
-    /// Keeps what is listed now.
+    /// Records the present listing.
     fn list(&self) -> Result<()> {
         let listing = self.site.lvsadm("-L -n -c")?;
         let ends = listing.lines().filter_map(|line| {
@@ -288,7 +288,7 @@ fn lftp_and_tnftp_by_nat_over_ipv6_transfer_files() -> Result<()> {
 }
 
 #[test]
-fn nat_with_the_helper() -> Result<()> {
+fn ftp_nat_with_helper_transfers_files() -> Result<()> {
     let ftp = Ftp::new(options("ftp-nat", Forward::Nat), &["--helper", "ftp"])?;
     ftp.serve(ftp.site.service(21), "-s rr")?;
     ftp.every_mode()?;
@@ -353,7 +353,7 @@ fn ftp_transfers_work_nat_ipv6() -> Result<()> {
 /// The alternative when the helper cannot read the commands: servers that announce the virtual
 /// address, and a mark for the ports.
 #[test]
-fn nat_with_a_mark_and_no_helper() -> Result<()> {
+fn ftp_nat_with_mark_without_helper_transfers_files() -> Result<()> {
     let ftp = Ftp::output(options("ftp-blind", Forward::Nat), &[], |site| {
         Some(site.vip)
     })?;

@@ -37,7 +37,7 @@ fn forty(site: &Site) -> Result<()> {
     common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])
 }
 
-/// The local address is the host's own, which has connections of its own to the same servers.
+/// The local address belongs to the host, which also connects to the same servers.
 #[test]
 fn full_nat_uses_local_address_of_host() -> Result<()> {
     let mut options = options("fullnat-host");
@@ -74,8 +74,8 @@ fn full_nat_uses_local_address_of_host() -> Result<()> {
     common::wait_for_host_state(&site, &before)
 }
 
-/// The local address is in no network's hands but the dataplane's, the VIP as well; IPv4 and IPv6;
-/// then other addresses take over under traffic.
+/// The local address and the VIP belong only to the dataplane; IPv4 and IPv6; then other addresses
+/// replace them under traffic.
 #[test]
 fn local_addresses_that_the_dataplane_answers_for() -> Result<()> {
     let mut options = options("fullnat-own");
@@ -131,8 +131,8 @@ fn local_addresses_that_the_dataplane_answers_for() -> Result<()> {
     Ok(())
 }
 
-/// Listings and rules: a name of its own, a round trip, and nothing of it where the program is
-/// called ipvsadm.
+/// Listings and rules of full NAT: their name, saved and restored rules, and no trace of them if
+/// the program is called ipvsadm.
 #[test]
 fn full_nat_is_listed_and_restored() -> Result<()> {
     let site = common::site(options("fullnat-rules"))?;
@@ -167,7 +167,7 @@ fn full_nat_is_listed_and_restored() -> Result<()> {
     Ok(())
 }
 
-/// Path MTU discovery both ways behind narrow hops, and a server that refuses.
+/// Path MTU discovery in both directions behind narrow hops, and a server that refuses.
 #[test]
 fn full_nat_translates_icmp_errors() -> Result<()> {
     let site = common::site(options("fullnat-icmp"))?;

@@ -18,8 +18,7 @@ fn target(name: &str) -> Target {
         .expect("such a target")
 }
 
-/// Random bytes, and what was found by fuzzing once and is kept in `fuzz/seeds`: as it is, and
-/// damaged.
+/// Random bytes, and earlier findings of the fuzzers in `fuzz/seeds`: unchanged, and damaged.
 fn run(name: &str) {
     let (_, target) = target(name);
     let seeds = Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -1,5 +1,5 @@
-//! Frames that no host should send, for each forwarding method (a million each in `make test-all`): none panics the packet
-//! path, each has one fate, and each frame that leaves is right.
+//! Frames that no host should send, for each forwarding method (a million each in `make test-all`):
+//! none panics the packet path, each has one fate, and each sent frame is right.
 
 use std::collections::BTreeSet;
 
@@ -10,8 +10,8 @@ use lvs_testbed::suite::size;
 const QUICK_FRAMES: u64 = 40_000;
 const FULL_FRAMES: u64 = 1_000_000;
 
-/// Memory of all tests of this file at once: each has a pool of frames and a table of connections,
-/// and nothing that grows.
+/// Maximum memory of all simultaneous tests of this file: each has a pool of frames and a table of
+/// connections, and nothing that grows.
 const RESIDENT_MAX: usize = 768 << 20;
 
 fn weather(seed: u64, names: &[&str]) {

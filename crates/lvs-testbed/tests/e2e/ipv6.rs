@@ -1,5 +1,5 @@
-//! IPv6, end to end: the real programs between a real client and real servers, by every forwarding
-//! method; and every kind of tunnel, also of one IP version in the other.
+//! IPv6, end to end: the real programs between a real client and real servers, with every
+//! forwarding method; and every kind of tunnel, also of one IP version in the other.
 
 use crate::common;
 
@@ -183,7 +183,7 @@ fn path_mtu_is_found_behind_a_narrow_hop() -> Result<()> {
         } else {
             "eth0"
         };
-        // So that nobody announces a segment size that fits by chance.
+        // So that no host announces a segment size that fits by chance.
         let (host, device) = if forward == Forward::Nat {
             (&site.director, narrow)
         } else {

@@ -1,9 +1,8 @@
-//! Downloads that come evenly, each byte compared, while their dataplane is killed and another one
-//! takes its place: none breaks. Downloads that are forwarded by the kernel fast path continue meanwhile, the
-//! others pause.
+//! Steady downloads, each byte compared, while their dataplane is killed and another one replaces
+//! it: none fails. Downloads on the kernel fast path continue meanwhile, the others pause.
 //!
-//! `LVS_OTHER_BIN_DIR` names a directory with the dataplane of another version, which then takes
-//! the killed one's place, and is killed itself.
+//! `LVS_OTHER_BIN_DIR` names a directory with the dataplane of another version. It replaces the
+//! killed one, and is killed itself.
 
 use crate::common;
 
@@ -63,12 +62,13 @@ enum End<'a> {
     None,
     /// The dataplane is killed, and another one of the same version replaces it.
     Killed,
-    /// It is killed, one from this directory takes its place and is killed, and one of the first
-    /// kind takes that one's.
+    /// It is killed, one from this directory replaces it and is killed, and one of the first
+    /// version replaces that one.
     Replaced(&'a str),
 }
 
-/// So many downloads at once; none is to break. Gives the longest pause beyond the server's own.
+/// Runs this number of simultaneous downloads, of which none may fail. Returns the longest pause
+/// beyond the server's own.
 fn downloads(
     label: &str,
     (forward, by): (Forward, By),
@@ -126,7 +126,7 @@ fn downloads(
     }
     let report = running.join().map_err(|_| anyhow::anyhow!("a panic"))??;
     report.all_ok(number)?;
-    // In the second after they have opened, pauses tell of that.
+    // In the second after they have opened, pauses are caused by that.
     let by_second = &report.stalls_by_second;
     let open = usize::try_from(opening.as_secs() + 1)?.min(by_second.len());
     let pause = by_second[open..].iter().max().copied().unwrap_or(0);
@@ -298,7 +298,7 @@ fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     };
     kill(&mut site, Signal::SIGKILL)?;
     ensure!(keepers()?.trim() == "1", "{}", keepers()?);
-    // The host does not see what nobody handles.
+    // The host does not receive packets that no dataplane handles.
     let rules = director.sh("nft list tables")?;
     ensure!(rules.contains("lvs-"), "{rules}");
     site.start_dataplane(&["--warm-restart", "on", "--max-connections", "5000"])?;

@@ -137,13 +137,13 @@ fn managed(forward: Forward, label: &str, quiescent: bool) -> Result<()> {
 
 #[test]
 #[ignore = "needs ldirectord"]
-fn nat_quiescent() -> Result<()> {
+fn ldirectord_nat_quiescent_sets_weight_of_failed_server_to_0() -> Result<()> {
     managed(Forward::Nat, "ldnatq", true)
 }
 
 #[test]
 #[ignore = "needs ldirectord"]
-fn nat_not_quiescent() -> Result<()> {
+fn ldirectord_nat_not_quiescent_removes_failed_server() -> Result<()> {
     managed(Forward::Nat, "ldnat", false)
 }
 

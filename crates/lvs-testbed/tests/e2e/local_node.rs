@@ -33,10 +33,10 @@ fn has_rule(site: &Site, words: &str, present: bool) -> Result<()> {
     .with_context(|| format!("{:?}", rules()))
 }
 
-/// NAT to another port of the director, the VIP on the host or the dataplane's own: its server sees
-/// the clients' addresses, and answers them through the dataplane.
+/// NAT to another port of the director, with the VIP on the host or on the dataplane: its server
+/// receives packets from the clients' addresses, and answers them through the dataplane.
 #[test]
-fn nat_to_the_director_itself() -> Result<()> {
+fn nat_server_on_director_serves_clients() -> Result<()> {
     for vip in [Vip::Host, Vip::Dataplane] {
         let mut options = SiteOptions::new("local-nat", Forward::Nat);
         options.servers = 1;
@@ -136,8 +136,8 @@ fn full_nat_to_the_director_itself() -> Result<()> {
     served(&site, &load, &[("director", 20), ("rs1", 20)])
 }
 
-/// A director whose host is strict about source addresses continues to accept packets for its other
-/// ports, whatever port its own server has.
+/// A director whose host filters source addresses strictly continues to accept packets for its
+/// other ports, for any port of its own server.
 #[test]
 fn local_server_on_strict_host_keeps_other_ports() -> Result<()> {
     let mut options = SiteOptions::new("local-strict", Forward::Nat);

@@ -142,7 +142,7 @@ fn keepalived_with_dead_servers_reload_and_stop() -> Result<()> {
     .with_context(|| format!("{status}: {}", program.log()))
 }
 
-/// Without a supervisor, keepalived would go on, and leave dead servers in place.
+/// Without a supervisor, keepalived would continue, and leave dead servers in the list.
 #[test]
 #[ignore = "needs keepalived"]
 fn keepalived_whose_supervisor_is_killed_ends() -> Result<()> {
@@ -214,7 +214,7 @@ fn options_of_a_raw_socket_are_answered() -> Result<()> {
     Ok(())
 }
 
-/// IPVS's files in /proc: for all users of the program and in no other mount namespace.
+/// IPVS's files in /proc: visible to all users of the program, and in no other mount namespace.
 #[test]
 fn files_in_proc_show_the_dataplane_to_the_program_only() -> Result<()> {
     let site = site("lvsrunproc")?;
@@ -306,7 +306,7 @@ fn dataplane_that_restarts_gets_the_services_of_the_program() -> Result<()> {
     Ok(())
 }
 
-/// A change of keepalived's services by lvsd, or the other way round, would never end.
+/// If lvsd changed keepalived's services, or the reverse, the changes would never end.
 #[test]
 fn change_is_refused_while_lvsd_manages_the_services() -> Result<()> {
     let site = site("lvsrunlock")?;

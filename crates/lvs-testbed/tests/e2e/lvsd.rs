@@ -91,7 +91,7 @@ fn checks_reload_and_stop() -> Result<()> {
     // A file with an error changes nothing and does not end the daemon.
     fs::write(&path, "[[service]]\nnane = \"web\"\n")?;
     lvsd.signal(Signal::SIGHUP)?;
-    wait_until("the error to be told", common::SOON, || {
+    wait_until("the report of the error", common::SOON, || {
         lvsd.log().contains("nane")
     })?;
     ensure!(lvsd.is_running() && usable(&site) == 3, "{}", lvsd.log());
@@ -277,7 +277,7 @@ fn dataplane_pid(site: &Site) -> Result<String> {
         .sh("ss -Hlxp | sed -n 's/.*netns-[0-9]*.sock .*pid=\\([0-9]*\\).*/\\1/p'")
 }
 
-/// Downloads that last while lvsd is replaced, as an upgrade would; at the end nothing is left.
+/// Downloads continue while lvsd is replaced, as in an upgrade; no state remains at the end.
 #[test]
 fn twenty_restarts_break_nothing_and_stop_all_ends_all() -> Result<()> {
     let site = site("restarts")?;
@@ -323,7 +323,7 @@ fn twenty_restarts_break_nothing_and_stop_all_ends_all() -> Result<()> {
     common::wait_for_host_state(&site, &before)
 }
 
-/// The only server gives way to another one, whose first answer takes half a second.
+/// A new server, whose first answer takes half a second, replaces the only one.
 #[test]
 fn replacing_reload_loses_no_request() -> Result<()> {
     let site = site("replace")?;
@@ -424,7 +424,7 @@ fn unread_output_does_not_block_lvsd() -> Result<()> {
     Ok(())
 }
 
-/// A probe of a closed connection leaves nothing behind at either end.
+/// A probe of a closed connection leaves no state at either end.
 #[test]
 fn probes_leave_no_time_wait() -> Result<()> {
     let site = site("probes")?;
@@ -479,8 +479,8 @@ fn stop_all_removes_the_files_of_its_namespace() -> Result<()> {
     Ok(())
 }
 
-/// `lvsadm drain` asks lvsd, which keeps the server drained over a reload, a restart and the loss
-/// of the dataplane, and reports that.
+/// `lvsadm drain` sends a request to lvsd, which keeps the server drained over a reload, a restart
+/// and the loss of the dataplane, and reports that.
 #[test]
 fn drain_is_kept_by_lvsd_over_restarts() -> Result<()> {
     let site = site("admin")?;
@@ -504,7 +504,7 @@ fn drain_is_kept_by_lvsd_over_restarts() -> Result<()> {
         let output = output();
         parts.iter().all(|part| output.contains(part))
     };
-    wait_until("the status to tell of it", common::SOON, is_shown).with_context(output)?;
+    wait_until("the status to contain it", common::SOON, is_shown).with_context(output)?;
 
     let text = fs::read_to_string(&path)?;
     fs::write(&path, format!("{text}weight = 2\n"))?;
@@ -560,7 +560,7 @@ fn drain_is_kept_by_lvsd_over_restarts() -> Result<()> {
 fn sorry_server_answers_below_quorum() -> Result<()> {
     let mut site = site("sorry")?;
     let path = configure(&site, 2)?;
-    let output = site.testbed.dir().join("told").display().to_string();
+    let output = site.testbed.dir().join("reported").display().to_string();
     let script = site.testbed.dir().join("notify").display().to_string();
     fs::write(&script, format!("#!/bin/sh\ncat >> {output}\n"))?;
     site.director.sh(&format!(
@@ -724,8 +724,8 @@ fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
     Ok(())
 }
 
-/// As many services and servers as the largest that are known. Run with `--nocapture` for the
-/// times.
+/// As many services and servers as in the largest known installations. Run with `--nocapture` for
+/// the times.
 #[test]
 fn large_file_is_loaded_and_one_change_is_applied() -> Result<()> {
     const SERVICES: usize = 2_277;
@@ -795,8 +795,8 @@ fn large_file_is_loaded_and_one_change_is_applied() -> Result<()> {
     Ok(())
 }
 
-/// A thousand random edits of one service, each loaded, while another is used: not one of its
-/// requests fails, and the end is what a cold start makes of the last file.
+/// A thousand random edits of one service, each loaded, while another service is used: none of its
+/// requests fails, and the final state equals that of a cold start with the last file.
 #[test]
 fn thousand_reloads_break_no_connection() -> Result<()> {
     let site = site("reloads")?;

@@ -181,7 +181,7 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
     };
     common::ok(site.client.load(&load)?, 20)?;
     site.client.sh(&format!("ping -c 1 -W 60 {VIP}"))?;
-    // Of a host on the link, nobody asks for it.
+    // An address of a host on the link, which no client uses.
     let asked = site.servers[1].sh(&format!(
         "ip addr del {VIP}/32 dev lo; ip route add {VIP}/32 dev eth0; ping -c 1 -W 1 {VIP}; ip neigh show {VIP}"
     ));
@@ -209,14 +209,14 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
     ensure!(!has_route(&site, "proto 7"), "{}", routes(&site)?);
     // Packets that still arrive are served.
     common::ok(site.client.load(&load)?, 20)?;
-    // Somebody deletes it.
+    // Another program deletes it.
     announce(&site, &both("announced"), 600)?;
     std::thread::sleep(Duration::from_millis(1200));
     site.director.sh(&format!("ip route del {VIP}/32"))?;
     wait_until("the route to come back", common::SOON, || {
         has_route(&site, "203.0.113.10 proto 77")
     })?;
-    // Nobody says any more what is wanted.
+    // lvsd no longer renews the announcements.
     announce(&site, &both("announced"), 13)?;
     wait_until("others to be preferred", Duration::from_secs(20), || {
         has_route(&site, "203.0.113.10 proto 78")

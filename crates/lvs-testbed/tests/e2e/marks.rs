@@ -1,4 +1,4 @@
-//! Firewall-mark services: the dataplane gives the marks by its own rules.
+//! Firewall-mark services: the dataplane sets the marks by its own rules.
 
 use crate::common;
 
@@ -88,8 +88,8 @@ fn ends_with(site: &Site, port: u16, wanted: &str) -> Result<()> {
     .with_context(|| format!("port {port}: {last}"))
 }
 
-/// A rule by source alone drops what goes to services, of open connections too, and leaves the
-/// host's own ports alone.
+/// A rule with only a source drops packets to services, also of open connections, and no packets to
+/// the host's own ports.
 #[test]
 fn mark_rule_drops_source_at_services_and_not_at_host() -> Result<()> {
     let mut options = SiteOptions::new("source", Forward::Nat);
@@ -100,7 +100,7 @@ fn mark_rule_drops_source_at_services_and_not_at_host() -> Result<()> {
     site.add_service(443, "rr")?;
     let vip = site.vip;
     let client = common::client_address(&site)?;
-    // A port of the host's that nobody has: what reaches the host is counted there.
+    // A closed port of the host: it counts packets that reach the host.
     let reaches_the_host = || {
         let before = site.director.counter("Udp", "NoPorts")?;
         let send = format!("bash -c 'echo x > /dev/udp/{vip}/9999'; sleep 0.2");

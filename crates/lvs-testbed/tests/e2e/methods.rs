@@ -17,7 +17,7 @@ macro_rules! method {
             }
 
             #[test]
-            fn every_byte_arrives_and_every_listing_is_right() -> Result<()> {
+            fn methods_transfer_all_bytes_and_list_connections() -> Result<()> {
                 let site = common::site(options("http", 4))?;
                 common::requests_and_listings(&site)?;
                 site.lvsadm("-C")?;

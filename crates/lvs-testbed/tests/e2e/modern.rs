@@ -1,5 +1,5 @@
 //! Features beyond the kernel's IPVS, between real clients and servers: clients of a server that
-//! goes down are reset, and a server that comes back starts slowly.
+//! goes down receive resets, and a server that returns starts slowly.
 
 use crate::fast_path;
 
@@ -198,7 +198,8 @@ fn both_ends_are_reset_when_a_server_is_taken_out_tunnel() -> Result<()> {
     one_is_taken_out(Forward::Tun, false)
 }
 
-/// The dataplane has not seen the last packets of such a connection, and no further one comes: it asks the client.
+/// The dataplane does not know the sequence numbers of such a connection, because the kernel
+/// forwarded its last packets: it sends a probe to the client.
 #[test]
 fn silent_client_of_offloaded_connection_is_reset_when_its_server_is_taken_out() -> Result<()> {
     fast_path::require_permission()?;
@@ -416,7 +417,7 @@ fn new_server_starts_slowly_and_listing_shows_share() -> Result<()> {
     daemon.start(&[0])?;
     let listed = || site.lvsadm("--json -L -n");
     ensure!(listed()?.contains("\"slow_start\":3600"), "{}", listed()?);
-    // The first one is not established yet, so the second has nobody to be spared by.
+    // The first one is not established yet, so that it does not protect the second.
     daemon.reload(&[0, 1])?;
     ensure!(!listed()?.contains("\"slow_start\":10"), "{}", listed()?);
     // A setting that is new takes those that are there as established.

@@ -1,6 +1,6 @@
-//! Changing networks: VLANs, interfaces that come, go, change and get other names, servers that get
-//! other link-layer addresses, switches that snoop on multicast, neighbours that are gone. Real
-//! traffic continues during all of it.
+//! Changing networks: VLANs, interfaces that are added, removed, changed and renamed, servers with
+//! new link-layer addresses, switches with multicast snooping, missing neighbours. Real traffic
+//! continues during all of it.
 
 use crate::common;
 
@@ -15,7 +15,7 @@ use lvs_testbed::{
     content, programs, servers, wait_until,
 };
 
-/// Longest time from a change until traffic is as before; much more than it needs.
+/// Time limit from a change until traffic flows again; much more than it needs.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn site(label: &str, forward: Forward, change: impl FnOnce(&mut SiteOptions)) -> Result<Site> {
@@ -54,7 +54,7 @@ fn count_of(listing: &str, reason: &str) -> Result<u64> {
     Ok(found.sum())
 }
 
-/// A download that is under way while something happens, slow enough to last.
+/// A download in progress during an event, slow enough to last.
 struct Download<'a> {
     site: &'a Site,
     program: Proc,
@@ -130,7 +130,7 @@ fn changed_or_replaced_interface_is_used_again() -> Result<()> {
     })
     .with_context(rules)?;
 
-    // Servers take less from now on: what clients send has to be told so.
+    // The servers' MTU is smaller from now on: clients must receive ICMP errors.
     let download = Download::start(&site)?;
     site.servers[0].sh("ip link set eth0 mtu 1300")?;
     director.sh("ip link set lan1 mtu 1300")?;
@@ -221,12 +221,12 @@ fn route_without_link_layer_is_named() -> Result<()> {
                         .as_str()
                         .is_some_and(|what| what.contains(reason))
                 })
-                .filter_map(|finding| finding["cure"].as_str().map(str::to_owned))
+                .filter_map(|finding| finding["fix"].as_str().map(str::to_owned))
                 .collect::<String>()
         };
         wait_until(&format!("a finding: {reason}"), PATIENCE, || {
-            let cure = of(&found());
-            cure.contains(names) && cure.contains(fix)
+            let reported = of(&found());
+            reported.contains(names) && reported.contains(fix)
         })
         .with_context(found)?;
         site.lvsadm(&format!("-d -t {}:80 -r {server}", site.vip))?;
@@ -249,7 +249,7 @@ fn changed_link_layer_address_of_server_is_used() -> Result<()> {
             .finish()
             .with_context(|| format!("announced: {notify}"))?;
     }
-    // Nobody hears of it: the server is silent, and knows its gateway by heart.
+    // No host announces it: the server is silent, and has a static entry for its gateway.
     new_connections(&site, "two other addresses")?;
     let gateway = site.director.sh("cat /sys/class/net/eth1/address")?;
     server.sh(&format!(
@@ -257,7 +257,10 @@ fn changed_link_layer_address_of_server_is_used() -> Result<()> {
         gateway.trim()
     ))?;
     let known = site.director.sh("ip neigh show 10.0.0.11")?;
-    ensure!(known.contains("77:02"), "the director was told: {known}");
+    ensure!(
+        known.contains("77:02"),
+        "neighbour of the director: {known}"
+    );
     // The client's own repetitions are what gives it away.
     let url = format!("http://{}/id", site.vip);
     let printed = site.client.run("curl", &["-sS", "-f", "-m", "120", &url])?;
@@ -478,7 +481,7 @@ fn services_on_the_vlans_of_a_trunk() -> Result<()> {
             .run("curl", &["-sS", "-f", "-m", "5", "http://10.0.0.11/id"])?;
         ensure!(printed == "rs1\n", "{printed}");
 
-        // A third VLAN is another network, and so is none: same addresses, nobody there.
+        // A third VLAN is another network, and so is an untagged one: same addresses, without hosts.
         site.client
             .sh("ip addr flush dev eth0.100; ip addr add 192.0.2.100/24 dev eth0")?;
         let own = programs::own()?;
@@ -491,8 +494,7 @@ fn services_on_the_vlans_of_a_trunk() -> Result<()> {
     Ok(())
 }
 
-/// Packets that arrive by a VLAN and leave by another are forwarded by the programs at their
-/// devices.
+/// The programs at the devices forward packets that arrive on one VLAN and leave on another.
 #[test]
 #[ignore = "by hand: needs a kernel with 802.1Q"]
 fn vlans_of_a_trunk_in_the_kernel() -> Result<()> {
@@ -538,7 +540,8 @@ fn foreign_programs_at_trunk_are_reported() -> Result<()> {
         .with_context(|| tcx.log())?;
     ensure!(!served()?);
     let said = doctor()?;
-    let found = "a BPF program at the egress of eth0 (tcx: somebodys) may drop what the dataplane";
+    let found =
+        "a BPF program at the egress of eth0 (tcx: somebodys) may drop requests and answers";
     ensure!(said.contains(found), "{said}");
     tcx.kill();
     wait_until("the way", PATIENCE, || served().unwrap_or(false))

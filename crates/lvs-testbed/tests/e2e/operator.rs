@@ -1,5 +1,5 @@
-//! The words that only `lvsadm` has, with a real dataplane, real servers and real readers of what
-//! they write.
+//! The additional commands of `lvsadm`, with a real dataplane, real servers and real consumers of
+//! their output.
 
 use crate::common;
 
@@ -118,7 +118,7 @@ fn explain_agrees_with_later_decision() -> Result<()> {
     let reported = site.lvsadm(&format!("explain tcp {} {service}", connection.source))?;
     ensure!(reported.contains("belongs to a connection"), "{reported}");
     let reported = site.lvsadm(&format!("explain udp {client}:1000 {service}"))?;
-    ensure!(reported.contains("none: no service takes"), "{reported}");
+    ensure!(reported.contains("none: no service for"), "{reported}");
 
     // A rule gives the packet a mark, and the service of that mark takes it; its scheduler has a
     // table.
@@ -145,7 +145,7 @@ fn explain_agrees_with_later_decision() -> Result<()> {
     ensure!(reported.contains("mark        9: rule 1 ("), "{reported}");
     let reported = site.lvsadm(&format!("{question} --mark 0"))?;
     ensure!(
-        !reported.contains("mark ") && reported.contains("none: no service takes"),
+        !reported.contains("mark ") && reported.contains("none: no service for"),
         "{reported}"
     );
     ensure!(
@@ -255,7 +255,7 @@ fn doctor_and_drops_report_faults() -> Result<()> {
         all.len() > 20
             && all
                 .iter()
-                .all(|reason| reported(reason, "help") && reported(reason, "remedy")),
+                .all(|reason| reported(reason, "help") && reported(reason, "fix")),
         "{drops}"
     );
     let value = site.lvsadm("sysctl net.ipv4.vs.conn_reuse_mode=0 conn_reuse_mode")?;

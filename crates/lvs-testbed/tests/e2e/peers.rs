@@ -115,8 +115,9 @@ fn connections_of(site: &Site, director: &Host) -> Result<BTreeSet<[String; 4]>>
     Ok(all.map(key).collect())
 }
 
-/// 250 clients, each with one download after the other over one connection: the director dies amid them, comes back
-/// with an empty table, and takes over when it is ready. The directors have these numbers of packet workers.
+/// 250 clients with consecutive downloads over one connection each: the director dies meanwhile,
+/// returns with an empty table, and takes over when it is ready. The directors have these numbers
+/// of packet workers.
 fn comes_back(label: &str, forward: Forward, workers: [&str; 2]) -> Result<()> {
     const CLIENTS: u64 = 250;
     let mut site = site(label, forward, 60_000)?;
@@ -242,7 +243,7 @@ fn peer_without_key_receives_nothing() -> Result<()> {
         ensure!(said.contains("another key"), "{said}");
         wait("the log to say so", || log.log().contains("sha256sum")).with_context(|| log.log())?;
     }
-    // Nobody's address, whatever it says.
+    // An address of no peer, with any content.
     let script = "exec 3<>/dev/tcp/192.0.2.2/8848 && cat <&3 | wc -c";
     let said = site.client.run("bash", &["-c", script])?;
     ensure!(said.trim() == "0", "{said}");
@@ -564,8 +565,8 @@ fn seen(host: &Host, counter: &str) -> Result<u64> {
     Ok(count.parse()?)
 }
 
-/// A router that shares packets out by ports has none to look at in fragments and ICMP errors: they
-/// reach a director that their connection's packets did not.
+/// A router that distributes packets by ports finds none in fragments and ICMP errors: these arrive
+/// at another director than the other packets of their connection.
 #[test]
 fn fragments_and_icmp_errors_find_their_connection_at_another_director() -> Result<()> {
     let mut options = SiteOptions::new("elsewhere", Forward::Dr);

@@ -9,8 +9,8 @@ use lvs_testbed::{Forward, Host, Link, Site, SiteOptions, Topology, content};
 /// Enough for hundreds of segments.
 const SIZE: u64 = 1_500_001;
 
-/// Client and director on networks of the router's, servers behind it on another one: two hops that
-/// can be narrow.
+/// Client and director on two networks of a router, servers behind it on a third one: two hops that
+/// can have a small MTU.
 fn site(label: &str, forward: Forward) -> Result<Site> {
     let mut options = SiteOptions::new(label, forward);
     options.topology = Topology::Routed;
@@ -46,7 +46,8 @@ enum Narrow {
 
 const HOPS: [Narrow; 3] = [Narrow::Client, Narrow::Director, Narrow::Servers];
 
-/// Makes one path of the router narrow, and all others wide; no host remembers a path MTU.
+/// Sets a small MTU on one path of the router, and a large one on all others; no host remembers a
+/// path MTU.
 fn narrow(site: &mut Site, which: Narrow) -> Result<()> {
     let mut script = String::new();
     for (way, four, six, device) in [
@@ -128,9 +129,9 @@ fn pmtu_is_discovered_nat() -> Result<()> {
     )
 }
 
-/// The server behind a router of its own, which complains to clients by way of the director.
+/// The server behind its own router, which sends ICMP errors to clients through the director.
 #[test]
-fn nat_to_a_server_behind_a_narrow_hop() -> Result<()> {
+fn nat_client_receives_icmp_error_of_hop_behind_director() -> Result<()> {
     let mut options = SiteOptions::new("pmtu-hop", Forward::Nat);
     options.servers = 1;
     let mut site = Site::new(options)?;
@@ -199,7 +200,8 @@ fn pmtu_is_discovered_tunnels_of_ipv6() -> Result<()> {
     )
 }
 
-/// The narrow hop is on the way of the client, which is all that there is with direct routing.
+/// The narrow hop is on the path to the client, the only path through the director with direct
+/// routing.
 #[test]
 fn pmtu_is_discovered_direct_routing() -> Result<()> {
     let mut options = SiteOptions::new("pmtu-dr", Forward::Dr);

@@ -1,4 +1,4 @@
-//! `lvs-testbed` without hosts: what it lists, and what it refuses.
+//! `lvs-testbed` without hosts: its lists, and its refusals.
 
 use std::process::{Command, Output};
 

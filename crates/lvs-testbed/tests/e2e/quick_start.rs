@@ -10,7 +10,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::programs;
 
-/// Hosts, a system of its own for what is written, and the cables: client eth0 192.0.2.2 -
+/// Hosts, separate directories for written files, and the cables: client eth0 192.0.2.2 -
 /// 192.0.2.1, server 10.0.0.2 - 10.0.0.1.
 const HOSTS: &str = r"
 mount --make-rprivate /

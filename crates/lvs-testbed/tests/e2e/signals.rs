@@ -1,5 +1,5 @@
-//! Signals that operators and terminals send to programs that reload, or by mistake: none ends what
-//! forwards packets.
+//! Signals that operators and terminals send to programs that reload, or by mistake: none of them
+//! stops forwarding.
 
 use crate::common;
 
@@ -100,7 +100,7 @@ fn dataplane_survives_closed_terminal() -> Result<()> {
     let pid = fs::read_to_string(&number)?.trim().to_owned();
     terminal.signal(Signal::SIGKILL)?;
     terminal.wait(PATIENCE)?;
-    // The shell is told that its terminal is gone, and tells its children.
+    // The shell receives SIGHUP from its terminal, and passes it on to its children.
     wait_until("the shell to end", PATIENCE, || {
         let parent = site.director.sh(&format!("ps -o ppid= -p {pid} || true"));
         let parent = parent.unwrap_or_default();

@@ -94,7 +94,7 @@ fn sip_datagrams_of_a_call_share_a_server() -> Result<()> {
     Ok(())
 }
 
-/// Connections, each of which is a port of the client's.
+/// The number of connections, each from another port of the client.
 fn connections(site: &Site) -> Result<usize> {
     let listing = site.lvsadm("-L -n -c")?;
     let sources = listing

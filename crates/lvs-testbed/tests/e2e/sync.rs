@@ -1,4 +1,4 @@
-//! Two directors: connections of one go on at the other.
+//! Two directors: connections of one continue at the other.
 
 use crate::{common, fast_path};
 
@@ -52,7 +52,8 @@ const RATE: u64 = 60_000;
 /// Longest time until the backup has all connections.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Clients with one download after the other, each over one connection, and so always amid a download.
+/// Clients with consecutive downloads over one connection each, so that each is always in a
+/// download.
 fn downloads(site: &Site, clients: u64) -> LoadOptions {
     LoadOptions {
         concurrency: clients,
@@ -64,7 +65,7 @@ fn downloads(site: &Site, clients: u64) -> LoadOptions {
     }
 }
 
-/// The downloads that were under way end well at the other director, and others do.
+/// The downloads in progress complete at the other director, and further ones succeed.
 fn finish(downloads: SteadyLoad, clients: u64) -> Result<()> {
     downloads.wait_for_more(2 * clients)?;
     let report = downloads.finish()?;
@@ -131,8 +132,8 @@ fn downloads_go_on_after_kill_9_tun() -> Result<()> {
     downloads_go_on(Forward::Tun, PLAIN, PLAIN, &["sync_version=0"])
 }
 
-/// Connections that the kernel forwards already when the master starts reach the backup, too: the
-/// master knows their packets by their counters.
+/// Connections that the kernel fast path forwards when the master starts reach the backup, too: the
+/// master reads their packet counters.
 #[test]
 fn offloaded_connections_reach_backup() -> Result<()> {
     const CLIENTS: u64 = 50;
@@ -227,7 +228,7 @@ fn downloads_go_on_between_two_lvsd() -> Result<()> {
     daemons[0].kill();
     site.fail_over()?;
     finish(running, CLIENTS).with_context(|| daemons[1].log())?;
-    wait_until("lvsd to tell of it", PATIENCE, || {
+    wait_until("the report of lvsd", PATIENCE, || {
         let status = lvsd(&standby, "status --json").unwrap_or_default();
         let status: serde_json::Value = serde_json::from_str(&status).unwrap_or_default();
         let taken = status["dataplane"]["sync"]["taken"].as_u64();
@@ -259,7 +260,7 @@ fn backup_sockets(director: &Host) -> Result<usize> {
 }
 
 #[test]
-fn daemons_begin_and_end_as_the_kernels() -> Result<()> {
+fn sync_daemons_start_and_stop_as_in_the_kernel() -> Result<()> {
     let mut options = SiteOptions::new("daemons", Forward::Nat);
     options.servers = 1;
     let mut site = common::site(options)?;
@@ -414,7 +415,7 @@ fn invalid_sync_messages_are_counted() -> Result<()> {
         ("sync_too_long", vec![0; 1473]),
         ("sync_nonsense", nonsense),
         ("sync_malformed", damaged.clone()),
-        // Again, as whoever has recorded it may.
+        // Again, as an attacker with a recording could.
         ("sync_malformed", damaged),
     ];
     for (name, bytes) in sent {
@@ -463,7 +464,7 @@ fn persistent_clients_keep_their_server() -> Result<()> {
         let listing = site.lvsadm_on(&standby, "-L -c -n");
         listing.is_ok_and(|listing| listing.contains("192.0.2.100:0"))
     })?;
-    // Nobody else would be sent there.
+    // No other client would be sent there.
     let server = site.real_address(number - 1);
     site.lvsadm_on(&standby, &format!("-e -t {service} -r {server} -m -w 0"))?;
     if let Some(dataplane) = &mut site.dataplane {

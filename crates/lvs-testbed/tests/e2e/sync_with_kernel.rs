@@ -31,7 +31,7 @@ struct Kernel {
 }
 
 impl Kernel {
-    /// Boots it on `host`, in place of what was there.
+    /// Boots it on `host`, in place of the previous one.
     fn boot(site: &Site, host: &Host, name: &str) -> Result<Self> {
         let dir = site.testbed.dir().join(name);
         fs::create_dir(&dir)?;
@@ -88,7 +88,7 @@ impl Kernel {
         fs::rename(&part, &ask)?;
         wait_until("the kernel's answer", LONG, || answer.exists())?;
         let said = fs::read_to_string(answer)?;
-        let (text, status) = said.rsplit_once("=> ").context("it tells the status")?;
+        let (text, status) = said.rsplit_once("=> ").context("its output has a status")?;
         ensure!(status.trim() == "0", "{script}: {said}");
         Ok(text.to_owned())
     }

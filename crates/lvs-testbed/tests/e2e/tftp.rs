@@ -78,8 +78,8 @@ fn tftp_file_arrives_tunnel() -> Result<()> {
     fetch(&site)
 }
 
-/// A server that answers from a port of its own choice cannot be a real server: its port belongs to
-/// no connection.
+/// A server that answers from a random port cannot be a real server: its port belongs to no
+/// connection.
 #[test]
 #[ignore = "needs tftp-hpa and atftp"]
 fn tftp_server_with_own_ports_is_unreachable() -> Result<()> {

@@ -1,5 +1,5 @@
-//! The dataplane behind a TUN device, with nothing but CAP_NET_ADMIN: the host routes packets to
-//! it, and where they are to go.
+//! The dataplane with a TUN device, with CAP_NET_ADMIN as its only privilege: the host routes
+//! packets to it, and from it to their destinations.
 
 use crate::common;
 
@@ -10,7 +10,8 @@ use lvs_testbed::servers::{iperf3, nginx};
 use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, Vip, programs, wait_until};
 use nix::sys::signal::Signal;
 
-/// Leaves a program CAP_NET_ADMIN and no other privilege, packet sockets not included.
+/// Removes all privileges from a program but CAP_NET_ADMIN, so that packet sockets are not
+/// permitted.
 const NET_ADMIN_ONLY: [&str; 3] = [
     "setpriv",
     "--bounding-set=-all,+net_admin",
@@ -53,7 +54,7 @@ fn tun_backend_forwards_every_byte_nat() -> Result<()> {
 }
 
 #[test]
-fn nat_bulk_and_datagrams() -> Result<()> {
+fn tun_backend_nat_forwards_bulk_and_datagrams() -> Result<()> {
     let site = site("hop-bulk", Forward::Nat, 2)?;
     site.add_service(80, "rr")?;
     common::bulk(&site)?;
@@ -69,7 +70,7 @@ fn tun_backend_forwards_every_byte_tunnels() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn tunnels_bulk_and_datagrams() -> Result<()> {
+fn tun_backend_tunnels_forward_bulk_and_datagrams() -> Result<()> {
     let site = site("hop-tun-bulk", Forward::Tun, 2)?;
     site.add_service(80, "rr")?;
     common::bulk(&site)?;
@@ -437,7 +438,8 @@ fn tun_backend_keeps_traffic_of_host() -> Result<()> {
     Ok(())
 }
 
-/// However often the host forwards a packet, the director takes one hop from it.
+/// The director decrements the TTL of a packet once, for any number of forwarding steps of the
+/// host.
 #[test]
 fn packets_lose_one_hop() -> Result<()> {
     let site = site("hop-ttl", Forward::Nat, 1)?;
@@ -504,9 +506,9 @@ fn tun_backend_disabled_forwarding_is_reported() -> Result<()> {
     let program = programs::find("lvs-dataplane")?;
     let mut dataplane = site.director.spawn(&program, &["--backend", "tun"])?;
     let status = dataplane.wait(common::SOON)?;
-    let cure = "sysctl -w net.ipv4.ip_forward=1";
+    let fix = "sysctl -w net.ipv4.ip_forward=1";
     ensure!(
-        !status.success() && dataplane.log().contains(cure),
+        !status.success() && dataplane.log().contains(fix),
         "{status}: {}",
         dataplane.log()
     );
@@ -516,7 +518,7 @@ fn tun_backend_disabled_forwarding_is_reported() -> Result<()> {
     site.director.sysctl("ipv6/conf/all/forwarding", "1")?;
     start(&mut site)?;
     site.add_service(80, "rr")?;
-    common::says(&site, cure)?;
+    common::says(&site, fix)?;
     Ok(())
 }
 

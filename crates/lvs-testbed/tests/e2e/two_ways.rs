@@ -1,6 +1,6 @@
-//! The short way of packets against the long one: the same frames, honest and hostile, go through a
-//! packet path that decides in passing where it may, and through one that never does. The same
-//! frames leave, with the same connections, states, deadlines and counters.
+//! The userspace fast path against the slow path: the same frames, valid and hostile, pass through
+//! one dataplane with and one without the userspace fast path. The same frames are sent, with the
+//! same connections, states, deadlines and counters.
 
 use lvs_testbed::hostile::{Method, two_ways};
 use lvs_testbed::suite::size;

@@ -1,5 +1,5 @@
-//! Servers whose checks would be good, and whose clients get no answer: the dataplane counts it, and `lvsadm doctor`
-//! names the server until its clients are answered again.
+//! Servers with good checks whose clients get no answer: the dataplane counts the attempts, and
+//! `lvsadm doctor` names the server until its clients are answered again.
 
 use crate::common;
 
@@ -27,7 +27,7 @@ fn found_and_healed(forward: Forward, faults: [&str; 2], fix: &str) -> Result<()
     let client = CLIENT.replace("VIP", &site.vip.to_string());
     let _load = site.client.spawn("sh", &["-c", &client])?;
     let vip = site.vip.to_string();
-    let [fault, cure] = faults.map(|words| words.replace("VIP", &vip));
+    let [fault, repair] = faults.map(|words| words.replace("VIP", &vip));
     site.servers[1].sh(&fault)?;
     let finding = |n| format!("connections to {}:80", site.real_address(n));
     // An answer may be late on a busy machine, and is forgotten after a minute.
@@ -40,7 +40,7 @@ fn found_and_healed(forward: Forward, faults: [&str; 2], fix: &str) -> Result<()
         doctor(&site).is_ok_and(|text| found(&text))
     })
     .with_context(|| format!("{:?}", doctor(&site)))?;
-    site.servers[1].sh(&cure)?;
+    site.servers[1].sh(&repair)?;
     let healed = || doctor(&site).is_ok_and(|text| !text.contains("got no answer"));
     wait_until("the end of the finding", Duration::from_secs(70), healed)
 }

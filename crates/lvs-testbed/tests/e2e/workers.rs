@@ -40,7 +40,8 @@ fn sum(workers: &[Value], name: &str) -> u64 {
         .sum()
 }
 
-/// Each has a share of at least one in `least` packets, and almost none comes to another one.
+/// Checks that each worker gets at least one in `least` packets, and that almost none arrives at a
+/// wrong worker.
 fn shared(site: &Site, least: u64) -> Result<()> {
     let workers = workers(site)?;
     let all = sum(&workers, "packets");
@@ -161,8 +162,8 @@ fn workers_forward_ftp() -> Result<()> {
     Ok(())
 }
 
-/// Servers and services come and go while connections go on; then the director's own host is a
-/// client, whose packets come by one queue.
+/// Servers and services are added and removed while connections continue; then the director's own
+/// host is a client, whose packets arrive on one queue.
 #[test]
 fn changes_while_traffic_runs() -> Result<()> {
     let mut options = options("changes", Forward::Nat);

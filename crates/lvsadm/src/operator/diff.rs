@@ -58,8 +58,8 @@ fn text(differ: &[Difference]) -> String {
     text
 }
 
-/// In which services two directors differ, of what the choice of a server depends on, and the ways
-/// to the servers.
+/// The services that differ between two directors in a setting that affects the choice of a server,
+/// or in the paths to the servers.
 fn differences(here: &[ServiceInfo], there: &[ServiceInfo]) -> Vec<Difference> {
     let by_name = |all: &'_ [ServiceInfo]| -> BTreeMap<String, usize> {
         let names = all.iter().map(|one| service_text(one.service));
@@ -178,7 +178,7 @@ fn compare(all: &mut Vec<String>, what: &str, ours: &str, theirs: &str) {
     }
 }
 
-/// The way to a server.
+/// The path to a server.
 fn way(config: &ServerConfig) -> String {
     match config.forwarding {
         Forwarding::Nat => "NAT".to_owned(),

@@ -121,7 +121,7 @@ fn drained(
     Ok(0)
 }
 
-/// The deadline has passed with connections left.
+/// Reports connections that remain after the deadline.
 fn late(
     run: &mut Invocation<'_>,
     target: &mut Target,
@@ -151,7 +151,7 @@ struct Target {
     name: String,
     /// The lvsd that owns the service, if there is one.
     daemon: Option<Daemon>,
-    /// The dataplane has given it weight 0.
+    /// The dataplane has set its weight to 0.
     settled: bool,
 }
 
@@ -165,7 +165,8 @@ impl Target {
         maintenance::spec(target, state, words)
     }
 
-    /// Takes it out of service: lvsd does where the service is its own, so that nothing is undone.
+    /// Takes the server out of service, through lvsd if it manages the service, so that lvsd does
+    /// not revert the change.
     fn begin(
         &mut self,
         run: &mut Invocation<'_>,

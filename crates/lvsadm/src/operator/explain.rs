@@ -1,4 +1,4 @@
-//! `lvsadm explain`: what would happen to a new packet, and why.
+//! `lvsadm explain`: the decision about a new packet, and its reason.
 
 use std::io::{self, Write};
 

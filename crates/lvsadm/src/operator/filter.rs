@@ -1,4 +1,4 @@
-//! `lvsadm filter`: whose new connections are taken, by source.
+//! `lvsadm filter`: the sources whose new connections are accepted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -89,7 +89,7 @@ fn given(words: &Words) -> Result<FilterLists, Trouble> {
     })
 }
 
-/// `before` with more; what changes sides is no longer on the other.
+/// `before` with more prefixes; a prefix that is added to one list is removed from the other.
 fn added(mut before: FilterLists, more: FilterLists) -> FilterLists {
     let (allow, deny) = (set(&more.allow), set(&more.deny));
     before.allow.retain(|prefix| !deny.contains(prefix));
@@ -107,7 +107,7 @@ fn removed(mut before: FilterLists, less: &FilterLists) -> Result<FilterLists, T
         let (there, less) = (set(list), set(less));
         if let Some(stranger) = less.difference(&there).next() {
             return Err(Trouble::Usage(format!(
-                "{stranger} is not among what is {word}; lvsadm filter list shows what is"
+                "{stranger} is not in the list of {word} prefixes; lvsadm filter list shows it"
             )));
         }
         list.retain(|prefix| !less.contains(prefix));
@@ -119,7 +119,7 @@ fn set(prefixes: &[Prefix]) -> BTreeSet<Prefix> {
     prefixes.iter().copied().collect()
 }
 
-/// Filters by what they are for, their pieces put together.
+/// Complete filters by service or director.
 type Filters = BTreeMap<String, (Option<ServiceId>, FilterLists)>;
 
 fn order(service: Option<ServiceId>) -> String {
@@ -186,8 +186,8 @@ fn save(run: &mut Invocation<'_>) -> Outcome {
     Ok(0)
 }
 
-/// The last line of saved filters. Without it nothing is restored: a pipe from a program that
-/// failed gives an empty or truncated input, and all missing filters would be removed.
+/// The last line of saved filters. Without it no filter is restored: a pipe from a program that
+/// failed contains an empty or truncated input, which would remove all missing filters.
 const END: &str = "# end of filters";
 
 /// Whether all of a file is there.
@@ -206,7 +206,7 @@ fn whole(text: &str) -> Result<(), Trouble> {
     )))
 }
 
-/// Replaces all filters by those of the standard input: all of them, or nothing is changed.
+/// Replaces all filters by those of the standard input, completely or not at all.
 fn restore(run: &mut Invocation<'_>) -> Outcome {
     let mut text = String::new();
     run.input.read_to_string(&mut text)?;
@@ -268,7 +268,7 @@ fn at(line: usize, error: &str) -> Trouble {
     Trouble::Dataplane(format!("line {line}: {error}; nothing was changed"))
 }
 
-/// Filters by what they are for, of a file as [`save`] writes it.
+/// The filters in a file of [`save`], by service or director.
 fn read(run: &Invocation<'_>, text: &str) -> Result<BTreeMap<String, Wanted>, Trouble> {
     let mut all = BTreeMap::new();
     let mut named: Option<(&str, Option<ServiceId>)> = None;

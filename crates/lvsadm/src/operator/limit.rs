@@ -1,4 +1,4 @@
-//! `lvsadm limit`: what a service takes at most.
+//! `lvsadm limit`: the limits of a service.
 
 use lvs_core::Limits;
 use lvs_core::api::{Call, ServiceInfo, ServiceSpec};
@@ -34,7 +34,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     Ok(0)
 }
 
-/// The limits that the command line asks for, beginning with those in force.
+/// The present limits with the changes of the command line.
 fn wanted(now: Limits, words: &Words) -> Result<Limits, Trouble> {
     let mut limits = if words.has("--off") {
         Limits::default()

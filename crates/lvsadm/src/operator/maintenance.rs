@@ -23,7 +23,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     })?;
     let spec = spec(target, AdminState::Maintenance, words)?;
     let done = ask(&mut daemon, spec)?;
-    tell(run, &done, "in maintenance")
+    print_done(run, &done, "in maintenance")
 }
 
 pub(super) fn undrain(run: &mut Invocation<'_>, words: &Words) -> Outcome {
@@ -65,16 +65,16 @@ pub(super) fn undrain(run: &mut Invocation<'_>, words: &Words) -> Outcome {
             return Ok(0);
         };
         let done = ask(&mut daemon, spec(target, AdminState::Ready, words)?)?;
-        return tell(run, &done, "ready");
+        return print_done(run, &done, "ready");
     }
     let mut daemon = daemon(run)?.ok_or_else(|| {
         Trouble::Dataplane("no lvsd runs; name a service, and the server with its port".to_owned())
     })?;
     let done = ask(&mut daemon, spec(target, AdminState::Ready, words)?)?;
-    tell(run, &done, "ready")
+    print_done(run, &done, "ready")
 }
 
-fn tell(run: &mut Invocation<'_>, done: &AdminDone, state: &str) -> Outcome {
+fn print_done(run: &mut Invocation<'_>, done: &AdminDone, state: &str) -> Outcome {
     for (service, server) in &done.servers {
         writeln!(
             run.output,
@@ -88,7 +88,7 @@ fn tell(run: &mut Invocation<'_>, done: &AdminDone, state: &str) -> Outcome {
     Ok(0)
 }
 
-/// The daemon that looks after the dataplane, if one runs.
+/// The daemon that manages the dataplane, if one runs.
 pub(super) fn daemon(run: &Invocation<'_>) -> Result<Option<Daemon>, Trouble> {
     Daemon::connect(run.address()).map_err(Trouble::Dataplane)
 }

@@ -1,4 +1,4 @@
-//! `lvsadm mark`: the rules that give packets firewall marks.
+//! `lvsadm mark`: the rules that set firewall marks on packets.
 
 use lvs_core::api::{Call, MarkText};
 

@@ -102,7 +102,7 @@ impl From<Error> for Trouble {
     }
 }
 
-/// The exit status, or what went wrong.
+/// The exit status, or the error.
 pub(crate) type Outcome = Result<u8, Trouble>;
 
 /// The command that the first word names.

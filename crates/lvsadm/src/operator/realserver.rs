@@ -49,7 +49,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     Ok(0)
 }
 
-/// Whether clients on a network can ask for it.
+/// Whether clients on a network can send packets to it.
 fn may_be_virtual(ip: IpAddr) -> bool {
     let link_local = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
     let broadcast = matches!(ip, IpAddr::V4(ip) if ip.is_broadcast());
@@ -95,7 +95,7 @@ fn arp(text: &mut String, vips: &[IpAddr], undo: bool) {
 
 fn dr(vips: &[IpAddr], undo: bool) -> String {
     let mut text =
-        String::from("# Direct routing: the server has the VIPs, and does not tell anybody.\n");
+        String::from("# Direct routing: the server has the VIPs, and answers no ARP for them.\n");
     if !undo {
         arp(&mut text, vips, undo);
     }

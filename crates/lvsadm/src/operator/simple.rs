@@ -46,7 +46,7 @@ pub(super) fn drops(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         for line in wrap(&reason.help, 88) {
             writeln!(run.output, "              {line}")?;
         }
-        for (n, line) in wrap(&reason.remedy, 85).iter().enumerate() {
+        for (n, line) in wrap(&reason.fix, 85).iter().enumerate() {
             let arrow = if n == 0 { "->" } else { "  " };
             writeln!(run.output, "              {arrow} {line}")?;
         }

@@ -16,7 +16,7 @@ const UNHEARD: u64 = 4_000;
 
 pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     if let Some(word) = words.free.first() {
-        return Err(Trouble::Usage(format!("{word}: nothing expected here")));
+        return Err(Trouble::Usage(format!("{word}: unexpected argument")));
     }
     let wait = duration(words, "--wait")?.unwrap_or_default();
     let waits = words.value("--wait").is_some();
@@ -132,7 +132,7 @@ fn announced(info: &Info) -> String {
     if info.announced.is_empty() {
         return String::new();
     }
-    let mut text = format!("\n{:<40}{}\n", "virtual address", "routers are told");
+    let mut text = format!("\n{:<40}{}\n", "virtual address", "announced routes");
     for vip in &info.announced {
         let standing = match vip.standing {
             Standing::Announced => "announced",
@@ -169,7 +169,7 @@ fn line(peer: &PeerInfo) -> String {
     if !peer.trouble.is_empty() {
         line.push_str(&format!("    {}\n", peer.trouble));
     } else if let Some(ago) = peer.heard_ms.filter(|ago| *ago >= UNHEARD) {
-        line.push_str(&format!("    not heard for {} s\n", ago / 1000));
+        line.push_str(&format!("    silent for {} s\n", ago / 1000));
     }
     line
 }
@@ -235,8 +235,8 @@ mod tests {
             trouble: String::new(),
             ..peer.clone()
         };
-        assert!(line(&silent).ends_with("\n    not heard for 5 s\n"));
-        assert!(!line(&peer).contains("not heard"), "the reason says more");
+        assert!(line(&silent).ends_with("\n    silent for 5 s\n"));
+        assert!(!line(&peer).contains("silent for"), "the reason says more");
         let compared = PeerInfo {
             heard_ms: Some(3_999),
             ..silent

@@ -286,7 +286,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
             flag(
                 "--allow-file",
                 "FILE",
-                "prefixes, separated by blanks or line ends; # begins a comment",
+                "prefixes, separated by whitespace or line ends; # begins a comment",
             ),
             flag("--deny-file", "FILE", "the same, denied"),
         ],

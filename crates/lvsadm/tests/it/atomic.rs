@@ -1,4 +1,4 @@
-//! `lvsadm -R --atomic`, with a dataplane that is nothing but the core's control half.
+//! `lvsadm -R --atomic`, with a dataplane that consists only of the core's control half.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -10,7 +10,7 @@ use lvs_core::{Control, Instant, Options};
 use lvs_process::server::{Handle, Handler, Permissions, Server, Sink};
 use serde_json::Value;
 
-/// The control half, and the calls that came.
+/// The control half, and the received calls.
 struct Half {
     control: Mutex<Control>,
     calls: Mutex<Vec<Call>>,

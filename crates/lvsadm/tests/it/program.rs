@@ -153,7 +153,7 @@ fn unusable_sockets_are_reported_in_one_line() {
         ("file", "is not a socket: name the dataplane's"),
         ("other-version", "install both from the same release"),
         ("no-dataplane", "is not a dataplane"),
-        ("ends", "look at its log, and start it again"),
+        ("ends", "read its log, and start it again"),
     ] {
         let socket = Address::Path(at(name));
         let path = at(name).display().to_string();
@@ -164,7 +164,7 @@ fn unusable_sockets_are_reported_in_one_line() {
             assert!(err.contains(part) && err.contains(&path), "{name}: {err}");
         }
     }
-    // Without the right to enter its directory: only root can be somebody else to try it.
+    // Without the right to enter its directory: only root can change the user for that.
     if nix::unistd::geteuid().is_root() {
         let copy = std::env::temp_dir().join(format!("lvs-test-copy-{}", std::process::id()));
         std::fs::copy(env!("CARGO_BIN_EXE_lvsadm"), &copy).expect("a copy");

@@ -96,12 +96,12 @@ impl Keeper {
 
     /// Starts a write of all overrides, in a runtime.
     pub(super) fn keep(self: &Arc<Self>, all: Vec<StoredOverride>) -> Kept {
-        let (tell, reported) = oneshot::channel();
+        let (reporter, reported) = oneshot::channel();
         let mut state = self.lock();
         state.next = Some(all);
         // Remove the requests whose client has closed its connection.
         state.waiting.retain(|waiting| !waiting.is_closed());
-        state.waiting.push(tell);
+        state.waiting.push(reporter);
         if !state.writing {
             state.writing = true;
             let keeper = Arc::clone(self);
@@ -127,9 +127,9 @@ impl Keeper {
             let unread = state.unread;
             drop(state);
             let result = self.write_one(&all, unread);
-            for tell in waiting {
+            for reporter in waiting {
                 // The waiting client may have closed its connection.
-                let _ = tell.send(result.clone());
+                let _ = reporter.send(result.clone());
             }
         }
     }
@@ -139,7 +139,7 @@ impl Keeper {
         if unread {
             let aside = put_aside(path).map_err(|error| {
                 format!(
-                    "cannot keep this: {} could not be taken and not be put aside ({error}); mend it, or move it away, and restart lvsd; until then this holds, and no longer",
+                    "cannot keep this: {} could neither be read nor be renamed ({error}); repair it, or move it away, and restart lvsd; the override is lost at that restart",
                     path.display()
                 )
             })?;
@@ -148,14 +148,14 @@ impl Keeper {
         }
         (self.write)(path, all).map_err(|error| {
             format!(
-                "cannot keep this in {}: {error}; it holds until lvsd is restarted, and no longer",
+                "cannot store this in {}: {error}; it is lost when lvsd is restarted",
                 path.display()
             )
         })
     }
 }
 
-/// Writes all, as a whole or not at all.
+/// Writes all overrides, completely or not at all.
 fn write(path: &Path, all: &[StoredOverride]) -> io::Result<()> {
     if let Some(directory) = path.parent() {
         std::fs::create_dir_all(directory)?;
@@ -163,8 +163,7 @@ fn write(path: &Path, all: &[StoredOverride]) -> io::Result<()> {
     replace_for_good(path, &serde_json::to_vec(all)?, 0o600)
 }
 
-/// Moves a file to a name beside it that is free; gives the name. There may be none, which is as
-/// good.
+/// Renames a file to a free name next to it; returns the name. A missing file is no error.
 pub(super) fn put_aside(path: &Path) -> io::Result<PathBuf> {
     let names = (0..ASIDE_MAX).map(|n| match n {
         0 => path.with_extension("json.broken"),
@@ -240,7 +239,7 @@ mod tests {
         go.send(Err(io::Error::other("full"))).unwrap();
         for kept in [second, third] {
             let why = kept.done().await.unwrap_err();
-            assert!(why.contains("full") && why.contains("until lvsd is restarted"));
+            assert!(why.contains("full") && why.contains("lost when lvsd is restarted"));
         }
         while keeper.is_writing() {
             tokio::task::yield_now().await;

@@ -22,7 +22,7 @@ pub struct Cause {
     pub health: String,
     /// The reason, without the address of a server in front.
     pub reason: String,
-    /// The remedy, while they are suspicious.
+    /// The fix, while they are suspicious.
     #[serde(skip_serializing_if = "String::is_empty")]
     #[cfg_attr(test, serde(default))]
     pub fix: String,
@@ -40,7 +40,7 @@ pub struct Cause {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(test, serde(default))]
     pub service: Option<String>,
-    /// The time since the first of them has it, in seconds.
+    /// Seconds since the first of them had the fault.
     pub since: Option<u64>,
 }
 
@@ -54,7 +54,7 @@ struct Fault<'a> {
     since: Option<u64>,
 }
 
-/// The first causes, those of most servers first, and the number of all.
+/// The first causes, those of most servers first, and the total number.
 pub(super) fn causes(services: &[ServiceStatus]) -> (Vec<Cause>, usize) {
     let faults: Vec<Fault<'_>> = services
         .iter()

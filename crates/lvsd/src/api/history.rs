@@ -12,7 +12,7 @@ use crate::snapshot::Snapshot;
 pub const STEP: Duration = Duration::from_secs(15);
 /// Points that are kept: an hour.
 const POINTS_MAX: usize = 240;
-/// Services whose own history is kept, the first of the file: 24 bytes a point.
+/// Maximum of services with a history, the first of the file: 24 bytes a point.
 const SERVICES_MAX: usize = 4096;
 
 /// The recorded history.
@@ -61,8 +61,8 @@ pub struct Curves {
     pub packets: Vec<f32>,
     /// Bytes a second from clients.
     pub in_bytes: Vec<f32>,
-    /// Bytes a second to clients; none with direct routing and tunnels, whose replies do not pass
-    /// here.
+    /// Bytes a second to clients; none with direct routing and tunnels, whose replies bypass the
+    /// director.
     pub out_bytes: Vec<f32>,
 }
 
@@ -74,7 +74,7 @@ impl Series {
             reason = "a picture needs no more precision"
         )]
         let rate = |now: u64, before: u64| now.saturating_sub(before) as f32 / STEP.as_secs_f32();
-        // Before the first point nobody knows.
+        // Values before the first point are unknown.
         let last = self.last.unwrap_or(counts);
         self.last = Some(counts);
         self.points.push_back(Point {

@@ -1,7 +1,7 @@
-//! `/metrics`: what is known, as Prometheus reads it.
+//! `/metrics` in the format of Prometheus.
 //!
-//! Labels are bounded by the file: names and addresses of services, their servers, and words of
-//! lvsd's and the dataplane's own.
+//! The configuration bounds the labels: names and addresses of services and servers, and fixed
+//! words of lvsd and the dataplane.
 
 mod directors;
 
@@ -27,7 +27,7 @@ use crate::clock::unix_time;
 use crate::counters::{self, BOUNDS, Times};
 use crate::snapshot::Snapshot;
 
-/// A counter of a packet worker: name, help, and where it is.
+/// A counter of a packet worker: name, help, and its field.
 type WorkerCounter = (&'static str, &'static str, fn(&WorkerInfo) -> u64);
 
 const WORKER_COUNTERS: [WorkerCounter; 6] = [
@@ -135,7 +135,7 @@ impl<'a> Service<'a> {
         self.dataplane.map(|info| info.stats.live)
     }
 
-    /// Whether its connections are known: lvsd has them itself, or the dataplane answers.
+    /// Whether its connections are known: it is a proxied service, or the dataplane answers.
     const fn is_known(&self, connected: bool) -> bool {
         connected || self.status.proxied
     }
@@ -451,7 +451,7 @@ impl View {
             "How old what is shown of the dataplane is",
             age as f64 / 1e3,
         )?;
-        // Nobody knows what has become of the rest.
+        // The fate of the rest is unknown.
         if !dataplane.connected {
             return Ok(());
         }
@@ -665,7 +665,7 @@ impl View {
             out.counters(name, help, values)?;
         }
         self.records(out, &all)?;
-        // Nobody knows the rest of a service whose dataplane does not answer.
+        // The rest of a service is unknown while its dataplane does not answer.
         let connected = self.snapshot.status.dataplane.connected;
         let known = || {
             let known = all
@@ -1011,7 +1011,7 @@ mod tests {
     }
 
     #[test]
-    fn without_dataplane_none_of_its_values_stays() {
+    fn metrics_without_dataplane_have_none_of_its_values() {
         let mut snapshot = snapshot("web");
         let text = |snapshot: &Snapshot| {
             open_metrics(Arc::new(snapshot.clone()), counters::Counts::default())

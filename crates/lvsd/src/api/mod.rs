@@ -57,7 +57,7 @@ pub(crate) use places::{ConnectionSlot, Holder};
 const FRESH: Duration = Duration::from_millis(500);
 /// Longest time that the daemon's loop may take to return its status.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Events that are kept for those who ask later.
+/// Maximum of events that are stored for later requests.
 const EVENTS_MAX: usize = 1000;
 /// Period of the log lines about wrong tokens.
 const WRONG_TOKENS: Duration = Duration::from_secs(60);
@@ -149,7 +149,7 @@ impl Api {
             }
             Ok(None) => Err("lvsd is about to end; ask again when it is back".to_owned()),
             Err(_) => Err(format!(
-                "lvsd has not answered within {PATIENCE:?}: its log says what it waits for"
+                "lvsd has not answered within {PATIENCE:?}: its log names the cause"
             )),
         }
     }
@@ -167,7 +167,7 @@ impl Api {
 
     /// Logs that `source` has sent a wrong token: the first one, and once a minute how many others
     /// there were.
-    fn tell_wrong_token(&self, source: IpAddr) {
+    fn log_wrong_token(&self, source: IpAddr) {
         let mut reported = self
             .wrong_tokens
             .lock()
@@ -180,7 +180,7 @@ impl Api {
         match std::mem::take(others) {
             0 => tracing::warn!("{source} has sent a wrong token"),
             n => tracing::warn!(
-                "{source} has sent a wrong token, as {n} requests before it since that was last told"
+                "{source} has sent a wrong token, and so have {n} requests since the last such message"
             ),
         }
         *last = Some(Instant::now());
@@ -222,7 +222,7 @@ pub struct Served {
 }
 
 impl Served {
-    /// Ends it, and takes away what would grow old.
+    /// Ends the API, and removes its files.
     pub fn end(mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
@@ -231,7 +231,7 @@ impl Served {
     }
 }
 
-/// Applies the settings on a thread of its own: listens, writes files, records the history.
+/// Applies the settings on a separate thread: listens, writes files, records the history.
 pub fn start(api: &Arc<Api>, events: &Events, dataplane: &Address) -> Served {
     let (stop, stopped) = oneshot::channel();
     let events = events.listen();
@@ -319,7 +319,7 @@ async fn listen(address: SocketAddr, api: Arc<Api>) {
             }
             Err(error) if !said => {
                 said = true;
-                let cure = match error.kind() {
+                let fix = match error.kind() {
                     std::io::ErrorKind::AddrInUse => {
                         "something else listens there: `ss -Hltnp` says what; name another in [api]"
                     }
@@ -331,7 +331,7 @@ async fn listen(address: SocketAddr, api: Arc<Api>) {
                     }
                     _ => "name another in [api]",
                 };
-                tracing::error!("no metrics and no API at {address}: {error}; {cure}");
+                tracing::error!("no metrics and no API at {address}: {error}; {fix}");
             }
             Err(_) => {}
         }

@@ -80,7 +80,7 @@ pub struct Overview {
     pub causes: Vec<Cause>,
     /// The number of causes, the unlisted ones included.
     pub causes_in_all: usize,
-    /// The services, those in trouble first, else in the order of the file.
+    /// The services, the broken ones first, and otherwise in the order of the file.
     pub services: Vec<Summary>,
     /// Reasons for which packets were dropped.
     pub drops: Vec<ReasonCount>,
@@ -101,7 +101,7 @@ pub struct Broken {
     pub health: String,
     /// The reason.
     pub reason: String,
-    /// The remedy, while it is suspicious.
+    /// The fix, while it is suspicious.
     #[serde(skip_serializing_if = "String::is_empty")]
     #[cfg_attr(test, serde(default))]
     pub fix: String,
@@ -218,7 +218,7 @@ pub fn overview(snapshot: &Snapshot) -> Overview {
     }
 }
 
-/// The servers that are down, and then those that are suspicious; the last ones that became so come first.
+/// The servers that are down, then the suspicious ones; within each, the most recent change first.
 fn broken(services: &[ServiceStatus]) -> Vec<Broken> {
     let mut all: Vec<Broken> = services
         .iter()
@@ -390,7 +390,7 @@ pub(crate) mod tests {
                         recent: None,
                         ago: None,
                         help: "no server".to_owned(),
-                        remedy: "add one".to_owned(),
+                        fix: "add one".to_owned(),
                     }],
                     table_size: 4096,
                     ..DataplaneView::default()
@@ -426,7 +426,7 @@ pub(crate) mod tests {
             (4, 1, 2)
         );
         assert_eq!(overview.broken[0].reason, "connection refused");
-        assert_eq!(overview.drops[0].remedy, "add one");
+        assert_eq!(overview.drops[0].fix, "add one");
     }
 
     #[test]

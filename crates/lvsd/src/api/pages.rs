@@ -9,13 +9,13 @@ use tokio::sync::Mutex;
 
 use crate::snapshot::Snapshot;
 
-/// Versions of one page that slow readers may still hold; whoever asks then gets the last one.
+/// Maximum of versions of one page for slow readers; a further reader gets the last version.
 const HELD_MAX: usize = 3;
 
 /// Bytes of answers of one's own that slow readers may hold, all together.
 pub(super) const OWN_MAX: usize = 32 << 20;
 
-/// Answers that each reader has of its own.
+/// Answers that belong to a single reader.
 #[derive(Clone, Debug, Default)]
 pub struct Own(Arc<AtomicUsize>);
 
@@ -38,8 +38,8 @@ impl Drop for Held {
 }
 
 impl Own {
-    /// An answer; nothing if slow readers hold too much already. Whoever is alone gets it, whatever
-    /// its length.
+    /// Stores an answer; `None` if slow readers hold too much already. A single reader gets an
+    /// answer of any length.
     pub(super) fn hold(&self, bytes: Vec<u8>) -> Option<Bytes> {
         let room = |held: usize| {
             let all = held.checked_add(bytes.len())?;
@@ -86,7 +86,7 @@ struct Versions {
     /// The snapshot from which the last page was written.
     of: Option<Arc<Snapshot>>,
     last: Bytes,
-    /// Older ones that somebody reads.
+    /// Older versions that a reader still holds.
     held: Vec<Bytes>,
 }
 
@@ -99,8 +99,7 @@ impl fmt::Debug for Versions {
 }
 
 impl Page {
-    /// The page of `snapshot`, which `write` writes away from the event loop if nobody has asked for it
-    /// yet.
+    /// The page of `snapshot`. At the first request, `write` writes it outside of the event loop.
     pub async fn of(
         &self,
         snapshot: &Arc<Snapshot>,

@@ -46,7 +46,7 @@ impl Deadline {
         *self.0.borrow()
     }
 
-    /// Prolongs it: the client has read something of a stream.
+    /// Extends the deadline, because the client has read part of a stream.
     pub(super) fn prolong(&self) {
         self.0.send_replace(Instant::now() + LIMIT);
     }

@@ -1,5 +1,5 @@
-//! How many connections clients may hold at a time, over TCP and over the Unix socket: clients that
-//! only look can neither lock out those who may change things, nor each other.
+//! Limits of simultaneous connections, over TCP and over the Unix socket: clients with read access
+//! can lock out neither clients that may make changes, nor each other.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ pub(super) const SOURCE_MAX: usize = 32;
 pub(super) const STREAMS_MAX: usize = 8;
 /// Connections over the Unix socket.
 const LOCAL_MAX: usize = 64;
-/// Connections over the Unix socket of users who may only look.
+/// Connections over the Unix socket of users with read access.
 const READERS_MAX: usize = 32;
 /// Connections over the Unix socket of one such user.
 const READER_MAX: usize = 8;
@@ -27,9 +27,9 @@ pub(crate) enum Holder {
     Tcp(IpAddr),
     /// The same, for a stream of events, beside the place of its connection.
     Stream(IpAddr),
-    /// Users of the Unix socket who may change things, together.
+    /// Users of the Unix socket with write access, together.
     Operators,
-    /// A user of the Unix socket who may only look.
+    /// A user of the Unix socket with read access.
     Reader(u32),
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct ConnectionLimits(Arc<Mutex<HashMap<Holder, usize>>>);
 pub(crate) struct ConnectionSlot(ConnectionLimits, Holder);
 
 impl ConnectionLimits {
-    /// Takes a slot; `None` if all slots, or all slots of this holder, are taken.
+    /// Takes a slot; `None` if all slots, or all slots of this holder, are in use.
     pub(crate) fn take(&self, holder: Holder) -> Option<ConnectionSlot> {
         let holder = match holder {
             Holder::Tcp(ip) => Holder::Tcp(Prefix::source(ip)),

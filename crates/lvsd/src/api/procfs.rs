@@ -1,4 +1,4 @@
-//! A tree like `/proc`, with what the kernel's IPVS has there, for node_exporter and scripts that
+//! A directory tree like that of the kernel's IPVS in `/proc`, for node_exporter and scripts that
 //! read those files.
 
 use std::fs;
@@ -39,7 +39,7 @@ const CONNECTIONS: [&str; 2] = ["net/ip_vs_conn", "net/ip_vs_conn_sync"];
 /// Directory of the sysctls.
 const SYSCTLS: &str = "sys/net/ipv4/vs";
 
-/// Keeps the tree that the settings name, until `stopped`, and takes it away in the end.
+/// Updates the tree of the settings until `stopped`, and then removes it.
 pub(super) async fn keep(api: Arc<Api>, dataplane: Address, mut stopped: watch::Receiver<bool>) {
     let mut settings = api.settings.subscribe();
     let mut written: Option<PathBuf> = None;
@@ -253,7 +253,7 @@ impl Tree {
         fs::rename(&new, &file)
     }
 
-    /// Makes a directory of the tree, and those above it.
+    /// Creates a directory of the tree, and its parents.
     fn directory(&self, directory: &Path) -> io::Result<()> {
         // What is there keeps its mode.
         if directory.exists() {
@@ -275,7 +275,7 @@ impl Tree {
     }
 }
 
-/// Removes the files, and directories that are empty then; nothing else.
+/// Removes only the files, and directories that are empty afterwards.
 fn remove(path: &Path) {
     let tree = Tree(path.to_owned());
     tree.without(&FILES);

@@ -330,7 +330,7 @@ async fn show(api: &Arc<Api>, head: &Parts, peer: &Peer) -> Result<Reply, Refusa
     })
 }
 
-/// Whether the client names this type among those that it takes.
+/// Whether the client accepts this type.
 fn accepts(head: &Parts, kind: &str) -> bool {
     let accept = head.headers.get(header::ACCEPT);
     let accept = accept.and_then(|value| value.to_str().ok());
@@ -355,7 +355,7 @@ fn events(api: &Api, head: &Parts, peer: &Peer) -> Result<Reply, Refusal> {
     let deadline = head.extensions.get::<Deadline>();
     let deadline =
         deadline.ok_or_else(|| Refusal::unavailable("lvsd is about to end".to_owned()))?;
-    let stream = stream::tell(api.events.subscribe(), deadline.clone(), place);
+    let stream = stream::stream_events(api.events.subscribe(), deadline.clone(), place);
     let mut reply = Response::new(Either::Right(stream));
     set(&mut reply, header::CONTENT_TYPE, EVENTS);
     Ok(reply)
@@ -405,7 +405,7 @@ async fn authorize(api: &Api, head: &Parts, peer: &Peer) -> Result<String, Refus
     if verdict? {
         return Ok(format!("API {address}"));
     }
-    api.tell_wrong_token(address);
+    api.log_wrong_token(address);
     // Whoever guesses does it slowly, and holds one of a few places meanwhile.
     tokio::time::sleep(WRONG_TOKEN).await;
     Err(Refusal::new(
@@ -440,7 +440,7 @@ async fn read(body: Incoming) -> Result<Bytes, Refusal> {
     let body = body.map_err(|_| {
         Refusal::new(
             StatusCode::PAYLOAD_TOO_LARGE,
-            format!("the body did not come whole, or has more than {BODY_MAX} bytes; send less"),
+            format!("the body is incomplete, or longer than {BODY_MAX} bytes"),
         )
     })?;
     Ok(body.to_bytes())
@@ -450,7 +450,7 @@ async fn change(api: &Arc<Api>, path: &str, body: &[u8], who: String) -> Result<
     let bad = |error: String| {
         Refusal::new(
             StatusCode::BAD_REQUEST,
-            format!("the body is not what {path} takes: {error}; /v1/openapi.json has examples"),
+            format!("the body is not valid for {path}: {error}; /v1/openapi.json has examples"),
         )
     };
     // serde would take an array for an object's fields in their order.

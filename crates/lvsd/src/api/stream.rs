@@ -14,7 +14,7 @@ use tokio::sync::{broadcast, mpsc};
 use super::peer::Deadline;
 use super::places::ConnectionSlot;
 
-/// The time after which a stream without events shows that it lives.
+/// Interval of the signs of life in a stream without events.
 const BEAT: Duration = Duration::from_secs(10);
 
 /// The body of an answer: events from now on.
@@ -35,7 +35,7 @@ impl Body for Stream {
 }
 
 /// Sends `events` for as long as the client reads. Then it releases `place`.
-pub(super) fn tell(
+pub(super) fn stream_events(
     events: broadcast::Receiver<Arc<Event>>,
     deadline: Deadline,
     place: Option<ConnectionSlot>,

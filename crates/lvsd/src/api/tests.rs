@@ -15,7 +15,7 @@ use super::peer::Peer;
 use super::*;
 use crate::requests::{answer, channel};
 
-/// An API in front of a daemon with one service; what it was asked to do comes out.
+/// An API in front of a daemon with one service; its requests to the daemon are received here.
 fn api(name: &str) -> (Arc<Api>, mpsc::UnboundedReceiver<(ChangeRequest, String)>) {
     let (sender, mut requests) = channel();
     let (done, deeds) = mpsc::unbounded_channel();
@@ -62,7 +62,7 @@ fn connect(api: &Arc<Api>, peer: Peer) -> (DuplexStream, tokio::task::JoinHandle
 async fn send(api: &Arc<Api>, peer: Peer, request: &str) -> (u16, String, String) {
     let (client, _task) = connect(api, peer);
     let (mut read, mut write) = tokio::io::split(client);
-    // Whoever is refused may not be read to the end.
+    // The request of a refused client may remain unread.
     let writing = async {
         let _ = write.write_all(request.as_bytes()).await;
     };
@@ -268,7 +268,7 @@ fn api_examples_match_their_types() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_answer_is_as_described() {
+async fn every_api_answer_matches_openapi() {
     let (api, mut deeds) = api("web");
     *api.token() = Ok(Some(Token::for_tests("0123456789abcdef")));
     api.past().push_back(Arc::new(Event {
@@ -308,7 +308,7 @@ async fn every_answer_is_as_described() {
     }
     let (ask, who) = deeds.recv().await.expect("the wish");
     assert!(matches!(ask, ChangeRequest::Admin(_)) && who == "API 198.51.100.7");
-    // One source for all: what the API tells is what the command prints.
+    // One source for all: the API and the command report the same.
     let (_, body) = get(&api, "/v1/status").await;
     let status: Status = serde_json::from_str(&body).expect("a status");
     assert_eq!(status, snapshot("web").status);
@@ -391,7 +391,10 @@ async fn invalid_request_is_refused_with_a_fix() {
     }
     let long = "x".repeat(17 << 10);
     let (code, body) = post(&api, "/v1/admin", token, &long).await;
-    assert!(code == 413 && body.contains("send less"), "{code} {body}");
+    assert!(
+        code == 413 && body.contains("is incomplete, or longer than"),
+        "{code} {body}"
+    );
     let request = format!("GET /metrics HTTP/1.1\r\nhost: x\r\na: {long}\r\n\r\n");
     assert_eq!(send(&api, stranger(), &request).await.0, 431);
     let many = "a: b\r\n".repeat(100);
@@ -515,7 +518,7 @@ async fn answers_that_slow_readers_leave_no_room_for_are_refused_and_counted() {
             "{path}: {code} {body}"
         );
     }
-    // What all share is told, and that it was refused.
+    // The response has the shared page, and the refusal.
     assert_eq!(get(&api, "/v1/overview").await.0, 200);
     let text = metrics(&api).await;
     assert!(
@@ -540,7 +543,7 @@ fn event(message: &str) -> Arc<Event> {
 
 const STREAM: &str = "GET /v1/events HTTP/1.1\r\nhost: x\r\naccept: text/event-stream\r\n\r\n";
 
-/// Reads until `wanted` has come.
+/// Reads until `wanted` has arrived.
 async fn read_to(client: &mut DuplexStream, wanted: &str) -> String {
     let mut text = String::new();
     while !text.contains(wanted) {
@@ -589,7 +592,7 @@ async fn event_stream_without_reader_is_closed() {
         client.write_all(STREAM.as_bytes()).await.expect("it fits");
         read_to(&mut client, "\r\n\r\n").await;
         let long = "x".repeat(4096);
-        let telling = async {
+        let sending = async {
             loop {
                 let _ = api.events.send(event(&long));
                 tokio::time::sleep(Duration::from_secs(1)).await;
@@ -597,7 +600,7 @@ async fn event_stream_without_reader_is_closed() {
         };
         tokio::select! {
             ended = &mut task => ended.expect("no panic"),
-            () = telling => unreachable!("it does not end"),
+            () = sending => unreachable!("it does not end"),
             () = tokio::time::sleep(Duration::from_secs(90)) => panic!("it goes on"),
         }
         drop(client);
@@ -676,7 +679,7 @@ async fn event_log_keeps_a_bounded_number_of_last_events() {
     let mut slow = events.listen();
     let keeps = tokio::spawn(remember(Arc::clone(&api), events.listen()));
     for n in 0..EVENTS_MAX + 500 {
-        events.tell("drift", Default::default(), n.to_string());
+        events.send("drift", Default::default(), n.to_string());
         if n % 100 == 0 {
             tokio::task::yield_now().await;
         }
@@ -687,7 +690,7 @@ async fn event_log_keeps_a_bounded_number_of_last_events() {
     let kept: Vec<u64> = api.past().iter().map(|event| event.seq).collect();
     assert_eq!(kept, (501..=1500).collect::<Vec<u64>>());
     for n in 0..5000 {
-        events.tell("drift", Default::default(), n.to_string());
+        events.send("drift", Default::default(), n.to_string());
     }
     let missed = slow.recv().await;
     assert!(

@@ -15,7 +15,7 @@ use crate::words::counted;
 
 /// Some statements have no counterpart: they are in the result as comments.
 const EXIT_LOSSY: u8 = 4;
-/// keepalived could not be asked.
+/// keepalived could not run.
 const EXIT_NOT_COMPARED: u8 = 5;
 
 /// A kind of file, as it is named on the command line.
@@ -44,7 +44,7 @@ fn converted(
     });
     let kind = known.or_else(|| kind(&name, &text)).ok_or_else(|| {
         format!(
-            "{name} is none of the files that can be converted; name its kind with --from keepalived, ldirectord or lvs-conf"
+            "{name} is not a kind of file that can be converted; name its kind with --from keepalived, ldirectord or lvs-conf"
         )
     })?;
     let options = Options {

@@ -38,7 +38,7 @@ pub(super) fn run(file: &Path, register: &Register) -> Result<(), String> {
     let (config, _) = Config::load(file).map_err(|error| error.to_string())?;
     let cluster = config.cluster.ok_or_else(|| {
         format!(
-            "{} has no [cluster]; a file with nothing but that is enough here",
+            "{} has no [cluster]; a file with only that table is sufficient",
             file.display()
         )
     })?;

@@ -32,7 +32,7 @@ pub(super) struct Selection {
 }
 
 impl Selection {
-    /// Removes the other services.
+    /// Removes the services that were not requested.
     fn apply(&self, status: &mut Status) -> Result<(), String> {
         if let Some(name) = &self.name {
             status.services.retain(|service| has_name(service, name));
@@ -61,7 +61,7 @@ fn has_name(service: &ServiceStatus, name: &str) -> bool {
     service.name == name || label == name || address == Some(name)
 }
 
-/// The look of the text.
+/// The format of the text.
 #[derive(Clone, Copy, Debug, Default)]
 struct Look {
     /// Colours.
@@ -510,7 +510,10 @@ fn tables_part(text: &mut String, tables: &TablesInfo) {
             usize::try_from(tables.differ).unwrap_or(usize::MAX),
             "service",
         );
-        format!("{services} not as here, for {}", lasted(tables.seconds))
+        format!(
+            "{services} differ from those here, for {}",
+            lasted(tables.seconds)
+        )
     };
     let said = match tables.state {
         TablesState::Unknown => "services and servers not known".to_owned(),

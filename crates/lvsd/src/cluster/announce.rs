@@ -144,7 +144,7 @@ impl Announcer {
         let thread = std::thread::Builder::new().name("lvsd-announce".to_owned());
         let failed = sender.clone();
         let its_door = door.clone();
-        if let Err(error) = thread.spawn(move || tell(&address, &turns, &its_door, &sender)) {
+        if let Err(error) = thread.spawn(move || run(&address, &turns, &its_door, &sender)) {
             let trouble = format!("cannot start a thread: {error}; nothing is announced");
             tracing::error!("{trouble}");
             failed.send_modify(|announced| announced.trouble = Some(trouble));
@@ -161,8 +161,8 @@ impl Announcer {
     }
 }
 
-fn tell(address: &Address, turns: &Pulse, door: &Door, sender: &watch::Sender<Announced>) {
-    let (mut asks, mut tells): (Option<Client>, Option<Client>) = (None, None);
+fn run(address: &Address, turns: &Pulse, door: &Door, sender: &watch::Sender<Announced>) {
+    let (mut asks, mut sender_client): (Option<Client>, Option<Client>) = (None, None);
     let mut reported: Option<(AnnounceSpec, Instant)> = None;
     let mut wish = door.wish().clone();
     let mut found = Announced::default();
@@ -175,7 +175,7 @@ fn tell(address: &Address, turns: &Pulse, door: &Door, sender: &watch::Sender<An
             .as_ref()
             .is_none_or(|(before, at)| lost || *before != spec || at.elapsed() >= AGAIN);
         if again && turns.age() < TURN_LIMIT && asks.is_some() {
-            match say(address, &mut tells, &spec) {
+            match say(address, &mut sender_client, &spec) {
                 Ok(vips) => (found.vips, found.trouble) = (vips, None),
                 Err(why) => (found.vips, found.trouble) = (Vec::new(), Some(why)),
             }
@@ -183,7 +183,7 @@ fn tell(address: &Address, turns: &Pulse, door: &Door, sender: &watch::Sender<An
         } else if asks.is_none() {
             found.vips.clear();
             found.trouble = Some("the dataplane does not answer".to_owned());
-            (tells, reported) = (None, None);
+            (sender_client, reported) = (None, None);
         }
         found.readiness = Some(readiness);
         sender.send_if_modified(|known| {

@@ -17,8 +17,7 @@ use super::INSTANCE;
 
 /// The longest line that is taken.
 const LINE_MAX: usize = 512;
-/// How often it is seen whether the FIFO is still the one with that name, and tried again to open
-/// one.
+/// Interval of the checks that the FIFO still has its name, and of attempts to open one.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// The VRRP state of the instance.
@@ -147,7 +146,7 @@ async fn hear(path: PathBuf, sender: watch::Sender<Heard>) {
     loop {
         let gone = lost.is_some().then(|| {
             format!(
-                "the FIFO {} was removed, and keepalived goes on writing to the one that is gone: restart keepalived, before lvsd, which hears it as long as neither is restarted",
+                "the FIFO {} was removed, and keepalived continues to write to the removed one: restart keepalived before lvsd; until then lvsd still receives its messages",
                 path.display()
             )
         });
@@ -265,7 +264,7 @@ fn open(path: &Path) -> Result<Fifo, String> {
     }
     if is.mode() & 0o022 != 0 || (is.uid() != own && is.uid() != 0) {
         return Err(format!(
-            "others than root may write to {shown} (mode {:o}, uid {}), and so say who has the addresses; remove it and restart keepalived",
+            "users other than root may write to {shown} (mode {:o}, uid {}), and so can forge the state of keepalived; remove it and restart keepalived",
             is.mode() & 0o777,
             is.uid()
         ));
@@ -295,7 +294,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_the_instance_count() {
+    fn fifo_lines_of_own_instance_are_used() {
         for (line, said) in [
             ("INSTANCE \"lvs\" MASTER 200", Said::State(State::Master)),
             ("INSTANCE \"lvs\" BACKUP 200", Said::State(State::Backup)),
@@ -336,7 +335,7 @@ mod tests {
         let path = directory.path().join("run/fifo");
         open(&path).expect("it is made");
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o622)).unwrap();
-        assert!(open(&path).unwrap_err().contains("others than root"));
+        assert!(open(&path).unwrap_err().contains("other than root"));
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, "").unwrap();
         assert!(open(&path).unwrap_err().contains("no FIFO"));
@@ -346,7 +345,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn replaced_fifo_is_read() {
+    async fn replaced_fifo_is_opened_again() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("fifo");
         let (mut heard, task) = listen(path.clone());

@@ -91,7 +91,7 @@ pub(super) fn keep(path: &Path, wish: Option<&Kept>) -> Result<(), String> {
     };
     result.map_err(|error| {
         format!(
-            "undone, because it cannot be kept in {}: {error}; let lvsd write there, or name another directory with --state",
+            "undone, because it cannot be stored in {}: {error}; permit lvsd to write there, or name another directory with --state",
             path.display()
         )
     })

@@ -59,7 +59,7 @@ pub struct ClusterPaths {
     pub turns: Pulse,
 }
 
-/// The director among others.
+/// The connections to keepalived and to the dataplane's readiness and announcements.
 #[derive(Debug)]
 pub(crate) struct Cluster {
     places: Option<ClusterPaths>,
@@ -224,7 +224,7 @@ impl Cluster {
         }
     }
 
-    /// Takes the news as events, as text.
+    /// Removes and returns the news as events, as text.
     pub(crate) fn take(&mut self) -> Vec<(&'static str, String)> {
         let vrrp = self.take_vrrp().map(|words| ("vrrp", words));
         let announced = self.take_announced().into_iter();

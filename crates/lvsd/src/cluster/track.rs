@@ -10,7 +10,7 @@ use crate::config::Vrrp;
 const MAINTENANCE: i16 = Vrrp::MAINTENANCE;
 const BELOW_QUORUM: i16 = Vrrp::BELOW_QUORUM;
 
-/// Not active at all: keepalived treats a number of -254 or less as a fault.
+/// Not active: keepalived treats a number of -254 or less as a fault.
 pub(super) const UNFIT: i16 = -254;
 
 /// The fitness of a director to be active.
@@ -25,8 +25,8 @@ pub(super) struct Fitness {
 }
 
 impl Fitness {
-    /// Only a director that would break connections is excluded. In maintenance, or with missing
-    /// servers, it gives way to a better director; without one, it serves.
+    /// Excludes only a director that would break connections. A director in maintenance, or with
+    /// missing servers, yields to a better one; without a better one, it serves.
     pub(super) fn value(self) -> i16 {
         match (self.ready, self.maintenance, self.quorum) {
             (false, _, _) => UNFIT,

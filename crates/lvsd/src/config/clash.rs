@@ -124,7 +124,7 @@ impl<P: Clone> Taken<P> {
             }
             _ => {
                 format!(
-                    "{address} is the dataplane's own for one service and the host's for another"
+                    "{address} belongs to the dataplane for one service and to the host for another"
                 )
             }
         };

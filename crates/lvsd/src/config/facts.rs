@@ -58,7 +58,7 @@ impl Facts {
         }
     }
 
-    /// Whether there is a group of this name. A number is one in any case, as for chown(1).
+    /// Whether there is a group of this name. A number is always valid, as for chown(1).
     pub(super) fn has_group(&self, name: &str) -> bool {
         self.groups.is_none() || self.gid(name).is_some()
     }

@@ -114,7 +114,7 @@ pub(crate) fn misfit(
     (vip.port() != 0 && address.port() == 0).then(|| {
         Unfit::new(
             "port 0 is not a server's port",
-            format!("leave the port out to take the service's, {}", vip.port()),
+            format!("omit the port to use the service's, {}", vip.port()),
         )
     })
 }

@@ -58,7 +58,7 @@ pub struct Config {
     pub api: Api,
     /// Options of a dataplane that the daemon starts.
     pub dataplane: Dataplane,
-    /// The synchronisation daemons of the dataplane; `None` leaves those that it has.
+    /// The synchronisation daemons of the dataplane; `None` does not change them.
     pub sync: Option<Vec<SyncDaemon>>,
     /// If set, the dataplane owns the virtual addresses only while keepalived is active.
     pub vrrp: Option<Vrrp>,
@@ -72,7 +72,7 @@ pub struct Config {
     pub announce: Announce,
     /// Sysctls to set, name and value.
     pub sysctls: Vec<(String, String)>,
-    /// Rules that give packets firewall marks, in the dataplane's words.
+    /// Rules that set firewall marks on packets, in the syntax of the dataplane.
     pub marks: Vec<String>,
     /// The global filter of new connections; `None` keeps the dataplane's filter.
     pub filter: Option<SourceFilter>,
@@ -89,9 +89,9 @@ pub struct Discovery {
     pub source: Source,
     /// Its line.
     pub line: usize,
-    /// The port of servers that come without one.
+    /// The port of servers without one.
     pub port: u16,
-    /// Their settings in the dataplane, with the weight of servers that come without one.
+    /// Their settings in the dataplane, with the weight of servers without one.
     pub config: ServerConfig,
     /// The health check.
     pub check: Option<Check>,
@@ -178,9 +178,9 @@ pub struct Dataplane {
     pub workers: Option<String>,
     /// Control socket.
     pub socket: Option<String>,
-    /// Group whose members may change things.
+    /// Group whose members have write access.
     pub group: Option<String>,
-    /// Group whose members may look.
+    /// Group whose members have read access.
     pub readers: Option<String>,
     /// The time without an answer after which the dataplane is killed and replaced.
     pub hang_limit: Option<Duration>,
@@ -200,7 +200,7 @@ pub struct Dataplane {
     pub fast_path: Option<String>,
     /// Whether a process holds connections, should the dataplane be killed.
     pub warm_restart: Option<String>,
-    /// Interfaces where that begins before there is a socket buffer.
+    /// Interfaces with XDP, where forwarding begins before the kernel allocates a socket buffer.
     pub xdp: Vec<String>,
     /// `off` or `auto`.
     pub confine: Option<String>,
@@ -222,7 +222,7 @@ pub struct Dataplane {
     pub max_ipv6: Option<u32>,
     /// `drop`.
     pub when_full: Option<String>,
-    /// Other directors, with which it shares connections.
+    /// Peers, with which it replicates connections.
     pub peers: Option<Peers>,
     /// Path of the dataplane.
     pub program: Option<String>,
@@ -422,7 +422,7 @@ impl Dataplane {
 /// The owner of a VIP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum VipMode {
-    /// The dataplane's, unless the host has it when the file is loaded.
+    /// Owned by the dataplane, unless the host has it when the file is loaded.
     #[default]
     Auto,
     /// The dataplane's: it answers ARP for it and announces it.
@@ -434,10 +434,10 @@ pub enum VipMode {
     Announce,
 }
 
-/// The action on a server whose check fails.
+/// The action if the check of a server fails.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnCheckFailure {
-    /// Weight 0: no new connections, the existing ones go on.
+    /// Weight 0: no new connections, the existing ones continue.
     #[default]
     Quiesce,
     /// The server is deleted: nothing reaches it, its connections hang until it is back.
@@ -463,18 +463,17 @@ pub struct Service {
     pub filter: SourceFilter,
     /// Proxy settings, if lvsd serves it; `None` if a dataplane does.
     pub proxy: Option<proxy::Options>,
-    /// The action on a server whose check fails.
+    /// The action if the check of a server fails.
     pub on_check_failure: OnCheckFailure,
-    /// Weight 0 keeps new connections from a server, and they go to the others.
+    /// Whether a server with weight 0 gets no new connections, and the others get them.
     pub quiesces_at_zero: bool,
-    /// Time that a server that has left the file may keep its connections.
+    /// Time for which a server that was removed from the file keeps its connections.
     pub drain: Duration,
     /// Number of servers that it requires.
     pub quorum: Quorum,
     /// The action on its VIP below the quorum.
     pub below_quorum: BelowQuorum,
-    /// Its servers are down until a check has passed, also where they serve when the daemon
-    /// starts.
+    /// Its servers are down until a check has passed, even if they serve when the daemon starts.
     pub alpha: bool,
     /// Whether it is removed when the daemon ends.
     pub omega: bool,
@@ -515,12 +514,12 @@ pub enum BelowQuorum {
     /// The dataplane continues to own it.
     #[default]
     Keep,
-    /// The dataplane gives it up, so that another director can have it.
+    /// The dataplane releases it, so that another director can take it over.
     GiveUp,
 }
 
 impl Service {
-    /// The virtual address, where it has one.
+    /// The virtual address, if there is one.
     pub fn address(&self) -> Option<SocketAddr> {
         match self.id {
             ServiceId::Tcp { address }
@@ -668,7 +667,7 @@ impl Config {
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The file cannot be read.
-    #[error("cannot read {path}: {source}; {}", cure(source))]
+    #[error("cannot read {path}: {source}; {}", fix(source))]
     Read {
         /// The file.
         path: String,
@@ -696,7 +695,7 @@ pub enum LoadError {
 }
 
 /// The fix for a file that cannot be read.
-fn cure(error: &std::io::Error) -> &'static str {
+fn fix(error: &std::io::Error) -> &'static str {
     match error.kind() {
         ErrorKind::NotFound => "put the configuration there, or name its file with --config",
         ErrorKind::PermissionDenied => {

@@ -24,7 +24,7 @@ pub struct ManyPorts {
     pub protocol: Protocol,
     /// The virtual address.
     pub ip: IpAddr,
-    /// The ports, in order and apart from each other; none for all of them.
+    /// The ports, in order and without overlaps; empty for all ports.
     pub ports: Vec<PortRange>,
 }
 
@@ -62,8 +62,8 @@ impl ManyPorts {
         }))
     }
 
-    /// The mark of its service: the same for the same words, whatever else is in the file, so that
-    /// a reload keeps its connections.
+    /// The mark of the service. It depends only on the words of the rule, so that a reload keeps
+    /// its connections.
     pub fn mark(&self) -> u32 {
         // FNV-1a, of which the lower bits are kept.
         let hash = self
@@ -104,8 +104,7 @@ impl ManyPorts {
                 .any(|a| theirs.iter().any(|b| a.0 <= b.1 && b.0 <= a.1))
     }
 
-    /// The dataplane's rule, without the ports that have services of their own; `None` if none is
-    /// left.
+    /// The dataplane's rule, without the ports of separate services; `None` if no port remains.
     pub(crate) fn rule(&self, apart: &[u16]) -> Option<MarkRule> {
         let mut ports = self.ports.clone();
         if ports.is_empty() && !apart.is_empty() {
@@ -154,7 +153,7 @@ pub(crate) fn is_generated(rule: &str) -> bool {
     generated_mark(rule).is_some()
 }
 
-/// The mark that a rule in the dataplane's words gives, if it is one of these.
+/// The mark that a rule of the dataplane sets, if it is one of these.
 pub(crate) fn generated_mark(rule: &str) -> Option<u32> {
     let words: Vec<&str> = rule.split_whitespace().collect();
     match MarkRule::parse(&words).ok()?.action {

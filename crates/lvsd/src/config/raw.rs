@@ -54,8 +54,7 @@ pub(super) struct RawDaemon {
     /// Manage services that were added with `lvsadm`, too: change those of the file, delete the
     /// rest. Default: false.
     pub(super) manage_all_services: Option<bool>,
-    /// Whether the daemon gives up what it does not need, by seccomp: `off` or `auto`. Default:
-    /// `auto`.
+    /// Whether the daemon is sandboxed by seccomp: `off` or `auto`. Default: `auto`.
     pub(super) confine: Option<Spanned<String>>,
     /// The filter of the log, as in `RUST_LOG` (`info`, `debug`, `lvsd=debug`). Default: `info`.
     pub(super) log: Option<Spanned<String>>,
@@ -105,22 +104,22 @@ pub(super) struct RawDataplane {
     /// Control socket: `@name` (abstract, one a network namespace) or a path. Default: the usual
     /// one in `/run/lvs`.
     pub(super) socket: Option<Spanned<String>>,
-    /// Group, by name or number, whose members may change things over the control socket. Default:
+    /// Group, by name or number, whose members have write access to the control socket. Default:
     /// none.
     pub(super) group: Option<Spanned<String>>,
-    /// Group whose members may read; other users need the right to make changes. Default: all
-    /// users.
+    /// Group whose members have read access; other users need write access. Default: all users.
     pub(super) readers: Option<Spanned<String>>,
     /// Time without an answer after which the dataplane is killed and replaced. Default: 10s.
     pub(super) hang_limit: Option<Spanned<RawDuration>>,
     /// `kernel` or `modern`. Default: `kernel`.
     pub(super) profile: Option<Spanned<String>>,
-    /// The dataplane owns the address of every service, also of those typed by hand. Default: false.
+    /// The dataplane owns the address of every service, also of manually added ones. Default:
+    /// false.
     pub(super) own_vips: Option<bool>,
     /// Local addresses towards servers with `forward = "fullnat"`: the host's, or addresses that
     /// the dataplane answers for. Default: the dataplane's.
     pub(super) local_addresses: Option<Spanned<OneOrMore>>,
-    /// NAT translates both ends where replies would not come back here. Default: false.
+    /// Source NAT as well, if replies would otherwise bypass the director. Default: false.
     pub(super) hairpin: Option<Spanned<bool>>,
     /// Application helpers: `ftp`, or `ftp=PORT,...`. Default: none.
     pub(super) helper: Option<Spanned<OneOrMore>>,
@@ -134,10 +133,11 @@ pub(super) struct RawDataplane {
     /// Whether a process holds connections, should the dataplane be killed: `off`, `auto` or `on`.
     /// Default: `off`.
     pub(super) warm_restart: Option<Spanned<String>>,
-    /// Interfaces where that begins before there is a socket buffer (XDP). Default: none.
+    /// Interfaces with XDP, where forwarding begins before the kernel allocates a socket buffer.
+    /// Default: none.
     pub(super) xdp: Option<Spanned<OneOrMore>>,
-    /// Whether the dataplane gives up what it does not need, by seccomp and Landlock: `off` or `auto`.
-    /// Default: `auto`.
+    /// Whether the dataplane is sandboxed by seccomp and Landlock: `off` or `auto`. Default:
+    /// `auto`.
     pub(super) confine: Option<Spanned<String>>,
     /// Whether packet threads run in real time: `off` or `auto`. Default: `auto`.
     pub(super) real_time: Option<Spanned<String>>,
@@ -150,7 +150,7 @@ pub(super) struct RawDataplane {
     pub(super) icmp_ratelimit: Option<Spanned<RawDuration>>,
     /// ICMP errors in a second to all; 0 for no limit. Default: the dataplane's.
     pub(super) icmp_msgs_per_sec: Option<Spanned<Whole>>,
-    /// ICMP errors at once to all. Default: the dataplane's.
+    /// Burst of ICMP errors to all receivers. Default: the dataplane's.
     pub(super) icmp_msgs_burst: Option<Spanned<Whole>>,
     /// Bound of the connection table, in connections. Default: the dataplane's.
     pub(super) max_connections: Option<Spanned<Whole>>,
@@ -179,7 +179,7 @@ pub(super) struct RawSyncIpvs {
     pub(super) role: Option<Spanned<String>>,
     /// Interface of the multicast group. Required.
     pub(super) interface: Option<Spanned<String>>,
-    /// Identity in messages, 0 to 255; a backup with 0 takes all. Default: 0.
+    /// Identity in messages, 0 to 255; a backup with 0 accepts all. Default: 0.
     pub(super) syncid: Option<Spanned<Whole>>,
     /// Multicast group, of IPv4 or IPv6. Default: 224.0.0.81.
     pub(super) group: Option<Spanned<String>>,
@@ -240,15 +240,15 @@ pub(super) struct RawDns {
     /// Name servers, by address: `192.0.2.53`, `192.0.2.53:5353`, or an array. Default: those of
     /// /etc/resolv.conf.
     pub(super) name_servers: Option<Spanned<OneOrMore>>,
-    /// Time after which a name server counts as silent, and the next one is asked. Default: 2s.
+    /// Time after which a name server counts as silent, and lvsd tries the next one. Default: 2s.
     pub(super) timeout: Option<Spanned<RawDuration>>,
-    /// Shortest time between two look-ups of a name, whatever its TTL. Default: 5s.
+    /// Shortest interval between two look-ups of a name, independent of its TTL. Default: 5s.
     pub(super) min_ttl: Option<Spanned<RawDuration>>,
-    /// Longest time between two look-ups of a name, whatever its TTL. Default: 5m.
+    /// Longest interval between two look-ups of a name, independent of its TTL. Default: 5m.
     pub(super) max_ttl: Option<Spanned<RawDuration>>,
 }
 
-/// `[cluster]`: what directors share by etcd.
+/// `[cluster]`: the state that directors share by etcd.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawCluster {
@@ -270,8 +270,7 @@ pub(super) struct RawCluster {
     pub(super) director: Option<Spanned<String>>,
     /// Time without a renewal after which etcd removes a director, in whole seconds. Default: 10s.
     pub(super) lease: Option<Spanned<RawDuration>>,
-    /// Time after which a member that does not answer counts as gone, and the next one is asked.
-    /// Default: 3s.
+    /// Time after which a member counts as unreachable, and lvsd tries the next one. Default: 3s.
     pub(super) timeout: Option<Spanned<RawDuration>>,
 }
 
@@ -313,7 +312,7 @@ pub(super) struct RawKubernetes {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawPool {
-    /// Name of the pool, which Services can ask for. Required.
+    /// Name of the pool, for the annotation of Services. Required.
     pub(super) name: Option<Spanned<String>>,
     /// Networks, ranges (`198.51.100.10-198.51.100.20`) and addresses. Required.
     pub(super) addresses: Option<Spanned<OneOrMore>>,
@@ -330,9 +329,9 @@ pub(super) struct RawDiscover {
     pub(super) dns: Option<Spanned<String>>,
     /// Pool of servers that have registered themselves in etcd.
     pub(super) etcd: Option<Spanned<String>>,
-    /// Port of servers that come without one. Default: the service's.
+    /// Port of servers without one. Default: the service's.
     pub(super) port: Option<Spanned<Whole>>,
-    /// Weight of servers that come without one. Default: 1.
+    /// Weight of servers without one. Default: 1.
     pub(super) weight: Option<Spanned<Whole>>,
 }
 
@@ -387,16 +386,17 @@ pub(super) struct RawService {
     pub(super) check: Option<Spanned<RawCheck>>,
     /// The encapsulation of packets to servers with `forward = "tun"`. Default: IPIP.
     pub(super) tunnel: Option<Spanned<RawTunnel>>,
-    /// The action on a server whose check fails: `quiesce` or `remove`. Default: `quiesce`.
+    /// The action if the check of a server fails: `quiesce` or `remove`. Default: `quiesce`.
     pub(super) on_check_failure: Option<Spanned<String>>,
     /// The action on the connections of a server that is removed: `kernel`, `reset`,
     /// `reschedule` or `drop`. Default: `kernel`.
     pub(super) on_server_down: Option<Spanned<String>>,
-    /// Time that a server that has left the file may keep its connections. Default: 30s.
+    /// Time for which a server that was removed from the file keeps its connections. Default: 30s.
     pub(super) drain: Option<Spanned<RawDuration>>,
     /// Servers that it needs: a number, or a table. Default: 1.
     pub(super) quorum: Option<Spanned<RawQuorum>>,
-    /// The action on its VIP below the quorum: `keep` or `give-up`. Default: `keep`.
+    /// The action on its VIP below the quorum: `keep` or `give-up`, which releases it. Default:
+    /// `keep`.
     pub(super) below_quorum: Option<Spanned<String>>,
     /// Servers are down until a check has passed, also those in use when lvsd starts. Default:
     /// false.
@@ -407,8 +407,8 @@ pub(super) struct RawService {
     pub(super) panic_below: Option<Spanned<Whole>>,
     /// The server that replaces the others below the quorum: an address, or a table. Default: none.
     pub(super) sorry: Option<Spanned<RawTarget>>,
-    /// How long a server that joins the running service takes to reach its full share, in whole
-    /// seconds. Default: none.
+    /// Time until a server that joins the running service has its full share, in whole seconds.
+    /// Default: none.
     pub(super) slow_start: Option<Spanned<RawDuration>>,
     /// The limits of the service. Default: no limits.
     pub(super) limits: Option<RawLimits>,
@@ -419,7 +419,7 @@ pub(super) struct RawService {
     pub(super) discover: Option<Spanned<RawDiscover>>,
     /// Its servers: `["10.0.0.11:80", { address = "10.0.0.12:80", weight = 2 }]`.
     pub(super) servers: Vec<Spanned<RawTarget>>,
-    /// More of them, each as a table of its own.
+    /// More servers, each as a separate table.
     pub(super) server: Vec<Spanned<RawServer>>,
 }
 
@@ -461,7 +461,7 @@ pub(super) enum Addresses {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawProxy {
-    /// The header that tells servers the client's address: `v1` or `v2` of the PROXY protocol.
+    /// Version of the PROXY protocol header with the client's address, which servers receive: `v1` or `v2`.
     /// Default: none.
     pub(super) send: Option<Spanned<String>>,
     /// Clients send a header of the PROXY protocol first. Default: false.
@@ -574,7 +574,7 @@ pub(super) struct RawServer {
     /// Address and port; without a port, the service's. With many ports, the destination port of
     /// the client. Required.
     pub(super) address: Option<Spanned<String>>,
-    /// 0 to 2147483647; 0 takes no new connections. Default: 1.
+    /// 0 to 2147483647; a server with 0 gets no new connections. Default: 1.
     pub(super) weight: Option<Spanned<Whole>>,
     /// Overrides the service's.
     pub(super) forward: Option<Spanned<String>>,
@@ -620,8 +620,8 @@ pub(super) enum RawCheck {
     Table(Box<RawCheckTable>),
 }
 
-/// The table of a check: what every kind has, and the rest, which [`Probe`](crate::health::Probe)
-/// reads.
+/// The table of a check: the common keys, and the remaining ones, which
+/// [`Probe`](crate::health::Probe) reads.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct RawCheckTable {
     /// A kind of check. Required.
@@ -634,17 +634,17 @@ pub(super) struct RawCheckTable {
     pub(super) rise: Option<Spanned<Whole>>,
     /// Failed checks in a row after which the server is down. Default: 3.
     pub(super) fall: Option<Spanned<Whole>>,
-    /// Time between the starts of two checks while their results speak against what is known.
-    /// Default: a fifth of `interval`.
+    /// Interval of checks while their results contradict the present state. Default: a fifth of
+    /// `interval`.
     pub(super) fast_interval: Option<Spanned<RawDuration>>,
     /// Percentage by which each interval varies. Default: 5.
     pub(super) jitter: Option<Spanned<Whole>>,
     /// Path of the check: `server`, or `service` through the VIP. Default: `server`.
     pub(super) via: Option<Spanned<String>>,
-    /// Whether a suspicious server is taken out; or attempts of clients to connect, in a row, after which it is asked at
-    /// once. Default: `false`.
+    /// Whether a suspicious server is taken out; or a number of consecutive unanswered attempts of
+    /// clients, after which the server is checked at once. Default: `false`.
     pub(super) passive: Option<Spanned<RawPassive>>,
-    /// Keys of the kind's own.
+    /// Keys of this kind of check only.
     pub(super) own: Vec<(Spanned<String>, Spanned<Value>)>,
 }
 
@@ -669,7 +669,7 @@ impl RawCheckTable {
 pub(super) struct RawMark {
     /// Interface on which the packets arrive. Default: any.
     pub(super) interface: Option<Spanned<String>>,
-    /// Address or network that they come from. Default: any.
+    /// Source address or network. Default: any.
     pub(super) source: Option<Spanned<String>>,
     /// Address or network that they go to; required with `mark`. Default with `source` and `drop`
     /// or `host`: any service.
@@ -690,7 +690,7 @@ pub(super) struct RawMark {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct RawDuration(pub(super) Duration);
 
-/// A whole number; one that does not fit stands as the nearest that does, which no key takes.
+/// A whole number; one out of range becomes the nearest number in range, which every key refuses.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Whole(pub(super) i64);
 

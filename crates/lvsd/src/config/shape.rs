@@ -1,9 +1,9 @@
 //! The tree of a TOML file as [`RawConfig`]: every misspelt key and every value of a wrong type is
-//! left out and reported.
+//! removed and reported.
 //!
-//! serde stops at the first error, so the offender is cut out and the rest read again. That is done
-//! for each service, server and rule by itself, and for all unknown keys of a table at once: what
-//! it costs follows the length of the file, whatever is wrong with it.
+//! serde stops at the first error, so the faulty part is removed and the rest is read again. That
+//! happens for each service, server and rule separately, and for all unknown keys of a table at
+//! once: the cost is proportional to the length of the file, with any number of errors.
 
 use std::borrow::Cow;
 use std::mem::discriminant;
@@ -21,7 +21,7 @@ use crate::text::{Diagnostic, Findings, unknown_key};
 /// The position of a value from another text.
 pub(super) const NOWHERE: Range<usize> = usize::MAX..usize::MAX;
 
-/// Services of a file. Each takes some kilobytes, however few bytes it has in the file.
+/// Maximum of services of a file. Each uses some kilobytes, with any length in the file.
 pub(crate) const SERVICES_MAX: usize = 100_000;
 
 /// Reads all valid parts of `text`, and reports its errors. `defaults` is the text of a table for
@@ -48,7 +48,7 @@ pub(super) fn main_file(text: &str) -> Findings {
     }
 }
 
-/// The errors of a file of `conf.d`: it may only have tables of which there can be several.
+/// The errors of a file of `conf.d`, which may only contain tables that can be repeated.
 pub(super) fn part(text: &str) -> Findings {
     let tree = match syntax::parse(text) {
         Ok(tree) => tree,
@@ -291,7 +291,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A `[[service.server]]` without a service above it, which TOML takes for a table.
+    /// A `[[service.server]]` without a service above it, which TOML reads as a table.
     fn orphans(&mut self, table: &mut DeTable<'a>) {
         let name = key("service");
         let Some((found, DeValue::Table(service))) = table
@@ -310,7 +310,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A value as `T`, without its invalid parts; `None` if nothing is left.
+    /// A value as `T`, without its invalid parts; `None` if nothing remains.
     fn read<T: Deserialize<'a>>(&mut self, mut value: Spanned<DeValue<'a>>) -> Option<T> {
         self.read_in(&mut value)
     }
@@ -415,7 +415,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Gives a service the defaults that it does not set itself and that can be meant for it.
+/// Adds the applicable defaults that a service does not set.
 fn merge<'a>(
     service: &mut DeTable<'a>,
     defaults: &DeTable<'a>,

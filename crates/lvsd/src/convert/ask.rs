@@ -13,9 +13,9 @@ use rustix::process::{Pid, Signal, kill_process};
 
 /// Longest time that keepalived may take to print.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Time between two looks at it.
+/// Interval of the checks whether it has ended.
 const LOOK: Duration = Duration::from_millis(20);
-/// The most that it may print, in bytes.
+/// Maximum of that it may print, in bytes.
 const PRINTED_MAX: u64 = 64 << 20;
 
 /// A program in `PATH` or where the system's programs are.

@@ -1,6 +1,6 @@
 //! keepalived's health checks as lvsd's.
 //!
-//! Each check is parsed by `lvsd`'s own parser. Keys that it refuses are left out, with the reason.
+//! `lvsd`'s own parser reads each check. Keys that it refuses are omitted, with the reason.
 
 use super::keepalived::{Item, is_on};
 use super::pcre;
@@ -55,7 +55,7 @@ const KNOWN: &[Known] = &[
     ),
 ];
 
-/// Words of every kind: how often, and for how long.
+/// Keys of every kind of check: intervals, timeouts and retries.
 const RHYTHM: &[&str] = &[
     "delay_loop",
     "retry",
@@ -68,7 +68,7 @@ const RHYTHM: &[&str] = &[
 const DAY: f64 = 86_400.0;
 /// The longest timeout of a check, in seconds.
 const TIMEOUT_MAX: f64 = 600.0;
-/// The most failures that take a server out.
+/// Maximum of failures that take a server out.
 const FALL_MAX: f64 = 1000.0;
 
 /// The reason why `warmup` is lost.
@@ -96,7 +96,7 @@ pub(super) fn kind(name: &str) -> Option<&'static str> {
     known.map(|(_, kind, _)| *kind)
 }
 
-/// How deep a check looks: 1: the host answers, 2: the port answers, 3: the service answers.
+/// The level of a check: 1: the host answers, 2: the port answers, 3: the service answers.
 pub(super) fn depth(check: &Check) -> u8 {
     match check.get("type").map(String::as_str) {
         None => 0,
@@ -142,8 +142,8 @@ pub(super) fn repaired(
     Ok(out)
 }
 
-/// A number of keepalived's for a timing of this name, if keepalived takes it. A check may have no
-/// retries; other blocks may not.
+/// A number of keepalived's for a timing of this name, if keepalived accepts it. A check may have
+/// no retries; other blocks may not.
 fn timing(item: &Item, of_check: bool) -> Option<f64> {
     let word = item.word(1);
     let plain = word
@@ -159,7 +159,7 @@ fn timing(item: &Item, of_check: bool) -> Option<f64> {
     (number >= least).then_some(number)
 }
 
-/// The message about a timing that is not what is written.
+/// The message about a timing that keepalived does not use as written.
 pub(super) fn bad_timing(item: &Item, of_check: bool) -> Option<String> {
     let name = item.name();
     let most = match name {
@@ -181,7 +181,7 @@ pub(super) fn bad_timing(item: &Item, of_check: bool) -> Option<String> {
     }
 }
 
-/// The setting of this name in a check, or else in the innermost block around it that has it.
+/// The setting of this name in a check, or in the innermost block around it.
 fn setting<'a>(item: &'a Item, around: &[&'a Item], name: &str) -> Option<&'a Item> {
     item.find(name)
         .or_else(|| around.iter().find_map(|block| block.find(name)))
@@ -459,7 +459,7 @@ fn repaired_page(page: &mut Check) -> Vec<String> {
     }
 }
 
-/// The path of a page as HTTP has it, and the host of a whole address.
+/// The path of a page for HTTP, and the host if the address is complete.
 fn path(item: &Item, name: &str, lost: &mut Vec<String>) -> (String, Option<String>) {
     let said = item.word(1);
     let whole = said
@@ -618,8 +618,7 @@ fn program(
     let mut words = path.escaped();
     if words.len() > 1 {
         let more = words.split_off(1).join(" ");
-        let why =
-            format!("keepalived passes over `{more}`: it reads what is within the first quotes");
+        let why = format!("keepalived ignores `{more}`: it reads the text within the first quotes");
         lost.push(path.lost_of(name, &why));
     }
     let command = self::words(&words.concat());
@@ -655,7 +654,7 @@ pub(super) fn list(words: &[String]) -> String {
     format!("[{}]", words.join(", "))
 }
 
-/// The words of a command line, as a shell splits them. Variables and the like stay as they are.
+/// The words of a command line, split as by a shell. Variables are not expanded.
 pub(super) fn words(line: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word = None::<String>;

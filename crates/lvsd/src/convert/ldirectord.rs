@@ -253,7 +253,7 @@ struct Building {
     persistent: Option<u64>,
     netmask: Option<(Said, String)>,
     one_packet: Option<Said>,
-    /// Flags of the scheduler, and where they are.
+    /// Flags of the scheduler, and their places.
     flags: Vec<String>,
     flags_said: Said,
     bad: Option<&'static str>,
@@ -551,7 +551,7 @@ impl Building {
         }
     }
 
-    /// Interval, timeout and failures of a check of this kind.
+    /// Interval, timeout and number of failures of a check of this kind.
     fn rhythm(&mut self, globals: &Settings, kind: &str) -> Check {
         let (own, all) = (&self.own, globals);
         let mut interval = all.interval.unwrap_or(10.0);
@@ -559,7 +559,7 @@ impl Building {
             match globals.fork {
                 true => interval = of_service,
                 false => self.service.lost.push(format!(
-                    "{}: checkinterval={of_service}: ldirectord passes over it here without fork=yes: it is {interval} s",
+                    "{}: checkinterval={of_service}: ldirectord ignores it here without fork=yes and uses {interval} s",
                     self.service.at
                 )),
             }
@@ -648,7 +648,7 @@ impl Building {
                         let command = self.negotiation.command.as_deref().unwrap_or_default();
                         if command.contains(char::is_whitespace) {
                             let why = format!(
-                                "checkcommand={command}: ldirectord takes all of it for the name of a program, and uses no server; here it is the program with its arguments"
+                                "checkcommand={command}: ldirectord runs the whole line as the name of a program, and uses no server; lvsd runs the program with its arguments"
                             );
                             lose(&mut self.service, &why);
                         }
@@ -707,8 +707,8 @@ impl Building {
         self.servers_without_port();
     }
 
-    /// Gives the checks of servers without a port the port that ldirectord asks: that of the kind of
-    /// service, whatever the service's own.
+    /// Sets the port that ldirectord checks on servers without a port: the port of the kind of
+    /// service, independent of the service's own port.
     fn servers_without_port(&mut self) {
         let known = self.negotiation.port(self.port);
         let own = self.port;
@@ -753,7 +753,7 @@ impl Building {
         });
     }
 
-    /// Gives servers that have a request and an answer of their own a check of their own.
+    /// Adds a separate check to servers with their own request and answer.
     fn check_servers(&mut self, check: &Check, protocol: &str, udp: bool) {
         for (server, asked) in self.service.servers.iter_mut().zip(&self.of_servers) {
             let Some((request, receive)) = asked else {
@@ -895,7 +895,7 @@ fn range(text: &str, room: &mut usize) -> Result<(Vec<IpAddr>, Option<u16>), Str
         .ok()
         .and_then(|before| room.checked_sub(before)?.checked_sub(1));
     *room = left.ok_or_else(|| {
-        format!("the ranges of a file stand for at most {ADDRESSES_MAX} addresses; write the servers that there are")
+        format!("the ranges of a file contain at most {ADDRESSES_MAX} addresses; write only existing servers")
     })?;
     let ips = (first..=last).map(|ip| Ipv4Addr::from(ip).into()).collect();
     Ok((ips, port))

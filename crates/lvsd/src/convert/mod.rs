@@ -249,7 +249,7 @@ fn join_twins(services: &mut Vec<Service>) {
     *services = joined;
 }
 
-/// Removes each address and mark from all services but the first one that has it.
+/// Removes each address and mark from all services but the first one with it.
 fn without_twins(services: &mut Vec<Service>, lost: &mut Vec<String>) {
     let mut seen: HashMap<(String, String), String> = HashMap::new();
     services.retain_mut(|service| {
@@ -328,11 +328,11 @@ fn without_loops(services: &mut [Service]) {
     }
 }
 
-/// Services that are tried one after the other when `lvsd` refuses a file: each costs a look at all
-/// before it.
+/// Maximum of services that are removed one by one when `lvsd` refuses a file: each attempt checks
+/// all services before it.
 const TRIED_MAX: usize = 256;
 
-/// Last resort: leaves out services that `lvsd` refuses for any other reason.
+/// Last resort: omits services that `lvsd` refuses for any other reason.
 fn without_refused(begin: &str, services: &mut Vec<Service>, lost: &mut Vec<String>) {
     let mut all = begin.to_owned();
     for service in services.iter() {

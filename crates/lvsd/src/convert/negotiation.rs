@@ -93,7 +93,7 @@ impl Negotiation {
         })
     }
 
-    /// The service that is asked at a virtual server of this port; marks have 0.
+    /// The protocol of the check at a virtual server of this port; 0 for marks.
     pub(super) fn protocol(&self, port: u16) -> &str {
         let by_port = || PORTS.iter().find(|(_, known)| *known == port);
         match &self.service {
@@ -102,7 +102,7 @@ impl Negotiation {
         }
     }
 
-    /// The port that is asked of a server without one.
+    /// The port of the check of a server without one.
     pub(super) fn port(&self, port: u16) -> Option<u16> {
         let protocol = self.protocol(port);
         let found = PORTS.iter().find(|(name, _)| *name == protocol);
@@ -232,7 +232,7 @@ impl Negotiation {
         let command = self.command.as_deref().unwrap_or("/bin/true");
         if command.contains(['"', '\'']) {
             return Err(format!(
-                "checkcommand: ldirectord takes {command} with its quotes for the name of a program"
+                "checkcommand: ldirectord runs {command} with its quotes as the name of a program"
             ));
         }
         let mut command: Vec<String> = command.split_whitespace().map(str::to_owned).collect();

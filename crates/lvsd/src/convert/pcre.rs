@@ -132,7 +132,7 @@ impl Reader<'_> {
         Some(counts)
     }
 
-    /// The end of the text, which consumes here what it only looks at there.
+    /// The end of the text, which this engine consumes and PCRE only inspects.
     fn end(&mut self, sign: &str) -> Result<(), Why> {
         match self.rest.peek() {
             None | Some(')' | '|') => {

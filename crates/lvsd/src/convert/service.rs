@@ -62,7 +62,7 @@ pub(super) struct Server {
     pub(super) lost: Vec<String>,
 }
 
-/// Whether `lvsd` takes a mask of persistence.
+/// Whether `lvsd` accepts a mask of persistence.
 pub(super) fn is_mask(text: &str, six: bool) -> bool {
     match (text.parse::<u32>(), text.parse::<std::net::Ipv4Addr>()) {
         (Ok(prefix), _) => (1..=if six { 128 } else { 32 }).contains(&prefix),
@@ -169,7 +169,7 @@ impl Service {
         only.filter(|port| ports.len() == 1 && *port != 0)
     }
 
-    /// Writes the quorum and the sorry server for the servers that are left.
+    /// Writes the quorum and the sorry server for the remaining servers.
     pub(super) fn settle(&mut self) {
         let default = self.keys.get("forward").cloned();
         for server in &mut self.servers {
@@ -208,7 +208,7 @@ impl Service {
             ));
         } else if !exact {
             self.lose(format!(
-                "{}: quorum {}: it counts servers here, and not their weights: {up} of {}",
+                "{}: quorum {}: lvsd counts servers, and not their weights: {up} of {}",
                 said.at,
                 said.quorum,
                 weights.iter().filter(|weight| **weight > 0).count()
@@ -333,7 +333,7 @@ impl Server {
         }
     }
 
-    /// Takes its port, which its own check keeps.
+    /// Removes its port, and sets it in its own check.
     pub(super) fn take_port(&mut self) {
         let Some(at) = self.endpoint() else {
             return;
@@ -358,8 +358,8 @@ pub(super) struct Needed {
     pub(super) within: bool,
 }
 
-/// How many of the servers with these weights have a quorum. Where that depends on which they are,
-/// it is the smallest number.
+/// The number of servers with these weights that reach a quorum. If it depends on the selection,
+/// the smallest number.
 pub(super) fn servers_of_quorum(weights: &[u64], quorum: u64, hysteresis: u64) -> Needed {
     let mut weights: Vec<u64> = weights
         .iter()
@@ -387,7 +387,7 @@ pub(super) fn servers_of_quorum(weights: &[u64], quorum: u64, hysteresis: u64) -
     }
 }
 
-/// Whether it is a check that asks a port.
+/// Whether it is a check of a port.
 pub(super) fn asks_a_port(check: &BTreeMap<&'static str, String>) -> bool {
     let kind = check.get("type").map(String::as_str);
     kind.is_some_and(|kind| kind != "\"ping\"" && kind != "\"exec\"")
@@ -403,7 +403,7 @@ fn names_port(check: &Keys) -> bool {
         .is_some_and(|command| command.contains(PORT))
 }
 
-/// Sets this port in the command of a check, whatever the server's.
+/// Sets this port in the command of a check, in place of the server's.
 pub(super) fn fix_port(check: &mut Keys, port: u16) {
     if let Some(command) = check.get_mut("command") {
         *command = command.replace(PORT, &quote(&port.to_string()));

@@ -213,7 +213,7 @@ fn keepalived_file_is_converted() {
     assert!(
         done.lost
             .iter()
-            .any(|lost| lost.contains("it counts servers here")),
+            .any(|lost| lost.contains("lvsd counts servers")),
         "{:?}",
         done.lost
     );
@@ -639,7 +639,7 @@ fn ldirectord_defaults_are_converted() {
     );
 }
 
-/// A server of a mark has no port, so that it is whatever listens at its address.
+/// A server of a mark has no port, so that it is any program that listens at its address.
 #[test]
 fn loops_through_a_mark_are_left_out() {
     let (done, config) = converted(
@@ -908,7 +908,7 @@ fn server_of<'a>(toml: &'a str, address: &str) -> &'a str {
 
 /// keepalived 2.2.7 prints these values for each.
 #[test]
-fn number_that_keepalived_refuses_is_named_and_the_one_around_it_holds() {
+fn number_that_keepalived_refuses_is_named_and_outer_one_applies() {
     let text = "virtual_server 192.0.2.1 80 {\nprotocol TCP\ndelay_loop 5\ndelay_loop 0\nretry 3\nretry 0\n\
                 connect_timeout abc\npersistence_timeout 30\npersistence_timeout 90000000\n\
                 real_server 10.0.0.1 80 {\nweight 3x\ndelay_loop -4\nTCP_CHECK {\nretry -2\n}\n}\n\
@@ -1158,7 +1158,7 @@ fn program_of_ldirectord_gets_the_port_that_is_written() {
     );
 }
 
-/// keepalived 2.2.7 gives the kernel the members of the first.
+/// keepalived 2.2.7 configures the members of the first group in the kernel.
 #[test]
 fn first_group_of_a_name_is_used_and_others_are_named() {
     let text = "virtual_server group D {\nprotocol TCP\nreal_server 10.0.0.1 80 {\n}\n}\n\

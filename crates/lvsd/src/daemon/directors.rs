@@ -8,7 +8,7 @@ use crate::sources::etcd::Director;
 
 impl<P: Prober> Daemon<P> {
     /// Writes this director's entry.
-    pub(super) fn tell_directors(&mut self) {
+    pub(super) fn publish_director(&mut self) {
         let inputs = &self.inputs;
         if inputs.config.cluster.is_none() {
             return;
@@ -24,7 +24,7 @@ impl<P: Prober> Daemon<P> {
             maintenance: inputs.cluster.status().maintenance.is_some(),
             left_out: !expanded.left_out.is_empty() || self.reloader.held_back.is_some(),
         };
-        inputs.sources.tell(director);
+        inputs.sources.announce(director);
     }
 
     /// The entries of all directors.

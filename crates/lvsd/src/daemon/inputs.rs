@@ -65,7 +65,8 @@ pub(super) struct Observed {
 }
 
 impl<P: Prober> Inputs<P> {
-    /// Takes the result of a comparison with the dataplane. True if it may change the desired state.
+    /// Stores the result of a comparison with the dataplane. True if it may change the desired
+    /// state.
     pub(super) fn observe(&mut self, found: &Arc<Found>, now: Instant) -> bool {
         if !Arc::ptr_eq(&self.dataplane.found, found) || self.dataplane.at.is_none() {
             self.inform_checks(found);
@@ -229,7 +230,7 @@ impl<P: Prober> Inputs<P> {
         let not_made = self.checks.not_made();
         if not_made > 0 {
             line.push_str(&format!(
-                ", {} that lvsd cannot make",
+                ", {} that lvsd cannot run",
                 counted(not_made, "check")
             ));
         }

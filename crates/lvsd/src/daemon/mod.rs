@@ -139,9 +139,9 @@ struct Daemon<P> {
     policy: Policy,
     reporter: Reporter,
     reloader: Reloader,
-    /// The goal that the dataplane was last given, or is about to be given.
+    /// The goal that was last passed to the dataplane, or is about to be passed.
     goal: Arc<Goal>,
-    /// The dataplane has not been given the goal yet, or the inputs of the goal have changed.
+    /// The goal has not been passed to the dataplane yet, or its inputs have changed.
     changed: bool,
     /// The time of the next step.
     next: Instant,
@@ -175,7 +175,7 @@ enum Event {
     Step,
 }
 
-/// An event that the loop also takes while the dataplane carries out a step.
+/// An event that the loop also handles while the dataplane executes a step.
 enum Input {
     /// keepalived, the dataplane's readiness or its announcements have changed.
     Cluster,
@@ -243,7 +243,7 @@ async fn turn<P: Prober>(
     }
 }
 
-/// The next input. Reports of checks precede requests, of which there may be many.
+/// The next input. Reports of checks precede requests, because there may be many requests.
 async fn next_input(
     cluster: &mut Cluster,
     reports: &mut mpsc::UnboundedReceiver<health::Report>,
@@ -445,7 +445,7 @@ impl<P: Prober> Daemon<P> {
         }
         self.inputs.dataplane.contact = contact;
         self.inputs.dataplane.proxy = link.proxied();
-        self.tell_directors();
+        self.publish_director();
         Ok(Some(link))
     }
 

@@ -21,7 +21,7 @@ pub(super) struct Policy {
     pub(super) announced: BTreeSet<IpAddr>,
     /// All services are settled.
     pub(super) settled: bool,
-    /// The number of services of which not all servers have had their first check.
+    /// The number of services with a server that has not had its first check.
     unknown: usize,
 }
 

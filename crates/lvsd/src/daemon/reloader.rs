@@ -106,7 +106,7 @@ impl Reloader {
         self.reading.max(self.again) == Some(Reading::File)
     }
 
-    /// Starts a reading, or has it follow the one in progress.
+    /// Starts to read the file, or schedules that after the reading in progress.
     fn read(&mut self, what: Reading, config: &Arc<Config>, gathered: Gathered) {
         if self.reading.is_some() {
             self.again = self.again.max(Some(what));
@@ -156,8 +156,8 @@ impl Reloader {
         let before = self.standing.iter();
         let before = before.filter(|(_, standing)| !(standing.of_kubernetes && followed));
         let before = before.map(|(id, standing)| (*id, standing.servers));
-        let (why, remedy) = too_much_away(before, (config, expanded), self.forced)?;
-        Some(format!("{what} has {why}: nothing was changed; {remedy}"))
+        let (why, fix) = too_much_away(before, (config, expanded), self.forced)?;
+        Some(format!("{what} has {why}: nothing was changed; {fix}"))
     }
 
     /// Counts the servers of a configuration that is loaded.

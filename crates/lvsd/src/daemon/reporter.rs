@@ -64,7 +64,7 @@ impl Reporter {
 
     /// Sends an event that concerns no single service.
     pub(super) fn event(&mut self, event: &str, words: impl Into<String>) {
-        self.events.tell(event, About::default(), words);
+        self.events.send(event, About::default(), words);
     }
 
     /// Sets the notify command.
@@ -134,10 +134,10 @@ impl Reporter {
             true => ("server_up", "the server is up".to_owned()),
             false => ("server_down", change.reason.clone()),
         };
-        self.events.tell(event, about, words);
+        self.events.send(event, about, words);
     }
 
-    /// Reports that clients of a server get no answer, for this reason and with this remedy, or that they get answers
+    /// Reports that clients of a server get no answer, for this reason and with this fix, or that they get answers
     /// again.
     pub(super) fn suspicion<P: Prober>(
         &mut self,
@@ -165,7 +165,7 @@ impl Reporter {
             service: Some((name, service.id)),
             server: Some(server),
         };
-        self.events.tell(event, about, words);
+        self.events.send(event, about, words);
     }
 
     /// Reports that the dataplane answers again or no longer.
@@ -193,10 +193,10 @@ impl Reporter {
             server: None,
         };
         if before.quorum {
-            self.events.tell("quorum_lost", about, words);
+            self.events.send("quorum_lost", about, words);
         }
         if !before.withdrawn && service.below_quorum == BelowQuorum::GiveUp {
-            self.events.tell("vip_withdrawn", about, words);
+            self.events.send("vip_withdrawn", about, words);
         }
     }
 
@@ -210,44 +210,44 @@ impl Reporter {
             usable,
         } = transition;
         let servers = counted(*usable, "usable server");
-        let mut tell = |event: &str, words: String| {
+        let mut report = |event: &str, words: String| {
             tracing::warn!(event, service = %name, "{words}");
             let about = About {
                 service: Some((name, *id)),
                 server: None,
             };
-            self.events.tell(event, about, words);
+            self.events.send(event, about, words);
         };
         match (before.quorum, now.quorum) {
-            (true, false) => tell(
+            (true, false) => report(
                 "quorum_lost",
                 format!("{servers}: the service is below its quorum"),
             ),
-            (false, true) => tell(
+            (false, true) => report(
                 "quorum_gained",
                 format!("{servers}: the service has its quorum"),
             ),
             _ => {}
         }
         match (before.panic, now.panic) {
-            (false, true) => tell(
+            (false, true) => report(
                 "panic_on",
                 format!("{servers}, less than `panic_below`: all servers are used"),
             ),
-            (true, false) => tell(
+            (true, false) => report(
                 "panic_off",
                 format!("{servers}: down servers get no connections again"),
             ),
             _ => {}
         }
         match (before.sorry, now.sorry) {
-            (false, true) => tell("sorry_on", "the sorry server serves".to_owned()),
-            (true, false) => tell("sorry_off", "the sorry server serves no longer".to_owned()),
+            (false, true) => report("sorry_on", "the sorry server serves".to_owned()),
+            (true, false) => report("sorry_off", "the sorry server serves no longer".to_owned()),
             _ => {}
         }
         match (before.withdrawn, now.withdrawn) {
-            (false, true) => tell("vip_withdrawn", "the VIP is given up".to_owned()),
-            (true, false) => tell("vip_owned", "the VIP is owned again".to_owned()),
+            (false, true) => report("vip_withdrawn", "the VIP is released".to_owned()),
+            (true, false) => report("vip_owned", "the VIP is owned again".to_owned()),
             _ => {}
         }
     }

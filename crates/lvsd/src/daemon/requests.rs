@@ -156,7 +156,7 @@ impl<P: Prober> Daemon<P> {
             }
             _ => About::default(),
         };
-        self.reporter.events.tell("admin", about, words);
+        self.reporter.events.send("admin", about, words);
         self.goal_changed();
         Ok((AdminDone { servers, warnings }, kept))
     }
@@ -184,11 +184,11 @@ impl<P: Prober> Daemon<P> {
             [one, ..] => (*one).to_owned(),
         };
         Err(format!(
-            "{names} would have no usable server left, and new clients no answer: put another server back first, or repeat with --force (API: \"force\": true)"
+            "{names} would have no usable server left, and new clients no answer: return another server to service first, or repeat with --force (API: \"force\": true)"
         ))
     }
 
-    /// Removes the overrides whose time is over.
+    /// Removes the expired overrides.
     pub(super) fn expire(&mut self) {
         let over = self.inputs.admin.expire(Now::read());
         if over.is_empty() {

@@ -28,8 +28,7 @@ impl Signals {
         }
     }
 
-    /// The next signal, one that came early first. Without a sender there is nothing left but to
-    /// stop.
+    /// The next signal, a stored one first. Without a sender it is the signal to stop.
     pub(super) async fn next(&mut self) -> Signal {
         match self.early.take() {
             Some(signal) => signal,
@@ -37,9 +36,10 @@ impl Signals {
         }
     }
 
-    /// Ends when we are told to stop while `dataplane` is at a request: at once if it is to be left
-    /// alone, else, with what to say, when it does not answer for as long as a stop may take. It
-    /// says at once what is waited for; the signal is kept. `lets_go`: some services end with us.
+    /// Returns when lvsd receives a signal to stop while `dataplane` handles a request: at once if
+    /// the dataplane continues to run; otherwise, with a message, when it does not answer within
+    /// the time limit of a stop. The wait is logged at once, and the signal is stored. `lets_go`:
+    /// some services end with lvsd.
     pub(super) async fn hurries(&mut self, dataplane: &str, lets_go: bool) -> Result<(), String> {
         loop {
             match self.early {
@@ -92,9 +92,7 @@ pub(super) async fn stop(link: Box<Links>) -> Result<(), String> {
     ended.map_err(|error| {
         format!("{dataplane} still runs after {STOP_LIMIT:?} ({error}); {UNSTICK}")
     })?;
-    tracing::warn!(
-        "{dataplane} was told to stop and still ran after {STOP_LIMIT:?}; it was killed"
-    );
+    tracing::warn!("{dataplane} still ran {STOP_LIMIT:?} after the signal to stop; it was killed");
     Ok(())
 }
 

@@ -14,11 +14,11 @@ use super::drift::Base;
 use super::given::Weights;
 use crate::words::counted;
 
-/// The most changes of one request, far fewer than the protocol permits: between two requests, lvsd
+/// Maximum of changes of one request, far fewer than the protocol permits: between two requests, lvsd
 /// applies results of health checks.
 const PIECE: usize = lvs_core::api::CHANGES_MAX / 8;
 
-/// The most changes that are logged one by one, as of a server that went down. The others, as of a start or a large
+/// Maximum of changes that are logged one by one, as of a server that went down. The others, as of a start or a large
 /// reload, have one line together, and details at the level `debug`.
 const LOGGED_MAX: usize = 20;
 
@@ -32,9 +32,9 @@ pub(super) struct CarryOut<'a> {
     unlogged: Numbers,
     /// The refusals of the dataplane, as text.
     pub(super) refusals: Vec<String>,
-    /// The weights that it was given.
+    /// The weights that lvsd has set.
     pub(super) weights: Weights,
-    /// The VIPs that it was last given to own.
+    /// The VIPs that lvsd last set as owned.
     pub(super) own_vips: Option<BTreeSet<IpAddr>>,
     /// Our services as they are after it.
     pub(super) base: Base,

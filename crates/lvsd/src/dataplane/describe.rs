@@ -190,8 +190,8 @@ const fn role(role: SyncRole) -> &'static str {
     }
 }
 
-/// The fate of packets while there is no dataplane. `how`: how its process ended, if that is
-/// known; `seen`: the dataplane, as it was.
+/// The fate of packets while there is no dataplane. `how`: how its process ended, if known; `seen`:
+/// the last known dataplane.
 pub(super) fn without_dataplane(how: Option<&str>, seen: &DataplaneView) -> &'static str {
     // A dataplane that stops takes its programs out of the kernel.
     let stopped = how.is_some_and(|how| how.ends_with("exit status: 0"));

@@ -145,7 +145,7 @@ impl Drift {
         let names = Names::new(desired);
         let words: Vec<String> = deeds
             .iter()
-            .map(|(place, deed)| tell(&names, place, deed))
+            .map(|(place, deed)| describe(&names, place, deed))
             .collect();
         if desired.on_drift == OnDrift::Repair {
             return words
@@ -172,7 +172,7 @@ impl Drift {
     pub(super) fn in_words(&self, desired: &Desired) -> Vec<String> {
         let names = Names::new(desired);
         let left = self.left.iter();
-        left.map(|(place, deed)| tell(&names, place, deed))
+        left.map(|(place, deed)| describe(&names, place, deed))
             .collect()
     }
 
@@ -351,9 +351,9 @@ fn beside(left: &Base, desired: &Desired, actual: &Actual) -> Vec<(ChangedItem, 
     deeds
 }
 
-fn tell(names: &Names<'_>, place: &ChangedItem, deed: &ManualChange) -> String {
+fn describe(names: &Names<'_>, place: &ChangedItem, deed: &ManualChange) -> String {
     let (service, server) = match place {
-        ChangedItem::Vip(ip) => return format!("VIP {ip} was given up"),
+        ChangedItem::Vip(ip) => return format!("VIP {ip} was released"),
         ChangedItem::Sysctl(name) => {
             let value = match deed {
                 ManualChange::Sysctl(value) => value.as_str(),

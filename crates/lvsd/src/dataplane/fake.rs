@@ -1,5 +1,5 @@
-//! A dataplane in memory, for tests: a director of `lvs-core` that takes changes as the real dataplane
-//! does, and forwards nothing.
+//! A dataplane in memory, for tests: a director of `lvs-core` that applies changes as the real
+//! dataplane does, and forwards nothing.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -142,7 +142,7 @@ struct State {
     starts: u32,
     foreign: bool,
     refuses: bool,
-    /// Takes requests and does not answer.
+    /// Accepts requests and does not answer.
     hangs: bool,
     /// Whether a request waits without an answer.
     hung: bool,
@@ -275,7 +275,7 @@ impl World {
         self.state().silent = true;
     }
 
-    /// A dataplane that starts listens, and says nothing for so many attempts to connect.
+    /// Makes a starting dataplane listen and not answer, for this number of attempts to connect.
     pub(crate) fn start_slowly(&self, attempts: u32) {
         self.state().slow = attempts;
     }

@@ -1,5 +1,5 @@
-//! Settings beside services that a daemon has made in a dataplane. This daemon, or the next one,
-//! withdraws them when they have left the file.
+//! Settings other than services that a daemon has made in a dataplane. This daemon, or the next
+//! one, reverts them when they are no longer in the file.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
@@ -26,7 +26,7 @@ pub struct Given {
     filter: bool,
     /// Synchronisation daemons were started.
     daemons: bool,
-    /// Servers to which others than lvsd have given weight 0, as `lvsadm drain` does.
+    /// Servers whose weight other programs have set to 0, as `lvsadm drain` does.
     drained: Vec<(ServiceId, SocketAddr)>,
 }
 

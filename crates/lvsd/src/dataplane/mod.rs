@@ -102,7 +102,7 @@ pub trait Host: Send + 'static {
     /// Starts a dataplane that outlives this process.
     ///
     /// # Errors
-    /// In words, with a remedy.
+    /// In words, with a fix.
     fn start(&mut self, options: &Dataplane) -> Result<(), String>;
 
     /// The end, as text, of the dataplane that [`start`](Self::start) started, if it has ended.
@@ -182,7 +182,7 @@ pub enum Step {
         /// The time until the next step.
         again: Duration,
     },
-    /// New input arrived before all changes were made. The next step takes it.
+    /// New input arrived before all changes were made. The next step handles it.
     Interrupted,
     /// There is no dataplane yet. The next step is due after this time.
     Waiting(Duration),
@@ -240,20 +240,20 @@ pub struct ObservedServer {
     pub inactive: u32,
     /// The number of consecutive failed attempts to connect, if counted.
     pub unanswered: Option<u32>,
-    /// Connections that clients opened to it, and those without an answer.
+    /// Connections of clients to the server, and those without an answer.
     pub attempts: RecentAttempts,
 }
 
 /// The result of a request to stop the dataplane.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Stopped {
-    /// The dataplane was asked, or there is none.
+    /// The dataplane has answered, or there is none.
     Asked,
     /// The dataplane had ended already; contains its exit status, if available.
     Already(String),
     /// The dataplane did not answer and was killed; the reason.
     Killed(String),
-    /// The dataplane could not be asked; the reason.
+    /// The dataplane did not answer; the reason.
     Not(String),
 }
 
@@ -265,7 +265,7 @@ pub struct Link {
     pid: Option<u32>,
     /// A daemon like this one has started the dataplane.
     ours: bool,
-    /// The VIPs that this dataplane was last given.
+    /// The VIPs that lvsd last set in this dataplane.
     stated: Option<BTreeSet<IpAddr>>,
     /// The time of the last comparison of the dataplane with the goal.
     compared: Option<Instant>,
@@ -275,7 +275,7 @@ pub struct Link {
     starts: Starts,
     /// Set by a caller that has input for the next step, which precedes the rest of this one.
     news: Arc<AtomicBool>,
-    /// Complaints that have been logged and still apply.
+    /// Logged errors that still apply.
     complaints: HashSet<String>,
 }
 
@@ -285,7 +285,7 @@ struct Memory {
     drift: Drift,
     /// Manual changes that have not been reported yet.
     deeds: Vec<String>,
-    /// Servers that are no longer wanted and have connections, each with the end of its time.
+    /// Removed servers that have connections, each with its deadline.
     leaving: HashMap<(ServiceId, SocketAddr), Instant>,
     given: Given,
     /// The weights of the last comparison, and those set since.
@@ -357,8 +357,8 @@ impl Link {
         self.news = news;
     }
 
-    /// Whether a dataplane answers. Without a connection and with `look`, connects to a running dataplane.
-    /// Starts none.
+    /// Whether a dataplane answers. Without a connection and with `look`, connects to a running
+    /// dataplane. Never starts one.
     fn is_there(&mut self, look: bool, now: Instant) -> bool {
         if self.control.is_none()
             && look
@@ -749,7 +749,7 @@ impl Link {
             .given
             .respect(&mut desired, &actual, &Weights::new(), &goal.readied);
         self.memory.given.withdraw(&mut desired, &actual);
-        Ok(plan::tell(&desired, &actual, gone))
+        Ok(plan::planned_changes(&desired, &actual, gone))
     }
 
     /// The desired and the actual state of this dataplane. If it does not answer: nothing, with the
@@ -805,7 +805,7 @@ impl Link {
         Ok(Some((desired, actual, seen)))
     }
 
-    /// The dataplane's counters beside those of services.
+    /// The dataplane's counters of packets by reason.
     fn reasons(&mut self, refusals: &mut Vec<String>) -> Result<Vec<ReasonCount>, Loss> {
         let Some(control) = self.control.as_mut() else {
             return Err(Loss::from("not connected"));
@@ -822,7 +822,7 @@ impl Link {
         }
     }
 
-    /// Logs new refusals, and forgets those that have ended.
+    /// Logs new refusals, and removes those that have ended.
     fn remember(&mut self, refusals: Vec<String>) -> usize {
         let count = refusals.len();
         for refusal in &refusals {

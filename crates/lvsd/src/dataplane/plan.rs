@@ -37,7 +37,7 @@ impl fmt::Display for Planned {
 }
 
 /// The changes that would be made. `gone` names services that are no longer in the file.
-pub(super) fn tell(
+pub(super) fn planned_changes(
     desired: &Desired,
     actual: &Actual,
     gone: &HashMap<ServiceId, String>,

@@ -142,7 +142,7 @@ impl Host for Machine {
         // Check after opening: while the descriptor is open, the kernel does not give the id to
         // another process.
         if !self.started_by_us(pid) {
-            return Err(format!("process {pid} is none that an lvsd has started"));
+            return Err(format!("process {pid} was not started by lvsd"));
         }
         pidfd_send_signal(&process, Signal::KILL)
             .map_err(|error| format!("process {pid} cannot be ended: {error}"))?;
@@ -188,7 +188,7 @@ impl Host for Machine {
         let text = serde_json::to_vec(given).unwrap_or_default();
         if let Err(error) = replace(&path, &text, 0o666) {
             tracing::warn!(
-                "cannot keep in {} what was set in the dataplane: {error}; what leaves the file while no lvsd runs will stay set",
+                "cannot store in {} what lvsd has set in the dataplane: {error}; settings that are removed from the file while no lvsd runs will stay",
                 path.display()
             );
         }
@@ -236,7 +236,7 @@ fn cannot_start(command: &Command, error: &std::io::Error) -> String {
     let shown = program.display();
     match error.kind() {
         ErrorKind::NotFound if !Path::new(program).exists() => format!(
-            "there is no {shown}: put it beside lvsd or into PATH, or name it with `program` in [dataplane]"
+            "there is no {shown}: put it next to lvsd or into PATH, or name it with `program` in [dataplane]"
         ),
         ErrorKind::NotFound => format!(
             "cannot start {shown}: this host lacks the interpreter or loader that the file names; install the lvs-dataplane that is built for this host"
@@ -250,8 +250,8 @@ fn cannot_start(command: &Command, error: &std::io::Error) -> String {
     }
 }
 
-/// Turns this process into the dataplane with the options of the file, so that a unit of its own can
-/// run it. Comes back only with the reason why that cannot be.
+/// Replaces this process by the dataplane with the options of the file, so that a separate systemd
+/// unit can run it. Returns only with the reason of a failure.
 pub fn become_dataplane(address: &Address, options: &Dataplane) -> String {
     let mut command = command(address, options);
     let error = command.exec();
@@ -279,7 +279,7 @@ pub fn end_politely(pid: u32, signal: Signal, limit: Duration) -> Result<(), Str
     match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit)) {
         Ok(1) => Ok(()),
         _ => Err(format!(
-            "lvsd (pid {pid}) has not ended yet; see in its log what it waits for"
+            "lvsd (pid {pid}) has not ended yet; its log names the cause"
         )),
     }
 }

@@ -179,7 +179,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_history_ends_as_a_cold_start(first in goal(), events in proptest::collection::vec(event(), 0..25)) {
+    fn dataplane_after_any_history_equals_cold_start(first in goal(), events in proptest::collection::vec(event(), 0..25)) {
         let mut daemon = Daemon::new(World::default());
         daemon.set(first.clone());
         // At its start it has to find a dataplane.

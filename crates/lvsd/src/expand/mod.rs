@@ -33,7 +33,7 @@ use lvs_proxy as proxy;
 pub struct Expanded {
     /// The services of the file in its order, then those of etcd, and then those of Kubernetes.
     pub services: Vec<Service>,
-    /// Rules that give services of many ports their marks, in the dataplane's words.
+    /// Rules that set the marks of services with many ports, in the syntax of the dataplane.
     pub port_marks: Vec<String>,
     /// The files and keys of services.
     pub files: Files,
@@ -137,7 +137,7 @@ impl Expanded {
             let (used, why) = choose(config, present, key);
             if let Some(why) = why {
                 let instead = match used {
-                    Some(_) => "; what it was before stays",
+                    Some(_) => "; its previous state stays",
                     None => "",
                 };
                 self.left_out.push(format!("{place}: {why}{instead}"));
@@ -195,7 +195,7 @@ impl Expanded {
         }
     }
 
-    /// Whether both are the same, whatever they have seen of etcd.
+    /// Whether both are equal, without the state of etcd.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.services == other.services
             && self.files == other.files
@@ -234,13 +234,12 @@ impl Expanded {
             .collect()
     }
 
-    /// Whether the dataplane is needed: some service is forwarded by it, or there is no service at
-    /// all.
+    /// Whether the dataplane is needed: at least one service uses it, or there is no service.
     pub fn needs_dataplane(&self) -> bool {
         self.services.is_empty() || self.services.iter().any(|service| service.proxy.is_none())
     }
 
-    /// The VIPs that the dataplane should own, `on_host` telling whether the host has an address.
+    /// The VIPs that the dataplane should own; `on_host` returns whether the host has an address.
     pub fn own_vips(&self, on_host: impl Fn(IpAddr) -> bool) -> Vec<IpAddr> {
         let said_host = |ip| {
             self.services
@@ -369,7 +368,7 @@ impl Present {
         }
     }
 
-    /// Why the services of a key cannot be beside those that there are.
+    /// The reason why the services of a key conflict with the present ones.
     fn clash(&self, services: &[Service]) -> Option<String> {
         if self.count + services.len() > SERVICES_MAX {
             return Some(format!("there are more than {SERVICES_MAX} services"));

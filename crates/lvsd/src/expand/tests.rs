@@ -179,7 +179,7 @@ fn etcd_services_follow_services_of_the_file() {
     let place = expanded.files.place(expanded.services[1].line);
     assert_eq!(place, "etcd:/lvs/services/a:1");
     assert!(!expanded.awaits_services && !expanded.services[0].incomplete);
-    // Of another prefix it is nobody's.
+    // A name with another prefix belongs to no pool.
     let other = Gathered {
         etcd: gathered.etcd.map(|etcd| Etcd {
             prefix: "/other/".to_owned(),
@@ -190,7 +190,7 @@ fn etcd_services_follow_services_of_the_file() {
     let other = merged(&other);
     assert_eq!((vips(&other).len(), servers(&other).len()), (1, 1));
     assert!(other.awaits_services && other.services[0].unheard);
-    // A pool that nobody has ever been in is known, and may have had servers.
+    // A pool without servers so far is known, and may have had servers.
     let expanded = merged(&Gathered {
         etcd: Some(Etcd {
             prefix: "/lvs/".to_owned(),
@@ -239,7 +239,7 @@ fn services_of_etcd_that_are_wrong_are_left_out_alone_and_their_last_good_text_s
         let all = ["192.0.2.1:80", "192.0.2.2:80", "192.0.2.3:80"];
         assert_eq!(vips(&expanded), all, "{wrong}");
         let left_out = &expanded.left_out[0];
-        assert!(left_out.ends_with("what it was before stays"), "{left_out}");
+        assert!(left_out.ends_with("its previous state stays"), "{left_out}");
         assert_eq!(expanded.in_force[0].1, good);
         assert_eq!(vips(&services(Some(wrong))).len(), 2, "{wrong}");
     }
@@ -266,7 +266,7 @@ fn services_of_etcd_that_exclude_each_other_leave_the_first_key() {
         (
             of(&remote("192.0.2.4:81", "10.0.0.4:80"), "vip = \"own\"\n"),
             of(&elsewhere, "vip = \"host\"\n"),
-            "the dataplane's own for one service and the host's for another",
+            "belongs to the dataplane for one service and to the host for another",
         ),
         (
             elsewhere.clone(),
@@ -479,7 +479,7 @@ fn expand_kubernetes_services_follow_the_file_and_only_wrong_ones_are_left_out()
         &kubernetes(name, &[("shop/c/tcp/80", &wrong, Some(&own))]),
     );
     assert_eq!(vips(&expanded), ["192.0.2.1:80", "192.0.2.2:80"]);
-    assert!(expanded.left_out[0].ends_with("what it was before stays"));
+    assert!(expanded.left_out[0].ends_with("its previous state stays"));
     // Of another cluster, or before the first answer, services of the dataplane stay.
     for gathered in [kubernetes("other", &all), Gathered::default()] {
         let expanded = expand(&config, &gathered);

@@ -45,11 +45,11 @@ pub struct Desired {
     pub vips: BTreeSet<IpAddr>,
     /// Sysctls.
     pub sysctls: Vec<(String, String)>,
-    /// Synchronisation daemons; `None` leaves those that are there.
+    /// Synchronisation daemons; `None` does not change them.
     pub sync: Option<Vec<SyncDaemon>>,
-    /// Rules for marks; `None` leaves those that are there.
+    /// Rules for marks; `None` does not change them.
     pub marks: Option<Vec<String>>,
-    /// Rules that give services of many ports their marks. They come behind the others.
+    /// Rules that set the marks of services with many ports, after the other rules.
     pub port_marks: Vec<String>,
     /// The source filter of all services; `None` keeps the present one.
     pub filter: Option<SourceFilter>,
@@ -96,7 +96,7 @@ pub struct DesiredService {
     /// The list of servers may be incomplete: servers of the dataplane stay until the source has
     /// answered.
     pub incomplete: bool,
-    /// The sorry server, as long as nothing is decided: if the dataplane has it, it stays.
+    /// The sorry server while the decision is open: if the dataplane has it, it stays.
     pub undecided: Option<SocketAddr>,
     /// The sorry server, if it must not drain: weight 0 would not keep its persistent clients away.
     pub removed_at_once: Option<SocketAddr>,
@@ -116,7 +116,7 @@ pub struct DesiredServer {
     /// Whether it stays while it gets no connections, with weight 0, because its checks are
     /// through-VIP checks.
     pub stays: bool,
-    /// It is in maintenance: it goes as one that is no longer in the file does.
+    /// It is in maintenance: it is removed like a server that is no longer in the file.
     pub leaves: bool,
 }
 
@@ -127,7 +127,7 @@ pub struct Actual {
     pub services: Vec<ServiceInfo>,
     /// VIPs that it owns for us.
     pub vips: BTreeSet<IpAddr>,
-    /// The values of the desired sysctls, where it has them.
+    /// The dataplane's values of the desired sysctls, if it has them.
     pub sysctls: Vec<(String, String)>,
     /// Its synchronisation daemons.
     pub daemons: Vec<SyncDaemon>,
@@ -137,7 +137,7 @@ pub struct Actual {
     pub filters: HashMap<Option<ServiceId>, FilterLists>,
     /// Its local addresses, if some are desired.
     pub local: LocalPool,
-    /// Servers that are no longer wanted and have had their time.
+    /// Removed servers whose time has ended.
     pub overdue: HashSet<(ServiceId, SocketAddr)>,
 }
 
@@ -148,9 +148,9 @@ pub struct Plan {
     pub changes: Vec<Call>,
     /// Desired services that exist and have another owner; they stay unchanged.
     pub conflicts: Vec<ServiceId>,
-    /// Servers that are no longer wanted and keep the connections that they have, for a while.
+    /// Removed servers that keep their connections for a while.
     pub draining: Vec<(ServiceId, SocketAddr, Duration)>,
-    /// Servers that are no longer wanted and stay until those in their place have been checked.
+    /// Removed servers that stay until their replacements have been checked.
     pub held: Vec<(ServiceId, SocketAddr)>,
     /// Services that no source names, and that stay until all sources have answered.
     pub unnamed: Vec<ServiceId>,
@@ -243,8 +243,8 @@ pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
     plan
 }
 
-/// Stops synchronisation daemons that are not wanted, or not as they are, and starts those that
-/// are.
+/// Stops synchronisation daemons that are not in the file, or have other settings, and starts the
+/// missing ones.
 fn follow_daemons(desired: &Desired, actual: &Actual, changes: &mut Vec<Call>) {
     let Some(wanted) = &desired.sync else {
         return;

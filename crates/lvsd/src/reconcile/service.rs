@@ -20,7 +20,7 @@ pub(super) struct OneService<'a> {
     urgent: &'a mut Vec<Call>,
     /// The changes that remove a server; they follow the others of its service.
     failed: Vec<Call>,
-    /// Good servers that are to have no new connections, behind those that come.
+    /// Working servers that get no new connections, after the servers that are added.
     emptied: Vec<Call>,
 }
 

@@ -94,7 +94,7 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// Changes that make a dataplane what others and an earlier daemon have left.
+    /// Changes that other programs and an earlier daemon have made in a dataplane.
     fn history()(
         services in proptest::collection::btree_map(
             0..5u8,
@@ -227,8 +227,8 @@ fn local_addresses_are_added_before_servers_and_removed_after_them() {
 }
 
 proptest! {
-    /// Any dataplane takes the plan as one list; it gives what was wanted, leaves the rest alone,
-    /// and nothing is left to do afterwards.
+    /// Any dataplane accepts the plan as one list. Afterwards it has the desired state, other
+    /// settings are unchanged, and a second plan is empty.
     #[test]
     fn changes_from_any_state_reach_the_goal(desired in desired(), history in history()) {
         let mut dataplane = dataplane(&history);

@@ -5,9 +5,9 @@ use std::fmt;
 use std::pin::pin;
 
 use http_body_util::{BodyExt, Full};
-use hyper::Response;
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
+use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -96,8 +96,8 @@ pub(super) fn plain(words: &str) -> String {
     plain.take(REFUSAL_MAX).collect()
 }
 
-/// A connection, which ends with this.
-pub(super) struct Connection {
+/// An open connection. It is closed when this is dropped.
+struct Connection {
     sender: http1::SendRequest<Full<Bytes>>,
     driver: JoinHandle<()>,
 }
@@ -110,7 +110,7 @@ impl Drop for Connection {
 
 impl Connection {
     /// Connects to `endpoint`. `tls` has the certificates of both sides.
-    pub(super) async fn open(endpoint: &Endpoint, tls: Option<&Tls>) -> Result<Self, Error> {
+    async fn open(endpoint: &Endpoint, tls: Option<&Tls>) -> Result<Self, Error> {
         let Endpoint { host, port, secure } = endpoint;
         let stream = TcpStream::connect((host.as_str(), *port)).await;
         let stream = stream.map_err(|error| {
@@ -118,7 +118,7 @@ impl Connection {
             let words = words.split(" (os error").next().unwrap_or_default();
             Error::Failed(words.to_lowercase())
         })?;
-        // Small requests, each of which is waited for.
+        // Each request is small, and its sender waits for the answer.
         let _ = stream.set_nodelay(true);
         match (tls, secure) {
             (Some(tls), true) => {
@@ -129,19 +129,45 @@ impl Connection {
             (_, false) => shake(stream).await,
         }
     }
+}
 
-    /// Whether it takes another request.
-    pub(super) async fn is_ready(&mut self) -> bool {
-        self.sender.ready().await.is_ok()
-    }
+/// A connection that the first request opens, and a later request opens again if the server has
+/// closed it.
+#[derive(Default)]
+pub(super) struct Reopened(Option<Connection>);
 
+impl Reopened {
     /// Sends a request, and reads the head of its answer.
+    ///
+    /// A request that the closed connection has not sent is sent over a new one. With `reads`, this
+    /// applies to each request without an answer: the server has changed nothing.
     pub(super) async fn send(
         &mut self,
-        request: hyper::Request<Full<Bytes>>,
+        endpoint: &Endpoint,
+        tls: Option<&Tls>,
+        mut request: Request<Full<Bytes>>,
+        reads: bool,
     ) -> Result<Response<Incoming>, Error> {
-        let answer = self.sender.send_request(request).await;
+        if let Some(open) = &mut self.0
+            && open.sender.ready().await.is_ok()
+        {
+            let again = reads.then(|| request.clone());
+            match open.sender.try_send_request(request).await {
+                Ok(answer) => return Ok(answer),
+                Err(mut failed) => match failed.take_message().or(again) {
+                    Some(unsent) => request = unsent,
+                    None => return Err(in_words(failed.error())),
+                },
+            }
+        }
+        let open = self.0.insert(Connection::open(endpoint, tls).await?);
+        let answer = open.sender.send_request(request).await;
         answer.map_err(|error| in_words(&error))
+    }
+
+    /// Closes the connection.
+    pub(super) fn close(&mut self) {
+        self.0 = None;
     }
 }
 
@@ -151,12 +177,12 @@ pub(super) struct Lines {
     text: Vec<u8>,
     /// Number of bytes that contain no end of a line.
     seen: usize,
-    _connection: Option<Connection>,
+    _connection: Reopened,
 }
 
 impl Lines {
-    /// The lines of `body`, which comes over `connection`.
-    pub(super) fn new(body: Incoming, connection: Option<Connection>) -> Self {
+    /// The lines of `body`, which arrives over `connection`.
+    pub(super) fn new(body: Incoming, connection: Reopened) -> Self {
         Self {
             body,
             text: Vec::new(),
@@ -200,7 +226,7 @@ where
         .await
         .map_err(|error| in_words(&error))?;
     let driver = tokio::spawn(async move {
-        // Whoever waits for an answer is told.
+        // The sender of each request receives the error.
         let _ = connection.await;
     });
     Ok(Connection { sender, driver })

@@ -134,12 +134,12 @@ impl SourceState {
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// The daemon is to look.
+    /// The daemon must read the new state.
     news: Notify,
     /// Notification that the answer is to be stored.
     keep: Notify,
     /// Notified when the daemon has news for other directors.
-    tell: Notify,
+    announce: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -233,7 +233,7 @@ impl Shared {
         state.view = etcd::View {
             left_out,
             directors: model.directors.clone(),
-            untold: state.view.untold.take(),
+            unannounced: state.view.unannounced.take(),
         };
         if news {
             self.news.notify_one();
@@ -305,14 +305,14 @@ impl Shared {
         self.lock().view.directors.clear();
     }
 
-    fn untold(&self, why: Option<String>) {
+    fn unannounced(&self, why: Option<String>) {
         let mut state = self.lock();
         if let Some(why) = &why
-            && state.view.untold.as_ref() != Some(why)
+            && state.view.unannounced.as_ref() != Some(why)
         {
-            tracing::warn!(event = "untold", "{why}");
+            tracing::warn!(event = "unannounced", "{why}");
         }
-        state.view.untold = why;
+        state.view.unannounced = why;
     }
 
     fn announced(&self) -> Option<Director> {
@@ -349,7 +349,7 @@ pub(crate) struct Wanted<'a> {
 pub struct Made {
     /// The services that are right: their keys and texts.
     pub in_force: Vec<(String, String)>,
-    /// The keys whose text is not in force, and why.
+    /// The keys whose text is not in force, with the reason.
     pub refused: BTreeMap<String, String>,
 }
 
@@ -383,8 +383,8 @@ impl Sources {
         }
     }
 
-    /// Follows these names in DNS, this etcd and this Kubernetes, and nothing else. `in_force` are the
-    /// texts of etcd's services that are right.
+    /// Follows exactly these names in DNS, this etcd and this Kubernetes. `in_force` are the valid
+    /// texts of etcd's services.
     pub(crate) fn set(&mut self, wanted: &Wanted<'_>, in_force: &[(String, String)], made: &Made) {
         let &Wanted {
             lookups,
@@ -504,14 +504,14 @@ impl Sources {
     }
 
     /// Publishes the state of this director in etcd.
-    pub(crate) fn tell(&self, announced: Director) {
+    pub(crate) fn announce(&self, announced: Director) {
         if self.etcd.is_none() {
             return;
         }
         let mut state = self.shared.lock();
         if state.announced.as_ref() != Some(&announced) {
             state.announced = Some(announced);
-            self.shared.tell.notify_one();
+            self.shared.announce.notify_one();
         }
     }
 
@@ -604,7 +604,7 @@ impl Sources {
     /// Invalid keys of etcd, refused objects of Kubernetes, and other problems with them.
     pub(crate) fn left_out(&self) -> Vec<String> {
         let state = self.shared.lock();
-        let lines = state.view.left_out.iter().chain(&state.view.untold);
+        let lines = state.view.left_out.iter().chain(&state.view.unannounced);
         let lines = lines.chain(&state.kubernetes_view.left_out);
         lines.cloned().collect()
     }

@@ -9,7 +9,7 @@ use super::etcd::Access;
 /// `[cluster]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cluster {
-    /// The members of etcd, and how they are met.
+    /// The members of etcd, and the credentials for them.
     pub access: Access,
     /// The prefix of all keys.
     pub prefix: String,

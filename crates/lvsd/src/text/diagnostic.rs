@@ -35,7 +35,7 @@ pub(crate) fn bounded(mut lines: Vec<String>) -> Vec<String> {
 pub enum Severity {
     /// The file is refused.
     Error,
-    /// The file is taken; the operator should look.
+    /// The file is accepted; the operator should check it.
     Warning,
 }
 
@@ -48,7 +48,7 @@ pub struct Diagnostic {
     pub title: String,
     /// The position, in bytes of the text, and the message there.
     pub primary: (Range<usize>, String),
-    /// Other places that matter.
+    /// Other relevant places.
     pub context: Vec<(Range<usize>, String)>,
     /// The fix.
     pub help: Option<String>,
@@ -346,7 +346,7 @@ impl Report {
         self.lines(coloured).join("\n\n")
     }
 
-    /// Writes it to standard error, coloured where that is a terminal.
+    /// Prints it to standard error, in colour on a terminal.
     pub fn print(&self) {
         let renderer = renderer(std::io::stderr().is_terminal());
         for finding in self.shown() {

@@ -15,10 +15,10 @@ use super::{Diagnostic, Findings, Value, read_at_most, unknown_key};
 /// The longest file that a key may name.
 const FILE_MAX: u64 = 1 << 20;
 
-/// The keys of one kind's own, and where to complain about them.
+/// The keys of one kind only, and the place for errors about them.
 ///
-/// Each reader answers `None` for a wrong value, which is then in the findings, and `Some(None)`
-/// for a key that is not there.
+/// Each reader returns `None` for a wrong value, which is then in the findings, and `Some(None)`
+/// for a missing key.
 pub(crate) struct Keys<'a> {
     /// The table in the file.
     pub(crate) table: Range<usize>,

@@ -107,8 +107,8 @@ pub(super) fn check_call<'a>(
     })
 }
 
-/// Looks at a synchronisation daemon (`start_sync_thread`): the kernel looks for mixed families
-/// before it looks for the interface, and for another daemon after it.
+/// Checks a synchronisation daemon (`start_sync_thread`). As in the kernel, the order is: mixed
+/// families, the interface, another running daemon.
 fn start_daemon<'a>(
     view: &impl View,
     daemon: &SyncDaemon,
@@ -162,7 +162,7 @@ fn change_marks<'a>(
         Call::MarkDelete { position } => {
             let count = view.marks();
             if !(1..=count).contains(position) {
-                let text = format!("there is no rule {position}: there are {count}");
+                let text = format!("no rule {position}: the list has {count}");
                 return Err(invalid(text));
             }
             (Step::DeleteMark(position - 1), count - 1)
@@ -178,7 +178,7 @@ fn change_marks<'a>(
         return Err(Failure::new(
             FailureCode::Full,
             format!(
-                "there are {} rules for marks already, and no more are taken",
+                "there are {} rules for marks already, which is the maximum",
                 mark::RULES_MAX
             ),
         ));
@@ -206,7 +206,7 @@ fn check_local(addresses: &[IpAddr]) -> Result<(), Failure> {
     if addresses.len() > LOCAL_ADDRESSES_MAX {
         let count = addresses.len();
         return Err(invalid(format!(
-            "{count} local addresses: {LOCAL_ADDRESSES_MAX} at most are taken"
+            "{count} local addresses: the maximum is {LOCAL_ADDRESSES_MAX}"
         )));
     }
     let mut seen = BTreeSet::new();

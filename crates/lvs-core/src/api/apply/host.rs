@@ -58,7 +58,6 @@ pub enum Need<'a> {
     Local(IpAddr),
     /// A virtual address that the dataplane answers ARP for.
     Own(IpAddr),
-    /// A synchronisation daemon to be started, complete. Asked for last: nothing else speaks
-    /// against it.
+    /// A synchronisation daemon that passed all other checks.
     Daemon(&'a SyncDaemon),
 }

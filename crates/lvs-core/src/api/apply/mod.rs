@@ -1,4 +1,5 @@
-//! The one way in for changes: a list of calls is checked as a whole, then made as a whole.
+//! Application of changes: a list of calls is checked as a whole, then applied as a whole. All
+//! changes use it.
 
 mod check;
 mod host;
@@ -23,7 +24,7 @@ use crate::control::ServiceKeyOrd;
 use crate::mark::MarkRule;
 use crate::{Control, Instant, ServiceKey};
 
-/// Changes that one [`Call::Apply`] takes at most.
+/// Maximum of changes of one [`Call::Apply`].
 pub const CHANGES_MAX: usize = 1 << 16;
 
 /// Answer to a call that changes something: it is done.
@@ -147,7 +148,7 @@ impl<'a> Changes<'a> {
                 failure: Failure::new(
                     FailureCode::Full,
                     format!(
-                        "{} changes: {CHANGES_MAX} at most are taken at once",
+                        "{} changes: the maximum in one list is {CHANGES_MAX}",
                         calls.len()
                     ),
                 ),

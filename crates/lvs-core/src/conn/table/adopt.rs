@@ -1,4 +1,4 @@
-//! Taking over a table that another process has left.
+//! Adoption of a table that another process left in memory.
 
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -18,7 +18,7 @@ use crate::conn::Draft;
 /// counters include only the entries visited so far.
 #[derive(Debug)]
 pub struct Adoption {
-    /// Handles of slots that look used.
+    /// Handles of slots that appear to be in use.
     handles: Vec<u32>,
     /// The next of them to examine.
     next: usize,
@@ -91,8 +91,8 @@ impl ConnTable {
         false
     }
 
-    /// Takes in an entry of another table, as the newest of its equals, with its deadline; `None`
-    /// if there is no room.
+    /// Adds an entry of another table, as the newest of its equals, with its deadline; `None` if
+    /// there is no free slot.
     pub(crate) fn move_in(&mut self, draft: &Draft, expires: Instant, now: Instant) -> Option<u32> {
         let handle = self.insert(draft, now)?;
         self.restart_until(handle, expires);
@@ -150,7 +150,7 @@ impl ConnTable {
         self.wheel.arm(handle, self.slots.entry(handle));
     }
 
-    /// Frees a slot, whatever its words contain.
+    /// Frees a slot with any content.
     fn discard(&mut self, handle: u32) {
         let entry = self.slots.entry(handle);
         if entry.word0() != 0 {
@@ -164,7 +164,7 @@ impl ConnTable {
         }
     }
 
-    /// Puts the entries of the overflow into its index, in the order in which they came.
+    /// Adds the entries of the overflow to its index, in the order of their creation.
     fn adopt_overflow(&mut self, adoption: &mut Adoption) {
         self.forget_homes();
         let mut entries = core::mem::take(&mut adoption.overflow);
@@ -202,8 +202,8 @@ impl ConnTable {
     }
 }
 
-/// Reads the table that was found in `memory`: gives each entry with its deadline, equals in the
-/// order in which they came.
+/// Reads the table in `memory` and calls `entry` with each entry and its deadline; entries with
+/// equal keys in the order of their creation.
 pub(crate) fn read(memory: Memory, mut entry: impl FnMut(Draft, Instant)) {
     let slots = Slots::new(memory);
     let mut give = |handle: u32| {

@@ -16,7 +16,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use super::memory::{Layout, Region};
 
-/// Bit in the word of a bucket: an entry for which it is the first bucket is in the overflow.
+/// Bit in the word of a bucket: at least one entry whose first bucket this is, is in the overflow.
 pub(super) const OVERFLOWED: u64 = 0x80;
 /// Seven bits of each byte.
 const TAGS: u64 = 0x7f7f_7f7f_7f7f_7f7f;
@@ -27,9 +27,9 @@ const TOPS: u64 = 0x8080_8080_8080_8080;
 
 /// The lowest of the bits that name the home: those below are the tag.
 pub(super) const HOME: u32 = 7;
-/// Free slots of a bucket from which on entries need not go to their other one. The fewer, the more
-/// are at home; the more, the fewer find no place in a full table (1 in 500; 1 in 650 if they
-/// always went where there is more room).
+/// Free slots of a first bucket from which on an entry uses it without a look at the second one. A
+/// smaller number keeps more entries in their first bucket; a larger one lets fewer entries find no
+/// slot in a full table (1 in 500, against 1 in 650 for the emptier of both).
 const AMPLE: u32 = 5;
 
 /// The two buckets of a hash, its tag, and its home.
@@ -114,8 +114,8 @@ impl<'a> Tags<'a> {
         matching(self.word(bucket), 0).count_ones()
     }
 
-    /// The slot that a new entry takes: its home if that is free, or another of the bucket that has
-    /// more room.
+    /// The slot for a new entry: its home if that is free, or another one of the bucket with more
+    /// free slots.
     #[inline]
     pub(super) fn choose(self, buckets: &Buckets) -> Option<usize> {
         let first = self.room(buckets.first);

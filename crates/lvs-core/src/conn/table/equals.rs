@@ -42,8 +42,8 @@ impl ConnTable {
         self.slots.buckets_of(narrow, client, draft.key.protocol)
     }
 
-    /// Entries in place, but for `other_than`, that the same packets find as one like this, with
-    /// the side by which they do.
+    /// Calls `each` with the entries outside of the overflow that match the same packets as
+    /// `draft`, except `other_than`, and with the matching side.
     fn each_equal(&self, draft: &Draft, other_than: Option<u32>, mut each: impl FnMut(u32, Side)) {
         for narrow in [true, false] {
             let Some(buckets) = self.buckets_if_used(draft, narrow) else {
@@ -160,7 +160,7 @@ impl ConnTable {
         }
     }
 
-    /// An entry in place that has no equals any more on a side need not be in the overflow's index.
+    /// Removes an entry that has no equals any more on a side from the overflow's index.
     fn settle(&mut self, handle: u32, side: Side) {
         let entry = self.slots.entry(handle);
         if self.slots.in_place(handle)

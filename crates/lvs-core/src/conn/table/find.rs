@@ -22,7 +22,7 @@ impl ConnTable {
         self.find_in_ahead(key, &Ahead::NONE)
     }
 
-    /// As [`find_in`](Self::find_in), of a packet of which it may be known where to look.
+    /// As [`find_in`](Self::find_in), for a packet with an optional look-up hint.
     #[inline]
     pub(crate) fn find_in_ahead(&self, key: &Key, ahead: &Ahead) -> Option<u32> {
         let port = key.client.port();
@@ -114,7 +114,7 @@ impl ConnTable {
         self.find_out_ahead(protocol, source, client, &Ahead::NONE)
     }
 
-    /// As [`find_out`](Self::find_out), of a packet of which it may be known where to look.
+    /// As [`find_out`](Self::find_out), for a packet with an optional look-up hint.
     #[inline]
     pub(crate) fn find_out_ahead(
         &self,
@@ -198,7 +198,7 @@ impl ConnTable {
     }
 
     /// The connection of a packet in a narrow slot, and whether the packet is a reply; `None` if
-    /// that is not all that there is to look at.
+    /// the caller must also search elsewhere.
     #[inline]
     pub(crate) fn find_plain(&self, packet: &Plain, ahead: &Ahead) -> Option<(u32, bool)> {
         let part = protocol_part(packet.protocol);
@@ -243,7 +243,7 @@ impl ConnTable {
         })
     }
 
-    /// The narrow slot of a client for which `is` says which shadow would cover it.
+    /// The narrow slot of a client; `is` selects the shadow entry that would cover it.
     #[inline]
     fn find_narrow(
         &self,
@@ -350,8 +350,8 @@ impl ConnTable {
         }
     }
 
-    /// Like [`find_out`](Self::find_out), and remembers that `source` is no client if a look-up of
-    /// it as a client's address found nothing.
+    /// As [`find_out`](Self::find_out), and records that `source` is not a client if no entry has
+    /// it as its client.
     #[inline]
     pub(crate) fn note_source(&self, protocol: Protocol, source: SocketAddr, ahead: &Ahead) {
         let aim = ahead.side(true, 0);
@@ -372,8 +372,8 @@ impl ConnTable {
         }
     }
 
-    /// Places that a look-up of a packet between these two will read, for either of them as the
-    /// client. `load` is called with the words that [`aim`](Self::aim) reads.
+    /// Passes to `load` the words that a look-up of a packet between these two addresses will read,
+    /// with either of them as the client; see [`aim`](Self::aim).
     #[inline]
     pub(crate) fn ahead(
         &self,
@@ -442,7 +442,7 @@ impl ConnTable {
         }
     }
 
-    /// Loads the first words of a look-up for one end with this hash.
+    /// Loads the first words of a look-up of an address and port with this hash.
     #[inline(always)]
     fn reach(&self, narrow: bool, identity: u64, hash: u64, load: &impl Fn(&AtomicU64)) -> Aim {
         let buckets = Buckets::of(hash, self.slots.buckets(narrow));
@@ -512,7 +512,8 @@ impl ConnTable {
     }
 }
 
-/// Where a look-up will look: a matter of speed alone. Of the shard that it was made by.
+/// A hint where a look-up finds its entry. It affects only speed, and is valid for the shard that
+/// made it.
 #[derive(Clone, Copy, Debug)]
 pub struct Ahead {
     narrow: bool,
@@ -561,8 +562,8 @@ impl Aim {
     };
 }
 
-/// Recently seen source and destination addresses and ports that are no client's: virtual addresses
-/// and servers, mostly. Addresses with the same hash share one place.
+/// Recent source and destination addresses and ports that are not clients: mostly virtual addresses
+/// and servers. Addresses with the same hash share one slot.
 pub(super) struct Strangers([AtomicU64; Self::PLACES]);
 
 impl Strangers {
@@ -583,7 +584,7 @@ impl Strangers {
         self.place(identity).store(identity, Relaxed);
     }
 
-    /// Removes an address and port from the record: an entry has it as its client now.
+    /// Removes an address and port that is a client of an entry now.
     #[inline]
     pub(super) fn forget(&self, client: SocketAddr, protocol: Protocol) {
         if let IpAddr::V4(addr) = client.ip() {
@@ -603,7 +604,7 @@ impl Default for Strangers {
 
 /// Result of a look-up.
 enum Found {
-    /// In a slot in place.
+    /// In a slot outside of the overflow.
     Entry(u32),
     /// The newest entry is not there; the overflow may have it.
     Perhaps,
@@ -629,8 +630,8 @@ impl Found {
     }
 }
 
-/// Whether packets to the client from that virtual address, or that server, belong to an entry of
-/// this way; if so, which shadow covers it from them.
+/// Whether packets to the client from that virtual address or server belong to an entry in this
+/// direction, and the shadow entry that covers it for them.
 #[inline]
 fn answers(way: u64, is_virt: bool, is_server: bool) -> Option<u64> {
     match Forwarding::from_bits((way & 7) as u32) {

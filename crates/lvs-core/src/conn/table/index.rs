@@ -14,7 +14,7 @@ use core::fmt;
 const WIDTH: usize = 8;
 /// References in a line on average when the index holds as many as it is made for.
 const LOAD: usize = 4;
-/// References that a lookup looks at, at most.
+/// Maximum of references that a look-up examines.
 #[cfg(test)]
 pub(crate) const PROBES: usize = 2 * WIDTH;
 
@@ -119,7 +119,7 @@ impl Index {
     )]
     fn lines(&self, hash: u64) -> (usize, usize) {
         let one = hash as usize & self.mask;
-        // Another line, which is not told by the first.
+        // Another cache line, which is independent of the first.
         let other = one ^ ((hash >> 29) as usize | 1) & self.mask;
         (self.first + one * WIDTH, self.first + other * WIDTH)
     }

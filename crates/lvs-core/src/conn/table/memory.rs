@@ -102,8 +102,8 @@ impl Layout {
     /// Minimum of overflow slots, if the capacity of the table is sufficient.
     const OVERFLOW_MIN: usize = 1 << 18;
 
-    /// For at most `connections`, with slots of both widths for all of them: 85 of 100 slots are
-    /// used when the table is full. `seed` keys the hash function.
+    /// A layout for at most `connections`, with slots of both widths for all of them: 85 of 100
+    /// slots are used when the table is full. `seed` keys the hash function.
     pub fn new(connections: usize, seed: u64) -> Self {
         // Three regions together keep within 31 bits.
         let connections = connections.clamp(1, 1 << 29);
@@ -249,11 +249,11 @@ impl Region {
         }
     }
 
-    /// Words that exist for as long as `owner`, such as a mapping. The region owns `owner` from
-    /// its construction on, and gives the words only to borrowers of itself.
+    /// Words that exist as long as `owner`, such as a mapping. The region keeps `owner`, and lends
+    /// the words only to borrowers of the region.
     ///
-    /// The words are a slice, and not asked of the owner at each access: that would be an indirect
-    /// call for each line of the table.
+    /// The words are a slice, because a call of `owner` at each access would be an indirect call
+    /// for each line of the table.
     pub fn shared(words: &'static [AtomicU64], owner: Arc<dyn Any + Send + Sync>) -> Self {
         Self {
             words: Store::Shared(words, owner),

@@ -212,9 +212,9 @@ pub(crate) struct ConnTable {
     sync_packets: Sparse<u32>,
     /// Slots that were published and are free, with the time until which they are not used again.
     quarantined: VecDeque<(Instant, u32)>,
-    /// The latest time that was seen.
+    /// The latest time that a caller passed.
     clock: Instant,
-    /// Recently seen addresses and ports that are no client's.
+    /// Recent addresses and ports that are not clients.
     strangers: find::Strangers,
 }
 
@@ -408,8 +408,8 @@ impl ConnTable {
         self.at_home[region] = self.used[region] < slots / HOMELY;
     }
 
-    /// Whether look-ups try an entry's home before the tags, of IPv4 and of other entries: a matter
-    /// of speed alone.
+    /// Whether look-ups try an entry's home before the tags, of IPv4 and of other entries. It
+    /// affects only speed.
     pub(crate) const fn at_home(&self) -> [bool; 2] {
         self.at_home
     }
@@ -425,7 +425,7 @@ impl ConnTable {
         }
     }
 
-    /// Adds an entry to the counts, or with `usize::MAX` takes it away.
+    /// Adds an entry to the counts, or with `usize::MAX` subtracts it.
     fn count(&mut self, handle: u32, by: usize) {
         let entry = self.slots.entry(handle);
         self.count_as(handle, entry.word0(), entry.is_of_v4_client(), by);
@@ -524,7 +524,7 @@ impl ConnTable {
         self.due = due;
     }
 
-    /// When to look for due entries again.
+    /// The time of the next search for due entries.
     pub(crate) fn next_wakeup(&self) -> Option<Instant> {
         self.wheel.next_wakeup()
     }

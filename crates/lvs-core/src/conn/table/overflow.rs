@@ -46,7 +46,7 @@ impl Side {
         (reference >> 1, side)
     }
 
-    /// The other end of the client's packets on this side: virtual address or real server.
+    /// The remote address of the client's packets on this side: virtual address or real server.
     pub(super) fn peer(self, entry: Entry<'_>) -> SocketAddr {
         match self {
             Self::In => entry.virt(),
@@ -129,7 +129,7 @@ impl Overflow {
         self.free.push(slot);
     }
 
-    /// Hash of the client's address and port and of the address and port of the other end.
+    /// Hash of the client's address and port and of the other address and port.
     pub(super) fn hash(&self, protocol: Protocol, client: SocketAddr, peer: SocketAddr) -> u64 {
         if let (IpAddr::V4(from), IpAddr::V4(to)) = (client.ip(), peer.ip()) {
             let from = narrow(from.octets(), client.port()) | protocol_part(protocol);
@@ -154,8 +154,8 @@ impl Overflow {
         found.map(|reference| Side::of(reference).0)
     }
 
-    /// Makes an entry the one that the packets of a side find, in front of `equal`, which did until
-    /// now; `false`, and nothing changed, if the index has no room where it belongs.
+    /// Makes an entry the first one for the packets of a side, in front of `equal`, which was the
+    /// first until now. Returns `false` without a change if the index has no free slot for it.
     pub(super) fn enter(
         &mut self,
         handle: u32,
@@ -213,7 +213,7 @@ impl Overflow {
         }
     }
 
-    /// Whether it is empty, as far as it knows.
+    /// Whether the overflow is empty, by its own count.
     #[cfg(test)]
     pub(super) fn is_clear(&self) -> bool {
         self.ties.is_empty()

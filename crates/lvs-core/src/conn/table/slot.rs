@@ -99,7 +99,7 @@ impl Layout {
         ("KIND_HIDDEN", kind::HIDDEN),
         ("KIND_SHADOWED_IN", kind::SHADOWED_IN),
         ("KIND_SHADOWED_OUT", kind::SHADOWED_OUT),
-        ("KIND_TOLD_APART", kind::DISTINCT),
+        ("KIND_DISTINCT", kind::DISTINCT),
         ("PEER", PEER),
         ("NARROW_VIRT", NARROW_VIRT as u64),
         ("NARROW_SERVER", NARROW_SERVER as u64),
@@ -146,7 +146,7 @@ const fn both(low: u32, high: u32) -> u64 {
     low as u64 | (high as u64) << 32
 }
 
-/// A port, as a packet has it.
+/// A port in network byte order, as in a packet.
 #[inline]
 pub(super) const fn wire(port: u16) -> u64 {
     port.to_be() as u64
@@ -395,7 +395,7 @@ impl<'a> Entry<'a> {
         Duration::from_secs(self.timeout().into()).saturating_sub(left)
     }
 
-    /// Seconds that the next packet gives the timer.
+    /// Seconds to which the next packet sets the timer.
     #[inline]
     pub(crate) fn timeout(self) -> u32 {
         low(self.hot(HOT_SERVER))
@@ -548,7 +548,7 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// Evicts the connection from the kernel fast path: its packets come to userspace.
+    /// Evicts the connection from the kernel fast path: its next packets are handled in userspace.
     pub(crate) fn withdraw(self) {
         self.set_kind(kind::LIVE, false);
     }

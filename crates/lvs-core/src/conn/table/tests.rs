@@ -67,7 +67,7 @@ fn new_client_is_removed_from_strangers() {
     let mut table = ConnTable::new(8, 1);
     let server = "10.1.0.1:80".parse().unwrap();
     let out = |table: &ConnTable| table.find_out(Protocol::TCP, server, key(1).client);
-    // The second time it is known to be nobody's.
+    // The second time it is known to belong to no client.
     assert_eq!((out(&table), out(&table)), (None, None));
     let entry = table.insert(&draft(1, 1), Instant::ZERO).unwrap();
     assert_eq!(out(&table), Some(entry));
@@ -103,7 +103,7 @@ fn lookup_hint_does_not_change_result() {
             assert_eq!(table.find_in_ahead(&key(n), &there), found);
             let reply = table.find_out_ahead(Protocol::TCP, server, client, &back);
             assert_eq!(reply, found);
-            // Of somebody else's packet.
+            // Of another packet.
             assert_eq!(table.find_in_ahead(&key(n), &back), found);
             assert_eq!(found.is_some(), n <= 32 && (round == 0 || n % 4 != 0));
         }
@@ -159,7 +159,7 @@ fn offloaded_slot_is_quarantined_after_removal() {
     let later = Instant::ZERO + Duration::from_millis(5);
     assert_eq!(table.due_tick(later, &mut 1), None);
     assert_eq!(table.insert(&connection, later), Some(first));
-    // One that nobody else has seen is used again at once.
+    // A slot that was never offloaded is reused at once.
     table.remove(first);
     assert_eq!(table.insert(&connection, later), Some(first));
     // One that is withdrawn may still be looked at.
@@ -199,8 +199,7 @@ fn entries_prefer_home_slot_and_are_found_in_any_slot() {
     assert!(is_clear(&table));
 }
 
-/// However fast offloaded connections come and go, the quarantine never exceeds the number of
-/// slots.
+/// The quarantine never exceeds the number of slots, at any rate of offloaded connections.
 #[test]
 fn slots_in_quarantine_count_as_used() {
     let memory = Memory::heap(Layout::new(1, 1)).quarantined(Duration::from_millis(5));

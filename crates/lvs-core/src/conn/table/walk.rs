@@ -57,9 +57,8 @@ impl ConnTable {
         None
     }
 
-    /// Entries from slot `from` on, and the slot from which to go on, for listings in pieces that
-    /// take a short time each, be the table full or empty: a free slot takes one of `budget`,
-    /// an entry, of which more is read, [`ENTRY_COST`].
+    /// Entries from slot `from` on, and the next slot, for listings in pieces of a bounded time: a
+    /// free slot costs one of `budget`, and an entry [`ENTRY_COST`].
     pub(crate) fn piece(&self, from: usize, budget: usize) -> (Vec<u32>, Option<usize>) {
         let (mut at, mut left) = (from, budget);
         let mut piece = Vec::new();

@@ -404,7 +404,7 @@ impl Wheel {
         self.unlink_at(self.places[handle as usize] as usize);
     }
 
-    /// Takes the record at a place out; the last one of its bucket takes the place.
+    /// Removes the record at an index; the last record of its bucket moves there.
     fn unlink_at(&mut self, place: usize) {
         let bucket = self.chunks[(place & !(CHUNK - 1)) + 1] as usize;
         let head = self.heads[bucket];

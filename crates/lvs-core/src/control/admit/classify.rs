@@ -19,8 +19,7 @@ use crate::{
     AcceptReason, DropReason, Hook, Instant, Protocol, Server, ServiceFlags, ServiceKey, Verdict,
 };
 
-/// Servers that are tried for a connection if full NAT has no local port left towards the server
-/// that was chosen.
+/// Other servers to try if full NAT has no free local port towards the chosen server.
 const OTHERS: usize = 8;
 
 /// Reasons why a packet opens no connection.
@@ -70,7 +69,7 @@ pub(in crate::control) enum By<T> {
     Pin,
     Template(T),
     Scheduler,
-    /// Full NAT had no local port left towards the scheduler's choice.
+    /// Full NAT has no free local port towards the scheduler's choice.
     NextServer,
 }
 
@@ -221,8 +220,8 @@ pub(in crate::control) fn classify<S: State>(
     }
 }
 
-/// Full NAT has no local port left towards the server that was chosen: the next servers in the list
-/// are tried.
+/// Tries the next servers in the list, because full NAT has no free local port towards the chosen
+/// server.
 fn next_server<S: State>(
     state: &mut S,
     number: u32,
@@ -322,9 +321,9 @@ fn leave<S: State>(
 }
 
 impl Control {
-    /// Whether a packet to `addr` may go there itself when no server can take it
-    /// (`ip_vs_addr_is_unicast`): of IPv4 not to an address of the host. With IPv6 the kernel
-    /// does not ask, opens the connection, and loses its packets.
+    /// Whether a packet to `addr` may be sent there if no server is available
+    /// (`ip_vs_addr_is_unicast`): with IPv4, not to an address of the host. With IPv6 the kernel
+    /// does not check this, opens the connection, and loses its packets.
     fn may_bypass(&self, addr: IpAddr) -> bool {
         is_unicast(addr) && (addr.is_ipv6() || !self.is_local(addr))
     }

@@ -159,8 +159,8 @@ impl Control {
         }
     }
 
-    /// Opens a connection for an ICMP error, as if the packet that it is about had come from the
-    /// client (`ip_vs_try_to_schedule`). It lives three seconds unless it is used.
+    /// Opens a connection for an ICMP error, as for a packet of the client
+    /// (`ip_vs_try_to_schedule`). Without further packets it ends after three seconds.
     fn schedule_icmp_error(
         &mut self,
         shard: &mut Shard,
@@ -267,8 +267,7 @@ impl Control {
         Ok(Opened::Entry(index))
     }
 
-    /// Puts a connection of one packet into the table, where later steps look for it; `None` if the
-    /// table is full.
+    /// Adds a one-packet connection to the table, for the later steps; `None` if the table is full.
     fn enter_once(
         &self,
         shard: &mut Shard,

@@ -1,5 +1,5 @@
 //! Addresses of data connections in commands and replies of FTP (RFC 959, RFC 2428), parsed like
-//! `ip_vs_ftp_in` and `ip_vs_ftp_out` do: in one segment, whatever else it contains.
+//! `ip_vs_ftp_in` and `ip_vs_ftp_out`: within one segment, which may contain other text.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::ops::Range;
@@ -75,7 +75,8 @@ fn after_word<'a>(text: &'a [u8], word: &[u8]) -> Option<&'a [u8]> {
     start.eq_ignore_ascii_case(word).then_some(rest)
 }
 
-/// Past the first run of `mark`; with `or_digit`, to the first digit if that comes before.
+/// The position behind the first run of `mark`; with `or_digit`, at the first digit if that is
+/// earlier.
 fn past(text: &[u8], mark: u8, or_digit: bool) -> Option<usize> {
     let found = |&byte: &u8| byte == mark || (or_digit && byte.is_ascii_digit());
     let start = text.iter().position(found)?;
@@ -83,8 +84,7 @@ fn past(text: &[u8], mark: u8, or_digit: bool) -> Option<usize> {
     Some(start + run)
 }
 
-/// `h1,h2,h3,h4,p1,p2` and something behind it; with its length. A number may be left out, and is 0
-/// then.
+/// `h1,h2,h3,h4,p1,p2` and a byte behind it; with its length. An empty number counts as 0.
 fn six_numbers(text: &[u8]) -> Option<(SocketAddr, usize)> {
     let mut numbers = [0u8; 6];
     let mut at = 0;

@@ -26,7 +26,7 @@ use crate::{
     DropReason, Error, Family, Forwarding, Instant, PacketMeta, Protocol, TcpFlags, Transport,
 };
 
-/// The most ports that the helper looks at (`IP_VS_APP_MAX_PORTS`).
+/// Maximum of ports of the helper (`IP_VS_APP_MAX_PORTS`).
 pub const FTP_PORTS_MAX: usize = 8;
 
 /// Default port of control connections.
@@ -55,7 +55,7 @@ pub fn helper_ports(text: &str) -> Result<Vec<u16>, Error> {
     Ok(ports)
 }
 
-/// Whether the helper can look at these ports.
+/// Checks the ports of the helper.
 pub(crate) fn check_ports(ports: &[u16]) -> Result<(), Error> {
     let twice = |(at, port): (usize, &u16)| ports[..at].contains(port);
     if ports.iter().enumerate().any(twice) || ports.contains(&0) || ports.len() > FTP_PORTS_MAX {
@@ -65,8 +65,8 @@ pub(crate) fn check_ports(ports: &[u16]) -> Result<(), Error> {
 }
 
 impl Replacement {
-    /// Puts `listens` into a reply to PASV or EPSV, in the form that `mode` asks for; a client
-    /// connects to where it is connected already after EPSV.
+    /// Writes `listens` into a reply to PASV or EPSV, in the form of `mode`. After EPSV, a client
+    /// connects to the address of its control connection.
     fn new(place: &Range<usize>, mode: Mode, listens: SocketAddr) -> Option<Self> {
         let mut new = Self::of(place)?;
         match (mode, listens.ip()) {
@@ -343,8 +343,8 @@ impl Shard {
         Replacement::new(&place, mode, virt)?.moved(at)
     }
 
-    /// Makes the data connection with `key` to `server`, or takes the `known` one, and lets it wait
-    /// for its first packet (`ip_vs_tcp_conn_listen`). Returns its index.
+    /// Creates the data connection with `key` to `server`, or uses the `known` one, and sets it to
+    /// wait for its first packet (`ip_vs_tcp_conn_listen`). Returns its index.
     #[expect(clippy::too_many_arguments, reason = "what a connection consists of")]
     fn expect(
         &mut self,

@@ -124,7 +124,7 @@ impl State {
         Step::To(next)
     }
 
-    /// Whether the connection is ending, so that a reset is taken whatever its numbers are.
+    /// Whether the connection is ending, so that a reset with any sequence number is valid.
     const fn is_ending(self) -> bool {
         matches!(
             self,
@@ -176,7 +176,8 @@ struct Stream {
     offer: Offer,
     /// Whether the side has begun to close the connection.
     closes: bool,
-    /// The beginning was not seen, so that numbers out of the window count as well.
+    /// The start of the connection is unknown, so that numbers outside of the window are valid as
+    /// well.
     liberal: bool,
 }
 
@@ -199,7 +200,7 @@ impl Stream {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Last {
     from: From,
-    /// `None` as long as only the first segment has been seen.
+    /// `None` after the first segment.
     kind: Option<Kind>,
     end: u32,
     acknowledged: u32,
@@ -236,7 +237,7 @@ pub(super) struct Track {
     last: Last,
     /// The other side has answered.
     replied: bool,
-    /// A connection in both directions has been seen.
+    /// The connection had segments in both directions.
     assured: bool,
 }
 
@@ -500,8 +501,8 @@ impl Track {
         }
     }
 
-    /// Compares the numbers of a segment with the windows, and moves those. `state`: before the
-    /// segment; `None` for the first one.
+    /// Compares the numbers of a segment with the windows, and moves the windows. `state`: before
+    /// the segment; `None` for the first one.
     fn fit(
         &mut self,
         from: From,
@@ -616,11 +617,11 @@ impl Track {
 enum Reset {
     /// The segment is older than the acknowledged data.
     Foreign,
-    /// The connection ends, whatever the numbers are.
+    /// The connection ends with any sequence number.
     Ends,
     /// The connection ends if the numbers are possible.
     IfItFits,
-    /// The connection stays, because the receiver will ask for confirmation (RFC 5961).
+    /// The connection continues, because the receiver will request a confirmation (RFC 5961).
     Challenged,
 }
 

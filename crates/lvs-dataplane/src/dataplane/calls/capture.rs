@@ -24,7 +24,7 @@ impl Handle {
         let _place = self.captures.take().ok_or_else(|| {
             Failure::new(
                 FailureCode::Full,
-                format!("there are {READERS_MAX} captures already: end one"),
+                format!("there are {READERS_MAX} captures already, which is the maximum: end one"),
             )
         })?;
         let (sender, packets) = mpsc::sync_channel(QUEUE);

@@ -19,9 +19,9 @@ use crate::sync::Prepared;
 const PIECE: usize = 16;
 
 impl Handle {
-    /// Makes these changes, or none, and waits until all packet workers use them: after the answer,
-    /// the next packet is handled in the new way. A change that is made and not followed yet is a
-    /// success with a warning.
+    /// Makes all of these changes, or none, and waits until all packet workers use them: after the
+    /// answer, they apply to the next packet. If a worker does not use them in time, the result is
+    /// a success with a warning.
     pub(in crate::dataplane) fn apply(
         &self,
         changes: Vec<Call>,

@@ -49,7 +49,7 @@ impl Handle {
         end(out)
     }
 
-    /// The persistence templates from a slot on, and where to go on.
+    /// The persistence templates from a slot on, and the next slot.
     fn templates(&self, from: usize) -> (Vec<ConnInfo>, Option<usize>) {
         let now = self.context.now();
         let control = self.context.control();

@@ -12,8 +12,8 @@ use lvs_core::api::{
 use serde_json::Value;
 
 use super::end;
+use crate::dataplane::fixes;
 use crate::dataplane::handle::Handle;
-use crate::dataplane::remedies;
 use crate::dataplane::report::{Report, shares, sync};
 use crate::dataplane::worker::Worker;
 use crate::host::view::View;
@@ -103,7 +103,7 @@ impl Handle {
         if count > ANNOUNCED_MAX {
             return Err(Failure::new(
                 FailureCode::Invalid,
-                format!("{count} addresses to announce: {ANNOUNCED_MAX} at most are taken"),
+                format!("{count} addresses to announce: the maximum is {ANNOUNCED_MAX}"),
             ));
         }
         let announced = self.threads.ask_keeper(move |keeper, reply| {
@@ -137,8 +137,8 @@ impl Handle {
         }
         let view = self.context.view();
         for reason in reasons.iter_mut().filter(|reason| reason.count > 0) {
-            let remedy = remedies::of_route(&reason.reason, &view.tables);
-            reason.remedy = remedy.unwrap_or(std::mem::take(&mut reason.remedy));
+            let fix = fixes::of_route(&reason.reason, &view.tables);
+            reason.fix = fix.unwrap_or(std::mem::take(&mut reason.fix));
         }
         Ok(reasons)
     }

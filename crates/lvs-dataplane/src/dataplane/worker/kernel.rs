@@ -13,17 +13,16 @@ use crate::fast_path::{FastPath, Held, LocalsAre, WayOut};
 use lvs_packet::net::Way;
 use lvs_packet::ways::Ways;
 
-/// How long packets that have come in may always be waiting before connections are published all
-/// the same.
+/// Time after which connections are offloaded even though received packets always wait.
 const BUSY: Duration = Duration::from_millis(50);
-/// The most local ports that wait to be written for the BPF programs.
+/// Maximum of local ports that wait to be written for the BPF programs.
 const LOCALS_WAITING: usize = 1 << 16;
 /// The local ports that are written at a time: each takes two system calls.
 const LOCALS_AT_ONCE: usize = 512;
 /// Slots of one portion of the walk for the synchronisation master, and the pause behind it.
 const SYNC_BUDGET: usize = 1 << 16;
 const SYNC_PAUSE: Duration = Duration::from_millis(1);
-/// Slots whose connections are withdrawn in one round of housekeeping, when all are to be.
+/// Slots whose connections are evicted in one round of housekeeping, if all must be evicted.
 const WITHDRAW_BUDGET: usize = 1 << 20;
 
 /// The state of a worker for the kernel fast path.
@@ -31,15 +30,15 @@ const WITHDRAW_BUDGET: usize = 1 << 20;
 pub(super) struct KernelSide {
     /// The path, if there is one.
     pub(super) path: Option<Arc<FastPath>>,
-    /// When everything that had come in was on its way, as far as it was looked at.
+    /// Last time at which all received packets had been sent on.
     pub(super) quiet: Instant,
     /// As long as there are captures, nothing passes them by in the kernel.
     pub(super) shown: Option<Held>,
-    /// Where the walk for the synchronisation master goes on, and not before when.
+    /// Next slot of the walk for the synchronisation master, and the time of the next step.
     pub(super) synced: Option<(usize, Instant)>,
-    /// Where withdrawing all connections goes on.
+    /// Next slot of the walk that evicts all connections.
     pub(super) withdrawn: Option<usize>,
-    /// How often something was learned of ways through tunnels, so far.
+    /// Number of updates of tunnel path MTUs so far.
     pub(super) lessons: u64,
 }
 
@@ -66,7 +65,7 @@ impl Worker {
         }
         let due = std::mem::take(&mut self.decider.due);
         if let Some(kernel) = self.kernel.path.clone() {
-            let _ = self.tell_locals();
+            let _ = self.write_local_ports();
             // Read the epoch first: the data read after it belong to this epoch or a later one.
             let epoch = kernel.epoch();
             self.take_view();
@@ -103,7 +102,7 @@ impl Worker {
         }
     }
 
-    /// Why no connection at all is published in this epoch.
+    /// The reason why no connection is offloaded in this epoch.
     fn publishes_none(&self, epoch: u16) -> Option<WithDataplane> {
         if epoch == 0 {
             return Some(match self.kernel.shown {
@@ -116,7 +115,7 @@ impl Worker {
         judges.then_some(WithDataplane::IgnoreTunneled)
     }
 
-    /// The offload plan and the paths of a connection, if its packets need nothing but counting;
+    /// The offload plan and the next hops of a connection whose packets only need to be counted;
     /// otherwise the reason.
     fn what_to_publish(
         &self,
@@ -165,7 +164,7 @@ impl Worker {
         })
     }
 
-    /// Publishes a connection, if nothing but counting is to be done about its packets.
+    /// Offloads a connection whose packets only need to be counted.
     fn publish(
         &mut self,
         conn: ConnId,
@@ -208,7 +207,7 @@ impl Worker {
 
     /// Writes the local ports of connections for the BPF programs and for a successor; true if more
     /// are waiting.
-    pub(super) fn tell_locals(&mut self) -> bool {
+    pub(super) fn write_local_ports(&mut self) -> bool {
         let shard = &mut self.decider.shard;
         let waiting = shard.local_changes_len();
         if waiting == 0 {
@@ -232,7 +231,7 @@ impl Worker {
                 let opened = |change: &LocalChange| matches!(change, LocalChange::Bound(_));
                 let forgotten = shard.local_changes().filter(opened).count();
                 warn!(
-                    "{forgotten} connections of full NAT have opened before there was memory for their local ports: they do not outlive this dataplane"
+                    "{forgotten} connections of full NAT were opened before memory for their local ports was available: they end with this dataplane"
                 );
             }
             LocalsAre::Impossible => _ = shard.local_changes().count(),
@@ -240,7 +239,7 @@ impl Worker {
         false
     }
 
-    /// Sends offloaded connections whose packets the master has to know of: a portion of the table.
+    /// Sends offloaded connections whose packets the master must report: a portion of the table.
     pub(super) fn sync_offloaded(&mut self, now: Instant) {
         if let Some((from, at)) = self.kernel.synced
             && at <= now

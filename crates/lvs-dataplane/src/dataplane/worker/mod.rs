@@ -46,9 +46,9 @@ use lvs_packet::net::{Net, PortId};
 use lvs_packet::pipeline::{Env, Output, Pipeline, Request, Share};
 use lvs_sys::{Poller, TablePages};
 
-/// Batches of one port before the others have their turn.
+/// Batches of one port before the next port is read.
 const BATCHES_PER_TURN: usize = 4;
-/// Connections whose end is looked at between two batches.
+/// Connections that are checked for expiry between two batches.
 const EXPIRY_BUDGET: usize = 1024;
 /// Connections that are looked at between two batches after a server went down; a sixteenth of them
 /// may be reset.
@@ -56,8 +56,8 @@ const DOWN_BUDGET: usize = 4096;
 /// How long packets have their turn between two such rounds.
 const DOWN_PERIOD: Duration = Duration::from_millis(1);
 /// Changes are passed on to peers once in such a time, or when there are so many bytes.
-const TELL_PERIOD: Duration = Duration::from_millis(1);
-const TELL_BYTES: usize = 16 << 10;
+const QUEUE_PERIOD: Duration = Duration::from_millis(1);
+const QUEUE_BYTES: usize = 16 << 10;
 /// How long SYNs may wait to be looked at in a flood of them.
 const FLOOD_PERIOD: Duration = Duration::from_millis(1);
 
@@ -115,7 +115,7 @@ impl Equipment {
 /// The state of a worker for the other workers.
 #[derive(Default)]
 struct Others {
-    /// The processor that this one runs on, while they run on others.
+    /// The processor of this worker, if the workers run on different ones.
     cpu: Option<usize>,
     /// For each other worker, the parcels to pass.
     outboxes: Vec<Vec<Parcel>>,
@@ -126,14 +126,14 @@ struct Others {
 /// The counters of a worker for the keeper.
 #[derive(Default)]
 struct Logged {
-    /// Resets sent since the first of the servers went down whose connections are being ended.
+    /// Resets sent since the first server went down whose connections are still being ended.
     resets: usize,
     /// Packets refused because the table was full, at the last report to the keeper.
     full: u64,
 }
 
 impl Worker {
-    /// A worker without ports; the keeper gives it some.
+    /// A worker without ports; the keeper attaches them.
     pub(super) fn new(
         context: Arc<Context>,
         threads: Arc<Threads<Self>>,
@@ -171,7 +171,7 @@ impl Worker {
         }
     }
 
-    /// Runs on this processor and no other from the start.
+    /// Pins the worker to this processor from the start.
     pub(super) const fn run_on(&mut self, cpu: usize) {
         self.others.cpu = Some(cpu);
     }
@@ -249,7 +249,7 @@ impl Worker {
             more |= self.do_for_others(poller.is_ready(wake));
         }
         self.send_last_sync();
-        self.tell_peers();
+        self.queue_changes();
         self.say_farewell();
         threads.keep_ports(self.ports);
     }
@@ -271,9 +271,9 @@ impl Worker {
             self.do_jobs();
         }
         self.timers();
-        more |= self.tell_locals();
+        more |= self.write_local_ports();
         self.send_sync();
-        self.tell_peers_if_due();
+        self.queue_changes_if_due();
         let took = started.elapsed();
         self.look_at_priority(started + took);
         more
@@ -288,7 +288,7 @@ impl Worker {
         }
     }
 
-    /// Gives up real time, if that is due, or has it again.
+    /// Ends or resumes real-time scheduling, if due.
     fn look_at_priority(&mut self, now: SystemInstant) {
         if let Some(priority) = &mut self.priority {
             priority.look(now);
@@ -301,7 +301,7 @@ impl Worker {
             return DOWN_PERIOD;
         }
         if self.decider.shard.has_changes() {
-            return TELL_PERIOD;
+            return QUEUE_PERIOD;
         }
         let next = self.decider.shard.next_wakeup();
         let next = next.map_or(self.next_housekeeping, |at| at.min(self.next_housekeeping));
@@ -312,7 +312,7 @@ impl Worker {
         next.saturating_since(now) + Duration::from_millis(1)
     }
 
-    /// Takes the latest view if there is a newer one than ours.
+    /// Uses the latest snapshot if there is a newer one.
     fn take_view(&mut self) {
         if self.context.generation() == self.network.view().generation {
             return;
@@ -393,15 +393,15 @@ impl Worker {
         } else {
             self.process_shown(port, now);
         }
-        let _ = self.tell_locals();
+        let _ = self.write_local_ports();
         self.batch.clear();
         let took = started.elapsed();
         self.pipeline.syn_limiter.spent(count, took, now + took);
         self.look_at_priority(started + took);
     }
 
-    /// As [`receive`](Self::receive), of frames that are handed in; those that would leave are
-    /// counted and gone.
+    /// As [`receive`](Self::receive), for frames that the caller passes; frames to send are counted
+    /// and dropped.
     #[cfg(feature = "testing")]
     pub(super) fn process(&mut self, port: PortId, frames: &mut [Frame]) -> usize {
         self.take_view();
@@ -429,7 +429,7 @@ impl Worker {
     /// Processes a batch frame by frame, and passes each frame to the captures.
     fn process_shown(&mut self, port: PortId, now: Instant) {
         let mut captures = std::mem::take(&mut self.captures);
-        self.decider.tells = true;
+        self.decider.keeps_decisions = true;
         for at in 0..self.batch.frames().len() {
             let frame = &mut self.batch.frames()[at..=at];
             let bytes = frame[0].bytes().to_vec();
@@ -467,7 +467,7 @@ impl Worker {
             let tuple = decision.map(|(tuple, _)| tuple);
             captures.retain_mut(|capture| capture.show(tuple, &shown));
         }
-        self.decider.tells = !captures.is_empty();
+        self.decider.keeps_decisions = !captures.is_empty();
         if captures.is_empty() {
             self.kernel.shown = None;
         }
@@ -508,7 +508,7 @@ impl Worker {
         self.post_parcels();
     }
 
-    /// Sets the port that the next frames have come in by.
+    /// Sets the port on which the next frames arrived.
     fn comes_from(&mut self, port: PortId) {
         let view = self.network.view();
         if let Some(known) = view.tables.port(port) {
@@ -519,8 +519,8 @@ impl Worker {
 
     // --- several workers -------------------------------------------------------------------------
 
-    /// Passes the frames that belong to other workers to these, and leaves the others of the
-    /// `count` frames in the batch.
+    /// Passes the frames of other workers to them, and keeps the others of the `count` frames in
+    /// the batch.
     fn hand_over(&mut self, port: PortId, count: usize) {
         if self.pipeline.share.is_none() {
             return;
@@ -634,7 +634,7 @@ impl Worker {
         }
     }
 
-    /// Gives the master everything, whether it is time for it or not: this worker ends.
+    /// Passes all messages to the master at once, because this worker ends.
     fn send_last_sync(&mut self) {
         self.send_sync_until(self.context.now() + SYNC_AT_LAST);
     }
@@ -651,7 +651,7 @@ impl Worker {
     }
 
     /// Passes changes on to the outgoing queues of peers.
-    fn tell_peers(&mut self) {
+    fn queue_changes(&mut self) {
         let shard = &mut self.decider.shard;
         if shard.has_changes() {
             let (items, lost) = shard.take_changes();
@@ -659,22 +659,22 @@ impl Worker {
         }
     }
 
-    /// As [`tell_peers`](Self::tell_peers), but not after every few packets.
-    fn tell_peers_if_due(&mut self) {
+    /// As [`queue_changes`](Self::queue_changes), but not after every few packets.
+    fn queue_changes_if_due(&mut self) {
         let waiting = self.decider.shard.changes_len();
         if waiting == 0 {
             return;
         }
         let now = self.context.now();
-        if waiting >= TELL_BYTES || now.saturating_since(self.reported) >= TELL_PERIOD {
+        if waiting >= QUEUE_BYTES || now.saturating_since(self.reported) >= QUEUE_PERIOD {
             self.reported = now;
-            self.tell_peers();
+            self.queue_changes();
         }
     }
 
     /// Runs a job on the director, after earlier changes were passed on to peers.
     pub(super) fn with_decider<T>(&mut self, job: impl FnOnce(&mut Decider) -> T) -> T {
-        self.tell_peers();
+        self.queue_changes();
         job(&mut self.decider)
     }
 
@@ -753,7 +753,7 @@ impl Worker {
         }
     }
 
-    /// Goes on ending the connections of servers that went down.
+    /// Continues to end the connections of servers that went down.
     fn end_down(&mut self, now: Instant) {
         let resets = self.decider.shard.end_down(now, DOWN_BUDGET);
         self.send_resets(&resets, now);

@@ -116,7 +116,7 @@ fn bed(steering: Option<Arc<Steering>>) -> Bed {
     }
 }
 
-/// The frames that have left by a worker's port: link-layer destination, destination and its port.
+/// The frames that a worker sent: link-layer destination, destination and its port.
 fn sent(worker: &mut Worker) -> Vec<(Vec<u8>, Vec<u8>, u16)> {
     let Some((_, Port::Memory(io))) = worker.ports.iter_mut().next() else {
         panic!("it has its port")
@@ -198,7 +198,7 @@ fn two_workers_on_one_control() {
     }
     assert!(queues.iter().all(|queue| queue.try_recv().is_err()));
 }
-/// A packet that comes to any worker is decided on by its own worker, in order, and once.
+/// A packet that arrives at any worker is handled by its own worker, in order, and once.
 #[test]
 fn packet_at_wrong_worker_is_passed_to_its_owner() {
     let count = NonZeroUsize::new(WORKERS).expect("two");
@@ -302,7 +302,8 @@ fn syn_flood_counts_all_packets_that_open_connections() {
     }
 }
 
-/// Frames that are handed over while other frames are processed do not wait for the next timer.
+/// Frames from another worker that arrive while a batch is processed do not wait for the next
+/// timer.
 #[test]
 fn parcel_during_round_wakes_worker_again() {
     struct Late(Arc<Threads<Worker>>, Option<Frame>);
@@ -344,7 +345,7 @@ fn parcel_during_round_wakes_worker_again() {
     assert_eq!(sent(worker).len(), 1);
 }
 
-/// A round is as long as all that waits takes; real time ends within it.
+/// A round lasts until all waiting packets are processed; real-time scheduling ends within it.
 #[test]
 fn long_round_is_demoted_between_any_two_pieces() {
     use super::super::priority::Pretended;

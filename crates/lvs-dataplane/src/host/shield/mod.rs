@@ -56,7 +56,7 @@ use lvs_packet::wire::vlan;
 /// Before connection tracking, NAT and everything else that the host may have at its ingress.
 const PRIORITY: i32 = -300;
 
-/// The most connections of the director's own host whose answers can be hidden at a time.
+/// Maximum of connections of the director's own host whose answers can be hidden at a time.
 const LOCAL_CLIENTS_MAX: u32 = 65_536;
 
 /// An error of the shield.
@@ -64,7 +64,7 @@ const LOCAL_CLIENTS_MAX: u32 = 65_536;
 pub enum ShieldError {
     /// The process has no permission to change nf_tables.
     #[error(
-        "no permission to keep the host's own stack from handled packets: run as root, or give the program CAP_NET_ADMIN"
+        "no permission to hide handled packets from the host's network stack: run as root, or give the program CAP_NET_ADMIN"
     )]
     Permission,
     /// The kernel lacks a feature.
@@ -78,7 +78,7 @@ pub enum ShieldError {
         source: io::Error,
     },
     /// There is no such interface.
-    #[error("there is no interface {interface} to be shielded: `ip link` lists them")]
+    #[error("there is no interface {interface} to shield: `ip link` lists them")]
     NoInterface {
         /// The interface.
         interface: String,
@@ -400,7 +400,7 @@ impl Shield {
         }
     }
 
-    /// Sends a batch and reads the kernel's answers, all of which are there when sending returns.
+    /// Sends a batch and reads the kernel's answers, which are complete when sending returns.
     fn commit(&mut self, batch: Batch<'_>) -> Result<(), Failure> {
         let (bytes, last, next_seq) = batch.finish();
         let first = self.seq;

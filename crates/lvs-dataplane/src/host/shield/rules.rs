@@ -98,8 +98,8 @@ impl IpVersion {
         });
     }
 
-    /// Hides what comes from one port or from all ports of servers, fragments of theirs, and ICMP
-    /// errors about packets to them, as far as `concerns` says.
+    /// Hides packets from one port or all ports of servers, their fragments, and ICMP errors about
+    /// packets to servers, as `concerns` selects.
     fn add_answers(
         self,
         batch: &mut Batch<'_>,
@@ -188,8 +188,7 @@ impl IpVersion {
         }
     }
 
-    /// Whether AH is a header on the way to the protocol that IPVS looks at, where nf_tables takes
-    /// it for the protocol.
+    /// Whether IPVS treats AH as an extension header, and nf_tables as the protocol.
     fn walks_to_ah(self) -> bool {
         self.suffix == '6'
     }

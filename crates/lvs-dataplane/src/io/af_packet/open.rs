@@ -35,8 +35,8 @@ const SHARE_LEAST: usize = 4;
 /// Receive buffer for SYNs with data (TCP Fast Open).
 const FIRST_BUFFER: i32 = 1 << 20;
 
-/// Bytes in front of a frame in its slot beside the usual: the virtio header and those of the
-/// packet are in one cache line, and there is room for the headers of a tunnel.
+/// Additional bytes in front of a frame in its slot: the virtio header and those of the packet
+/// share one cache line, and the headers of a tunnel fit in front.
 const RESERVE: u32 = 62;
 
 /// `PACKET_IGNORE_OUTGOING` of `linux/if_packet.h` (Linux 4.20).
@@ -419,7 +419,7 @@ impl<'a> Opening<'a> {
             .inspect_err(|error| {
                 tracing::info!(
                     interface = self.name,
-                    "SYNs have no queue of their own (PACKET_FANOUT), so that a flood of them takes room from other packets: {error}"
+                    "SYNs have no separate queue (PACKET_FANOUT), so that a SYN flood displaces other packets: {error}"
                 );
             })
             .ok()

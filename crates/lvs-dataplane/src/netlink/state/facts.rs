@@ -85,7 +85,7 @@ pub enum RouteKind {
     Unreachable,
     /// Refuses them: administratively prohibited.
     Prohibit,
-    /// The table has no answer; the next one is asked.
+    /// The table has no route; continue with the next table.
     Throw,
 }
 

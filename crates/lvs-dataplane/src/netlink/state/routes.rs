@@ -82,7 +82,7 @@ impl Table {
         self.routes.keys().copied()
     }
 
-    /// All routes, in no order but that those to anywhere come first.
+    /// All routes, the default routes first, and otherwise in no order.
     pub(super) fn routes(&self) -> impl Iterator<Item = &Route> {
         let anywhere = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
         let default = anywhere.into_iter().filter_map(|to| Prefix::new(to, 0));

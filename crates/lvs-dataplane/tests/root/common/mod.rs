@@ -1,4 +1,4 @@
-//! Network namespaces for tests: each is a host, and goes with its last descriptor. Needs root.
+//! Network namespaces for tests: each is a host, and ends with its last descriptor. Needs root.
 #![allow(dead_code, reason = "each test program uses some of it")]
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -21,7 +21,7 @@ impl Host {
         Self(fd)
     }
 
-    /// Runs something inside, on a thread of its own.
+    /// Runs a function in the namespace, on a separate thread.
     pub(crate) fn run<T: Send + 'static>(&self, f: impl FnOnce() -> T + Send + 'static) -> T {
         self.spawn(f)
             .join()

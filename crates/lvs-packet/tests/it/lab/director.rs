@@ -122,7 +122,7 @@ impl DirectorLab {
     }
 }
 
-/// The only packet that left, on the port where it had to.
+/// The only packet that was sent, on the expected port.
 pub fn only(sent: Vec<(PortId, Frame)>, port: PortId) -> Frame {
     assert_eq!(sent.len(), 1, "{sent:?}");
     let (to, frame) = sent.into_iter().next().expect("one");

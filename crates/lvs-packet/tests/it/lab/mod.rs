@@ -82,7 +82,7 @@ pub fn table() -> Table {
     }
 }
 
-/// Sets what the clients' and the servers' link carry.
+/// Sets the MTU of the clients' and the servers' link.
 pub fn set_mtu(net: &mut Table, mtu: [u32; 2]) {
     for (port, mtu) in net.ports.iter_mut().zip(mtu) {
         port.mtu = mtu;
@@ -137,8 +137,7 @@ impl Service {
     }
 }
 
-/// A reply needs a connection's id, which only a director gives out: the tests speak of replies by
-/// this.
+/// A reply without a connection's id, which only a director assigns, for comparisons in tests.
 pub fn reply(source: Option<SocketAddr>) -> Verdict {
     Verdict::Reply(lvs_core::Reply {
         conn: lvs_core::ConnId::from_index(0),
@@ -313,7 +312,7 @@ impl Lab {
 }
 
 impl Lab {
-    /// Frames that leave when the answers to a client on the director are intercepted.
+    /// Frames that are sent when the answers to a client on the director are intercepted.
     pub fn intercept_client(&mut self, client: LocalClient) -> Vec<(PortId, Frame)> {
         self.intercept.local_clients.insert(client);
         let env = Env {

@@ -15,7 +15,7 @@ impl Lab {
         self.wait_state(1, "backup")?;
         let calm = self.doctor(1)?;
         ensure!(calm.is_empty(), "one that stands by: {calm:?}");
-        self.tell("director 2: its track file is removed, and keepalived restarted");
+        self.show_progress("director 2: its track file is removed, and keepalived restarted");
         let mut keepalived = self.directors[1].keepalived.take().context("it runs")?;
         keepalived.stop(Signal::SIGTERM)?;
         self.directors[1].host.sh("rm /run/lvs/vrrp.track")?;
@@ -26,7 +26,7 @@ impl Lab {
         })
         .with_context(|| self.logs())?;
         self.wait_state(1, "backup")?;
-        self.tell("director 1: its FIFO is removed");
+        self.show_progress("director 1: its FIFO is removed");
         self.directors[0].host.sh("rm /run/lvs/vrrp.fifo")?;
         self.wait_trouble(0, true)?;
         let found = self.doctor(0)?;
@@ -40,7 +40,7 @@ impl Lab {
 
     /// Restarts keepalived, after which there is no fault.
     pub(super) fn restart_keepalived(&mut self, index: usize) -> Result<()> {
-        self.tell(&format!("director {}: keepalived is restarted", index + 1));
+        self.show_progress(&format!("director {}: keepalived is restarted", index + 1));
         let director = &mut self.directors[index];
         let mut keepalived = director.keepalived.take().context("it runs")?;
         keepalived.stop(Signal::SIGTERM)?;

@@ -52,7 +52,7 @@ struct Segment {
     payload: Vec<u8>,
 }
 
-/// One control connection, as seen by both of its ends.
+/// One control connection, with the state of both of its ends.
 struct Dialogue {
     entropy: Entropy<'static>,
     client: SocketAddr,
@@ -267,7 +267,7 @@ impl Dialogue {
         }
     }
 
-    /// The client asks the server for an address.
+    /// The client requests an address from the server.
     fn passive(&mut self) {
         let extended = self.is_six() || self.entropy.one_in(2);
         let command: &[u8] = if extended { b"EPSV\r\n" } else { b"PASV\r\n" };
@@ -444,8 +444,8 @@ impl Dialogue {
     }
 }
 
-/// Whether a step is a client's SYN for a control connection. The kernel drops it if it takes the
-/// place of a tracked connection; here it opens one at once.
+/// Whether a step is a client's SYN for a control connection. The kernel drops it if it replaces a
+/// tracked connection; the dataplane opens a connection at once.
 pub(in super::super) fn opens_control(step: &Value) -> bool {
     step.maybe_text("note").is_some_and(|note| {
         let mut words = note.split(' ');

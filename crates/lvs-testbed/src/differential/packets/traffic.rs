@@ -44,7 +44,7 @@ pub(super) fn step(note: &str, side: Side, ip: &[u8]) -> Value {
     json!({"note": note, "dev": dev, "frame": hex(&frame), "out": []})
 }
 
-/// Makes one step after the other.
+/// Generates one step after the other.
 pub(super) struct Traffic {
     scene: Scene,
     entropy: Entropy<'static>,
@@ -234,7 +234,7 @@ impl Traffic {
 
     // --- what errors are about -------------------------------------------------------------------
 
-    /// The first bytes of a packet from `src` to `dst`, as a router on its way received it.
+    /// The first bytes of a packet from `src` to `dst`, as quoted by a router.
     fn quoted(&mut self, src: SocketAddr, dst: SocketAddr) -> Vec<u8> {
         let opening = self.entropy.one_in(3);
         let mut ip = self.segment(src, dst, opening);
@@ -530,7 +530,7 @@ impl Traffic {
         }
     }
 
-    /// Changes what a packet may have: hops, type of service, options, extension headers.
+    /// Adds optional fields to a packet: hops, type of service, options, extension headers.
     fn embellish(&mut self, ip: &mut Vec<u8>, note: &str) {
         let six = ip[0] >> 4 == 6;
         match self.entropy.below(6) {

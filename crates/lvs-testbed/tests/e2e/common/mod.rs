@@ -23,8 +23,8 @@ pub(crate) fn site(options: SiteOptions) -> Result<Site> {
 /// The last message of a dataplane's start.
 pub(crate) const READY: &str = "ready at";
 
-/// Waits until the dataplane's log contains `what`, and returns the log: a thread of its own writes
-/// the log, so that the dataplane may answer before.
+/// Waits until the dataplane's log contains `what`, and returns the log. A separate thread writes
+/// the log, so the dataplane may answer a request before its line is written.
 pub(crate) fn says(site: &Site, what: &str) -> Result<String> {
     let dataplane = site.dataplane.as_ref().context("it runs")?;
     lvs_testbed::wait_until(&format!("{what:?}"), SOON, || {
@@ -34,7 +34,8 @@ pub(crate) fn says(site: &Site, what: &str) -> Result<String> {
     Ok(dataplane.log())
 }
 
-/// Limit for what happens soon, which [`wait_until`](lvs_testbed::wait_until) lets a busy machine exceed.
+/// Time limit for events that happen soon, which [`wait_until`](lvs_testbed::wait_until) extends on
+/// a busy machine.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
 /// Waits until the director is as it was before the dataplane: the kernel may remove something only after the end of
@@ -63,11 +64,12 @@ pub(crate) fn wait_for_counters(
     .with_context(|| listing.clone())
 }
 
-/// Measurements until one is good. On a busy machine a dataplane that waits for a processor loses packets; a fault of
-/// its own loses them each time.
+/// Maximum of measurements until one is good. On a busy machine a dataplane that waits for a
+/// processor loses packets; a dataplane with a fault loses them each time.
 const MEASUREMENTS: usize = 8;
 
-/// Measures until the result is good; `once` gives what is wrong with it. An error is no result.
+/// Measures until the result is good; `once` returns the fault of a result. An error ends the
+/// measurement.
 pub(crate) fn measured(mut once: impl FnMut() -> Result<Option<String>>) -> Result<()> {
     let mut all = Vec::new();
     for _ in 0..MEASUREMENTS {
@@ -175,8 +177,8 @@ pub(crate) fn spread(report: &LoadReport, expected: &[u64]) -> Result<()> {
 }
 
 /// Resets that the client and the servers have sent. On a busy machine a host repeats its FIN, and
-/// the other one, which has closed already, resets: the connection is in state CLOSE then, and leaves
-/// the list after 10 s, as in the kernel.
+/// the other host, which has closed already, sends a reset. The connection is in state CLOSE then,
+/// and is removed after 10 s, as in the kernel.
 pub(crate) fn resets(site: &Site) -> Result<u64> {
     let hosts = site.servers.iter().chain([&site.client]);
     hosts.map(|host| host.counter("Tcp", "OutRsts")).sum()
@@ -349,7 +351,8 @@ fn bulk_once(site: &Site, percent: u64) -> Result<Option<String>> {
     Ok(None)
 }
 
-/// iperf3's report of one second, or of an amount of data that `options` give. Its server may still be busy with the end of the previous test.
+/// iperf3's report of one second, or of an amount of data that `options` contain. Its server may
+/// still be busy with the end of the previous test.
 pub(crate) fn iperf(site: &Site, options: &str) -> Result<Value> {
     let command = format!(
         "timeout 60 iperf3 -c {} {} -J {options} || true",
@@ -588,7 +591,7 @@ pub(crate) fn ok(report: LoadReport, requests: u64) -> Result<LoadReport> {
 }
 
 /// Sends one TCP segment with ACK from an odd port of the client, and returns whether a matching
-/// RST comes back.
+/// RST arrives.
 pub(crate) fn stray_ack_is_reset(site: &Site, port: u16) -> Result<bool> {
     let script = format!(
         r#"perl -MSocket -e '

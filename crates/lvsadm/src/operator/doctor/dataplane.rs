@@ -44,7 +44,7 @@ fn state(info: &Info, findings: &mut Findings) {
                 "established connections are not forwarded by the kernel fast path: {}",
                 fast_path.reason
             ),
-            fast_path.remedy.clone(),
+            fast_path.fix.clone(),
         );
     }
     for peer in info.peers.iter().filter(|peer| peer.is_alarming()) {
@@ -125,7 +125,7 @@ fn counters(reasons: &[ReasonCount], since: Since, findings: &mut Findings) {
                     reason.help,
                     last.unwrap_or_default()
                 ),
-                reason.remedy.clone(),
+                reason.fix.clone(),
             );
         }
     }
@@ -145,7 +145,7 @@ mod tests {
                 recent,
                 ago: recent.map(|_| 4),
                 help: "no server".to_owned(),
-                remedy: "add one".to_owned(),
+                fix: "add one".to_owned(),
             };
             let mut findings = Findings::default();
             counters(&[reason], since, &mut findings);
@@ -172,7 +172,7 @@ mod tests {
             info.fast_path.wanted = true;
             info.fast_path.active = active;
             info.fast_path.reason = "another is first".to_owned();
-            info.fast_path.remedy = "have it go".to_owned();
+            info.fast_path.fix = "have it go".to_owned();
             let mut findings = Findings::default();
             state(&info, &mut findings);
             let mut found = findings.0.into_iter();
@@ -181,7 +181,7 @@ mod tests {
         assert!(found(true).is_none());
         let finding = found(false).expect("one");
         assert!(finding.what.ends_with(": another is first"), "{finding:?}");
-        assert_eq!(finding.cure, "have it go");
+        assert_eq!(finding.fix, "have it go");
     }
 
     #[test]
@@ -221,7 +221,7 @@ mod tests {
         assert!(found("differ").is_none() && found("alike").is_none());
         let finding = found("alarm").expect("one");
         assert!(finding.what.contains("2 differ, for 40 s"), "{finding:?}");
-        assert!(finding.cure.starts_with("lvsadm sync"), "{finding:?}");
+        assert!(finding.fix.starts_with("lvsadm sync"), "{finding:?}");
     }
 
     #[test]
@@ -234,7 +234,7 @@ mod tests {
         state(&info, &mut findings);
         assert_eq!(findings.0.len(), 1, "{findings:?}");
         assert_eq!(findings.0[0].what, "waiting for eth7");
-        assert_eq!(findings.0[0].cure, "make it");
+        assert_eq!(findings.0[0].fix, "make it");
     }
 
     #[test]
@@ -246,6 +246,6 @@ mod tests {
         let mut findings = Findings::default();
         state(&info, &mut findings);
         assert_eq!(findings.0.len(), 1, "{findings:?}");
-        assert!(findings.0[0].cure.starts_with("ip link set eth0 up"));
+        assert!(findings.0[0].fix.starts_with("ip link set eth0 up"));
     }
 }

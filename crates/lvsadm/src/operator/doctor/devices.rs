@@ -8,7 +8,7 @@
 
 use serde_json::Value;
 
-/// A device where something may keep packets from the dataplane, or stop what it sends.
+/// A device where filters may withhold packets from the dataplane, or drop packets that it sends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Device {
     pub(super) name: String,

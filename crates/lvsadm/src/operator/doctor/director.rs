@@ -30,12 +30,12 @@ impl Director {
         }
     }
 
-    /// Why a service of `lvsd` has no usable server, and what to do about it.
+    /// The reason why a service of `lvsd` has no usable server, and the fix.
     pub(super) fn why_unusable(&self, service: &ServiceId) -> String {
         let file = self.file();
         let Some(status) = self.0.services.iter().find(|one| one.service == *service) else {
             return format!(
-                "lvsd manages it, and lvsd does not answer or no longer has it in its configuration: start lvsd, or look at {file}"
+                "lvsd manages it, and lvsd does not answer, or its configuration no longer contains it: start lvsd, or check {file}"
             );
         };
         let servers = status
@@ -88,7 +88,7 @@ impl Director {
         }
         if causes.is_empty() {
             causes.push(format!(
-                "give a server a weight above 0 in {file} and run lvsd reload"
+                "set a server to a weight above 0 in {file} and run lvsd reload"
             ));
         }
         format!(
@@ -144,7 +144,7 @@ impl Director {
             );
             return;
         }
-        let (what, cure) = match vrrp.state.as_str() {
+        let (what, fix) = match vrrp.state.as_str() {
             "fault" => (
                 "keepalived finds a fault, and so this director has no virtual address",
                 "is the interface of [vrrp] up, and has it an address? See journalctl -u keepalived",
@@ -154,7 +154,7 @@ impl Director {
                 "systemctl restart keepalived; its file is to be what lvsd keepalived-config prints",
             ),
         };
-        findings.add(what, cure);
+        findings.add(what, fix);
     }
 }
 

@@ -1,5 +1,5 @@
-//! Filters of the host: those that look as if they filtered packets of services and do not see
-//! them, and those that do.
+//! Filters of the host: those that seem to filter packets of services and do not receive them, and
+//! those that do.
 
 use lvs_core::api::{Info, ServiceInfo};
 use lvs_sys::attached::{self, Place};
@@ -120,20 +120,21 @@ impl<'a> Chain<'a> {
         })
     }
 
-    /// Whether it sees nothing of these devices.
+    /// Whether it receives no packets of these devices.
     fn is_elsewhere(&self, devices: &[Device]) -> bool {
         self.at.is_some() && !devices.iter().any(|device| self.is_at(device))
     }
 
-    /// The interface whose packets pass it before the dataplane has them, if there is one.
+    /// The interface whose packets pass the chain before the dataplane receives them, if there is
+    /// one.
     fn before<'d>(&self, devices: &'d [Device]) -> Option<&'d str> {
         let mut here = devices.iter().filter(|device| self.is_at(device));
         here.find_map(|device| device.above.as_deref())
     }
 }
 
-/// Firewall rules that name a service, or drop by source alone: rules that do not see packets of
-/// services, and rules where the dataplane's packets leave.
+/// Firewall rules that name a service, or drop packets by source alone: rules that do not match
+/// packets of services, and rules that match outgoing packets of the dataplane.
 fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: &mut Findings) {
     let mut chain = Chain::default();
     let mut by_source = Vec::new();
@@ -233,15 +234,17 @@ fn at_egress(
 ) {
     let Chain { table, name, .. } = chain;
     let place = format!("table {table}, chain {name} at the egress of {devices}");
-    let cure = format!(
+    let fix = format!(
         "that is right where it is meant to filter services; if not, exempt them in it (ip saddr VIP for answers, ip daddr SERVER \
          for requests): nft -a list chain {table} {name}"
     );
     if line.contains(" hook ") {
         if line.contains("policy drop") {
             findings.add(
-                format!("{place}, also drops what the dataplane sends, unless a rule accepts it"),
-                cure,
+                format!(
+                    "{place}, also drops packets that the dataplane sends, unless a rule accepts it"
+                ),
+                fix,
             );
         }
         return;
@@ -259,17 +262,17 @@ fn at_egress(
     if let Some(service) = services.iter().find(sent) {
         findings.add(
             format!(
-                "a rule of {place}, also drops what the dataplane sends for {}: {line}",
+                "a rule of {place}, also drops packets that the dataplane sends for {}: {line}",
                 service_text(service.service)
             ),
-            cure,
+            fix,
         );
     } else if drops_by_source(line) {
         findings.add(
             format!(
                 "a rule of {place}, drops by source, requests that the dataplane sends too: {line}"
             ),
-            cure,
+            fix,
         );
     }
 }
@@ -305,7 +308,7 @@ fn traffic_control(device: &Device, side: Side, filters: &str, findings: &mut Fi
             findings,
         ),
         Side::Egress => findings.add(
-            format!("{filters} of tc at the egress of {name} may drop what the dataplane sends, requests and answers of services"),
+            format!("{filters} of tc at the egress of {name} may drop requests and answers of services that the dataplane sends"),
             format!("{MEANT}: {shown}"),
         ),
     }
@@ -322,11 +325,11 @@ fn is_own(line: &str) -> bool {
 fn at_ingress(what: String, device: &Device, kind: &str, shown: &str, findings: &mut Findings) {
     match &device.above {
         Some(above) => findings.add(
-            format!("{what} may drop packets that come for {above} before the dataplane sees them"),
+            format!("{what} may drop packets for {above} before the dataplane receives them"),
             format!("{MEANT}: {shown}"),
         ),
         None => findings.add(
-            format!("{what} may drop packets, but keeps none of services from the dataplane"),
+            format!("{what} may drop packets, but none of services"),
             format!("the dataplane has its copy before {kind}: {shown}; {FILTER}"),
         ),
     }
@@ -346,7 +349,7 @@ fn described(names: &[&String]) -> Option<(String, String)> {
     }
 }
 
-/// Foreign XDP programs, which see each frame first and may withhold it.
+/// XDP programs of other software, which receive each frame first and may drop it.
 fn express_data_path(device: &Device, findings: &mut Findings) {
     let others = device.xdp.iter();
     let others = others.filter(|name| !name.starts_with(OWN_PROGRAM));
@@ -384,14 +387,14 @@ fn programs(device: &Device, place: Place, names: &[String], findings: &mut Find
             let kind = if place == Place::Egress { "tcx" } else { "netkit" };
             findings.add(
                 format!(
-                    "{programs} at the egress of {interface} ({kind}: {all}) may drop what the dataplane sends, requests and answers of services"
+                    "{programs} at the egress of {interface} ({kind}: {all}) may drop requests and answers of services that the dataplane sends"
                 ),
                 format!("{MEANT}: {shown}"),
             );
         }
         Place::NetkitPeer => findings.add(
             format!(
-                "{programs} at the other end of {interface} (netkit: {all}) may drop packets of services before the dataplane sees them"
+                "{programs} at the other end of {interface} (netkit: {all}) may drop packets of services before the dataplane receives them"
             ),
             format!("{MEANT}: {shown}"),
         ),
@@ -552,7 +555,7 @@ mod tests {
         );
         assert_eq!(
             said,
-            "2 filters of tc at the ingress of eth0 may drop packets that come for eth0.100 before the dataplane sees them"
+            "2 filters of tc at the ingress of eth0 may drop packets for eth0.100 before the dataplane receives them"
         );
         let mirror = "filter protocol all pref 1 matchall chain 0 handle 0x1 \n\taction order 1: mirred (Egress Mirror to device br0) pipe\n";
         for nothing in ["", mirror] {
@@ -576,13 +579,12 @@ mod tests {
         let said = answer(Place::Ingress, &["lvs_ingress", "cil_from_netdev"]);
         assert_eq!(
             said,
-            "a BPF program at the ingress of eth0 (tcx: cil_from_netdev) may drop packets, but keeps none of services from \
-             the dataplane"
+            "a BPF program at the ingress of eth0 (tcx: cil_from_netdev) may drop packets, but none of services"
         );
         let said = answer(Place::Egress, &["lvs_back", "", "cil_to_netdev"]);
         assert!(
             said.starts_with(
-                "2 BPF programs at the egress of eth0 (tcx: one without a name, cil_to_netdev) may drop what the dataplane sends"
+                "2 BPF programs at the egress of eth0 (tcx: one without a name, cil_to_netdev) may drop requests and answers of services"
             ),
             "{said}"
         );
@@ -627,8 +629,8 @@ mod tests {
         assert_eq!(findings.0.len(), 1, "{findings:?}");
         assert!(findings.0[0].what.contains("chain INPUT"));
         assert!(
-            findings.0[0].cure.contains("lvsadm mark add")
-                && findings.0[0].cure.contains("lvsadm filter add"),
+            findings.0[0].fix.contains("lvsadm mark add")
+                && findings.0[0].fix.contains("lvsadm filter add"),
             "{findings:?}"
         );
     }

@@ -39,7 +39,7 @@ fn lost(interface: &InterfaceInfo, findings: &mut Findings) {
     if interface.lost > 0 {
         findings.add(
             format!(
-                "{} frames of {name} were lost: they came faster than the dataplane read them",
+                "{} frames of {name} were lost: they arrived faster than the dataplane read them",
                 interface.lost
             ),
             "more CPU for lvs-dataplane (nothing else on its core), and room for bursts: \
@@ -168,7 +168,7 @@ mod tests {
             let mut findings = Findings::default();
             let read = |_: &str| setting.to_owned();
             forwarding(&services("nat", 1), &read, "", &mut findings);
-            let answer = findings.0.iter().any(|f| f.cure.contains("ip_forward=1"));
+            let answer = findings.0.iter().any(|f| f.fix.contains("ip_forward=1"));
             assert_eq!(answer, found, "{findings:?}");
         }
         let chains = "table ip filter {\n\tchain FORWARD {\n\t\ttype filter hook forward priority filter; policy drop;\n\t}\n}\n";
@@ -179,6 +179,6 @@ mod tests {
             chains,
             &mut findings,
         );
-        assert!(findings.0[0].cure.contains("lvs-tun0"), "{findings:?}");
+        assert!(findings.0[0].fix.contains("lvs-tun0"), "{findings:?}");
     }
 }

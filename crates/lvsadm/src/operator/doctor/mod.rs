@@ -1,4 +1,4 @@
-//! `lvsadm doctor`: what is wrong with this host and the real servers, and the remedy.
+//! `lvsadm doctor`: faults of this host and of the real servers, with their fixes.
 
 mod dataplane;
 mod devices;
@@ -20,22 +20,22 @@ use crate::session::json_list;
 #[derive(Debug, Serialize)]
 struct Finding {
     what: String,
-    cure: String,
+    fix: String,
 }
 
 #[derive(Debug, Default)]
 struct Findings(Vec<Finding>);
 
 impl Findings {
-    fn add(&mut self, what: impl Into<String>, cure: impl Into<String>) {
+    fn add(&mut self, what: impl Into<String>, fix: impl Into<String>) {
         self.0.push(Finding {
             what: what.into(),
-            cure: cure.into(),
+            fix: fix.into(),
         });
     }
 }
 
-/// The time whose dropped packets are findings.
+/// The period whose dropped packets cause findings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Since {
     /// The last five minutes.
@@ -76,7 +76,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     let Findings(mut findings) = findings;
     if managed {
         for finding in &mut findings {
-            finding.cure = with_keys(&finding.cure);
+            finding.fix = with_keys(&finding.fix);
         }
     }
     if !run.json {
@@ -100,7 +100,7 @@ fn print(run: &mut Invocation<'_>, findings: &[Finding]) -> std::io::Result<()> 
         for (n, line) in wrap(&finding.what, 90).iter().enumerate() {
             writeln!(run.output, "{} {line}", if n == 0 { "*" } else { " " })?;
         }
-        for (n, line) in wrap(&finding.cure, 84).iter().enumerate() {
+        for (n, line) in wrap(&finding.fix, 84).iter().enumerate() {
             let arrow = if n == 0 { "->" } else { "  " };
             writeln!(run.output, "    {arrow} {line}")?;
         }
@@ -112,7 +112,7 @@ fn print(run: &mut Invocation<'_>, findings: &[Finding]) -> std::io::Result<()> 
     }
 }
 
-/// Whether the host routes packets to the dataplane. Then its firewall sees them like all others.
+/// Whether the host routes packets to the dataplane, so that its firewall receives them.
 fn is_routed(info: &Info) -> bool {
     info.interfaces.iter().any(|port| port.backend == "tun")
 }

@@ -84,7 +84,7 @@ fn addresses(
                 "start the dataplane with --own-vips (lvsd owns its VIPs by default)".to_owned()
             }
         };
-        let cure = if is_routed(info) {
+        let fix = if is_routed(info) {
             format!("{own}, unless a router routes this address here")
         } else {
             let length = if vip.is_ipv4() { 32 } else { 128 };
@@ -92,7 +92,7 @@ fn addresses(
         };
         findings.add(
             format!("this host does not answer ARP for {vip}: it is on no interface, and the dataplane does not own it"),
-            format!("{cure}; nothing while another director is to answer for it"),
+            format!("{fix}; nothing if another director answers for it"),
         );
     }
 }
@@ -149,7 +149,7 @@ fn unanswered(service: &ServiceInfo, server: &ServerInfo, findings: &mut Finding
         return;
     }
     let address = server.server;
-    let cure = guidance::for_unanswered(address, server.config.forwarding);
+    let fix = guidance::for_unanswered(address, server.config.forwarding);
     let Attempts { opened, unanswered } = server.attempts.last_minute;
     let opened = opened.max(unanswered);
     findings.add(
@@ -157,7 +157,7 @@ fn unanswered(service: &ServiceInfo, server: &ServerInfo, findings: &mut Finding
             "{unanswered} of {opened} connections to {address} of {} got no answer in the last minute",
             service_text(service.service)
         ),
-        cure,
+        fix,
     );
 }
 
@@ -249,7 +249,7 @@ mod tests {
         };
         let found = findings(&services);
         assert!(found[0].what.starts_with("9 of 9 connections to "));
-        assert!(found[0].cure.contains("default gateway"));
+        assert!(found[0].fix.contains("default gateway"));
         services[0].servers[0].attempts.last_minute.unanswered = 0;
         assert!(findings(&services).is_empty());
     }
@@ -259,11 +259,11 @@ mod tests {
         let mut findings = Findings::default();
         usable(&services("nat", 0)[0], &Director::default(), &mut findings);
         assert!(findings.0[0].what.contains("weight 0"));
-        assert!(findings.0[0].cure.contains("lvsadm -e"));
+        assert!(findings.0[0].fix.contains("lvsadm -e"));
     }
 
     #[test]
-    fn managed_service_gets_remedies_of_lvsd() {
+    fn managed_service_gets_fixes_of_lvsd() {
         let mut services = services("nat", 0);
         services[0].owner = Some("lvsd".to_owned());
         services[0].servers[0].overloaded = true;
@@ -289,11 +289,11 @@ mod tests {
         usable(&services[0], &director, &mut findings);
         assert_eq!(findings.0.len(), 4);
         for finding in &findings.0 {
-            let cure = &finding.cure;
-            assert!(cure.contains("lvsd"), "{cure}");
+            let fix = &finding.fix;
+            assert!(fix.contains("lvsd"), "{fix}");
             assert!(
-                !cure.contains("lvsadm -") && !cure.contains("--own-vips"),
-                "{cure}"
+                !fix.contains("lvsadm -") && !fix.contains("--own-vips"),
+                "{fix}"
             );
         }
     }
@@ -376,6 +376,6 @@ mod tests {
         findings.0.retain(|finding| !finding.what.contains("ARP"));
         assert_eq!(findings.0.len(), 1, "{findings:?}");
         assert!(findings.0[0].what.contains("the tunnel to 10.0.0.1"));
-        assert!(findings.0[0].cure.contains("by 20,") && findings.0[0].cure.ends_with("1440"));
+        assert!(findings.0[0].fix.contains("by 20,") && findings.0[0].fix.ends_with("1440"));
     }
 }

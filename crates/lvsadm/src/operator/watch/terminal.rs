@@ -1,4 +1,4 @@
-//! The terminal: keys without echo, the size of the window, and what it was before.
+//! The terminal: keys without echo, the size of the window, and its settings before.
 
 use std::io::IsTerminal;
 use std::process::{Command, Stdio};
@@ -15,8 +15,8 @@ use crate::program::Invocation;
 pub(super) struct Terminal(Termios);
 
 impl Terminal {
-    /// Keys come at once and are not echoed; a read waits for at most a tenth of a second. None
-    /// where nothing can be drawn: not a terminal, or a dumb one.
+    /// Sets the terminal to unbuffered input without echo; a read waits for at most a tenth of a
+    /// second. `None` for a dumb terminal, or without one.
     pub(super) fn take() -> Option<Self> {
         let stdin = std::io::stdin();
         let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
@@ -51,7 +51,7 @@ impl Drop for Terminal {
     }
 }
 
-/// Lines and columns from the output of `stty size`; 24 and 80 where it is no use.
+/// Lines and columns from the output of `stty size`; 24 and 80 if it is invalid.
 fn screen_size(text: &str) -> (usize, usize) {
     let mut numbers = text.split_whitespace().map(str::parse);
     match (numbers.next(), numbers.next()) {

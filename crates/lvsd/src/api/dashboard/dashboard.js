@@ -9,7 +9,7 @@
   const HISTORY_EVERY = 15000;
   const $ = (id) => document.getElementById(id);
   const may = { token: sessionStorage.getItem("token") || "", change: false, why: "" };
-  const open = new Map(); // services that are unfolded: name -> details as last told
+  const open = new Map(); // services that are unfolded: name -> details as last received
   let overview = null;
   let lastEvent = 0;
   let countedFrom = 0;
@@ -99,9 +99,9 @@
       headers["content-type"] = "application/json";
     }
     const reply = await fetch(path, options);
-    const told = await reply.json();
-    if (!reply.ok) throw Object.assign(new Error(told.error.message), { status: reply.status });
-    return told;
+    const answer = await reply.json();
+    if (!reply.ok) throw Object.assign(new Error(answer.error.message), { status: reply.status });
+    return answer;
   }
 
   // ---- what is broken, first
@@ -133,7 +133,7 @@
     for (const line of o.director.warnings || []) all.push(line);
     for (const s of o.sources) if (s.trouble) all.push(`${s.kind} ${s.name} does not answer: ${s.trouble}`);
     if (o.dataplane.connected)
-      for (const p of o.dataplane.peers || []) if (p.state !== "in step" && p.seconds >= 10) all.push(`The peer ${p.peer} is out of step (${p.state}).`);
+      for (const p of o.dataplane.peers || []) if (p.state !== "in step" && p.seconds >= 10) all.push(`The peer ${p.peer} is not in step (${p.state}).`);
     if (isOld(o)) all.push(`The dataplane was last read ${lasted(Math.round(o.dataplane.seen_ms / 1000))} ago: its counters are old.`);
     if (o.check_lag_ms >= 1000) all.push(`Checks start up to ${o.check_lag_ms} ms late.`);
     if (o.left_out) all.push(`${plural(o.left_out, "line")} more; lvsd status shows all.`);
@@ -550,24 +550,24 @@
       cell("Packets", short(r.count), "n"),
       cell("Last", r.ago === undefined ? "–" : `${lasted(r.ago)} ago`),
       cell("What", r.help),
-      cell("Remedy", r.remedy),
+      cell("Fix", r.fix),
     ]));
-    fill($("drops"), [table(["Reason", "In 5 min", "Packets", "Last", "What", "Remedy"], rows)]);
+    fill($("drops"), [table(["Reason", "In 5 min", "Packets", "Last", "What", "Fix"], rows)]);
   }
 
   async function showEvents() {
-    let told = await call(`v1/events?after=${lastEvent}`);
+    let reply = await call(`v1/events?after=${lastEvent}`);
     // After a restart lvsd counts anew.
-    if (told.started_ms !== countedFrom) {
-      if (countedFrom) told = await call("v1/events?after=0");
-      countedFrom = told.started_ms;
+    if (reply.started_ms !== countedFrom) {
+      if (countedFrom) reply = await call("v1/events?after=0");
+      countedFrom = reply.started_ms;
       lastEvent = 0;
     }
-    for (const e of told.events) {
+    for (const e of reply.events) {
       lastEvent = Math.max(lastEvent, e.seq);
       events.unshift(e);
     }
-    if (!told.events.length && $("events").children.length) return;
+    if (!reply.events.length && $("events").children.length) return;
     events.length = Math.min(events.length, 200);
     const bad = /down|lost|refused|panic_on|sorry_on|withdrawn|drift|suspicious|vip_conflict$/;
     fill($("events"), events.length ? events.map((e) => make("li", [
@@ -591,9 +591,9 @@
 
   // Draws an hour. Screen readers get the last and the highest value of each line.
   function chart(id, place, time, series) {
-    const told = series.map((s) => `${s.label}: ${short(s.values[s.values.length - 1])} now, ${short(Math.max(...s.values))} at most`);
+    const parts = series.map((s) => `${s.label}: ${short(s.values[s.values.length - 1])} now, ${short(Math.max(...s.values))} at most`);
     place.setAttribute("role", "img");
-    place.setAttribute("aria-label", `Last hour. ${told.join("; ")}.`);
+    place.setAttribute("aria-label", `Last hour. ${parts.join("; ")}.`);
     const width = Math.max(200, place.clientWidth);
     const height = place.clientHeight;
     const data = [time, ...series.map((s) => s.values)];

@@ -1,4 +1,4 @@
-//! The director among others: synchronisation, VRRP, announced addresses, DNS and etcd.
+//! Metrics about other directors: synchronisation, VRRP, announced addresses, DNS and etcd.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -116,7 +116,7 @@ fn label(peer: SocketAddr) -> [(&'static str, String); 1] {
     [("peer", peer.ip().to_string())]
 }
 
-/// Whether other directors' connections are known here.
+/// Whether this director has the connections of its peers.
 fn peers(out: &mut Out<'_>, all: &[PeerStanding]) -> fmt::Result {
     let each =
         |value: fn(&PeerStanding) -> u64| all.iter().map(move |one| (label(one.peer), value(one)));
@@ -137,7 +137,7 @@ fn peers(out: &mut Out<'_>, all: &[PeerStanding]) -> fmt::Result {
     )
 }
 
-/// Whether other directors choose as this one does.
+/// Whether peers choose the same servers as this director.
 fn tables(out: &mut Out<'_>, all: &[TablesInfo]) -> fmt::Result {
     let each =
         |value: fn(&TablesInfo) -> u64| all.iter().map(move |one| (label(one.peer), value(one)));

@@ -15,7 +15,7 @@ use crate::sources::etcd::{self, Access, Password};
 use crate::text::Diagnostic;
 use crate::text::read_file;
 
-/// Members that are asked.
+/// Maximum of configured members.
 const MEMBERS_MAX: usize = 16;
 /// Files of certificates: of the authority, and certificate and key of this client.
 pub(super) type Certificates<'a> = (
@@ -102,7 +102,7 @@ impl Checker<'_> {
         {
             self.report(
                 Diagnostic::error(written.span(), format!("{prefix:?} is not a prefix"))
-                    .help("end it with a slash, without blanks: prefix = \"/lvs/\""),
+                    .help("end it with a slash, without whitespace: prefix = \"/lvs/\""),
             );
         }
         prefix.clone()
@@ -127,7 +127,7 @@ impl Checker<'_> {
         time
     }
 
-    /// The members, and how they are met.
+    /// The members, and the credentials for them.
     fn access(&mut self, spanned: &Spanned<RawCluster>) -> Option<Access> {
         let raw = spanned.get_ref();
         let Some(members) = &raw.etcd else {
@@ -244,7 +244,7 @@ impl Checker<'_> {
         for (one, other, missing) in [(cert, key, "key"), (key, cert, "cert")] {
             if let (Some(one), None) = (one, other) {
                 self.report(
-                    Diagnostic::error(one.span(), format!("`{missing}` is missing beside it"))
+                    Diagnostic::error(one.span(), format!("`{missing}` is missing next to it"))
                         .help("a certificate and its key belong together: give both, or neither"),
                 );
             }
@@ -276,7 +276,7 @@ impl Checker<'_> {
             self.report(
                 Diagnostic::warning(file.span(), "everybody on this host may read the password")
                     .help(format!(
-                        "take it away from others: chmod o= {}",
+                        "remove the rights of other users: chmod o= {}",
                         file.get_ref()
                     )),
             );

@@ -57,7 +57,7 @@ impl Checker<'_> {
             self.report(
                 Diagnostic::error(
                     name.span(),
-                    format!("there is no user `{}` here", name.get_ref()),
+                    format!("this host has no user `{}`", name.get_ref()),
                 )
                 .help("`getent passwd` lists them"),
             );

@@ -171,7 +171,7 @@ impl Checker<'_> {
                 self.report(
                     Diagnostic::warning(
                         interfaces.span(),
-                        format!("there is no interface `{name}` here"),
+                        format!("this host has no interface `{name}`"),
                     )
                     .label("the dataplane waits for it")
                     .help("`ip -br link` lists the interfaces of this host and network namespace"),
@@ -191,7 +191,7 @@ impl Checker<'_> {
                 continue;
             }
             let finding =
-                Diagnostic::error(group.span(), format!("there is no group `{name}` here"));
+                Diagnostic::error(group.span(), format!("this host has no group `{name}`"));
             self.report(match meant(name, facts.group_names()) {
                 Some(word) => finding.help(format!("did you mean \"{word}\"?")),
                 None => finding.help(format!(
@@ -494,7 +494,7 @@ fn is(value: Option<&Spanned<String>>, word: &str) -> bool {
     value.is_some_and(|value| value.get_ref() == word)
 }
 
-/// Whether the kernel would take it for the name of an interface (`dev_valid_name`).
+/// Whether the kernel accepts it as the name of an interface (`dev_valid_name`).
 pub(super) fn is_interface(name: &str) -> bool {
     // IFNAMSIZ is 16 with the NUL.
     !name.is_empty()

@@ -16,7 +16,7 @@ use crate::sources::dns::{NAMES_MAX, is_srv, name_of};
 use crate::sources::{Lookups, Source};
 use crate::text::Diagnostic;
 
-/// Name servers that are asked.
+/// Maximum of configured name servers.
 const NAME_SERVERS_MAX: usize = 8;
 /// The port of a name server.
 const DNS_PORT: u16 = 53;
@@ -180,7 +180,7 @@ impl Checker<'_> {
         name.map(Source::Dns)
     }
 
-    /// Checks that there are not more names than the resolver looks up.
+    /// Checks that the number of names is within the limit of the resolver.
     pub(super) fn few_names(&mut self, raw: &RawConfig) {
         let mut names = HashSet::new();
         let mut last = None;

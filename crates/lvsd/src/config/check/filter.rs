@@ -29,7 +29,7 @@ impl Checker<'_> {
                 match read(path) {
                     Ok(more) => list.extend(more),
                     Err(reason) => self.report(Diagnostic::error(place, reason).help(
-                        "name a file of networks, separated by blanks or line ends; # begins a comment",
+                        "name a file of networks, separated by whitespace or line ends; # begins a comment",
                     )),
                 }
             }

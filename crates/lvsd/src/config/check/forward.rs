@@ -10,7 +10,7 @@ use super::Checker;
 use crate::config::raw::{RawService, RawTunnel, RawTunnelTable};
 use crate::text::Diagnostic;
 
-/// Types of tunnels for a remedy: `"gre" or "gue"`.
+/// Types of tunnels for a fix: `"gre" or "gue"`.
 fn names(types: impl Iterator<Item = &'static TunnelType>) -> String {
     let names: Vec<String> = types.map(|kind| format!("\"{}\"", kind.name)).collect();
     match names.split_last() {
@@ -31,7 +31,7 @@ fn a(kind: &TunnelType) -> String {
     format!("{article} {}", kind.title)
 }
 
-/// The types of which `what` is true, in prose: `a GUE`.
+/// The types for which `what` is true, as text: `a GUE`.
 fn only(what: impl Fn(&TunnelType) -> bool) -> String {
     let types = TunnelType::ALL.iter().filter(|kind| what(kind));
     types.map(|kind| a(kind)).collect::<Vec<_>>().join(" or ")
@@ -139,7 +139,7 @@ impl Checker<'_> {
         Some((kind.tunnel)(port, checksum?))
     }
 
-    /// The checksum in the words of the file; `None` if they are wrong.
+    /// The checksum by its name in the file; `None` if the name is wrong.
     fn tunnel_checksum(&mut self, raw: Option<&Spanned<String>>) -> Option<TunnelChecksum> {
         let Some(value) = raw else {
             return Some(TunnelChecksum::None);
@@ -158,7 +158,7 @@ impl Checker<'_> {
         self.word(raw, &known)
     }
 
-    /// A type that has a port needs it, and no other type has one.
+    /// Checks that a type with a port has one, and that no other type has one.
     fn tunnel_port(
         &mut self,
         table: &RawTunnelTable,
@@ -193,7 +193,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Not every type has a checksum, and not every one has all of them.
+    /// Checks that the type of tunnel has this checksum: some types have none, or not all of them.
     fn tunnel_checksum_fits(
         &mut self,
         table: &RawTunnelTable,
@@ -208,7 +208,7 @@ impl Checker<'_> {
         let (title, help) = if kind.checksums.is_empty() {
             let types = names(types().filter(|kind| !kind.checksums.is_empty()));
             (
-                format!("{} tunnel has no checksum of its own", a(kind)),
+                format!("{} tunnel has no checksum", a(kind)),
                 format!("remove `checksum`, or set type = {types}"),
             )
         } else if !fits {
@@ -225,7 +225,7 @@ impl Checker<'_> {
         None
     }
 
-    /// Reports a tunnel of a server or a service that nothing goes through.
+    /// Reports a tunnel of a server or a service that is not used.
     pub(super) fn tunnel_without_tun(
         &mut self,
         tunnel: &Spanned<RawTunnel>,

@@ -21,13 +21,13 @@ const FAST_PART: u32 = 5;
 const FAST_MIN: Duration = Duration::from_millis(100);
 const DEFAULT_JITTER: u8 = 5;
 
-/// More often than that, a check is a load of its own.
+/// The shortest interval: shorter ones would make the checks a load.
 const TIME_MIN: Duration = Duration::from_millis(10);
 /// A server that is looked at less than once a day is not checked.
 const INTERVAL_MAX: Duration = Duration::from_secs(86_400);
 const TIMEOUT_MAX: Duration = Duration::from_secs(600);
 
-/// A check as the file has it, for whichever server.
+/// A check as configured, before it is applied to a server.
 pub(super) struct CheckPlan {
     probe: Probe,
     interval: Duration,
@@ -87,7 +87,7 @@ impl Checker<'_> {
         })
     }
 
-    /// The check of servers of a service, for none of them yet.
+    /// The check of the servers of a service, before it is applied to one.
     pub(super) fn check(
         &mut self,
         plan: &CheckPlan,
@@ -168,7 +168,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Whether the dataplane sees that a server of this service does not answer.
+    /// Whether the dataplane can observe that a server of this service does not answer.
     fn fits_passive(
         &mut self,
         passive: Passive,

@@ -79,7 +79,7 @@ impl Checker<'_> {
                 return self.reached(&file.span(), access);
             }
             (Some(_), Some((name, key))) => {
-                let title = format!("`{name}` stands beside `kubeconfig`");
+                let title = format!("`{name}` cannot be used with `kubeconfig`");
                 self.report(
                     Diagnostic::error(key.span(), title).help(
                         "leave it out: the kubeconfig has the API server and the credentials",
@@ -190,8 +190,11 @@ impl Checker<'_> {
                 Diagnostic::error(file.span(), title).help("name a file that lvsd can read")
             }
             Ok(meta) if meta.mode() & 0o007 != 0 => {
-                let help = format!("take it away from others: chmod o= {}", file.get_ref());
-                let title = format!("everybody on this host may read {what}");
+                let help = format!(
+                    "remove the rights of other users: chmod o= {}",
+                    file.get_ref()
+                );
+                let title = format!("all users of this host may read {what}");
                 Diagnostic::warning(file.span(), title).help(help)
             }
             Ok(_) => return,

@@ -237,7 +237,7 @@ impl Checker<'_> {
         None
     }
 
-    /// A value in the words of the file.
+    /// A value as written in the file.
     fn written<T>(&self, value: &Spanned<T>) -> String {
         let words = self.text.get(value.span()).unwrap_or_default();
         words.to_owned()

@@ -143,7 +143,7 @@ impl Checker<'_> {
         options
     }
 
-    /// A proxied server of a service that is not, or the other way round.
+    /// Reports a proxied server of a service that is not proxied, or the reverse.
     pub(super) fn mixed(&mut self, own: &Spanned<String>, service: Option<&Spanned<String>>) {
         let mut finding =
             Diagnostic::error(own.span(), "a service is proxied as a whole or not at all")

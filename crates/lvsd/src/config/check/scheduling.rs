@@ -15,7 +15,7 @@ use crate::config::OnCheckFailure;
 use crate::config::raw::{RawLimits, RawPersistence, RawService, Whole};
 use crate::text::Diagnostic;
 
-/// Default time that a server that has left the file may keep its connections.
+/// Default time for which a server that was removed from the file keeps its connections.
 const DRAIN: Duration = Duration::from_secs(30);
 const DRAIN_MAX: Duration = Duration::from_secs(86_400);
 
@@ -211,7 +211,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Time that a server that has left the file may keep its connections.
+    /// Time for which a server that was removed from the file keeps its connections.
     pub(super) fn drain(&mut self, raw: &RawService, config: &ServiceConfig) -> Duration {
         let Some(drain) = &raw.drain else {
             if let (Some(at), Some(fallback)) = (&raw.scheduler, refuses_at_weight_0(config)) {
@@ -238,7 +238,7 @@ impl Checker<'_> {
         drain.get_ref().0
     }
 
-    /// The action on a server whose check fails.
+    /// The action if the check of a server fails.
     pub(super) fn on_check_failure(
         &mut self,
         raw: &RawService,

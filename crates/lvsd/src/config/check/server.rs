@@ -192,7 +192,7 @@ impl Checker<'_> {
         Some(())
     }
 
-    /// Whether a server can serve its service at all.
+    /// Whether a server can serve its service.
     fn fits(
         &mut self,
         text: &Spanned<String>,
@@ -257,7 +257,7 @@ impl Checker<'_> {
         None
     }
 
-    /// Whether packets can be sent to such an address at all (`ip_vs_new_dest`).
+    /// Whether packets can be sent to such an address (`ip_vs_new_dest`).
     pub(super) fn usable(&mut self, span: Range<usize>, ip: IpAddr, what: &str) -> Option<()> {
         if what == "VIP" && ip.is_loopback() {
             self.report(

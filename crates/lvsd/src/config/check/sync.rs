@@ -18,7 +18,7 @@ use crate::config::raw::{RawSyncIpvs, RawSyncPeers};
 use crate::config::{Peers, Service};
 use crate::text::Diagnostic;
 
-/// The longest payload of a datagram that ipvsadm takes.
+/// The longest payload of a datagram that ipvsadm accepts.
 const MAXLEN_MAX: i64 = 65_507;
 
 /// The longest time that a dataplane waits for other directors.
@@ -84,7 +84,7 @@ impl Checker<'_> {
         roles.iter().map(daemon).collect()
     }
 
-    /// Directors of this kind, as the dataplane's options name them.
+    /// The peers, in the form of the dataplane's options.
     pub(super) fn peers(&mut self, spanned: &Spanned<RawSyncPeers>) -> Option<Peers> {
         let raw = spanned.get_ref();
         let Some(peers) = &raw.addresses else {
@@ -189,8 +189,8 @@ impl Checker<'_> {
         here || listen.is_some_and(|listen| listen.ip() == ip)
     }
 
-    /// A message has room for one family only, so that a dataplane refuses servers of another family
-    /// than their service's while it synchronises, and the other way round.
+    /// A message can contain one family only, so a synchronising dataplane refuses servers of
+    /// another family than their service's, and the reverse.
     pub(super) fn families_beside_sync(&mut self, sync: &Range<usize>, services: &[Service]) {
         let other = self.servers.iter().find(|server| {
             let proxied = || {
@@ -252,7 +252,7 @@ mod tests {
             ("\"224.0.0.1\"", "", "of one host"),
             ("\"ff02::1\"", "", "of one host"),
             ("\"255.255.255.255\"", "", "of one host"),
-            ("\"192.0.2.2:0\"", "", "port 0 is none"),
+            ("\"192.0.2.2:0\"", "", "port 0 is not valid"),
             ("\"fe80::2\"", "", "[fe80::2%2]:8848"),
             ("\"192.0.2.1\"", "", "this director's own"),
             ("\"127.0.0.1\"", "", "this director's own"),

@@ -193,10 +193,10 @@ impl Checker<'_> {
         if let Some(path) = written
             && !(path.get_ref().starts_with('/') && is_word(path.get_ref()))
         {
-            let title = format!("`{key}` is not a path that keepalived takes");
+            let title = format!("`{key}` is not a path that keepalived accepts");
             self.report(
                 Diagnostic::error(path.span(), title)
-                    .help(format!("begin it with `/`, without blanks: {default}")),
+                    .help(format!("begin it with `/`, without whitespace: {default}")),
             );
         }
         written.map_or(default, |path| path.get_ref()).into()

@@ -216,7 +216,7 @@ fn unsuitable_tunnel_is_refused_with_its_position() {
         (
             "{ type = \"ipip\", checksum = \"full\" }",
             "4:38",
-            "an IPIP tunnel has no checksum of its own",
+            "an IPIP tunnel has no checksum",
             "remove `checksum`",
         ),
         (
@@ -349,8 +349,7 @@ fn proxied_service_requires_address_of_this_host() {
     }
 }
 
-/// A proxy that listens everywhere and connects to itself would do so until it has no descriptor
-/// left.
+/// A proxy that listens on all addresses and connects to itself would use up its descriptors.
 #[test]
 fn proxied_service_is_refused_as_its_own_server() {
     let text = |listen: &str, server: &str, more: &str| {

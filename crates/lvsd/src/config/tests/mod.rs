@@ -1,5 +1,4 @@
-//! Every example loads; a key that does not belong is refused in every table; errors look as they
-//! should.
+//! Every example loads; an unknown key is refused in every table; errors have the expected format.
 
 use super::*;
 use crate::expand::{Expanded, expand};
@@ -314,7 +313,7 @@ fn defaults_and_the_full_file() {
     );
 }
 
-/// A service with one server, each with lines of its own.
+/// A service with one server, each with additional lines.
 fn tunnelled(service: &str, server: &str) -> String {
     format!(
         "[[service]]\naddress = \"192.0.2.10:80\"\n{service}\n[[service.server]]\naddress = \"10.0.0.11\"\n{server}\n"

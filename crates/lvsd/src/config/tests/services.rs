@@ -1,4 +1,4 @@
-//! Services, and what becomes of their servers and VIPs.
+//! Services, and the resulting servers and VIPs.
 
 use super::*;
 
@@ -115,7 +115,7 @@ fn vip_with_two_owners_is_refused() {
         )
     };
     let both = service(80, "own") + &service(443, "host");
-    assert!(errors(&both).contains("the dataplane's own for one service"));
+    assert!(errors(&both).contains("belongs to the dataplane for one service"));
     load(&(service(80, "own") + &service(443, "auto")));
 }
 
@@ -127,7 +127,7 @@ fn port_zero_needs_persistence() {
 }
 
 #[test]
-fn settings_that_the_kernel_lacks_are_read() {
+fn settings_beyond_the_kernel_are_parsed() {
     let file = |service: &str| {
         format!(
             "[[service]]\naddress = \"192.0.2.10:80\"\n{service}\n[[service.server]]\naddress = \"10.0.0.11:80\"\n"
@@ -245,7 +245,7 @@ fn defaults_apply_to_services_without_their_own_keys() {
     assert_eq!((http.quorum.up, mail.quorum.up), (2, 1));
     assert_eq!(mail.config.scheduler, "wlc");
 
-    // A mistake is told once, however many services have it.
+    // An error is reported once, for any number of services with it.
     let wrong = text
         .replace("\"tcp\"", "\"tpc\"")
         .replace("10.0.0.12", "10.0.0.912");
@@ -288,7 +288,7 @@ fn quorum_and_sorry_keys_are_checked() {
     }
 }
 
-/// Nobody asks it, so that a check of the service has no need of a port of it.
+/// Such a server is not checked, so that a check of the service does not require a port.
 #[test]
 fn sorry_server_without_port_needs_no_port_for_the_check() {
     let config = load(
@@ -301,7 +301,7 @@ fn sorry_server_without_port_needs_no_port_for_the_check() {
 }
 
 #[test]
-fn inline_servers_are_the_same_as_tables() {
+fn inline_servers_equal_server_tables() {
     let service = "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n";
     let inline = format!(
         "{service}servers = [\"10.0.0.1\", {{ address = \"10.0.0.2:8080\", weight = 2 }}]\n"

@@ -270,7 +270,7 @@ fn kubernetes_wrong_keys_are_refused() {
         ),
         (
             &format!("{server}kubeconfig = \"x\"\n{POOL}"),
-            "`server` stands beside `kubeconfig`",
+            "`server` cannot be used with `kubeconfig`",
         ),
         (
             &format!("kubeconfig = \"/nowhere\"\n{POOL}"),

@@ -24,12 +24,12 @@ pub(super) fn family(word: &str) -> Option<bool> {
     }
 }
 
-/// The addresses and marks of a group, as many as there is room for: each mark is a service with
-/// `servers` of its own.
+/// The addresses and marks of a group, up to the limit `room`: each mark is a service with a copy
+/// of `servers`.
 pub(super) fn group(item: &Item, servers: usize, room: &mut usize) -> Group {
     let mut group = Group::default();
     let full = format!(
-        "the groups of a file stand for at most {ADDRESSES_MAX} addresses, and servers of marks"
+        "the groups of a file contain at most {ADDRESSES_MAX} addresses, and servers of marks"
     );
     for item in item.items() {
         if item.name() == "fwmark" {

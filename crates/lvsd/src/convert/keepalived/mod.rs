@@ -70,7 +70,7 @@ impl Item {
         self.block.as_deref().unwrap_or_default()
     }
 
-    /// The last statement of this name: keepalived lets the last one win.
+    /// The last statement of this name, which keepalived uses.
     pub(super) fn find(&self, name: &str) -> Option<&Self> {
         self.items().iter().rev().find(|item| item.name() == name)
     }

@@ -43,8 +43,7 @@ const TAKEN: [&str; 4] = [
     "local_address_group",
 ];
 
-/// Statements of `global_defs` about virtual servers only: without IPVS keepalived can do none of
-/// them.
+/// Statements of `global_defs` that only concern virtual servers: keepalived needs IPVS for them.
 const TAKEN_GLOBALS: [&str; 6] = [
     "lvs_sync_daemon",
     "lvs_timeouts",

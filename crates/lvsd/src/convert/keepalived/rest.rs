@@ -9,7 +9,7 @@ use super::words::without_comment;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Fate {
     taken: bool,
-    /// Words of it stay.
+    /// Some of its words are kept.
     kept: bool,
     /// Whether the statement is within a block that stays.
     within: bool,
@@ -66,7 +66,7 @@ fn mark(item: &Item, depth: usize, fates: &mut [Fate]) {
     }
 }
 
-/// Whether a line that stays uses a macro that a line which goes defines.
+/// Whether a kept line uses a macro that a removed line defines.
 fn needs_definitions(source: &Source, fates: &[Fate]) -> bool {
     let lines = || source.lines.iter().zip(fates);
     let mut names: Vec<&str> = lines()

@@ -281,7 +281,7 @@ impl<'a> Reader<'a> {
                 Some(made) => {
                     if depth >= MACROS_DEPTH_MAX || made.len() > LINE_MAX {
                         let why = format!(
-                            "its macros make more than {LINE_MAX} bytes, or stand for themselves; the line is left out"
+                            "its macros make more than {LINE_MAX} bytes, or refer to themselves; the line is left out"
                         );
                         self.lose(at, text, &why);
                         break;

@@ -34,7 +34,7 @@ const PERSISTENCE_MAX: u64 = 31 * 86_400;
 /// The message about words that keepalived ignores.
 fn passed_over(item: &Item) -> Option<String> {
     (ONE_VALUE.contains(&item.name()) && item.len() > 2).then(|| {
-        let why = format!("keepalived passes over `{}`", item.rest(2));
+        let why = format!("keepalived ignores `{}`", item.rest(2));
         item.lost(&why)
     })
 }
@@ -54,7 +54,7 @@ pub(super) fn convert(
         let why = group.lost.join("; ");
         return Err(match why.is_empty() {
             true => "its group is empty".to_owned(),
-            false => format!("nothing is left of its group: {why}"),
+            false => format!("its group is empty: {why}"),
         });
     }
     let mut service = Service {
@@ -216,8 +216,8 @@ fn tunnel(item: &Item, mut at: usize) -> Result<String, String> {
 }
 
 impl Method {
-    /// `NAT`, `TUN type gue port 6080 csum`; `from` is where the method is among the words. Why words
-    /// of it are lost goes to `lost`.
+    /// Parses `NAT`, `TUN type gue port 6080 csum`; `from` is the index of the method among the
+    /// words. Reasons for lost words are added to `lost`.
     fn parse(item: &Item, from: usize, lost: &mut Vec<String>) -> Option<Self> {
         let forward = match item.word(from) {
             "NAT" => "nat",
@@ -228,7 +228,7 @@ impl Method {
         };
         if forward != "tun" {
             for at in from + 1..item.len() {
-                let why = format!("keepalived passes over `{}`", item.word(at));
+                let why = format!("keepalived ignores `{}`", item.word(at));
                 lost.push(item.lost(&why));
             }
             return Some(Self {
@@ -239,7 +239,7 @@ impl Method {
         let tunnel = tunnel(item, from + 1);
         if let Err(why) = &tunnel {
             lost.push(item.lost(&format!(
-                "{why}: it is the tunnel of the block around it, or IPIP, as with keepalived"
+                "{why}: the tunnel of the enclosing block applies, or IPIP, as with keepalived"
             )));
         }
         Some(Self {
@@ -270,7 +270,7 @@ struct Parts {
     family: Option<bool>,
     /// Seconds of persistence; 0 for none.
     timeout: Option<u64>,
-    /// Its mask, and where it is.
+    /// Its mask, and its place.
     granularity: Option<(String, Item)>,
     engine: Option<String>,
     one_packet: Option<Item>,
@@ -298,8 +298,8 @@ impl Parts {
         !all.is_empty() && all.iter().all(|(six, _)| *six)
     }
 
-    /// Writes them for a service of this family, and leaves out its servers of the other one: only
-    /// tunnels lead there.
+    /// Writes them for a service of this family, and omits its servers of the other family, which
+    /// require tunnels.
     fn finish(&self, service: &mut Service, six: bool) {
         if let Some(item) = &self.one_packet {
             let udp = service
@@ -425,7 +425,7 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
             {
                 let only = scheduler_of(name);
                 service.lose(item.lost(&format!(
-                    "keepalived passes over it: it is for the scheduler {only}, which stands above it"
+                    "keepalived ignores it: it is for the scheduler {only}, which comes before it"
                 )));
             }
             "hashed" | "flag-1" => flags.push("flag-1"),
@@ -512,7 +512,7 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
     on_check_failure(service, inhibit);
 }
 
-/// Full NAT needs addresses of its own.
+/// Adds the local addresses that full NAT needs.
 fn full_nat(item: &Item, outside: &Outside, service: &mut Service) {
     let full = quote("fullnat");
     if service.keys.get("forward") != Some(&full) {

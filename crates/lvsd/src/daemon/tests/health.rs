@@ -49,7 +49,7 @@ async fn on_check_failure_remove_takes_the_server_out() {
     daemon.stop().await;
 }
 
-/// One check without an answer holds back its own service, and nothing else.
+/// A check without an answer delays only its own service.
 #[tokio::test(start_paused = true)]
 async fn slow_first_check_delays_only_its_own_address() {
     let log = Log::default();
@@ -180,7 +180,7 @@ async fn start_down_ignores_servers_in_use_until_a_check_passes() {
 #[tokio::test]
 async fn remove_on_exit_removes_the_service_and_reports_it() {
     let directory = tempfile::tempdir().unwrap();
-    let reported = directory.path().join("told");
+    let reported = directory.path().join("reported");
     for signal in [Signal::Stop, Signal::StopAll] {
         let _ = std::fs::remove_file(&reported);
         let log = Log::default();

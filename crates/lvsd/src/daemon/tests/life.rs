@@ -1,9 +1,9 @@
-//! Dataplanes that are started, found, lost, hung and left behind.
+//! Dataplanes that are started, found, lost, hung and abandoned.
 
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn starts_an_dataplane_fills_it_and_stops_it() {
+async fn daemon_starts_configures_and_stops_dataplane() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon.weights(BOTH).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
@@ -73,7 +73,7 @@ async fn dataplane_that_does_not_stop_is_killed() {
     let world = daemon.end(Signal::StopAll).await;
     assert!(!world.running());
     assert_eq!(world.ended(), [1]);
-    log.says("was told to stop and still ran after 10s; it was killed")
+    log.says("still ran 10s after the signal to stop; it was killed")
         .await;
 }
 
@@ -157,7 +157,7 @@ async fn dataplane_silent_while_it_starts_is_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn foreign_hung_dataplane_is_left_running() {
+async fn hung_dataplane_of_another_program_keeps_running() {
     let world = World::default();
     world.start_foreign();
     let daemon = Running::start(world, Dead::default(), FILE);
@@ -229,7 +229,7 @@ async fn dataplane_that_never_starts_is_fatal() {
     assert!(error.contains("did not start"), "{error}");
 }
 
-/// The dataplane has dropped the connection, and is there: it is asked.
+/// The dataplane has closed the connection, and still runs: the daemon connects again.
 #[tokio::test(start_paused = true)]
 async fn dataplane_without_contact_is_asked_to_stop() {
     let world = World::default();

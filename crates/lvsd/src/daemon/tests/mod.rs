@@ -141,7 +141,7 @@ impl Running {
         );
     }
 
-    /// Asks as `lvsadm` does.
+    /// Sends a request as `lvsadm` does.
     async fn ask<R: serde::de::DeserializeOwned>(
         &self,
         change: ChangeRequest,

@@ -58,7 +58,7 @@ async fn start_without_services_accepts_them_later() {
     daemon.stop().await;
 }
 
-/// All that a reload changes goes to the dataplane in one request.
+/// A reload sends all of its changes to the dataplane in one request.
 #[tokio::test]
 async fn reload_sends_one_request() {
     let log = Log::default();
@@ -115,7 +115,7 @@ async fn reload_that_replaces_servers_waits_for_new_ones() {
     daemon.stop().await;
 }
 
-/// lvsd removes rules and sysctls that have left the file, after a reload and at its start.
+/// lvsd removes rules and sysctls that are no longer in the file, after a reload and at its start.
 #[tokio::test(start_paused = true)]
 async fn service_removed_from_file_is_removed_by_reload_and_restart() {
     let more = format!(

@@ -1,4 +1,4 @@
-//! The sorry server: below the quorum it replaces the others, and leaves them as they were.
+//! The sorry server: below the quorum it replaces the others, and does not change them.
 
 use std::collections::HashMap;
 
@@ -120,8 +120,7 @@ async fn sorry_server_stays_over_a_restart_until_all_is_known() {
     again.stop().await;
 }
 
-/// A restart of a service that has its quorum: the first server that is known does not make the
-/// others count as lost.
+/// After a restart with a quorum, the first known server does not make the others count as lost.
 #[tokio::test(start_paused = true)]
 async fn sorry_server_waits_for_the_first_checks_of_all() {
     let first = Running::start(World::default(), Dead::default(), &file(""));
@@ -148,7 +147,7 @@ async fn sorry_server_waits_for_the_first_checks_of_all() {
     again.stop().await;
 }
 
-/// A server whose first check takes too long counts as one that is missing.
+/// A server whose first check takes too long counts as down.
 #[tokio::test(start_paused = true)]
 async fn sorry_server_wait_is_bounded() {
     let slow = Slow::default();
@@ -161,7 +160,7 @@ async fn sorry_server_wait_is_bounded() {
     daemon.stop().await;
 }
 
-/// If weight 0 turns clients away, or leads those that come again to the server, it has to go.
+/// The server is removed if weight 0 refuses clients, or leads returning clients to it.
 #[tokio::test(start_paused = true)]
 async fn sorry_server_replaces_servers_that_weight_0_does_not_quiesce() {
     for more in ["scheduler = \"sh\"", "persistence = { timeout = \"5m\" }"] {

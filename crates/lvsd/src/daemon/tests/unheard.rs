@@ -1,8 +1,8 @@
-//! Sources of which nothing is known yet: what the dataplane has stays.
+//! Sources without an answer so far: the state of the dataplane stays.
 
 use super::*;
 
-/// Nobody listens there.
+/// An address without a listener.
 const CLUSTER: &str = "[cluster]\netcd = \"http://127.0.0.1:1\"\ndirector = \"d1\"\n";
 
 fn second() -> ServiceId {
@@ -11,7 +11,7 @@ fn second() -> ServiceId {
     }
 }
 
-/// A dataplane with both services, whose daemon was killed.
+/// A dataplane with both services, after the kill of its daemon.
 async fn left_behind() -> World {
     let daemon = Running::start(World::default(), Dead::default(), TWO);
     daemon.weights(&[("10.0.0.1:80", 1)]).await;
@@ -133,7 +133,7 @@ async fn unread_pool_without_servers_in_dataplane_is_below_quorum() {
         let web = &reported.services[0];
         assert!(web.unheard && !web.quorum, "{web:?}");
         let world = daemon.end(Signal::Stop).await;
-        // Until somebody gives it some.
+        // Until an operator sets one.
         let spec = lvs_core::api::ServerSpec {
             service: self::web(),
             server: ([10, 0, 0, 1], 80).into(),

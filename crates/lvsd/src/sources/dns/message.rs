@@ -59,7 +59,7 @@ pub(super) struct Answer {
 pub(super) enum Came {
     /// An answer; without records, if the name has none.
     Answer(Answer),
-    /// The answer does not fit: ask again over TCP.
+    /// The answer is truncated: repeat the request over TCP.
     Cut,
     /// An answer to another query, or from another sender.
     Strange,
@@ -67,7 +67,7 @@ pub(super) enum Came {
     Refused(&'static str),
 }
 
-/// A question that asks for recursion.
+/// A question with the recursion flag.
 pub(super) fn question(id: u16, name: &str, kind: RecordKind) -> Result<Vec<u8>, String> {
     let wrong = |error: simple_dns::SimpleDnsError| error.to_string();
     let mut packet = Packet::new_query(id);

@@ -1,5 +1,5 @@
-//! Asking name servers: UDP first, each from a port of the kernel's choice, TCP where the answer
-//! does not fit; one after the other, twice.
+//! Requests to name servers: UDP first, each from a port that the kernel chooses, TCP if the answer
+//! does not fit; one server after the other, twice.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -15,11 +15,11 @@ use crate::sources::Record;
 
 /// The file with the host's own name servers.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
-/// Name servers of that file that are asked, as the C library does.
+/// Maximum of name servers of that file, as in the C library.
 const NAME_SERVERS_MAX: usize = 3;
 /// Number of attempts for each name server.
 const ROUNDS: usize = 2;
-/// Datagrams of others that are passed over.
+/// Maximum of unrelated datagrams that are ignored.
 const STRANGE_MAX: usize = 64;
 /// Hosts that a name of services leads to.
 const TARGETS_MAX: usize = 256;
@@ -64,7 +64,7 @@ struct Asker {
 }
 
 impl Asker {
-    /// The servers of a name of services: those of the lowest priority that has any.
+    /// The servers of an SRV name: those with the lowest priority.
     async fn services(&self, name: &str) -> Result<(Vec<Record>, u32), String> {
         let answer = self.ask(name, RecordKind::Srv).await?;
         let mut ttl = answer.ttl;

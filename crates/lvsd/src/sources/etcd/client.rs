@@ -1,5 +1,5 @@
-//! A member of etcd over HTTP: one request after the other on a connection that is kept, and what
-//! is watched on another.
+//! A member of etcd over HTTP: requests one after the other on a persistent connection, and watches
+//! on another.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use super::message::{
     Token, Watch, Watched, Wrong,
 };
 use crate::health::probe::Tls;
-use crate::sources::http::{self, Connection, Endpoint, Lines, collect, failed, plain};
+use crate::sources::http::{self, Endpoint, Lines, Reopened, collect, failed, plain};
 
 /// gRPC's code for a missing object, such as a lease.
 const NOT_FOUND: u32 = 5;
@@ -66,7 +66,7 @@ impl Error {
         Self::Refused(wrong.code, plain(&wrong.message))
     }
 
-    /// We may not do it, whatever we try.
+    /// The user has no permission; a repetition does not help.
     pub(super) const fn is_forbidden(&self) -> bool {
         matches!(self, Self::Refused(PERMISSION_DENIED, _))
     }
@@ -110,7 +110,7 @@ impl fmt::Display for Error {
 pub(crate) struct Client {
     access: Arc<Access>,
     endpoint: Endpoint,
-    connection: Option<Connection>,
+    connection: Reopened,
     token: Option<String>,
 }
 
@@ -119,7 +119,7 @@ impl Client {
         Self {
             access,
             endpoint,
-            connection: None,
+            connection: Reopened::default(),
             token: None,
         }
     }
@@ -158,7 +158,7 @@ impl Client {
         });
         if answer.is_err() {
             // Whatever is still to come on it, it is no answer to the next.
-            self.connection = None;
+            self.connection.close();
         }
         message::read(&answer?).map_err(Error::Failed)
     }
@@ -183,14 +183,6 @@ impl Client {
 
     /// Sends a request, and returns the body of the answer.
     async fn post(&mut self, path: &str, request: &impl Serialize) -> Result<Incoming, Error> {
-        let ready = match &mut self.connection {
-            Some(connection) => connection.is_ready().await,
-            None => false,
-        };
-        if !ready {
-            let opened = Connection::open(&self.endpoint, self.access.tls.as_ref()).await?;
-            self.connection = Some(opened);
-        }
         let body = serde_json::to_vec(request).map_err(|error| Error::from(failed(&error)))?;
         let mut head = Request::post(path)
             .header(HOST, self.endpoint.authority())
@@ -202,10 +194,9 @@ impl Client {
         let request = head
             .body(Full::new(Body::from(body)))
             .map_err(|error| Error::from(failed(&error)))?;
-        let Some(connection) = &mut self.connection else {
-            return Err(Error::Failed("is not connected".to_owned()));
-        };
-        let answer = connection.send(request).await?;
+        let tls = self.access.tls.as_ref();
+        let sent = self.connection.send(&self.endpoint, tls, request, false);
+        let answer = sent.await?;
         let status = answer.status();
         if status == StatusCode::OK {
             return Ok(answer.into_body());
@@ -237,7 +228,7 @@ impl Client {
         }
     }
 
-    /// Writes a key, which goes with its lease.
+    /// Writes a key, which is removed with its lease.
     pub(crate) async fn put(&mut self, key: &str, value: &str, lease: i64) -> Result<(), Error> {
         let put = Put {
             key: Bytes(key.into()),
@@ -292,7 +283,7 @@ impl Client {
         let body = timeout(limit, own.post("/v3/watch", &watch)).await;
         let late = || Err(Error::Failed(format!("watches nothing within {limit:?}")));
         let body = body.unwrap_or_else(|_| late())?;
-        Ok(Watching(Lines::new(body, own.connection.take())))
+        Ok(Watching(Lines::new(body, own.connection)))
     }
 }
 

@@ -27,13 +27,13 @@ const SERVICES_BYTES_MAX: usize = 8 << 20;
 const SERVERS_MAX: usize = 16_384;
 /// Directors.
 const DIRECTORS_MAX: usize = 64;
-/// The most bytes of the record of a server or a director.
+/// Maximum of bytes of the record of a server or a director.
 const RECORD_MAX: usize = 4 << 10;
 /// Bytes of a name.
 const NAME_MAX: usize = 128;
-/// Characters of why a key is refused.
+/// Maximum of characters of the reason why a key is refused.
 const WHY_MAX: usize = 200;
-/// The most refused keys that are reported.
+/// Maximum of refused keys that are reported.
 const REFUSED_MAX: usize = 64;
 
 /// The services and servers in etcd.
@@ -115,7 +115,7 @@ pub(crate) struct Director {
     /// The revision of the last change that it runs with.
     pub(crate) revision: i64,
     pub(crate) digest: u32,
-    /// Services and servers, those of its file as well.
+    /// Number of services and servers, including those of its file.
     pub(crate) services: usize,
     pub(crate) servers: usize,
     pub(crate) ready: bool,

@@ -98,7 +98,7 @@ pub(super) struct KeyValue {
     pub(super) key: Bytes,
     pub(super) value: Bytes,
     pub(super) mod_revision: Number,
-    /// With which it goes; 0 for none.
+    /// The lease that removes it; 0 for none.
     pub(super) lease: Number,
 }
 
@@ -123,7 +123,7 @@ pub(super) struct Range {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) revision: Option<Number>,
     pub(super) keys_only: bool,
-    /// Only those that were changed then or later; all are counted nevertheless.
+    /// Returns only keys that were changed then or later; the count includes all keys.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) min_mod_revision: Option<Number>,
 }
@@ -144,7 +144,7 @@ pub(super) struct Put {
     pub(super) lease: Number,
 }
 
-/// An answer of which nothing matters but that it came.
+/// An answer without used fields.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Done {}
@@ -211,7 +211,7 @@ pub(super) struct Event {
     pub(super) kv: KeyValue,
 }
 
-/// Why etcd refuses something. Over streams it is in an object of its own, with other names.
+/// The reason of a refusal by etcd. Over streams it is in a nested object, with other names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(super) struct Wrong {
@@ -226,7 +226,7 @@ pub(super) struct Wrong {
 /// # Errors
 /// It is none, in words.
 pub(super) fn read<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
-    serde_json::from_slice(text).map_err(|error| format!("answers what is no answer ({error})"))
+    serde_json::from_slice(text).map_err(|error| format!("sent an invalid answer ({error})"))
 }
 
 /// The reason of a refusal.
@@ -271,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_read_as_the_gateway_writes_them() {
+    fn etcd_gateway_answers_are_parsed() {
         let ranged: Ranged = read(
             br#"{"header":{"cluster_id":"14841639068965178418","member_id":"1","revision":"7","raft_term":"2"},
                 "kvs":[{"key":"L2E=","create_revision":"2","mod_revision":"5","version":"1","value":"eA=="}],"count":"1"}"#,
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_end() {
+    fn etcd_prefix_range_has_correct_end() {
         assert_eq!(end_of(b"/lvs/"), b"/lvs0");
         assert_eq!(end_of(b"a\xff"), b"b");
         assert_eq!(end_of(b"\xff"), [0]);
@@ -322,7 +322,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn damaged_answers_are_refused_or_read(at in 0_usize..150, byte: u8) {
+        fn etcd_damaged_answers_cause_no_panic(at in 0_usize..150, byte: u8) {
             let mut text = br#"{"result":{"header":{"revision":"9"},"events":[{"type":"DELETE","kv":{"key":"L2E=","mod_revision":"9"}},{"kv":{"key":"L2I=","value":"eA=="}}]}}"#.to_vec();
             let at = at % text.len();
             text[at] = byte;

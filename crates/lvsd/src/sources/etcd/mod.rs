@@ -39,11 +39,11 @@ use crate::sources::Cluster;
 const PAGE: i64 = 500;
 /// Pause between two checks that the member still has a majority.
 const PROBE: Duration = Duration::from_secs(5);
-/// So many looks in a row that find another number of keys are no coincidence.
+/// Number of consecutive comparisons with a different number of keys that are an error.
 const DIFFER_MAX: u32 = 3;
 /// Changes that arrive within this time go to the daemon together.
 const GATHER: Duration = Duration::from_millis(200);
-/// A session of this length counts as one that went well.
+/// A session of this length counts as a success.
 const WELL: Duration = Duration::from_secs(10);
 /// The time between two attempts of a request that is not permitted.
 const FORBIDDEN: Duration = Duration::from_secs(60);
@@ -53,10 +53,10 @@ const FORBIDDEN: Duration = Duration::from_secs(60);
 pub(super) struct View {
     /// Messages about invalid keys and empty pools.
     pub(super) left_out: Vec<String>,
-    /// The directors that live.
+    /// The directors whose lease is valid.
     pub(super) directors: BTreeMap<String, Director>,
     /// The reason why this director is not among them.
-    pub(super) untold: Option<String>,
+    pub(super) unannounced: Option<String>,
 }
 
 /// Watches etcd until the task is aborted.
@@ -258,7 +258,7 @@ impl Session<'_> {
     async fn follow(&mut self, watching: &mut Watching) -> Result<(), Error> {
         let mut probe_at = Instant::now() + PROBE;
         let mut hand_over_at = None;
-        let mut tell_at = None;
+        let mut report_at = None;
         let shared = self.shared;
         let mut owed = Owed::of(self.seen);
         loop {
@@ -268,7 +268,7 @@ impl Session<'_> {
                     if watched.canceled {
                         if watched.compact_revision.0 > 0 {
                             self.read_anew(&format!(
-                                "its history up to revision {} was compacted before this director heard of it",
+                                "its history up to revision {} was compacted before this director had read it",
                                 watched.compact_revision.0
                             ));
                             return Ok(());
@@ -280,7 +280,7 @@ impl Session<'_> {
                         // The revision of the answer may belong to events in later answers.
                         self.seen = self.seen.max(event.kv.mod_revision.0);
                         if self.of_twin(event) {
-                            tell_at.get_or_insert(Instant::now() + GATHER);
+                            report_at.get_or_insert(Instant::now() + GATHER);
                         }
                         let concerns = self.model.take(event).map_err(Error::Failed)?;
                         if concerns.config || concerns.directors {
@@ -294,7 +294,7 @@ impl Session<'_> {
                 }
                 () = sleep_until(probe_at) => {
                     if self.seen < owed.latest {
-                        return Err(Error::Failed("has stopped telling what changes".to_owned()));
+                        return Err(Error::Failed("has stopped sending changes".to_owned()));
                     }
                     let page = self.probe(owed.announced).await?;
                     if let Some(why) = owed.look(page, &self.model.keys) {
@@ -306,13 +306,13 @@ impl Session<'_> {
                 () = sleep_until(self.keep_at) => {
                     self.keep().await?;
                 }
-                () = shared.tell.notified() => {
-                    tell_at.get_or_insert(Instant::now() + GATHER);
+                () = shared.announce.notified() => {
+                    report_at.get_or_insert(Instant::now() + GATHER);
                 }
-                () = timer(tell_at) => {
-                    tell_at = None;
+                () = timer(report_at) => {
+                    report_at = None;
                     if self.lease.is_some() {
-                        self.tell().await?;
+                        self.announce().await?;
                     }
                 }
             }
@@ -329,7 +329,7 @@ impl Session<'_> {
         );
     }
 
-    /// Asks which keys were changed after that revision, which takes a majority.
+    /// Requests the keys that were changed after that revision, which needs a majority of members.
     async fn probe(&mut self, after: i64) -> Result<Ranged, Error> {
         let prefix = self.settings.prefix.as_bytes();
         let range = Range {
@@ -362,17 +362,17 @@ impl Session<'_> {
                 self.twin = None;
             }
             self.written = None;
-            return self.tell().await;
+            return self.announce().await;
         }
         match self.client.grant(self.settings.lease).await {
             Ok(id) => self.lease = Some(id),
             Err(error) if error.is_forbidden() => {
-                self.untold(&error);
+                self.unannounced(&error);
                 return Ok(());
             }
             Err(error) => return Err(error),
         }
-        self.tell().await
+        self.announce().await
     }
 
     /// Forgets the lease: etcd has ended it and deleted its keys.
@@ -403,8 +403,8 @@ impl Session<'_> {
             self.twin = Some(Instant::now());
         }
         if noticed {
-            self.shared.untold(Some(format!(
-                "another director is called {name}, too: directors count it and this one as one; give each a name of its own (`director` in [cluster])"
+            self.shared.unannounced(Some(format!(
+                "another director is called {name}, too: directors count both as one; give each a unique name (`director` in [cluster])"
             )));
         }
         if gone || noticed {
@@ -414,18 +414,18 @@ impl Session<'_> {
     }
 
     /// Records that the state of this director could not be published.
-    fn untold(&mut self, error: &Error) {
+    fn unannounced(&mut self, error: &Error) {
         self.keep_at = Instant::now() + FORBIDDEN;
         self.lease = None;
         let name = &self.settings.director;
-        self.shared.untold(Some(format!(
+        self.shared.unannounced(Some(format!(
             "other directors do not see this one ({name}): etcd {error}; give the user the right to write under {}directors/",
             self.settings.prefix
         )));
     }
 
     /// Publishes the record of this director if it has changed.
-    async fn tell(&mut self) -> Result<(), Error> {
+    async fn announce(&mut self) -> Result<(), Error> {
         let (Some(lease), Some(announced)) = (self.lease, self.shared.announced()) else {
             return Ok(());
         };
@@ -443,13 +443,13 @@ impl Session<'_> {
                 return Ok(());
             }
             Err(error) if error.is_forbidden() => {
-                self.untold(&error);
+                self.unannounced(&error);
                 return Ok(());
             }
             Err(error) => return Err(error),
         }
         if self.twin.is_none() {
-            self.shared.untold(None);
+            self.shared.unannounced(None);
         }
         self.written = Some(announced);
         Ok(())
@@ -521,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_went_unsaid_are_noticed_by_their_number() {
+    fn etcd_missed_changes_of_keys_are_detected_by_their_number() {
         let (there, announced) = ([("a", 3)], [("a", 3), ("b", 4)]);
         let mut owed = Owed::of(10);
         let mut look = |announced: &[(&str, i64)]| {

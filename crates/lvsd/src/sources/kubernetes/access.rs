@@ -46,7 +46,7 @@ impl fmt::Debug for Access {
     }
 }
 
-/// Why there is no access, and the remedy.
+/// Why there is no access, and the fix.
 pub(crate) type Wrong = (String, String);
 
 fn wrong<T>(what: impl Into<String>, help: impl Into<String>) -> Result<T, Wrong> {
@@ -124,7 +124,7 @@ fn some(text: Option<&String>) -> Option<&String> {
     text.filter(|text| !text.is_empty())
 }
 
-/// The bytes of a file, or those that stand in base64 in the kubeconfig, which have precedence.
+/// The bytes of a file, or of the base64 text in the kubeconfig, which has precedence.
 fn bytes(
     directory: &Path,
     (key, file, data): (&str, Option<&String>, Option<&String>),
@@ -154,7 +154,8 @@ fn bytes(
 }
 
 impl Access {
-    /// Takes the access of `context`, or of the current context, from the kubeconfig file at `path`.
+    /// Reads the access of `context`, or of the current context, from the kubeconfig file at
+    /// `path`.
     pub(crate) fn by_kubeconfig(path: &str, context: Option<&str>) -> Result<Self, Wrong> {
         let text = match read_file(path) {
             Ok(text) => text,
@@ -180,7 +181,7 @@ impl Access {
         file.access(directory, context)
     }
 
-    /// Takes the access of a pod, if `host`, a variable of its environment, is set.
+    /// Uses the access of a pod, if `host`, a variable of its environment, is set.
     pub(crate) fn in_pod(
         host: Option<String>,
         port: Option<String>,
@@ -454,7 +455,7 @@ users:
     }
 
     #[test]
-    fn kubeconfig_wrong_or_unsupported_is_refused_with_a_remedy() {
+    fn kubeconfig_wrong_or_unsupported_is_refused_with_a_fix() {
         let directory = directory();
         for (context, words) in [
             ("plug-in", "lvsd runs no programs of a kubeconfig"),

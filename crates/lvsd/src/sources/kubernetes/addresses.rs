@@ -186,8 +186,8 @@ pub(super) struct Assigned {
     pub(super) wanted: BTreeMap<String, Vec<IpAddr>>,
     /// Why a Service does not have the addresses that it should have.
     pub(super) refused: BTreeMap<String, String>,
-    /// The Services that go on with what they had: their status has an address of no pool, or they have
-    /// too many ports.
+    /// The Services that keep their present state: their status has an address of no pool, or they
+    /// have too many ports.
     pub(super) held: BTreeSet<String>,
 }
 
@@ -207,7 +207,7 @@ pub(super) fn families(service: &Service) -> Vec<Family> {
     }
 }
 
-/// Decides which Service has which address. Older Services come first.
+/// Assigns addresses to Services. Older Services come first.
 pub(super) fn assign(model: &Model, settings: &Settings) -> Assigned {
     let mut by_age: Vec<(&String, &Service)> = model.services.iter().collect();
     by_age.sort_by_key(|(key, service)| (&service.metadata.creation_timestamp, *key));
@@ -313,8 +313,8 @@ impl Assigned {
         if target.is_empty() && refused.is_none() {
             refused = Some("no [[kubernetes.pool]] has addresses of its family".to_owned());
         }
-        // A status that has an address of no pool is somebody else's to change.
-        let changed = target != in_status || !tells_ports(service);
+        // A status with an address of no pool belongs to another controller.
+        let changed = target != in_status || !has_present_ports(service);
         if !foreign && !target.is_empty() && changed {
             self.wanted.insert(key.to_owned(), target);
         }
@@ -327,7 +327,7 @@ impl Assigned {
     }
 }
 
-/// The addresses that a Service asks for.
+/// The addresses that a Service requests.
 #[derive(Default)]
 struct Request<'a> {
     addresses: BTreeSet<IpAddr>,
@@ -418,7 +418,7 @@ impl<'a> Request<'a> {
 }
 
 /// Whether the status has the present ports, if it has any.
-fn tells_ports(service: &Service) -> bool {
+fn has_present_ports(service: &Service) -> bool {
     let ingress = service.status.load_balancer.ingress.iter();
     let mut reported = ingress.filter(|one| !one.ports.is_empty());
     reported.all(|one| {
@@ -585,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn assign_status_outside_the_pools_is_left_alone() {
+    fn assign_status_outside_the_pools_is_unchanged() {
         let assigned = assigned(&[service("web", 1, &["203.0.113.1"], "")]);
         assert!(assigned.given.is_empty() && assigned.wanted.is_empty());
         assert!(assigned.refused["shop/web"].contains("in no [[kubernetes.pool]]"));
@@ -665,7 +665,7 @@ mod tests {
     }
 
     #[test]
-    fn assign_shared_status_is_kept_and_asked_for() {
+    fn assign_shared_status_address_is_kept() {
         let asks = |name, created, key: &str| {
             sharer(name, created, &[], r#"{"port":25}"#).replace(
                 r#""lvsd/share":"web""#,
@@ -743,7 +743,7 @@ mod tests {
     }
 
     #[test]
-    fn assign_too_many_ports_keep_the_service_as_it_was() {
+    fn assign_with_too_many_ports_keeps_previous_service() {
         let ports = |count: usize| {
             let port = |n: usize| format!(r#"{{"port":{}}}"#, n + 1);
             (0..count).map(port).collect::<Vec<_>>().join(",")

@@ -1,5 +1,5 @@
-//! An API server over HTTP: one request after the other on a connection that is kept, and each watch on
-//! a connection of its own.
+//! An API server over HTTP: requests one after the other on a persistent connection, and each watch
+//! on a separate one.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use tokio::time::timeout;
 
 use super::objects::Status;
 use super::{Settings, Token};
-use crate::sources::http::{self, Connection, Lines, collect, failed, plain};
+use crate::sources::http::{self, Lines, Reopened, collect, failed, plain};
 
 /// Changes that are sent at once.
 pub(super) const WRITERS: usize = 8;
@@ -26,7 +26,7 @@ const TOKEN_MAX: u64 = 64 << 10;
 /// Why a request has no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Error {
-    /// Nobody answers, or nothing that can be understood; in words.
+    /// No answer, or an invalid one; the text has the reason.
     Failed(String),
     /// The answer is longer than is read.
     TooLong,
@@ -45,7 +45,7 @@ impl Error {
         matches!(self, Self::Refused(404, _))
     }
 
-    /// Somebody else has changed it in the meantime.
+    /// Another writer has changed it in the meantime.
     pub(super) const fn is_conflict(&self) -> bool {
         matches!(self, Self::Refused(409, _))
     }
@@ -55,7 +55,7 @@ impl Error {
         matches!(self, Self::Refused(429 | 500..=599, _))
     }
 
-    /// The request is wrong or not permitted, whatever the state of the connection.
+    /// The request is wrong or not permitted, independent of the connection.
     pub(super) const fn is_refused(&self) -> bool {
         matches!(self, Self::Refused(..))
     }
@@ -191,14 +191,14 @@ impl Writers {
 /// An API server.
 pub(super) struct Client {
     settings: Arc<Settings>,
-    connection: Option<Connection>,
+    connection: Reopened,
 }
 
 impl Client {
     pub(super) fn new(settings: Arc<Settings>) -> Self {
         Self {
             settings,
-            connection: None,
+            connection: Reopened::default(),
         }
     }
 
@@ -237,30 +237,21 @@ impl Client {
         let answer = answer.unwrap_or_else(|_| Err(self.late()));
         if answer.is_err() {
             // Whatever is still to come on it, it is no answer to the next.
-            self.connection = None;
+            self.connection.close();
         }
         serde_json::from_slice(&answer?)
-            .map_err(|error| Error::Failed(format!("answers with what is not understood: {error}")))
+            .map_err(|error| Error::Failed(format!("sent an invalid answer: {error}")))
     }
 
-    /// Sends a request; what comes back is the body of a success.
+    /// Sends a request; returns the body of a successful answer.
     async fn send(
         &mut self,
         method: Method,
         path: &str,
         body: Option<&Value>,
     ) -> Result<Incoming, Error> {
-        let ready = match &mut self.connection {
-            Some(connection) => connection.is_ready().await,
-            None => false,
-        };
         let settings = &self.settings;
-        if !ready {
-            let opened = Connection::open(&settings.server, settings.tls.as_ref()).await?;
-            self.connection = Some(opened);
-        }
-        // A server may close a connection that waits. A request that reads is sent again on another one.
-        let again = ready && method == Method::GET;
+        let reads = method == Method::GET;
         let kind = match method {
             Method::PATCH => "application/merge-patch+json",
             _ => "application/json",
@@ -283,16 +274,9 @@ impl Client {
         let request = head
             .body(Full::new(Bytes::from(body)))
             .map_err(|error| failed(&error))?;
-        let Some(connection) = &mut self.connection else {
-            return Err(Error::Failed("is not connected".to_owned()));
-        };
-        let answer = match connection.send(request.clone()).await {
-            Err(_) if again => {
-                let opened = Connection::open(&settings.server, settings.tls.as_ref()).await?;
-                self.connection.insert(opened).send(request).await?
-            }
-            answer => answer?,
-        };
+        let tls = settings.tls.as_ref();
+        let sent = self.connection.send(&settings.server, tls, request, reads);
+        let answer = sent.await?;
         let status = answer.status();
         if status.is_success() {
             return Ok(answer.into_body());
@@ -312,7 +296,7 @@ impl Client {
         let mut own = Self::new(Arc::clone(&self.settings));
         let body = timeout(self.limit(), own.send(Method::GET, path, None)).await;
         let body = body.unwrap_or_else(|_| Err(self.late()))?;
-        Ok(Lines::new(body, own.connection.take()))
+        Ok(Lines::new(body, own.connection))
     }
 }
 

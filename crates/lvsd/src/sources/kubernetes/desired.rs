@@ -12,7 +12,7 @@ use super::addresses::Assigned;
 use super::model::{EXCLUDED, Model, PREFIX, ZONE};
 use super::objects::{Node, Service, ServicePort, Use};
 
-/// Services that come of all Services.
+/// Maximum of services from all Services together.
 const TEXTS_MAX: usize = 4096;
 /// Servers of a service.
 const SERVERS_MAX: usize = 1024;
@@ -98,14 +98,14 @@ fn numbers<'a>(annotation: &str, value: &'a str, most: u32) -> Result<Vec<(&'a s
     all.sort_unstable();
     if let Some(pair) = all.windows(2).find(|pair| pair[0].0 == pair[1].0) {
         return Err(format!(
-            "annotation {annotation}: `{}` stands in it twice",
+            "annotation {annotation}: it contains `{}` twice",
             pair[0].0
         ));
     }
     Ok(all)
 }
 
-/// Whether an annotation asks for a check by HTTP, and its path.
+/// The path, if an annotation requests a check by HTTP.
 fn http_path(check: &str) -> Option<&str> {
     let path = check.strip_prefix("http:")?;
     let right = |b: u8| b.is_ascii_graphic() && b != b'"' && b != b'\\';
@@ -184,8 +184,8 @@ impl<'a> Options<'a> {
         Ok(options)
     }
 
-    /// The weights of servers, which nodes and zones multiply. If no server of the zones takes new
-    /// connections, those of all zones do.
+    /// The weights of servers, which nodes and zones multiply. If no server of the zones accepts
+    /// new connections, the weights of all zones apply.
     fn weigh(
         &self,
         model: &Model,
@@ -297,7 +297,7 @@ fn texts(
             let servers = options.weigh(model, servers);
             if servers.len() > SERVERS_MAX {
                 return Err(format!(
-                    "port {} has {} servers, and {SERVERS_MAX} at most are used",
+                    "port {} has {} servers, and the maximum is {SERVERS_MAX}",
                     port.port,
                     servers.len()
                 ));
@@ -313,7 +313,7 @@ fn texts(
     Ok((all, count))
 }
 
-/// The text of one service. All that stands in it has been read as a name, a number or an address.
+/// The text of one service. All its values have been parsed as a name, a number or an address.
 fn text(
     name: &str,
     service: &Service,
@@ -349,7 +349,7 @@ fn text(
         let count = spec.load_balancer_source_ranges.len();
         if count > RANGES_MAX {
             return Err(format!(
-                "spec.loadBalancerSourceRanges has {count} networks, and {RANGES_MAX} at most are used"
+                "spec.loadBalancerSourceRanges has {count} networks, and the maximum is {RANGES_MAX}"
             ));
         }
         for range in &spec.load_balancer_source_ranges {
@@ -415,7 +415,7 @@ fn is_local(service: &Service) -> bool {
 
 /// Nodes that take connections.
 struct Nodes<'a> {
-    /// Each with its name, and whether it takes new connections.
+    /// Each with its name, and whether it accepts new connections.
     all: Vec<(&'a str, &'a Node, bool)>,
 }
 
@@ -483,7 +483,8 @@ impl<'a> Nodes<'a> {
     }
 }
 
-/// How many ready endpoints of a Service each node has; 0 if its endpoints only finish what they have.
+/// The number of ready endpoints of a Service on each node; 0 if its endpoints only finish their
+/// connections.
 fn by_node<'a>(model: &'a Model, key: &str, family: Family) -> BTreeMap<&'a str, u16> {
     let mut nodes: BTreeMap<&str, u16> = BTreeMap::new();
     // An endpoint may be in two slices while it moves from one to the other.
@@ -648,7 +649,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_other_class_is_left_alone() {
+    fn desired_service_of_other_class_is_ignored() {
         for (class, ours) in [(r#""other""#, false), ("null", false), (r#""lvsd""#, true)] {
             let service = WEB.replace(r#""lvsd""#, class);
             assert_eq!(!of(&service, &[], &[]).texts.is_empty(), ours, "{class}");
@@ -889,7 +890,7 @@ mod tests {
                 annotated("weights", "n1=1001"),
                 "lvsd/weights: 1001 is more than 1000",
             ),
-            (annotated("weights", "n1=1,n1=2"), "`n1` stands in it twice"),
+            (annotated("weights", "n1=1,n1=2"), "it contains `n1` twice"),
             (annotated("zones", "east"), "lvsd/zones: `east` is not"),
             (annotated("zones", ""), "lvsd/zones: `` is not NAME=NUMBER"),
             (
@@ -905,7 +906,7 @@ mod tests {
                     r#""loadBalancerSourceRanges":[{}]"#,
                     vec![r#""10.0.0.0/8""#; RANGES_MAX + 1].join(",")
                 )),
-                "has 1025 networks, and 1024 at most are used",
+                "has 1025 networks, and the maximum is 1024",
             ),
             (
                 WEB.replace("\"TCP\"", "\"QUIC\""),

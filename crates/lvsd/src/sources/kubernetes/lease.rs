@@ -10,11 +10,12 @@ use tokio::time::Instant;
 
 use super::objects::{Lease, LeaseSpec};
 
-/// How long a director may not renew the Lease until another one takes it.
+/// Time without a renewal after which another director takes the Lease.
 pub(super) const LASTS: Duration = Duration::from_secs(15);
-/// Between two looks at the Lease.
+/// Interval of the checks of the Lease.
 pub(super) const PERIOD: Duration = Duration::from_secs(4);
-/// How long a renewal permits this director to write. It ends before others take the Lease.
+/// Time for which a renewal permits this director to write. It ends before another director takes
+/// the Lease.
 const WRITES: Duration = Duration::from_secs(10);
 /// The longest duration of a Lease that is believed, in seconds.
 const LONGEST: u32 = 300;
@@ -22,7 +23,7 @@ const LONGEST: u32 = 300;
 /// This director's knowledge of the Lease.
 #[derive(Debug, Default)]
 pub(super) struct Claim {
-    /// The last version that was seen, and since when.
+    /// The last known version, and its time.
     seen: Option<(String, Instant)>,
     /// The last version that this director wrote.
     written: Option<String>,
@@ -44,7 +45,7 @@ pub(super) enum Step {
 }
 
 impl Claim {
-    /// Looks at the Lease; `None`: there is none. `unix` is the time since 1970.
+    /// Decides about the Lease; `None`: there is none. `unix` is the time since 1970.
     pub(super) fn step(
         &mut self,
         lease: Option<&Lease>,
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn may_write_ends_before_others_take_the_lease() {
+    fn lease_write_right_ends_before_another_director_takes_it() {
         let mut claim = Claim::default();
         let sent = Instant::now();
         claim.won("7", "d1", sent);

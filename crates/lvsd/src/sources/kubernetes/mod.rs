@@ -47,7 +47,7 @@ use super::http::{Endpoint, Lines, plain};
 use super::{Shared, retry};
 use crate::health::probe::Tls;
 
-/// Objects that are asked for at once.
+/// Objects of one page of a list.
 const PAGE: usize = 500;
 /// Objects of a list.
 const LISTED_MAX: usize = 100_000;
@@ -63,7 +63,7 @@ const WATCH_MAX: Duration = Duration::from_secs(WATCH + 30);
 const GATHER: Duration = Duration::from_millis(200);
 /// The shortest time between two watches of a kind.
 const WATCH_MIN: Duration = Duration::from_secs(1);
-/// A session of this length counts as one that went well.
+/// A session of this length counts as a success.
 const WELL: Duration = Duration::from_secs(10);
 /// Statuses and Events that are written before the watches are read again.
 const WRITES: usize = 32;
@@ -196,7 +196,7 @@ fn unix() -> Duration {
 struct Watch {
     kind: Kind,
     lines: Lines,
-    /// The version up to which everything is known.
+    /// The version up to which all objects are known.
     version: String,
     began: Instant,
     /// When it counts as dead.
@@ -207,7 +207,7 @@ struct Watch {
 enum Brought {
     /// An object is new, has changed or has gone.
     Change,
-    /// Nothing but a version.
+    /// Only a version.
     Bookmark,
     /// Its end, which is no fault.
     End,
@@ -249,7 +249,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Until something goes wrong.
+    /// Runs until an error occurs.
     async fn run(&mut self) -> Result<Infallible, Error> {
         let mut early = 0;
         loop {
@@ -339,7 +339,7 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Follows what happens, until all has to be listed anew.
+    /// Follows changes, until all objects must be listed again.
     async fn follow(
         &mut self,
         mut services: Watch,
@@ -409,13 +409,13 @@ impl<'a> Session<'a> {
         );
     }
 
-    /// Takes a line of a watch; `None`: it has ended.
+    /// Handles a line of a watch; `None`: it has ended.
     fn take(&mut self, watch: &mut Watch, line: Option<Vec<u8>>) -> Result<Brought, Error> {
         let Some(line) = line else {
             return Ok(Brought::End);
         };
         let event: WatchEvent = serde_json::from_slice(&line)
-            .map_err(|error| Error::Failed(format!("watches what is not understood: {error}")))?;
+            .map_err(|error| Error::Failed(format!("sent an invalid event: {error}")))?;
         self.shared.hear_kubernetes();
         let object = event.object.get();
         if event.kind == "ERROR" {
@@ -438,13 +438,13 @@ impl<'a> Session<'a> {
         Ok(Brought::Change)
     }
 
-    /// Gives what is known to the daemon.
+    /// Passes the known objects to the daemon.
     fn hand_over(&mut self) -> Result<(), Error> {
         self.assigned = assign(&self.model, &self.settings);
         let desired = desired(&self.model, &self.assigned, &self.settings);
         let desired = desired.map_err(Error::Failed)?;
         let refused = self.assigned.refused.iter().chain(&desired.refused);
-        // They quote what anybody may have written.
+        // They quote text that any user of the cluster may have written.
         let refused = refused.map(|(key, why)| (key.clone(), plain(why)));
         let refused = refused.collect();
         let kubernetes = Kubernetes {
@@ -470,10 +470,10 @@ impl<'a> Session<'a> {
         let services = services.map(|(key, why)| format!("Kubernetes Service {key}: {why}"));
         let objects = self.model.refused.iter();
         let objects = objects
-            .map(|(object, why)| format!("Kubernetes {object}: {why}; what it was before stays"));
+            .map(|(object, why)| format!("Kubernetes {object}: {why}; its previous state stays"));
         let twin = self.claim.twin.then(|| {
             format!(
-                "another director is called {}, too: both write addresses in Kubernetes; give each a name of its own (`director` in [kubernetes])",
+                "another director is called {}, too: both write addresses in Kubernetes; give each a unique name (`director` in [kubernetes])",
                 self.settings.director
             )
         });
@@ -489,7 +489,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Looks at the Lease, and renews or takes it.
+    /// Reads the Lease, and renews or takes it.
     async fn keep(&mut self) -> Result<(), Error> {
         let settings = Arc::clone(&self.settings);
         let (namespace, name) = (&settings.lease.0, &settings.lease.1);
@@ -553,7 +553,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Notes, and logs once, what this director cannot write.
+    /// Records, and logs once, a write that failed.
     fn cannot(&mut self, why: String) {
         log_new(self.unwritten.as_ref(), &why);
         self.unwritten = Some(why);
@@ -615,7 +615,7 @@ impl<'a> Session<'a> {
                     );
                     events.extend(self.event(&key, "Normal", "AddressAssigned", &message));
                 }
-                // The watch tells what it is now.
+                // The watch reports its present state.
                 Err(error) if error.is_conflict() || error.is_missing() => {}
                 Err(error) if error.is_refused() => {
                     self.cannot(format!(
@@ -631,7 +631,7 @@ impl<'a> Session<'a> {
             }
         }
         // An Event about an address is written once at most.
-        self.tell(events).await?;
+        self.write_events(events).await?;
         fault.map_or(Ok(!passing), Err)
     }
 
@@ -656,7 +656,7 @@ impl<'a> Session<'a> {
                 }
             }
             let (events, due): (Vec<_>, Vec<_>) = due.into_iter().unzip();
-            let reported = self.tell(events).await?;
+            let reported = self.write_events(events).await?;
             let written = due
                 .into_iter()
                 .zip(&reported)
@@ -698,7 +698,7 @@ impl<'a> Session<'a> {
     }
 
     /// Writes Events; for each, false if another attempt may succeed.
-    async fn tell(&mut self, events: Vec<(Change, String)>) -> Result<Vec<bool>, Error> {
+    async fn write_events(&mut self, events: Vec<(Change, String)>) -> Result<Vec<bool>, Error> {
         let (changes, keys): (Vec<_>, Vec<_>) = events.into_iter().unzip();
         let answers = self.writers.send(changes).await;
         let mut reported = Vec::with_capacity(keys.len());
@@ -735,7 +735,7 @@ fn status(service: &Service, addresses: &[IpAddr]) -> Value {
     })
 }
 
-/// Logs what cannot be written, unless that is known.
+/// Logs a failed write, unless it was logged before.
 fn log_new(known: Option<&String>, why: &str) {
     if known.map(String::as_str) != Some(why) {
         tracing::warn!(event = "unwritten", "{why}");

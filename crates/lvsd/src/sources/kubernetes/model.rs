@@ -34,7 +34,7 @@ pub(super) const PREFIX: &str = "lvsd/";
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// The label of a Node that names its zone.
 pub(super) const ZONE: &str = "topology.kubernetes.io/zone";
-/// The label of a Node that external load balancers leave out.
+/// The label of a Node that external load balancers skip.
 pub(super) const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
 
 /// A kind of object.
@@ -117,15 +117,16 @@ impl Slices {
 /// All objects, by `NAMESPACE/NAME`.
 #[derive(Debug, Default)]
 pub(super) struct Model {
-    /// Services of type `LoadBalancer`, of any class: addresses of others are taken, too.
+    /// Services of type `LoadBalancer`, of any class, because the addresses of other classes are in
+    /// use, too.
     pub(super) services: BTreeMap<String, Service>,
     slices: Slices,
     pub(super) nodes: BTreeMap<String, Node>,
-    /// Objects that cannot be read, and why. What they were before stays.
+    /// Objects that cannot be read, with the reason. Their previous state applies.
     pub(super) refused: BTreeMap<String, String>,
 }
 
-/// `NAMESPACE/NAME`, or the name of what is in no namespace.
+/// `NAMESPACE/NAME`, or the name of an object without a namespace.
 fn key(named: &Named) -> String {
     match named.namespace.is_empty() {
         true => named.name.clone(),
@@ -185,7 +186,7 @@ impl Model {
         self.bounded()
     }
 
-    /// Takes all objects of a kind from a whole list, in place of the earlier ones.
+    /// Replaces all objects of a kind by those of a complete list.
     pub(super) fn replace(&mut self, kind: Kind, listed: Self) {
         let of_kind = full_name(kind, "");
         self.refused.retain(|name, _| !name.starts_with(&of_kind));
@@ -330,7 +331,7 @@ impl Model {
     }
 }
 
-/// Whether `known` is a later version of the same Service. A watch may tell of an older version than
+/// Whether `known` is a later version of the same Service. A watch may report an older version than
 /// the answer to a write of this director.
 fn is_newer(known: &Service, reported: &Service) -> bool {
     let version = |service: &Service| service.metadata.resource_version.parse::<u64>().ok();
@@ -366,7 +367,7 @@ mod tests {
         model.put(Kind::Service, &service(name, spec)).unwrap();
     }
 
-    /// Takes a list of all objects of a kind.
+    /// Applies a list of all objects of a kind.
     fn list(model: &mut Model, kind: Kind, objects: &[String]) -> Result<(), String> {
         let mut listed = Model::default();
         for object in objects {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-/// Reads a value, and takes `null` for the default of its type.
+/// Reads a value; `null` is the default of its type.
 fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -138,7 +138,7 @@ pub(super) struct Endpoint {
     pub(super) node_name: Option<String>,
 }
 
-/// An unknown `ready` counts as true, an unknown `serving` as `ready`, as Kubernetes says.
+/// A missing `ready` counts as true, a missing `serving` as `ready`, as Kubernetes defines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(super) struct Conditions {

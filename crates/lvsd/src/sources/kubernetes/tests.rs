@@ -89,7 +89,7 @@ pub(super) fn slice(name: &str, endpoints: &[(&str, &str, &str)]) -> String {
 /// Ends a watch as an API server does after its time.
 const END: &str = "END";
 
-/// How long a test waits for what has to come.
+/// Time limit of a test for an expected event.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An API server that has these objects, and answers a few kinds of request.
@@ -132,7 +132,7 @@ impl Fake {
         self.state.lock().unwrap()
     }
 
-    /// Has an object, and tells watches of it.
+    /// Stores an object, and reports it to watches.
     fn put(&self, kind: &'static str, object: &str) {
         let mut object: Value = serde_json::from_str(object).unwrap();
         let mut state = self.lock();
@@ -508,7 +508,7 @@ async fn session_compacted_history_is_listed_again() {
     let director = Followed::start(address, |_| {});
     director.wait_services(&["shop/web/tcp/80"]).await;
     let lists = fake.lock().lists;
-    // A change that no watch tells of, and the end of the history.
+    // A change that no watch reports, and the end of the history.
     fake.put("services", &service("mail", &Value::Null));
     let expired = json!({
         "type": "ERROR",
@@ -545,6 +545,39 @@ async fn client_closed_connection_is_opened_again_to_read() {
     let written = client.post("/x", &json!({})).await;
     assert!(matches!(written, Err(Error::Failed(_))), "{written:?}");
     client.get::<Value>("/x").await.unwrap();
+}
+
+#[tokio::test]
+async fn client_write_that_closed_connection_has_not_sent_is_sent_over_another() {
+    use std::io::{Read, Write};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let (closed, is_closed) = std::sync::mpsc::channel();
+    // Each connection ends after its first answer.
+    let server = std::thread::spawn(move || {
+        for _ in 0..2 {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = Vec::new();
+            let mut byte = [0];
+            while !request.ends_with(b"\r\n\r\n{}") {
+                stream.read_exact(&mut byte).unwrap();
+                request.extend(byte);
+            }
+            let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}";
+            stream.write_all(answer).unwrap();
+            drop(stream);
+            closed.send(()).unwrap();
+        }
+    });
+    let mut settings = settings("192.0.2.0/24");
+    settings.server = Endpoint::parse(&format!("http://{address}"), 443).unwrap();
+    let mut client = Client::new(Arc::new(settings));
+    for _ in 0..2 {
+        client.post("/x", &json!({})).await.unwrap();
+        // This blocks the runtime, so that the client does not see the end of the connection yet.
+        is_closed.recv().unwrap();
+    }
+    server.join().unwrap();
 }
 
 #[tokio::test]
@@ -616,12 +649,12 @@ async fn session_two_directors_write_by_turns() {
 async fn session_strange_answers_are_faults() {
     for (body, words) in [
         ("{}", "answers without a resourceVersion"),
-        ("[", "what is not understood"),
+        ("[", "an invalid"),
         (
             "{\"metadata\":{\"resourceVersion\":\"1\"},\"items\":3}",
-            "what is not understood",
+            "an invalid",
         ),
-        ("\u{0}\u{1b}[2J", "what is not understood"),
+        ("\u{0}\u{1b}[2J", "an invalid"),
     ] {
         let text = format!(
             "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}",

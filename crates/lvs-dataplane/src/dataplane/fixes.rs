@@ -196,7 +196,7 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
 }
 
 /// The fix for packets whose route leads over a device that the dataplane does not use, with the
-/// names of those that there are; `None` for other reasons.
+/// names of these devices; `None` for other reasons.
 pub(super) fn of_route(reason: &str, tables: &Tables) -> Option<String> {
     let no_link_layer = reason == FrameDrop::NoLinkLayer.name();
     if !no_link_layer && reason != FrameDrop::UnusedInterface.name() {
@@ -408,7 +408,7 @@ mod tests {
     use lvs_api::guidance::for_lvsd;
 
     #[test]
-    fn remedy_for_lvsd_changes_no_service_by_hand() {
+    fn fix_for_lvsd_changes_no_service_by_hand() {
         let drops = DropReason::ALL
             .iter()
             .map(|&reason| (reason.name(), of_drop(reason)));
@@ -422,12 +422,12 @@ mod tests {
             EVICTED_IDLE,
             EVICTED_TEMPLATE,
         ];
-        let evicted = evicted.map(|[name, _, remedy]| (name, remedy));
+        let evicted = evicted.map(|[name, _, fix]| (name, fix));
         let accepts = AcceptReason::ALL
             .iter()
             .map(|&reason| (reason.name(), of_accept(reason)));
         let page = include_str!("../../../../docs/configuration.md");
-        for (name, remedy) in drops.chain(frames).chain(evicted).chain(accepts) {
+        for (name, fix) in drops.chain(frames).chain(evicted).chain(accepts) {
             let mut reasons = [ReasonCount {
                 action: "drop".to_owned(),
                 reason: name.to_owned(),
@@ -435,10 +435,10 @@ mod tests {
                 recent: None,
                 ago: None,
                 help: String::new(),
-                remedy: remedy.to_owned(),
+                fix: fix.to_owned(),
             }];
             for_lvsd(&mut reasons);
-            let reported = &reasons[0].remedy;
+            let reported = &reasons[0].fix;
             for change in ["lvsadm -", "(-a)", "(-e", "lvsadm limit", "lvsadm sysctl"] {
                 let reported = reported
                     .replace("lvsadm --set", "")
@@ -457,7 +457,7 @@ mod tests {
         }
     }
 
-    /// Each name is a series of its own in `/metrics`.
+    /// Each name is a separate series in `/metrics`.
     #[test]
     fn reasons_of_one_action_have_different_names() {
         let drops = DropReason::ALL.iter().map(|reason| reason.name());
@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn no_reason_without_remedy() {
+    fn every_reason_has_fix() {
         let drops = DropReason::ALL
             .iter()
             .map(|&reason| (reason.name(), reason.describe(), of_drop(reason)));
@@ -499,9 +499,9 @@ mod tests {
         let frames = FrameDrop::ALL
             .iter()
             .map(|&reason| (reason.name(), reason.describe(), of_frame(reason)));
-        for (name, meaning, remedy) in drops.chain(accepts).chain(frames) {
+        for (name, meaning, fix) in drops.chain(accepts).chain(frames) {
             assert!(meaning.trim().len() > 10, "{name}");
-            assert!(remedy.len() > 20 && remedy.ends_with('.'), "{name}");
+            assert!(fix.len() > 20 && fix.ends_with('.'), "{name}");
         }
         // A new reason of lvs-core arrives here until it has its own fix.
         let malformed = [

@@ -1,5 +1,4 @@
-//! Frames that a backend lends: changed where they are, and back with the backend afterwards,
-//! whatever became of them.
+//! Frames in a backend's memory are changed in place, and return to the backend with any fate.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -33,7 +32,7 @@ fn web(method: Forwarding) -> Lab {
     ])
 }
 
-/// A ring's slots, as a backend would hand out what it has received in them.
+/// A ring's slots with received frames, as of a backend.
 struct Ring {
     arena: Arc<Arena>,
     headroom: usize,
@@ -77,7 +76,7 @@ fn pass(lab: &mut Lab, mut batch: Vec<Frame>, out: &mut Output) -> Sent {
     sent
 }
 
-/// A name, frames, and what a device has left undone about them.
+/// A name, frames, and the work that a device has left to the receiver.
 type Case = (&'static str, Vec<Vec<u8>>, Offload);
 
 fn from_client(ip: &[u8]) -> Vec<u8> {
@@ -144,8 +143,8 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// Every kind of frame, by every method, with much room in front and with none: the same packets
-/// leave as when the frames are the packet path's own, and all slots come back.
+/// Every kind of frame, with every method, with and without room in front: the same packets are
+/// sent as with frames of the packet path, and all slots are returned.
 #[test]
 fn lent_slots_are_returned_and_packets_are_unchanged() {
     for method in [Forwarding::Nat, Forwarding::Route, Forwarding::Tunnel] {
