@@ -90,7 +90,7 @@ struct Args {
     cleanup: bool,
 
     /// Packet workers: threads that each have a part of the connections (up to 64); auto: one for
-    /// each processor, 8 at most. More than one does not go with --fast-path.
+    /// each processor, 8 at most.
     #[arg(long, default_value = "1", value_name = "N|auto")]
     workers: Workers,
 

@@ -8,9 +8,7 @@ use core::time::Duration;
 
 use super::Shard;
 use crate::conn::{self, NO_SLOT, State, Template, flag};
-use crate::sync::bulk::{
-    Differences, Digest, Identity, Item, Kind, Pass, Ranges, Replicas, has_place,
-};
+use crate::sync::bulk::{Digest, Identity, Item, Kind, Pass, Ranges, Replicas, has_place};
 use crate::sync::wire::Entry;
 use crate::{Forwarding, Instant, Protocol};
 
@@ -71,18 +69,12 @@ impl Shard {
         replicas.map_or_else(Digest::default, |replicas| replicas.replicated().clone())
     }
 
-    /// Number of the connections borrowed from a peer.
-    pub fn borrowed(&self, peer: usize) -> u64 {
+    /// Digest of the connections borrowed from a peer, to be compared with the digest that the peer
+    /// sends.
+    pub fn borrowed(&self, peer: usize) -> Digest {
         let replicas = self.replicas.as_ref();
-        replicas.map_or(0, |replicas| replicas.borrowed_count(peer))
-    }
-
-    /// Compares a peer's digest with the connections borrowed from it.
-    pub fn compare_borrowed(&self, peer: usize, replicated: &Digest) -> Differences {
-        let replicas = self.replicas.as_ref();
-        replicas.map_or_else(Differences::default, |replicas| {
-            replicas.compare(peer, replicated)
-        })
+        let borrowed = replicas.and_then(|replicas| replicas.borrowed(peer));
+        borrowed.cloned().unwrap_or_default()
     }
 
     /// Items about connections from slot `from` on, and the next slot, like
@@ -321,7 +313,7 @@ pub(super) mod tests {
     use core::time::Duration;
 
     use crate::replication::{Heard, TakenOver};
-    use crate::sync::bulk::{self, Pass, Ranges};
+    use crate::sync::bulk::{self, Differences, Pass, Ranges};
     use crate::*;
 
     /// A director with its shard, which listens to another one as its peer 3.
@@ -435,10 +427,13 @@ pub(super) mod tests {
             }
         }
 
+        fn differ(&self, sender: &Self) -> Differences {
+            let borrowed = self.shard.borrowed(PEER);
+            borrowed.compare(&sender.shard.replicated())
+        }
+
         pub(in crate::shard) fn missing(&self, sender: &Self) -> u64 {
-            self.shard
-                .compare_borrowed(PEER, &sender.shard.replicated())
-                .missing
+            self.differ(sender).missing
         }
     }
 
@@ -476,7 +471,10 @@ pub(super) mod tests {
         assert_eq!(one.tell(&mut two, at(2)), taken(50));
         assert_eq!((two.shard.len(), two.missing(&one)), (50, 0));
         assert_eq!(
-            (one.shard.replicated().count(), two.shard.borrowed(PEER)),
+            (
+                one.shard.replicated().count(),
+                two.shard.borrowed(PEER).count()
+            ),
             (50, 50)
         );
         // Further packets are no news.
@@ -512,19 +510,28 @@ pub(super) mod tests {
         }
         let _ = two.packet(7, 0x10, at(10));
         assert_eq!(
-            (two.shard.replicated().count(), two.shard.borrowed(PEER)),
+            (
+                two.shard.replicated().count(),
+                two.shard.borrowed(PEER).count()
+            ),
             (1, 0)
         );
         assert_eq!(two.tell(&mut one, at(10)), taken(1));
         assert_eq!(
-            (one.shard.replicated().count(), one.shard.borrowed(PEER)),
+            (
+                one.shard.replicated().count(),
+                one.shard.borrowed(PEER).count()
+            ),
             (0, 1)
         );
         assert_eq!((one.missing(&two), two.missing(&one)), (0, 0));
         let _ = one.packet(7, 0x10, at(20));
         one.tell(&mut two, at(20));
         assert_eq!(
-            (two.shard.replicated().count(), two.shard.borrowed(PEER)),
+            (
+                two.shard.replicated().count(),
+                two.shard.borrowed(PEER).count()
+            ),
             (0, 1)
         );
         assert_eq!((one.shard.len(), two.shard.len()), (1, 1));
@@ -566,7 +573,10 @@ pub(super) mod tests {
         }
         two.adopt(None, at(6));
         assert_eq!(
-            (two.shard.replicated().count(), two.shard.borrowed(PEER)),
+            (
+                two.shard.replicated().count(),
+                two.shard.borrowed(PEER).count()
+            ),
             (200, 0)
         );
         let mut one = Side::new([5, 6], true);
@@ -585,7 +595,10 @@ pub(super) mod tests {
         let _ = one.packet(7, 0x10, at(8));
         one.tell(&mut two, at(8));
         assert_eq!(
-            (two.shard.replicated().count(), two.shard.borrowed(PEER)),
+            (
+                two.shard.replicated().count(),
+                two.shard.borrowed(PEER).count()
+            ),
             (199, 1)
         );
     }
@@ -619,7 +632,7 @@ pub(super) mod tests {
         let mut items = bulk::parse(&all).unwrap();
         items.remove(17);
         two.control.hear(&mut two.shard, PEER, false, items, at(1));
-        let differ = two.shard.compare_borrowed(PEER, &one.shard.replicated());
+        let differ = two.differ(&one);
         assert_eq!(
             (differ.replicated, differ.missing, differ.ranges.len()),
             (300, 1, 1)

@@ -204,6 +204,14 @@ impl Digest {
         self.0.iter().map(|range| u64::from(range.count)).sum()
     }
 
+    /// Adds the connections of another digest with the same keys, none of which is in this one.
+    pub fn merge(&mut self, other: &Self) {
+        for (range, more) in self.0.iter_mut().zip(&other.0) {
+            range.sum ^= more.sum;
+            range.count = range.count.wrapping_add(more.count);
+        }
+    }
+
     /// Appends it.
     pub fn write(&self, out: &mut Vec<u8>) {
         for range in &self.0 {
@@ -230,7 +238,7 @@ impl Digest {
     }
 
     /// Compares the borrowed connections with the digest of their owner.
-    fn compare(&self, sender: &Self) -> Differences {
+    pub fn compare(&self, sender: &Self) -> Differences {
         let mut all = Differences {
             replicated: sender.count(),
             ..Differences::default()
@@ -443,16 +451,9 @@ impl Replicas {
         &self.replicated
     }
 
-    pub(crate) fn borrowed_count(&self, peer: usize) -> u64 {
+    pub(crate) fn borrowed(&self, peer: usize) -> Option<&Digest> {
         let borrowed = self.borrowed.get(peer).and_then(Option::as_ref);
-        borrowed.map_or(0, |borrowed| borrowed.digest.count())
-    }
-
-    pub(crate) fn compare(&self, peer: usize, sender: &Digest) -> Differences {
-        match self.borrowed.get(peer) {
-            Some(Some(borrowed)) => borrowed.digest.compare(sender),
-            _ => Digest::default().compare(sender),
-        }
+        borrowed.map(|borrowed| &borrowed.digest)
     }
 }
 
@@ -502,14 +503,20 @@ mod tests {
             (&replicated, replicated.count()),
             (sender.replicated(), 10_000)
         );
-        let all = receiver.compare(5, &replicated);
+        let compare = |receiver: &Replicas| {
+            let borrowed = receiver.borrowed(5);
+            borrowed
+                .map(|borrowed| borrowed.compare(&replicated))
+                .unwrap()
+        };
+        let all = compare(&receiver);
         assert_eq!(
             (all.replicated, all.missing, all.ranges.len()),
             (10_000, 0, 0)
         );
 
         receiver.lend(5, &identity(77), false);
-        let all = receiver.compare(5, &replicated);
+        let all = compare(&receiver);
         assert_eq!((all.missing, all.ranges.len()), (1, 1));
         let ranges = Ranges::new(all.ranges);
         assert!(sender.is_replicated_in(&ranges, &identity(77)));
@@ -519,8 +526,40 @@ mod tests {
             sender.is_replicated_in(&ranges, &other)
         });
         receiver.lend(5, &identity(20_000 + other.unwrap()), true);
-        assert_eq!(receiver.compare(5, &replicated).missing, 1);
+        assert_eq!(compare(&receiver).missing, 1);
         assert_eq!(Digest::parse(&bytes[1..]), Err(Malformed));
+    }
+
+    /// Whatever the division of the connections among the shards of each director is.
+    #[test]
+    fn digests_of_shards_make_digest_of_director() {
+        let mut whole = Replicas::new([1, 2]);
+        let mut shards = [(); 3].map(|()| Replicas::new([1, 2]));
+        let mut others = [(); 2].map(|()| Replicas::new([3, 4]));
+        for other in &mut others {
+            other.listen_to(5, [1, 2]);
+        }
+        for port in 0..1000 {
+            whole.tell(&identity(port), true);
+            shards[usize::from(port % 3)].tell(&identity(port), true);
+            others[usize::from(port % 2)].lend(5, &identity(port), true);
+        }
+        let mut sent = Digest::default();
+        for shard in &shards {
+            sent.merge(shard.replicated());
+        }
+        assert_eq!(&sent, whole.replicated());
+        let borrowed = |others: &[Replicas]| {
+            let mut all = Digest::default();
+            for other in others {
+                all.merge(other.borrowed(5).unwrap());
+            }
+            all
+        };
+        assert_eq!(borrowed(&others), sent);
+        others[1].lend(5, &identity(77), false);
+        let differ = borrowed(&others).compare(&sent);
+        assert_eq!((differ.replicated, differ.missing), (1000, 1));
     }
 
     #[test]

@@ -113,12 +113,6 @@ impl Config {
         if workers.get() > WORKERS_MAX {
             return Err(StartError::Workers(workers));
         }
-        if workers.get() > 1 && self.peers.is_some() {
-            let text = format!(
-                "--workers {workers}: several packet workers cannot replicate connections to peers: leave out --workers, or --sync-peer (--start-daemon works with both)"
-            );
-            return Err(StartError::Peers(text));
-        }
         if workers.get() > 1 && self.hook.is_some() {
             return Err(StartError::Hook(workers));
         }

@@ -127,16 +127,11 @@ impl Director for Handle {
 
     fn take_over(&self, entries: Vec<Entry>, ticket: Ticket) {
         // A connection goes to the worker that its packets go to.
-        let steering = self.context.view().steering.clone();
-        let home = |entry: &Entry| {
-            let (client, steering) = (entry.client, steering.as_ref());
-            steering.map_or(0, |steering| steering.of_client(client.ip(), client.port()))
-        };
+        let view = self.context.view();
         let workers = self.threads.workers();
         let mut shares: Vec<Vec<Entry>> = workers.iter().map(|_| Vec::new()).collect();
         for entry in entries {
-            let home = home(&entry);
-            if let Some(share) = shares.get_mut(home) {
+            if let Some(share) = shares.get_mut(view.worker_of_client(entry.client)) {
                 share.push(entry);
             }
         }

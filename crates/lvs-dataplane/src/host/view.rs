@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -49,6 +49,14 @@ pub(crate) struct View {
     pub(crate) steering: Option<Arc<Steering>>,
     /// The ephemeral ports of the host, read at the first use.
     pub(crate) ephemeral: OnceLock<(u16, u16)>,
+}
+
+impl View {
+    /// The packet worker that packets of a client's connection go to.
+    pub(crate) fn worker_of_client(&self, client: SocketAddr) -> usize {
+        let steering = self.steering.as_ref();
+        steering.map_or(0, |steering| steering.of_client(client.ip(), client.port()))
+    }
 }
 
 /// A port as it is now.

@@ -159,13 +159,13 @@ pub fn peer_decode(bytes: &[u8]) {
             shard.adopt_borrowed(PEER, None, 0, 64, now);
         }
     }
-    let all = shard.replicated().count() + shard.borrowed(PEER);
+    let all = shard.replicated().count() + shard.borrowed(PEER).count();
     assert_eq!(all, shard.len() as u64);
     let (changes, _) = shard.take_changes();
     assert!(bulk::parse(&changes).is_ok());
     while shard.advance(Instant::from_nanos(u64::MAX), usize::MAX) {}
     assert_eq!(
-        shard.replicated().count() + shard.borrowed(PEER),
+        shard.replicated().count() + shard.borrowed(PEER).count(),
         shard.len() as u64
     );
 }

@@ -1,10 +1,12 @@
 //! Two directors that replicate their connections over TCP.
 
+use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use lvs_testbed::listing::{Connection, connections};
 use lvs_testbed::netns::run_with_input;
 use lvs_testbed::servers::NginxOptions;
 use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, Vip, programs, wait_until};
@@ -39,7 +41,18 @@ fn key(site: &Site, name: &str, key: &str) -> Result<String> {
 
 /// A dataplane with the peer at `peer`, and without state of a killed one.
 fn dataplane(site: &Site, director: &Host, peer: &str, key: &str) -> Result<Proc> {
-    let extra = ["--sync-peer", peer, "--sync-key", key];
+    dataplane_of(site, director, peer, key, "1")
+}
+
+/// As [`dataplane`], with this number of packet workers.
+fn dataplane_of(
+    site: &Site,
+    director: &Host,
+    peer: &str,
+    key: &str,
+    workers: &str,
+) -> Result<Proc> {
+    let extra = ["--sync-peer", peer, "--sync-key", key, "--workers", workers];
     site.start_dataplane_on(director, &[], &[&extra[..], &ALONE].concat())
 }
 
@@ -94,15 +107,24 @@ fn wait(what: &str, done: impl FnMut() -> bool) -> Result<()> {
     wait_until(what, Duration::from_secs(30), done)
 }
 
+/// The connections of a director, without their timers.
+fn connections_of(site: &Site, director: &Host) -> Result<BTreeSet<[String; 4]>> {
+    let listing = site.lvsadm_on(director, "-L -c -n")?;
+    let all = connections(&listing)?.into_iter();
+    let key = |it: Connection| [it.source, it.virtual_address, it.destination, it.state];
+    Ok(all.map(key).collect())
+}
+
 /// 250 clients with consecutive downloads over one connection each: the director dies meanwhile,
-/// returns with an empty table, and takes over when it is ready.
-fn comes_back(label: &str, forward: Forward) -> Result<()> {
+/// returns with an empty table, and takes over when it is ready. The directors have these numbers
+/// of packet workers.
+fn comes_back(label: &str, forward: Forward, workers: [&str; 2]) -> Result<()> {
     const CLIENTS: u64 = 250;
     let mut site = site(label, forward, 60_000)?;
     let (first, second) = (site.director.clone(), site.standby()?.clone());
     let key = key(&site, "key", KEY)?;
-    let mut one = dataplane(&site, &first, TWO, &key)?;
-    let two = dataplane(&site, &second, ONE, &key)?;
+    let mut one = dataplane_of(&site, &first, TWO, &key, workers[0])?;
+    let two = dataplane_of(&site, &second, ONE, &key, workers[1])?;
     site.add_service(80, "rr")?;
     copy_services(&site, &first, &second)?;
     for director in [&first, &second] {
@@ -120,6 +142,11 @@ fn comes_back(label: &str, forward: Forward) -> Result<()> {
             of_peer(&site, &second, "borrowed") == Some(CLIENTS)
         })?;
         ensure!(of_peer(&site, &first, "borrowed") == Some(0));
+        wait("both to have the same connections", || {
+            let all = [&first, &second].map(|director| connections_of(&site, director).ok());
+            let count = all[0].as_ref().map(BTreeSet::len);
+            count.is_some_and(|count| count as u64 == CLIENTS) && all[0] == all[1]
+        })?;
         site.unplug()?;
         one.kill();
         site.fail_over()?;
@@ -136,7 +163,7 @@ fn comes_back(label: &str, forward: Forward) -> Result<()> {
             _ => plug.push_str("ip route add default via 192.0.2.254\n"),
         }
         first.sh(&plug)?;
-        one = dataplane(&site, &first, TWO, &key)?;
+        one = dataplane_of(&site, &first, TWO, &key, workers[0])?;
         copy_services(&site, &second, &first)?;
         let said = site.lvsadm_on(&first, "sync --wait 120s");
         let said = said.with_context(|| format!("{}\n{}", one.log(), two.log()))?;
@@ -176,12 +203,18 @@ fn comes_back(label: &str, forward: Forward) -> Result<()> {
 
 #[test]
 fn restarted_director_takes_over_when_ready_nat() -> Result<()> {
-    comes_back("back-nat", Forward::Nat)
+    comes_back("back-nat", Forward::Nat, ["1", "1"])
 }
 
 #[test]
 fn restarted_director_takes_over_when_ready_dr() -> Result<()> {
-    comes_back("back-dr", Forward::Dr)
+    comes_back("back-dr", Forward::Dr, ["1", "1"])
+}
+
+#[test]
+fn restarted_director_with_several_workers_takes_over_when_ready() -> Result<()> {
+    comes_back("back-workers", Forward::Nat, ["2", "1"])?;
+    comes_back("back-workers-2", Forward::Dr, ["2", "2"])
 }
 
 #[test]
@@ -287,10 +320,6 @@ fn invalid_peer_options_are_reported() -> Result<()> {
         (
             format!("--sync-peer {TWO} --sync-key {absent}"),
             "cannot read the key",
-        ),
-        (
-            format!("--workers 2 --sync-peer {TWO} --sync-key {good}"),
-            "leave out --workers, or --sync-peer",
         ),
         (
             format!("--sync-peer two --sync-key {good}"),

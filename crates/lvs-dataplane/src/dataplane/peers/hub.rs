@@ -47,11 +47,11 @@ impl Hub {
         }
     }
 
-    /// Queues changed connections for all peers. If some changes are lost, each peer receives a
-    /// full sync.
-    pub(in crate::dataplane) fn tell(&self, items: &Arc<[u8]>, lost: bool) {
+    /// Queues changed connections of a packet worker for all peers. If some changes are lost, each
+    /// peer receives a full sync.
+    pub(in crate::dataplane) fn tell(&self, worker: usize, items: &Arc<[u8]>, lost: bool) {
         for outgoing in self.all().iter() {
-            outgoing.push(Said::Items(items.clone()));
+            outgoing.push_items(worker, items.clone());
             if lost {
                 outgoing.lose();
             }
@@ -77,6 +77,17 @@ impl Said {
     }
 }
 
+/// A digest to which some packet workers have not added their connections yet. The digest and the
+/// items before it in the queue must describe the same connections, and no worker waits for another
+/// one: so the items of the workers that have added theirs go behind the digest.
+#[derive(Debug)]
+struct Gathering {
+    digest: Digest,
+    /// For each packet worker, whether its connections are in the digest.
+    added: Vec<bool>,
+    behind: Vec<Said>,
+}
+
 /// The outgoing queue of one peer, and the ranges that this peer has requested again.
 #[derive(Debug, Default)]
 pub(super) struct Outgoing {
@@ -87,10 +98,25 @@ pub(super) struct Outgoing {
 #[derive(Debug, Default)]
 struct Queue {
     said: VecDeque<Said>,
+    gathering: Option<Gathering>,
+    /// Bytes of all messages, also of those that go behind a digest.
     bytes: usize,
     lost: bool,
     closed: bool,
     wanted: Vec<u16>,
+}
+
+impl Queue {
+    /// Accounts for a message; `false` if there is no room for it.
+    fn has_room(&mut self, said: &Said) -> bool {
+        let bytes = self.bytes + said.len();
+        if bytes > WAITING_MAX {
+            self.lost = true;
+            return false;
+        }
+        self.bytes = bytes;
+        true
+    }
 }
 
 /// The next messages and requests for a session to handle.
@@ -109,20 +135,72 @@ impl Outgoing {
     }
 
     pub(super) fn push(&self, said: Said) {
-        let first = {
-            let mut queue = self.queue();
-            let bytes = queue.bytes + said.len();
-            if bytes > WAITING_MAX {
-                queue.lost = true;
-                return;
-            }
-            queue.bytes = bytes;
-            queue.said.push_back(said);
-            queue.said.len() == 1
-        };
+        self.push_to(self.queue(), said);
+    }
+
+    fn push_to(&self, mut queue: MutexGuard<'_, Queue>, said: Said) {
+        if !queue.has_room(&said) {
+            return;
+        }
+        queue.said.push_back(said);
+        let first = queue.said.len() == 1;
+        drop(queue);
         if first {
             self.changed.notify_one();
         }
+    }
+
+    /// Queues connections of a packet worker.
+    pub(super) fn push_items(&self, worker: usize, items: Arc<[u8]>) {
+        let (said, mut queue) = (Said::Items(items), self.queue());
+        let has_added = |going: &Gathering| going.added.get(worker).is_some_and(|&added| added);
+        if !queue.gathering.as_ref().is_some_and(has_added) {
+            self.push_to(queue, said);
+        } else if queue.has_room(&said)
+            && let Some(gathering) = &mut queue.gathering
+        {
+            gathering.behind.push(said);
+        }
+    }
+
+    /// Begins a digest, to which each of `workers` packet workers is to
+    /// [add its connections](Self::add_to_digest); `false` while an earlier one is incomplete.
+    pub(super) fn begin_digest(&self, workers: usize) -> bool {
+        let mut queue = self.queue();
+        if queue.closed || queue.gathering.is_some() {
+            return false;
+        }
+        queue.gathering = Some(Gathering {
+            digest: Digest::default(),
+            added: vec![false; workers],
+            behind: Vec::new(),
+        });
+        true
+    }
+
+    /// Adds the connections of a packet worker, all of whose items until now are queued, to the
+    /// digest that was begun. After the last one, the digest is queued.
+    pub(super) fn add_to_digest(&self, worker: usize, digest: &Digest) {
+        let mut queue = self.queue();
+        let Some(gathering) = &mut queue.gathering else {
+            return;
+        };
+        if let Some(added) = gathering.added.get_mut(worker).filter(|added| !**added) {
+            *added = true;
+            gathering.digest.merge(digest);
+        }
+        if gathering.added.contains(&false) {
+            return;
+        }
+        if let Some(Gathering { digest, behind, .. }) = queue.gathering.take() {
+            let said = Said::Digest(Arc::new(digest));
+            if queue.has_room(&said) {
+                queue.said.push_back(said);
+            }
+            queue.said.extend(behind);
+        }
+        drop(queue);
+        self.changed.notify_one();
     }
 
     /// Records that messages are lost, so that the peer receives a full sync.
@@ -142,9 +220,14 @@ impl Outgoing {
         self.changed.notify_one();
     }
 
-    /// Ends the session.
+    /// Ends the session. An incomplete digest is not sent.
     pub(super) fn close(&self) {
-        self.queue().closed = true;
+        let mut queue = self.queue();
+        queue.closed = true;
+        if let Some(gathering) = queue.gathering.take() {
+            queue.said.extend(gathering.behind);
+        }
+        drop(queue);
         self.changed.notify_one();
     }
 
@@ -204,7 +287,7 @@ mod tests {
         assert!(hub.add(slow.clone()));
         let items: Arc<[u8]> = vec![0; 1 << 20].into();
         for _ in 0..100 {
-            hub.tell(&items, false);
+            hub.tell(0, &items, false);
         }
         assert_eq!(slow.waiting(), WAITING_MAX);
         let work = slow.take(Instant::now());
@@ -216,11 +299,94 @@ mod tests {
         }
         assert!(slow.take(Instant::now()).said.is_empty());
         assert_eq!(slow.waiting(), 0);
-        hub.tell(&items, true);
+        hub.tell(0, &items, true);
         assert!(slow.take(Instant::now()).lost);
         slow.want((0..2000).chain(0..2000));
         assert_eq!(slow.take(Instant::now()).wanted.len(), WANTED_MAX);
         assert!(hub.remove(&slow));
+    }
+
+    /// A digest of connections `numbers`, as a worker has it: here the hash is the number.
+    fn digest_of(numbers: &[u8]) -> Digest {
+        let mut bytes = vec![0; DIGEST_LEN];
+        let sum = numbers.iter().fold(0, |sum, number| sum ^ number);
+        let count = u32::try_from(numbers.len()).expect("few");
+        bytes[7] = sum;
+        bytes[8..12].copy_from_slice(&count.to_be_bytes());
+        Digest::parse(&bytes).expect("it is in order")
+    }
+
+    /// Each order in which three workers add their connections to a digest, with changes in
+    /// between: the digest is that of the items before it.
+    #[test]
+    fn digest_of_several_workers_describes_items_before_it() {
+        const ORDERS: [[usize; 3]; 6] = [
+            [0, 1, 2],
+            [0, 2, 1],
+            [1, 0, 2],
+            [1, 2, 0],
+            [2, 0, 1],
+            [2, 1, 0],
+        ];
+        for order in ORDERS {
+            let outgoing = Outgoing::default();
+            let (mut owned, mut number) = ([const { Vec::new() }; 3], 0);
+            let mut all_open = |owned: &mut [Vec<u8>; 3]| {
+                for (worker, owned) in owned.iter_mut().enumerate() {
+                    number += 1;
+                    owned.push(number);
+                    outgoing.push_items(worker, vec![number].into());
+                }
+            };
+            for _ in 0..2 {
+                all_open(&mut owned);
+                assert!(outgoing.begin_digest(3));
+                assert!(!outgoing.begin_digest(3), "one at a time");
+                for worker in order {
+                    all_open(&mut owned);
+                    outgoing.add_to_digest(worker, &digest_of(&owned[worker]));
+                }
+                all_open(&mut owned);
+            }
+            let (mut seen, mut digests) = (Vec::new(), 0);
+            for said in outgoing.take(Instant::now()).said {
+                match said {
+                    Said::Items(items) => seen.extend(items.iter()),
+                    Said::Digest(digest) => {
+                        assert_eq!(*digest, digest_of(&seen), "{order:?}");
+                        digests += 1;
+                    }
+                    Said::Whole => panic!("there was none"),
+                }
+            }
+            let in_order = |owned: &[u8]| {
+                let theirs = seen.iter().filter(|number| owned.contains(number));
+                theirs.eq(owned)
+            };
+            assert!(digests == 2 && owned.iter().all(|owned| in_order(owned)));
+            assert_eq!(outgoing.waiting(), 0);
+        }
+    }
+
+    #[test]
+    fn items_behind_incomplete_digest_are_bounded_and_sent_at_end() {
+        let outgoing = Outgoing::default();
+        assert!(outgoing.begin_digest(2));
+        outgoing.add_to_digest(1, &Digest::default());
+        let items: Arc<[u8]> = vec![0; 1 << 20].into();
+        for _ in 0..100 {
+            outgoing.push_items(1, items.clone());
+        }
+        assert_eq!(outgoing.waiting(), WAITING_MAX);
+        let work = outgoing.take(Instant::now());
+        assert!(work.lost && work.said.is_empty());
+        outgoing.close();
+        assert!(!outgoing.begin_digest(2));
+        outgoing.add_to_digest(0, &Digest::default());
+        for _ in 0..16 {
+            assert_eq!(outgoing.take(Instant::now()).said.len(), 1);
+        }
+        assert_eq!(outgoing.waiting(), 0);
     }
 
     #[test]

@@ -9,6 +9,11 @@
 //! peer ─▶ lvs-peer-gets ─ portions, few at a time ─▶ mailbox of lvs-worker-N
 //! ```
 //!
+//! One session replicates the connections of all packet workers, and its messages do not depend on
+//! their number. A walk visits one worker's table after the other. A digest is the sum over all
+//! workers; [`hub`] keeps it consistent with the items before it. A received connection goes to the
+//! worker that its packets go to.
+//!
 //! There is a TCP connection for each direction: a director connects to each of its peers, and
 //! receives over this connection.
 
@@ -31,7 +36,7 @@ use std::time::{Duration, Instant};
 use lvs_core::api::{PeerInfo, PeerStanding, SyncState, TablesInfo, Waiting};
 use lvs_core::replication::Heard;
 use lvs_core::sync::PORT;
-use lvs_core::sync::bulk::PEERS_MAX;
+use lvs_core::sync::bulk::{Digest, PEERS_MAX};
 use lvs_core::sync::services::ServiceDigests;
 use tracing::{info, warn};
 
@@ -101,6 +106,14 @@ struct Counts {
     refused_key: AtomicU64,
     forged: AtomicU64,
     malformed: AtomicU64,
+}
+
+/// A place of a walk over the connection tables of all packet workers: a worker and a slot of its
+/// table.
+#[derive(Clone, Copy, Debug, Default)]
+struct Place {
+    worker: usize,
+    from: usize,
 }
 
 /// One peer.
@@ -246,7 +259,7 @@ impl Peers {
             sleeping: Default::default(),
             threads: Mutex::default(),
         });
-        this.on_worker(move |decider| decider.shard.keep_replicas(keys));
+        this.on_workers(move |decider| decider.shard.keep_replicas(keys));
         for peer in &this.peers {
             let (peers, peer) = (this.clone(), peer.clone());
             this.spawn("lvs-peer-gets", move || receiver::run(&peers, &peer))
@@ -313,33 +326,84 @@ impl Peers {
         context.map_or(lvs_core::Instant::ZERO, |context| context.now())
     }
 
-    /// Posts a job to the packet worker, which queues its changes before it runs the job.
-    fn on_worker(&self, job: impl FnOnce(&mut Decider) + Send + 'static) {
-        // There is one worker.
+    /// Number of packet workers; 0 after they have ended.
+    fn workers(&self) -> usize {
         let threads = self.workers.upgrade();
-        if let Some(worker) = threads
-            .as_ref()
-            .and_then(|threads| threads.workers().first())
-        {
+        threads.map_or(0, |threads| threads.workers().len())
+    }
+
+    /// Posts a job to a packet worker, which queues its changes before it runs the job.
+    fn on_worker(&self, number: usize, job: impl FnOnce(&mut Decider) + Send + 'static) {
+        let threads = self.workers.upgrade();
+        let workers = threads.as_ref().map(|threads| threads.workers());
+        if let Some(worker) = workers.and_then(|workers| workers.get(number)) {
             let job = move |worker: &mut Worker| worker.with_decider(job);
             worker.mailbox.post(job);
         }
     }
 
-    /// Asks a worker as [`on_worker`](Self::on_worker), and waits for the answer; `None` without an
-    /// answer.
+    /// Posts a job to every packet worker, as [`on_worker`](Self::on_worker).
+    fn on_workers(&self, job: impl Fn(&mut Decider) + Clone + Send + 'static) {
+        for number in 0..self.workers() {
+            self.on_worker(number, job.clone());
+        }
+    }
+
+    /// Asks a packet worker as [`on_worker`](Self::on_worker), and waits for the answer; `None`
+    /// without an answer.
     fn ask_worker<T: Send + 'static>(
         &self,
+        number: usize,
         job: impl FnOnce(&mut Decider, lvs_core::Instant) -> T + Send + 'static,
     ) -> Option<T> {
         let (reply, answer) = mpsc::channel();
         let now = self.now();
-        self.on_worker(move |decider| drop(reply.send(job(decider, now))));
+        self.on_worker(number, move |decider| {
+            drop(reply.send(job(decider, now)));
+        });
         answer.recv_timeout(WORKER_TIMEOUT).ok()
     }
 
+    /// Asks every packet worker for a digest, and returns the sum; `None` without all answers.
+    fn digest_of_workers(
+        &self,
+        part: impl Fn(&mut Decider) -> Digest + Clone + Send + 'static,
+    ) -> Option<Digest> {
+        let threads = self.workers.upgrade()?;
+        let parts = threads.ask(move |worker| worker.with_decider(&part)).ok()?;
+        let mut sum = Digest::default();
+        for part in &parts {
+            sum.merge(part);
+        }
+        Some(sum)
+    }
+
+    /// The connections borrowed from a peer.
+    fn borrowed(&self, peer: usize) -> Option<Digest> {
+        self.digest_of_workers(move |decider| decider.shard.borrowed(peer))
+    }
+
+    /// Runs a job on a piece of a packet worker's table. The job returns the slot of the next piece.
+    /// Returns the next place, which may be in the table of the next worker.
+    fn walk(
+        &self,
+        place: Place,
+        job: impl FnOnce(&mut Decider, usize, lvs_core::Instant) -> Option<usize> + Send + 'static,
+    ) -> Option<Place> {
+        let Place { worker, from } = place;
+        let next = self.ask_worker(worker, move |decider, now| job(decider, from, now));
+        match next.flatten() {
+            Some(from) => Some(Place { worker, from }),
+            // A worker that does not answer is ending.
+            None => {
+                let worker = worker + 1;
+                (worker < self.workers()).then_some(Place { worker, from: 0 })
+            }
+        }
+    }
+
     fn set_heard(&self, heard: bool) {
-        self.on_worker(move |decider| decider.shard.set_heard(heard));
+        self.on_workers(move |decider| decider.shard.set_heard(heard));
     }
 
     fn templates(
@@ -474,12 +538,12 @@ impl Peers {
         let waits = self.look_whether_ready();
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let counts = &self.counts;
-        let replicated = self.ask_worker(|decider, _| decider.shard.replicated().count());
+        let replicated = self.digest_of_workers(|decider| decider.shard.replicated());
         SyncState {
             ready: waits.is_none(),
             waits_for: waits.unwrap_or_default(),
             listen: Some(self.listen),
-            replicated: replicated.unwrap_or(0),
+            replicated: replicated.map_or(0, |digest| digest.count()),
             peers: self.peers.iter().map(|peer| self.report_on(peer)).collect(),
             items_sent: read(&counts.items_sent),
             bytes_sent: read(&counts.bytes_sent),
@@ -502,8 +566,7 @@ impl Peers {
     }
 
     fn report_on(&self, peer: &Peer) -> PeerInfo {
-        let number = peer.number;
-        let borrowed = self.ask_worker(move |decider, _| decider.shard.borrowed(number));
+        let borrowed = self.borrowed(peer.number);
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let state = peer.state();
         PeerInfo {
@@ -511,7 +574,7 @@ impl Peers {
             state: state.name().to_owned(),
             trouble: state.trouble_text(),
             replicated: state.replicated,
-            borrowed: borrowed.unwrap_or(0),
+            borrowed: borrowed.map_or(0, |digest| digest.count()),
             missing: state.missing,
             heard_ms: state.heard.map(|at| millis(at.elapsed())),
             bulk_connections: state.bulk.map(|(count, ..)| count),

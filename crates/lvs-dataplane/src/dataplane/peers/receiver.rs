@@ -15,7 +15,7 @@ use tracing::{info, warn};
 use super::accept::read_until;
 use super::frame::{FrameError, Handshake, INTRODUCTION_LEN, Introduction, Kind, PROOF_LEN};
 use super::tables::Said;
-use super::{Peer, Peers, Step, Trouble, frame};
+use super::{Peer, Peers, Place, Step, Trouble, frame};
 use crate::random::random;
 
 /// The longest time until a peer accepts a connection, and until it has sent its proof.
@@ -28,7 +28,7 @@ const AGAIN: Duration = Duration::from_millis(500);
 const AGAIN_REFUSED: Duration = Duration::from_secs(5);
 /// Connections that a packet worker takes over at once: less than 100 microseconds.
 const PORTION: usize = 64;
-/// Portions that wait for the packet worker.
+/// Portions that wait for a packet worker.
 const PORTIONS_MAX: usize = 2;
 /// Slots that the packet worker examines at once.
 const PIECE: usize = 8192;
@@ -147,44 +147,93 @@ fn introduce(peers: &Peers, stream: &mut TcpStream) -> Result<([u8; 16], Handsha
     Ok((theirs.identity, handshake))
 }
 
-/// Portions on their way to the packet worker.
+/// Portions on their way to the packet workers.
 struct Portions<'a> {
     peers: &'a Peers,
     number: usize,
     keeps_ties: bool,
-    reply: Sender<Heard>,
-    answers: Receiver<Heard>,
-    under_way: usize,
+    /// The worker that has handled a portion, and the results.
+    reply: Sender<(usize, Heard)>,
+    answers: Receiver<(usize, Heard)>,
+    /// Portions that wait for each worker.
+    under_way: Vec<usize>,
 }
 
-impl Portions<'_> {
-    /// Passes items to the packet worker; each portion waits for a free place. `false` if the
-    /// worker has ended.
-    fn deliver(&mut self, items: Vec<Item>) -> bool {
-        let mut items = items.into_iter();
-        loop {
-            let portion: Vec<Item> = items.by_ref().take(PORTION).collect();
-            if portion.is_empty() {
-                return true;
-            }
-            if self.under_way >= PORTIONS_MAX && !self.wait() {
-                return false;
-            }
-            let (reply, number, ties) = (self.reply.clone(), self.number, self.keeps_ties);
-            self.under_way += 1;
-            self.peers.on_worker(move |decider| {
-                let _ = reply.send(decider.hear(number, ties, portion));
-            });
+impl<'a> Portions<'a> {
+    fn new(peers: &'a Peers, number: usize, keeps_ties: bool) -> Self {
+        let (reply, answers) = channel();
+        Self {
+            peers,
+            number,
+            keeps_ties,
+            reply,
+            answers,
+            under_way: vec![0; peers.workers()],
         }
     }
 
-    /// Waits until the packet worker has handled a portion.
-    fn wait(&mut self) -> bool {
-        let Ok(heard) = self.answers.recv_timeout(SILENCE) else {
+    /// Passes each item to the packet worker that the packets of the connection go to; each portion
+    /// waits for a free place. `false` if a worker has ended.
+    fn deliver(&mut self, items: Vec<Item>) -> bool {
+        let Some(context) = self.peers.context.upgrade() else {
             return false;
         };
-        self.under_way -= 1;
+        let view = context.view();
+        let mut shares: Vec<Vec<Item>> = self.under_way.iter().map(|_| Vec::new()).collect();
+        for item in items {
+            if let Some(share) = shares.get_mut(view.worker_of_client(item.entry.client)) {
+                share.push(item);
+            }
+        }
+        let mut shares: Vec<_> = shares.into_iter().map(Vec::into_iter).collect();
+        loop {
+            // In turn, so that all workers are busy.
+            let mut more = false;
+            for (worker, share) in shares.iter_mut().enumerate() {
+                let portion: Vec<Item> = share.take(PORTION).collect();
+                more |= !portion.is_empty();
+                if !portion.is_empty() && !self.post(worker, portion) {
+                    return false;
+                }
+            }
+            if !more {
+                return true;
+            }
+        }
+    }
+
+    /// Posts a portion to a packet worker when there is a free place.
+    fn post(&mut self, worker: usize, portion: Vec<Item>) -> bool {
+        while self.under_way[worker] >= PORTIONS_MAX {
+            if !self.wait() {
+                return false;
+            }
+        }
+        self.under_way[worker] += 1;
+        let (reply, number, ties) = (self.reply.clone(), self.number, self.keeps_ties);
+        self.peers.on_worker(worker, move |decider| {
+            let _ = reply.send((worker, decider.hear(number, ties, portion)));
+        });
+        true
+    }
+
+    /// Waits until a packet worker has handled a portion.
+    fn wait(&mut self) -> bool {
+        let Ok((worker, heard)) = self.answers.recv_timeout(SILENCE) else {
+            return false;
+        };
+        self.under_way[worker] -= 1;
         self.peers.heard(heard);
+        true
+    }
+
+    /// Waits until the packet workers have handled all portions.
+    fn wait_for_all(&mut self) -> bool {
+        while self.under_way.iter().any(|&count| count > 0) {
+            if !self.wait() {
+                return false;
+            }
+        }
         true
     }
 }
@@ -202,18 +251,10 @@ fn hear(
     };
     let keys = keys.try_into().map_err(|_| FrameError::Malformed)?;
     let (keys, number) = (frame::keys(keys), peer.number);
-    peers.on_worker(move |decider| decider.shard.listen_to(number, keys));
+    peers.on_workers(move |decider| decider.shard.listen_to(number, keys));
     peer.step(Step::Bulk);
     info!("{} replicates its connections", peer.address);
-    let (reply, answers) = channel();
-    let mut portions = Portions {
-        peers,
-        number,
-        keeps_ties: peers.identity > identity,
-        reply,
-        answers,
-        under_way: 0,
-    };
+    let mut portions = Portions::new(peers, number, peers.identity > identity);
     let (begun, mut received) = (Instant::now(), 0);
     let mut whole = false;
     let mut repairs = 0_u32;
@@ -234,10 +275,8 @@ fn hear(
                 }
             }
             Kind::Whole => {
-                while portions.under_way > 0 {
-                    if !portions.wait() {
-                        return Err(gone());
-                    }
+                if !portions.wait_for_all() {
+                    return Err(gone());
                 }
                 if !whole {
                     let took = begun.elapsed();
@@ -257,9 +296,8 @@ fn hear(
                 let digest = Digest::parse(digest).map_err(|_| FrameError::Malformed)?;
                 let services =
                     ServiceDigests::parse(services).map_err(|_| FrameError::Malformed)?;
-                let differ = peers
-                    .ask_worker(move |decider, _| decider.shard.compare_borrowed(number, &digest))
-                    .ok_or_else(gone)?;
+                // Each worker has handled the items before the digest when it answers.
+                let differ = peers.borrowed(number).ok_or_else(gone)?.compare(&digest);
                 out.clear();
                 repairs = match differ.ranges.is_empty() {
                     true => 0,
@@ -307,15 +345,13 @@ fn compare_services(peers: &Peers, peer: &Peer, theirs: &ServiceDigests) {
 /// Makes this director the owner of connections that it borrowed from a peer; it replicates them
 /// from now on.
 fn adopt(peers: &Peers, peer: &Peer, ranges: Option<&Ranges>) {
-    let mut next = Some(0);
-    while let Some(from) = next {
+    let mut next = Some(Place::default());
+    while let Some(place) = next {
         let (number, ranges) = (peer.number, ranges.cloned());
-        next = peers
-            .ask_worker(move |decider, now| {
-                let shard = &mut decider.shard;
-                shard.adopt_borrowed(number, ranges.as_ref(), from, PIECE, now)
-            })
-            .flatten();
+        next = peers.walk(place, move |decider, from, now| {
+            let shard = &mut decider.shard;
+            shard.adopt_borrowed(number, ranges.as_ref(), from, PIECE, now)
+        });
     }
 }
 
@@ -335,7 +371,7 @@ mod tests {
     use lvs_core::sync::bulk::Kind as Told;
     use lvs_core::{Control, Options};
 
-    use super::super::tests::{parts, peers_of, worker_of};
+    use super::super::tests::{parts, peers_of, run_jobs, workers_of};
     use super::*;
     use crate::dataplane::worker::Worker;
     use crate::sync::entry;
@@ -348,58 +384,61 @@ mod tests {
         }
     }
 
-    /// After any number of items from a peer, at most two portions wait for a busy worker.
+    /// After any number of items from a peer, at most two portions wait for a busy worker. Each
+    /// connection comes to the worker that its packets go to.
     #[test]
     fn items_of_peer_wait_for_packet_worker_in_two_portions() {
+        for workers in 1..=2 {
+            items_wait_for(workers);
+        }
+    }
+
+    fn items_wait_for(count: usize) {
         const ALL: u16 = 1000;
-        let control = Control::new(Options::default());
-        let parts = parts(control);
-        let mut worker = worker_of(&parts);
-        worker.with_decider(|decider| {
-            decider.shard.keep_replicas([3, 4]);
-            decider.shard.listen_to(0, [1, 2]);
+        let control = Control::new(Options {
+            shards: count,
+            ..Options::default()
         });
+        let parts = parts(control, count);
+        let mut workers = workers_of(&parts);
+        for worker in &mut workers {
+            worker.with_decider(|decider| {
+                decider.shard.keep_replicas([3, 4]);
+                decider.shard.listen_to(0, [1, 2]);
+            });
+        }
         let peers = peers_of(Some(&parts), ([192, 0, 2, 2], 1).into());
-        let (reply, answers) = channel();
-        let mut portions = Portions {
-            peers: &peers,
-            number: 0,
-            keeps_ties: true,
-            reply,
-            answers,
-            under_way: 0,
-        };
+        let mut portions = Portions::new(&peers, 0, true);
         thread::scope(|scope| {
             let all = (0..ALL).map(item).collect();
             let delivery = scope.spawn(move || portions.deliver(all));
             let mut rounds = 0;
             while !delivery.is_finished() {
-                let jobs = parts.1.worker(0).mailbox.take();
-                assert!(jobs.len() <= PORTIONS_MAX, "{} wait", jobs.len());
-                rounds += usize::from(!jobs.is_empty());
-                for job in jobs {
-                    let before = connections(&mut worker);
-                    job(&mut worker);
-                    assert!(connections(&mut worker) - before <= PORTION);
+                for (number, worker) in workers.iter_mut().enumerate() {
+                    let jobs = parts.1.worker(number).mailbox.take();
+                    assert!(jobs.len() <= PORTIONS_MAX, "{} wait", jobs.len());
+                    rounds += usize::from(!jobs.is_empty());
+                    for job in jobs {
+                        let before = connections(worker);
+                        job(worker);
+                        assert!(connections(worker) - before <= PORTION);
+                    }
                 }
                 thread::yield_now();
             }
             assert!(delivery.join().expect("no panic"), "it has delivered all");
             assert!(rounds >= usize::from(ALL) / PORTION / PORTIONS_MAX);
         });
-        parts
-            .1
-            .worker(0)
-            .mailbox
-            .take()
-            .into_iter()
-            .for_each(|job| job(&mut worker));
-        assert_eq!(connections(&mut worker), usize::from(ALL));
+        run_jobs(&parts, &mut workers);
+        let view = parts.0.view();
+        for (number, worker) in workers.iter_mut().enumerate() {
+            let homes = (0..ALL).map(|port| view.worker_of_client(entry(port).client));
+            let theirs = homes.filter(|&home| home == number).count();
+            assert!(theirs > 0 && connections(worker) == theirs, "{number}");
+        }
     }
 
     fn connections(worker: &mut Worker) -> usize {
-        let mut count = 0;
-        worker.with_decider(|decider| count = decider.shard.len());
-        count
+        worker.with_decider(|decider| decider.shard.len())
     }
 }

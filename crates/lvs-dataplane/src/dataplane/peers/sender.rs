@@ -13,7 +13,7 @@ use tracing::{info, warn};
 
 use super::frame::{FrameError, Handshake, Kind, Sequence};
 use super::hub::{Outgoing, Said, Work};
-use super::{Peer, Peers};
+use super::{Peer, Peers, Place};
 use lvs_process::deadline::write_within;
 
 /// Slots that a packet worker examines at once, as in a listing: 512 connections.
@@ -33,11 +33,11 @@ const LINGER: Duration = Duration::from_millis(10);
 /// The longest time that a peer may take to read a portion of its queue, some 256 KiB.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A walk over the table.
+/// A walk over the tables of all packet workers.
 struct Walk {
     pass: Pass,
-    /// The slot at which the walk continues; `None` if the templates are next.
-    from: Option<usize>,
+    /// The place at which the walk continues; `None` if the templates are next.
+    next: Option<Place>,
     templates: Option<usize>,
     begun: lvs_core::Instant,
 }
@@ -47,7 +47,7 @@ impl Walk {
         let repairs = matches!(pass, Pass::Ranges(_));
         Self {
             pass,
-            from: Some(0),
+            next: Some(Place::default()),
             templates: (!repairs).then_some(0),
             begun: peers.now(),
         }
@@ -141,7 +141,10 @@ fn tell(
         let mut until = Instant::now();
         match &mut walk {
             Some(going) => {
-                if outgoing.waiting() < AHEAD && !step(peers, going, outgoing) {
+                if outgoing.waiting() >= AHEAD {
+                    // Messages behind an incomplete digest cannot be written yet.
+                    until += LINGER;
+                } else if !step(peers, going, outgoing) {
                     let done = walk.take();
                     match done.map(|done| (done.pass, done.begun)) {
                         Some((Pass::All, begun)) => {
@@ -164,10 +167,13 @@ fn tell(
         let whole = matches!(&walk, Some(going) if matches!(going.pass, Pass::All));
         if !whole && Instant::now() >= digest {
             digest = Instant::now() + DIGEST_PERIOD;
-            let to = outgoing.clone();
-            peers.on_worker(move |decider| {
-                to.push(Said::Digest(Arc::new(decider.shard.replicated())));
-            });
+            if outgoing.begin_digest(peers.workers()) {
+                let to = outgoing.clone();
+                peers.on_workers(move |decider| {
+                    let shard = &decider.shard;
+                    to.add_to_digest(shard.number(), &shard.replicated());
+                });
+            }
         }
         let Work {
             said,
@@ -276,18 +282,17 @@ fn write(
 
 /// Queues the connections of the next piece of a walk; `false` at its end.
 fn step(peers: &Peers, walk: &mut Walk, outgoing: &Arc<Outgoing>) -> bool {
-    if let Some(from) = walk.from {
+    if let Some(place) = walk.next {
         let (to, pass) = (outgoing.clone(), walk.pass.clone());
-        let next = peers.ask_worker(move |decider, now| {
-            let (items, next) = decider.shard.replicated_piece(from, PIECE, &pass, now);
+        walk.next = peers.walk(place, move |decider, from, now| {
+            let shard = &mut decider.shard;
+            let (items, next) = shard.replicated_piece(from, PIECE, &pass, now);
             // Earlier changes are sent first.
             if !items.is_empty() {
-                to.push(Said::Items(items.into()));
+                to.push_items(shard.number(), items.into());
             }
             next
         });
-        // A worker that does not answer is ending.
-        walk.from = next.flatten();
         return true;
     }
     let Some(from) = walk.templates else {

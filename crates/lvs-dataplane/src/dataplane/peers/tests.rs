@@ -9,13 +9,20 @@ use super::frame::{
 use lvs_core::api::TablesState;
 use lvs_core::sync::bulk::DIGEST_LEN;
 use lvs_core::sync::services::SERVICES_MAX;
+use lvs_core::{
+    Control, Family, Forwarding, Hook, Options, PacketMeta, ServerConfig, ServiceConfig,
+    ServiceKey, Tuple, Verdict,
+};
 
 use super::*;
 use crate::dataplane::config::PEERS_ALARM as ALARM;
 use crate::dataplane::threads::Requests;
 use crate::dataplane::worker::{Equipment, Worker};
 use lvs_packet::common::Common;
-use lvs_packet::pipeline::Settings;
+use lvs_packet::pipeline::{Decide, Settings};
+use lvs_packet::steer::Steering;
+
+use crate::host::view::View;
 
 const KEY: &[u8] = b"0123456789abcdef0123456789abcdef";
 const ITEMS: usize = 1 << 20;
@@ -27,12 +34,20 @@ fn introduction(identity: u8) -> Introduction {
     }
 }
 
-/// The context and threads of a dataplane with one packet worker.
+/// The context and threads of a dataplane.
 pub(super) type Parts = (Arc<Context>, Arc<Threads<Worker>>);
 
-pub(super) fn parts(control: lvs_core::Control) -> Parts {
-    let threads = Threads::new(1).expect("descriptors");
-    (Context::without_kernel(control), Arc::new(threads))
+/// With as many packet workers, which divide connections.
+pub(super) fn parts(control: Control, workers: usize) -> Parts {
+    let threads = Threads::new(workers).expect("descriptors");
+    let context = Context::without_kernel(control);
+    let workers = NonZeroUsize::new(workers).expect("one at least");
+    context.publish(Arc::new(View {
+        generation: 1,
+        steering: Some(Arc::new(Steering::new(workers, 7, false))),
+        ..View::default()
+    }));
+    (context, Arc::new(threads))
 }
 
 /// One peer of a dataplane whose packet worker is gone.
@@ -72,20 +87,26 @@ pub(super) fn peers_of(parts: Option<&Parts>, address: SocketAddr) -> Arc<Peers>
     })
 }
 
-/// The only packet worker, which runs its jobs when the test calls [`run_jobs`].
-pub(super) fn worker_of((context, threads): &Parts) -> Worker {
-    let shard = context.control().shard(0).expect("the first");
-    let common = Common::new(Settings::UNLIMITED).with_workers(NonZeroUsize::MIN);
-    let (requests, _) = Requests::new();
-    let equipment = Equipment::new(Arc::new(common));
-    let (context, threads) = (context.clone(), threads.clone());
-    Worker::new(context, threads, 0, shard, equipment, requests, None)
+/// The packet workers, which run their jobs when the test calls [`run_jobs`].
+pub(super) fn workers_of((context, threads): &Parts) -> Vec<Worker> {
+    let count = NonZeroUsize::new(threads.workers().len()).expect("one at least");
+    let common = Arc::new(Common::new(Settings::UNLIMITED).with_workers(count));
+    let worker = |number| {
+        let shard = context.control().shard(number).expect("it has as many");
+        let (requests, _) = Requests::new();
+        let equipment = Equipment::new(common.clone());
+        let (context, threads) = (context.clone(), threads.clone());
+        Worker::new(context, threads, number, shard, equipment, requests, None)
+    };
+    (0..count.get()).map(worker).collect()
 }
 
-/// Runs the jobs that wait for the packet worker.
-fn run_jobs((_, threads): &Parts, worker: &mut Worker) {
-    for job in threads.worker(0).mailbox.take() {
-        job(worker);
+/// Runs the jobs that wait for the packet workers.
+pub(super) fn run_jobs((_, threads): &Parts, workers: &mut [Worker]) {
+    for (number, worker) in workers.iter_mut().enumerate() {
+        for job in threads.worker(number).mailbox.take() {
+            job(worker);
+        }
     }
 }
 
@@ -156,7 +177,7 @@ fn receiver_that_does_not_read_gets_one_full_sync() {
     // More than the socket buffers and the queue together; all items share one memory.
     let items: Arc<[u8]> = vec![0; ITEMS].into();
     for _ in 0..256 {
-        it.peers.hub.tell(&items, false);
+        it.peers.hub.tell(0, &items, false);
     }
     let read = it.read_whole();
     assert!(read < 256 * ITEMS, "{read}");
@@ -345,7 +366,7 @@ fn invalid_frame_of_sender_closes_session_and_is_counted() {
 }
 
 /// The first digest that a director sends to a receiver.
-fn first_digest(parts: &Parts, worker: &mut Worker, introduced: Introduction) -> Vec<u8> {
+fn first_digest(parts: &Parts, workers: &mut [Worker], introduced: Introduction) -> Vec<u8> {
     let mut it = listens_to(Some(parts), introduced);
     let digest = thread::scope(|scope| {
         let (stream, replicated) = (&mut it.stream, &mut it.replicated);
@@ -358,14 +379,14 @@ fn first_digest(parts: &Parts, worker: &mut Worker, introduced: Introduction) ->
             }
         });
         while !reads.is_finished() {
-            run_jobs(parts, worker);
+            run_jobs(parts, workers);
             thread::yield_now();
         }
         reads.join().expect("no panic")
     });
     drop(it.stream);
     while !it.sender.is_finished() {
-        run_jobs(parts, worker);
+        run_jobs(parts, workers);
         thread::yield_now();
     }
     it.sender.join().expect("it ends");
@@ -378,7 +399,6 @@ fn first_digest(parts: &Parts, worker: &mut Worker, introduced: Introduction) ->
 /// few are named.
 #[test]
 fn digests_of_most_services_are_sent_to_peers_with_that_feature() {
-    use lvs_core::{Control, Family, Options, ServiceConfig, ServiceKey};
     let mut control = Control::new(Options::default());
     let family = Family::V4;
     let count = u32::try_from(SERVICES_MAX).expect("it fits") + 1;
@@ -387,7 +407,7 @@ fn digests_of_most_services_are_sent_to_peers_with_that_feature() {
         let added = control.add_service(ServiceKey::Mark { family, mark }, config, None);
         added.expect("a good one");
     }
-    let parts = parts(control);
+    let parts = parts(control, 1);
     let mut own = tables::Own::default();
     let begun = Instant::now();
     own.follow(&parts.0);
@@ -396,13 +416,13 @@ fn digests_of_most_services_are_sent_to_peers_with_that_feature() {
     let ours = own.digests();
     assert_eq!(ours.len(), SERVICES_MAX);
 
-    let mut worker = worker_of(&parts);
-    worker.with_decider(|decider| decider.shard.keep_replicas([1, 2]));
-    let older = first_digest(&parts, &mut worker, introduction(2));
+    let mut workers = workers_of(&parts);
+    workers[0].with_decider(|decider| decider.shard.keep_replicas([1, 2]));
+    let older = first_digest(&parts, &mut workers, introduction(2));
     assert_eq!(older.len(), 8 + DIGEST_LEN);
     let understands = Introduction::new([2; 16], [2; 24]);
     let begun = Instant::now();
-    let sent = first_digest(&parts, &mut worker, understands);
+    let sent = first_digest(&parts, &mut workers, understands);
     println!("sent in {:.1?}: {} bytes", begun.elapsed(), sent.len());
     assert_eq!(sent.len(), PAYLOAD_MAX);
 
@@ -464,8 +484,8 @@ fn peer_state_follows_its_connections() {
 
 #[test]
 fn peers_above_the_limit_are_refused() {
-    let control = lvs_core::Control::new(lvs_core::Options::default());
-    let parts = parts(control);
+    let control = Control::new(Options::default());
+    let parts = parts(control, 1);
     for (count, words) in [(8, "cannot read the key"), (9, "9 peers: 8 at most")] {
         let config = PeersConfig {
             peers: (1..=count)
@@ -477,4 +497,183 @@ fn peers_above_the_limit_are_refused() {
         let said = Peers::start(&config, &parts.0, &parts.1).expect_err("there is no key");
         assert!(said.contains(words), "{said}");
     }
+}
+
+/// A director whose peer and packet workers are in this process. The workers run when the test
+/// calls [`run_until`].
+struct Director {
+    parts: Parts,
+    workers: Vec<Worker>,
+    peers: Arc<Peers>,
+}
+
+impl Director {
+    /// With as many workers, and a service; the only peer is at `peer`.
+    fn new(identity: u8, workers: usize, listener: TcpListener, peer: SocketAddr) -> Self {
+        let mut control = Control::new(Options {
+            shards: workers,
+            ..Options::default()
+        });
+        let key = ServiceKey::tcp(tuple(0).dst);
+        let config = ServiceConfig::new(Family::V4, "rr");
+        control.add_service(key, config, None).expect("a good one");
+        let server = ([10, 0, 0, 1], 80).into();
+        let config = ServerConfig::new(1, Forwarding::Nat);
+        let added = control.add_server(&key, server, &config, lvs_core::Instant::ZERO);
+        added.expect("a good one");
+        let parts = parts(control, workers);
+        let mut workers = workers_of(&parts);
+        let mut peers = peers_of(Some(&parts), peer);
+        let made = Arc::get_mut(&mut peers).expect("nobody else has it");
+        (made.identity, made.keys) = ([identity; 16], [identity.into(), 7]);
+        made.hub = parts.1.hub.clone();
+        for worker in &mut workers {
+            worker.with_decider(|decider| decider.shard.keep_replicas(peers.keys));
+        }
+        listener.set_nonblocking(true).expect("a socket");
+        let (all, peer) = (peers.clone(), peers.peers[0].clone());
+        let spawned = peers.spawn("lvs-peer-gets", move || receiver::run(&all, &peer));
+        spawned.expect("a thread");
+        let all = peers.clone();
+        let spawned = peers.spawn("lvs-peers", move || accept::run(&all, Some(listener)));
+        spawned.expect("a thread");
+        Self {
+            parts,
+            workers,
+            peers,
+        }
+    }
+
+    /// A packet of each connection with a client's port from `first` to `last`, which the worker of
+    /// the connection gets.
+    fn packets(&mut self, ports: std::ops::Range<u16>, flags: u8) {
+        let (view, now) = (self.parts.0.view(), self.parts.0.now());
+        for port in ports {
+            let Tuple { src, dst, .. } = tuple(port);
+            let meta = PacketMeta::tcp(Hook::Local, src, dst, flags);
+            let home = &mut self.workers[view.worker_of_client(src)];
+            let verdict = home.with_decider(|decider| decider.packet(&meta, now));
+            assert!(
+                matches!(verdict, Verdict::Forward(_)),
+                "{port}: {verdict:?}"
+            );
+        }
+    }
+
+    fn open(&mut self, ports: std::ops::Range<u16>) {
+        self.packets(ports.clone(), 0x02);
+        self.packets(ports, 0x10);
+    }
+
+    /// The connections that the workers own, and those that they have borrowed.
+    fn counts(&mut self) -> (u64, u64) {
+        let mut counts = (0, 0);
+        for worker in &mut self.workers {
+            worker.with_decider(|decider| {
+                counts.0 += decider.shard.replicated().count();
+                counts.1 += decider.shard.borrowed(0).count();
+            });
+        }
+        counts
+    }
+
+    /// The state of the replication from the peer, and the number of connections that the peer owns.
+    fn hears(&self) -> (&'static str, u64) {
+        let state = self.peers.peers[0].state();
+        (state.name(), state.replicated)
+    }
+
+    fn work(&mut self) {
+        run_jobs(&self.parts, &mut self.workers);
+        for worker in &mut self.workers {
+            // It passes changes on.
+            worker.with_decider(|_| ());
+        }
+    }
+}
+
+fn tuple(port: u16) -> Tuple {
+    let virt = ([198, 51, 100, 1], 80).into();
+    Tuple::tcp(([192, 0, 2, 1], port).into(), virt)
+}
+
+/// Lets the workers of all directors work until `done`.
+fn run_until(
+    what: &str,
+    directors: &mut [Director; 2],
+    mut done: impl FnMut(&mut [Director; 2]) -> bool,
+) {
+    let begun = Instant::now();
+    while !done(directors) {
+        assert!(begun.elapsed() < Duration::from_secs(120), "{what}");
+        directors.iter_mut().for_each(Director::work);
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Directors with any numbers of packet workers replicate to each other: a full sync, updates, a
+/// take-over of one connection, and of all when a director ends.
+#[test]
+fn connections_are_replicated_between_any_numbers_of_workers() {
+    for counts in [[1, 1], [1, 2], [2, 1], [3, 2]] {
+        replicate(counts);
+    }
+}
+
+fn replicate(workers: [usize; 2]) {
+    let ((first, at), (second, there)) = (listener(), listener());
+    let one = Director::new(1, workers[0], first, there);
+    let two = Director::new(2, workers[1], second, at);
+    let mut both = [one, two];
+    both[0].open(1000..1400);
+    run_until("a full sync", &mut both, |[one, two]| {
+        two.hears() == ("in step", 400) && one.hears() == ("in step", 0)
+    });
+    assert_eq!((both[0].counts(), both[1].counts()), ((400, 0), (0, 400)));
+    assert!(
+        both.iter()
+            .all(|it| it.peers.look_whether_ready().is_none())
+    );
+
+    // While digests are on their way.
+    let mut next = 1400;
+    run_until("updates", &mut both, |[one, two]| {
+        if next < 2400 {
+            one.open(next..next + 2);
+            next += 2;
+        }
+        two.hears() == ("in step", 1400)
+    });
+    assert_eq!((both[0].counts(), both[1].counts()), ((1400, 0), (0, 1400)));
+
+    both[1].packets(1100..1300, 0x10);
+    run_until("packets to move", &mut both, |[one, two]| {
+        one.hears() == ("in step", 200) && two.hears() == ("in step", 1200)
+    });
+    assert_eq!(
+        (both[0].counts(), both[1].counts()),
+        ((1200, 200), (200, 1200))
+    );
+    for it in &both {
+        let counts = &it.peers.counts;
+        for counter in [&counts.repairs, &counts.full_syncs, &counts.nonsense] {
+            assert_eq!(
+                counter.load(Ordering::Relaxed),
+                0,
+                "{workers:?}: {counts:?}"
+            );
+        }
+    }
+
+    let peers = both[0].peers.clone();
+    let ends = thread::spawn(move || peers.end());
+    run_until("the other to own all", &mut both, |[_, two]| {
+        two.counts() == (1400, 0)
+    });
+    both[1].packets(1000..2400, 0x10);
+    let peers = both[1].peers.clone();
+    let both_end = thread::spawn(move || peers.end());
+    run_until("the end", &mut both, |_| {
+        ends.is_finished() && both_end.is_finished()
+    });
 }

@@ -655,7 +655,7 @@ impl Worker {
         let shard = &mut self.decider.shard;
         if shard.has_changes() {
             let (items, lost) = shard.take_changes();
-            self.threads.hub.tell(&items.into(), lost);
+            self.threads.hub.tell(self.number, &items.into(), lost);
         }
     }
 
@@ -673,9 +673,9 @@ impl Worker {
     }
 
     /// Runs a job on the director, after earlier changes were passed on to peers.
-    pub(super) fn with_decider(&mut self, job: impl FnOnce(&mut Decider)) {
+    pub(super) fn with_decider<T>(&mut self, job: impl FnOnce(&mut Decider) -> T) -> T {
         self.queue_changes();
-        job(&mut self.decider);
+        job(&mut self.decider)
     }
 
     /// Takes over connections that the backup has received.

@@ -244,19 +244,6 @@ impl Checker<'_> {
         }
     }
 
-    /// Reports several workers together with peers, which the dataplane refuses.
-    pub(super) fn workers_beside_peers(&mut self, raw: &RawConfig) {
-        let value = raw.dataplane.workers.as_ref();
-        let peers = raw.sync.peers.is_some();
-        let Some(value) = value.filter(|value| peers && value.get_ref().0 != "1") else {
-            return;
-        };
-        let title = "several packet workers cannot replicate connections to peers".to_owned();
-        self.report(
-            Diagnostic::error(value.span(), title).help("remove `workers`, or [sync.peers]"),
-        );
-    }
-
     fn workers(&mut self, raw: &RawDataplane) {
         let Some(value) = &raw.workers else {
             return;

@@ -62,7 +62,6 @@ pub(in crate::config) fn check(
     let sync = ipvs.map(|ipvs| checker.sync(ipvs));
     let peers = raw.sync.peers.as_ref();
     dataplane.peers = peers.and_then(|peers| checker.peers(peers));
-    checker.workers_beside_peers(raw);
     let sysctls = checker.sysctls(raw);
     let filter = raw.filter.as_ref().map(|filter| checker.filter(filter));
     let marks = checker.marks(raw);
