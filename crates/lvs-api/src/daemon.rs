@@ -536,7 +536,7 @@ pub struct ServerStatus {
     /// The reason why it is down or suspicious.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// The fix, while it is suspicious.
+    /// The fix, while it is down or suspicious; absent if none is known.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub fix: String,
     /// Connections of clients to the server, and those without an answer; absent if there were

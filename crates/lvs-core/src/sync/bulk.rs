@@ -530,7 +530,7 @@ mod tests {
         assert_eq!(Digest::parse(&bytes[1..]), Err(Malformed));
     }
 
-    /// Whatever the division of the connections among the shards of each director is.
+    /// This does not depend on how each director divides the connections among its shards.
     #[test]
     fn digests_of_shards_make_digest_of_director() {
         let mut whole = Replicas::new([1, 2]);

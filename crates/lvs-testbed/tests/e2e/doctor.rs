@@ -72,7 +72,7 @@ fn settings_and_cards_of_the_host() -> Result<()> {
         fs::write(dir.join(name), format!("#!/bin/sh\n{script}\n"))?;
     }
     let text = site.director.sh(&format!(
-        "chmod 755 {0}/*; PATH={0}:$PATH {1} doctor || [ $? = 1 ]",
+        "chmod 755 {0}/*; PATH={0}:$PATH {1} doctor --since start || [ $? = 1 ]",
         dir.display(),
         programs::find("lvsadm")?.display()
     ))?;

@@ -253,7 +253,7 @@ fn bad_lists_of_addresses_are_refused() -> Result<()> {
     let one = r#"{"address":"203.0.113.10","standing":"announced"}"#;
     announce(&site, one, 600)?;
     let answer = announce(&site, &format!("@4097@{one}@"), 600)?;
-    ensure!(answer.contains("4096 at most"), "{answer}");
+    ensure!(answer.contains("the maximum is 4096"), "{answer}");
     for bad in [
         r#"{"address":"203.0.113.10","standing":"loud"}"#,
         r#"{"address":"here"}"#,

@@ -101,7 +101,7 @@ pub struct Broken {
     pub health: String,
     /// The reason.
     pub reason: String,
-    /// The fix, while it is suspicious.
+    /// The fix, while it is down or suspicious; absent if none is known.
     #[serde(skip_serializing_if = "String::is_empty")]
     #[cfg_attr(test, serde(default))]
     pub fix: String,

@@ -42,8 +42,10 @@ impl Prober for Network {
             timeout: check.timeout,
         };
         let began = Instant::now();
-        // With NAT, replies reach this host by way of the dataplane.
-        let direct = check.via.filter(|via| !via.method.translates());
+        // With NAT, replies reach this host by way of the dataplane. The filter is one of IPv4.
+        let direct = check
+            .via
+            .filter(|via| !via.method.translates() && via.virt.is_ipv4());
         let dropped = direct.map(|_| reverse_path::dropped());
         let mut own = OwnAddress::Silent;
         // One deadline for all that a probe does.
@@ -89,15 +91,19 @@ impl Prober for Network {
         }
         let strict = reverse_path::strict_interfaces();
         if dropped.is_some_and(|before| reverse_path::dropped() > before)
-            && let Some(first) = strict.first()
+            && !strict.is_empty()
+            && !matches!(own, OwnAddress::Silent)
         {
             let text = format!(
                 "{silent}: rp_filter of this director dropped packets meanwhile; it is strict on {}",
                 strict.join(", ")
             );
+            let settings = strict
+                .iter()
+                .map(|name| format!(" net.ipv4.conf.{name}.rp_filter=2"));
             let fix = format!(
-                "on this director: sysctl -w net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.{first}.rp_filter=2, \
-                 so that replies from {vip} arrive"
+                "on this director: sysctl -w{}, so that replies from {vip} arrive",
+                settings.collect::<String>()
             );
             return Err(ProbeError::Server(Reason { text, fix }));
         }

@@ -427,7 +427,9 @@ mod tests {
                 thread::yield_now();
             }
             assert!(delivery.join().expect("no panic"), "it has delivered all");
-            assert!(rounds >= usize::from(ALL) / PORTION / PORTIONS_MAX);
+            // The last portions of each worker still wait when the delivery ends.
+            let portions = usize::from(ALL).div_ceil(PORTION);
+            assert!(rounds >= portions / PORTIONS_MAX - count, "{rounds}");
         });
         run_jobs(&parts, &mut workers);
         let view = parts.0.view();

@@ -210,7 +210,8 @@ fn tell(
             outgoing.linger(LINGER);
         }
     }
-    // The last messages of an ending dataplane.
+    // The last messages of an ending dataplane, also those behind a digest that stays incomplete.
+    outgoing.close();
     loop {
         let said = outgoing.take(Instant::now()).said;
         if said.is_empty() {

@@ -574,8 +574,9 @@ async fn client_write_that_closed_connection_has_not_sent_is_sent_over_another()
     let mut client = Client::new(Arc::new(settings));
     for _ in 0..2 {
         client.post("/x", &json!({})).await.unwrap();
-        // This blocks the runtime, so that the client does not see the end of the connection yet.
+        // This blocks the runtime. The client learns of the end when it has passed on the next request.
         is_closed.recv().unwrap();
+        tokio::task::yield_now().await;
     }
     server.join().unwrap();
 }
