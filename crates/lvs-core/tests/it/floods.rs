@@ -314,7 +314,8 @@ fn full_template_table_refuses_next_template() {
     assert_eq!(bed.director.control.evicted_templates(), 0);
 }
 
-/// Of a flood of templates with one deadline, one call removes 4,096; the others are due at once.
+/// A flood leaves more templates with one deadline than one call removes: it removes 4,096, and the next call is due at
+/// once.
 #[test]
 fn templates_that_end_together_end_in_portions() {
     const ALL: usize = 10_000;

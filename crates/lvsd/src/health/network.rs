@@ -89,11 +89,14 @@ impl Prober for Network {
             );
             return Err(ProbeError::Server(Reason { text, fix }));
         }
-        let strict = reverse_path::strict_interfaces();
-        if dropped.is_some_and(|before| reverse_path::dropped() > before)
-            && !strict.is_empty()
-            && !matches!(own, OwnAddress::Silent)
-        {
+        let answers = !matches!(own, OwnAddress::Silent);
+        let strict = match dropped {
+            Some(before) if answers && reverse_path::dropped() > before => {
+                reverse_path::strict_interfaces()
+            }
+            _ => Vec::new(),
+        };
+        if !strict.is_empty() {
             let text = format!(
                 "{silent}: rp_filter of this director dropped packets meanwhile; it is strict on {}",
                 strict.join(", ")
