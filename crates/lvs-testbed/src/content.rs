@@ -35,12 +35,11 @@ pub fn fill(offset: u64, buffer: &mut [u8]) {
         head.copy_from_slice(&word(index)[skip..skip + head.len()]);
         index += 1;
     }
-    let mut chunks = rest.chunks_exact_mut(8);
-    for chunk in &mut chunks {
-        chunk.copy_from_slice(&word(index));
+    let (words, tail) = rest.as_chunks_mut();
+    for chunk in words {
+        *chunk = word(index);
         index += 1;
     }
-    let tail = chunks.into_remainder();
     let length = tail.len();
     tail.copy_from_slice(&word(index)[..length]);
 }
