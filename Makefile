@@ -44,7 +44,7 @@ test: ## formatting, clippy, unit, property, recorded-kernel and end-to-end test
 	@tools/setup test
 	@$(if $(ONLY),true,$(MAKE) --no-print-directory format no-cc prose)
 	@$(call build_tests,--exclude lvs-bench)
-	@$(if $(ONLY),true,$(LINTED) test --locked --quiet -p lvs-core --doc)
+	@$(if $(ONLY),true,$(LINTED) test --locked --quiet --workspace --exclude lvs-bench --doc)
 	@$(RUN_TESTS)
 	@echo "make test: passed; 'make test-rest' runs what it leaves out: the tests above, full sizes, without the fast path, benches, docs, book, licences, BPF object"
 

@@ -177,6 +177,7 @@ fn all_typos_are_reported_together() {
 
 /// A file of a broken generator.
 #[test]
+#[ignore = "long"]
 fn report_of_a_million_errors_is_bounded() {
     let mut keys = String::from("[lvsd]\n");
     for n in 0..150_000 {
