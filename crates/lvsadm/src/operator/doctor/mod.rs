@@ -69,7 +69,7 @@ impl From<(&str, Scope, When)> for Kind {
     }
 }
 
-/// What a finding is about; this host or all of its services without a part.
+/// The subject of a finding; empty for this host or all of its services.
 #[derive(Debug, Default, Serialize)]
 struct Scope {
     #[serde(skip_serializing_if = "Option::is_none")]
