@@ -12,7 +12,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 
 use lvs_core::api::{
-    AnnouncedVip, Confinement, Conflict, PeerStanding, ServiceId, SyncCounts, TablesInfo, Waiting,
+    AnnouncedVip, Confinement, Conflict, PeerStanding, ServiceId, SilentHop, SyncCounts,
+    TablesInfo, Waiting,
 };
 use lvs_core::attempts::RecentAttempts;
 use serde::{Deserialize, Serialize};
@@ -470,6 +471,9 @@ pub struct DataplaneStatus {
     /// Virtual addresses for which another host answers, too.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conflicts: Vec<Conflict>,
+    /// Its next hops that do not answer, without the servers whose own state tells that.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub silent_hops: Vec<SilentHop>,
     /// Its sandbox; `None` before its first answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub confinement: Option<Confinement>,
@@ -533,6 +537,9 @@ pub struct ServerStatus {
     /// The duration of that state in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<u64>,
+    /// The kind of its fault, for programs; absent without a fault. A server that is up can be `flapping` or `slow`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub code: String,
     /// The reason why it is down or suspicious.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
@@ -566,6 +573,9 @@ pub struct CheckStatus {
     pub p50_us: u64,
     /// 99th percentile in the last 5 minutes, likewise.
     pub p99_us: u64,
+    /// Number of checks up to the last one that took half a second or more, in a row.
+    #[serde(default)]
+    pub slow_in_a_row: u64,
     /// Number of times that the server went down in the last 23 to 24 hours.
     pub falls_in_day: u64,
     /// Seconds of downtime in that time.

@@ -13,6 +13,7 @@ pub mod life;
 pub mod names;
 pub mod peer;
 pub mod place;
+pub mod reverse_path;
 pub mod starting;
 mod state;
 pub mod words;

@@ -1,7 +1,8 @@
 //! The verdict about each service and about the whole director: a state, and one line (pure).
 
-use lvs_api::daemon::{AdminState, ServerStatus, ServiceStatus, Status};
+use lvs_api::daemon::{AdminState, DataplaneStatus, ServerStatus, ServiceStatus, Status};
 
+use crate::health::Code;
 use crate::words::counted;
 
 /// Services that the line names, at most.
@@ -10,8 +11,10 @@ const NAMED_MAX: usize = 3;
 const FLAPS: u64 = 3;
 /// Seconds after its last fall until which a server is flapping.
 const FLAPPING: u64 = 600;
-/// The duration of its checks from which a server is slow.
-const SLOW_US: u64 = 500_000;
+/// Slow checks in a row from which a server is slow.
+const SLOW: u64 = 3;
+/// Milliseconds without an answer of the dataplane from which its state is old; it is read every two seconds.
+const OLD_MS: u64 = 5_000;
 
 /// The state of a service; the worst is the least.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -70,12 +73,26 @@ pub fn is_flapping(server: &ServerStatus) -> bool {
     })
 }
 
-/// Whether the last check of a server and half of those of the last five minutes took half a second or more.
+/// Whether the last three checks of a server took half a second or more each.
 pub fn is_slow(server: &ServerStatus) -> bool {
-    let is_long = |us| us >= SLOW_US;
-    server
-        .checks
-        .is_some_and(|checks| is_long(checks.p50_us) && is_long(checks.last_us))
+    let checks = server.checks;
+    checks.is_some_and(|checks| checks.slow_in_a_row >= SLOW)
+}
+
+/// The code of a server without a fault in health.
+pub fn code(server: &ServerStatus) -> Option<Code> {
+    match () {
+        () if is_flapping(server) => Some(Code::Flapping),
+        () if is_slow(server) => Some(Code::Slow),
+        () => None,
+    }
+}
+
+/// Seconds since the last answer of a connected dataplane, if it is late.
+pub fn late_seconds(dataplane: &DataplaneStatus) -> Option<u64> {
+    let late = dataplane.seen_ms.filter(|age| *age >= OLD_MS);
+    let is_asked = dataplane.connected && !dataplane.idle;
+    late.filter(|_| is_asked).map(|age| age / 1000)
 }
 
 /// Whether all servers of a service are up, and none is slow or flapping.
@@ -190,6 +207,9 @@ impl Verdict {
         if !status.dataplane.connected && !status.dataplane.idle {
             critical.push("no dataplane answers".to_owned());
         }
+        if let Some(seconds) = late_seconds(&status.dataplane) {
+            critical.push(format!("the dataplane has not answered for {seconds} s"));
+        }
         if broken > 0 {
             let named: Vec<_> = in_state(ServiceState::Broken)
                 .take(NAMED_MAX)
@@ -222,6 +242,7 @@ impl Verdict {
             (flapping, "server", "flapping"),
             (not_checked, "server", "not checked"),
             (status.dataplane.down.len(), "interface", "down"),
+            (status.dataplane.silent_hops.len(), "next hop", "silent"),
             (
                 status.dataplane.waiting.len(),
                 "configured interface or address",
@@ -307,7 +328,7 @@ fn peers_not_in_step(status: &Status) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use lvs_api::daemon::{CheckStatus, DataplaneStatus};
+    use lvs_api::daemon::CheckStatus;
 
     use super::*;
 
@@ -394,12 +415,24 @@ mod tests {
     }
 
     #[test]
+    fn dataplane_that_hangs_is_critical() {
+        let mut status = director(&[("web", &["up"])]);
+        status.dataplane.seen_ms = Some(OLD_MS - 1);
+        assert_eq!(Verdict::of(&status).level, Level::Ok);
+        status.dataplane.seen_ms = Some(7_300);
+        let verdict = Verdict::of(&status);
+        assert_eq!(verdict.level, Level::Critical);
+        assert_eq!(verdict.words, "the dataplane has not answered for 7 s");
+        status.dataplane.idle = true;
+        assert_eq!(Verdict::of(&status).level, Level::Ok);
+    }
+
+    #[test]
     fn slow_server_is_mentioned_without_a_warning() {
         let mut status = director(&[("web", &["up", "up"])]);
         assert!(is_well(&status.services[0]));
         status.services[0].servers[0].checks = Some(CheckStatus {
-            last_us: SLOW_US,
-            p50_us: SLOW_US,
+            slow_in_a_row: SLOW,
             ..CheckStatus::default()
         });
         assert!(!is_well(&status.services[0]));

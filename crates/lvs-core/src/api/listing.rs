@@ -15,6 +15,7 @@ impl ServiceInfo {
             config: service.config().clone(),
             owner: service.owner().map(ToOwned::to_owned),
             stats: service.stats(),
+            refused: service.refused(),
             servers: Vec::with_capacity(service.servers().len()),
         }
     }

@@ -219,6 +219,9 @@ pub struct Info {
     pub tables: Vec<TablesInfo>,
     /// Virtual addresses for which another host answers, too.
     pub conflicts: Vec<Conflict>,
+    /// Next hops that do not answer ARP or neighbour discovery, at most 64.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub silent_hops: Vec<SilentHop>,
     /// Requests that exceeded the MTU of the path to their server.
     pub too_big: Vec<TooBig>,
     /// Virtual ports that the FTP helper inspects; empty without the helper.
@@ -651,6 +654,18 @@ pub struct Conflict {
     pub address: core::net::IpAddr,
     /// Link-layer address of the neighbour.
     pub mac: String,
+    /// The address of its own that the host of the dataplane knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<core::net::IpAddr>,
+}
+
+/// A next hop towards servers or clients that does not answer ARP or neighbour discovery.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SilentHop {
+    /// Its address.
+    pub address: core::net::IpAddr,
+    /// The interface on which it was asked for.
+    pub interface: String,
 }
 
 /// An interface in use.
@@ -694,8 +709,16 @@ pub struct ServiceInfo {
     pub owner: Option<String>,
     /// Its counters.
     pub stats: Stats,
+    /// Packets of clients that opened no connection because they were dropped or refused (no server, a limit, a
+    /// filter), since the service was added.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub refused: u64,
     /// Its real servers in the kernel's list order: the one added last comes first.
     pub servers: Vec<ServerInfo>,
+}
+
+const fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// A real server in a listing.

@@ -27,6 +27,8 @@ pub struct Service {
     pub(crate) limiter: Limiter,
     /// Numbers of its servers, by the properties that checks use.
     pub(crate) census: Census,
+    /// Packets of clients that would have opened a connection, and were dropped or refused.
+    pub(super) refused: u64,
 }
 
 impl Service {
@@ -48,6 +50,11 @@ impl Service {
     /// Its real servers in the kernel's order: the one added last comes first.
     pub fn servers(&self) -> &[Arc<Server>] {
         self.pool.servers()
+    }
+
+    /// Packets of clients that opened no connection because they were dropped or refused, since the service was added.
+    pub const fn refused(&self) -> u64 {
+        self.refused
     }
 
     /// Its counters and rates.

@@ -53,6 +53,7 @@ impl Control {
             slow: SlowStart::default(),
             limiter: Limiter::default(),
             census: Census::default(),
+            refused: 0,
         };
         self.ftp_services += usize::from(key.port() == FTP);
         self.any_port_services += usize::from(key.port() == 0);

@@ -722,6 +722,7 @@ mod tests {
                 shown: counts,
                 ..Stats::default()
             },
+            refused: 0,
             servers: alloc::vec![ServerInfo {
                 stats: Stats {
                     shown: counts,

@@ -286,6 +286,8 @@ fn marked_packets_without_servers_bypass_to_host() {
     let net = (addr("203.0.113.0:0").ip(), 24);
     director.control.set_local_addresses(vec![net]);
     assert_eq!(director.handle_packet(&packet(TcpFlags::SYN), now), refused);
+    let service = director.control.service(&key).expect("it is there");
+    assert_eq!(service.refused(), 2);
     director.control.set_local_addresses(Vec::new());
     for (flags, new) in [(TcpFlags::SYN, true), (TcpFlags::ACK, false)] {
         let Verdict::Forward(forward) = director.handle_packet(&packet(flags), now) else {

@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
-use lvs_core::api::{AnnounceSpec, AnnouncedVip, Conflict, LocalPool, Waiting};
+use lvs_core::api::{AnnounceSpec, AnnouncedVip, Conflict, LocalPool, SilentHop, Waiting};
 use lvs_core::mark::MarkRule;
 use lvs_core::{Family, Instant};
 use tracing::{error, info, warn};
@@ -633,11 +633,21 @@ impl Keeper {
     pub(crate) fn conflicts(&self) -> Vec<Conflict> {
         let conflicts = self.vips.conflicts();
         conflicts
-            .map(|(address, mac)| Conflict {
-                address,
-                mac: mac.to_string(),
+            .map(|(address, port, mac)| {
+                let ifindex = self.tables.ifindex(port);
+                let host = |ifindex| self.tables.state.address_of(ifindex, mac.0);
+                Conflict {
+                    address,
+                    mac: mac.to_string(),
+                    host: ifindex.and_then(host).filter(|host| *host != address),
+                }
             })
             .collect()
+    }
+
+    /// Next hops towards servers and clients that do not answer.
+    pub(crate) fn silent_hops(&self) -> Vec<SilentHop> {
+        self.neighbours.silent(&self.tables)
     }
 
     /// Configured interfaces that are not there yet, or that cannot be used.

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use lvs_core::Instant;
+use lvs_core::api::SilentHop;
 use tracing::debug;
 
 use super::view::Tables;
@@ -19,6 +20,8 @@ const CONFIRM_PERIOD: Duration = Duration::from_secs(1);
 /// Maximum of gateways that are kept fresh, and the most routes that are searched for them.
 const GATEWAYS_MAX: usize = 64;
 const ROUTES_MAX: usize = 4096;
+/// Silent next hops that are reported at most.
+const SILENT_MAX: usize = 64;
 
 /// Interface and address.
 type Key = (u32, IpAddr);
@@ -137,6 +140,19 @@ impl Neighbours {
         if let Err(error) = netlink.confirm(&tables.state, ifindex, addr) {
             debug!("{error}");
         }
+    }
+
+    /// The next hops that do not answer, on which interface.
+    pub(super) fn silent(&self, tables: &Tables) -> Vec<SilentHop> {
+        let silent = self.next_hops.intersection(&self.given_up);
+        let silent = silent.filter_map(|&(ifindex, address)| {
+            let interface = tables.name(tables.port_of(ifindex)?).to_owned();
+            Some(SilentHop { address, interface })
+        });
+        let mut silent: Vec<SilentHop> = silent.collect();
+        silent.sort_unstable_by_key(|hop| hop.address);
+        silent.truncate(SILENT_MAX);
+        silent
     }
 
     /// Records that the kernel has a neighbour's link-layer address.

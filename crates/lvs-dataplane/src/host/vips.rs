@@ -5,10 +5,11 @@
 //! a thousand of them cost a packet worker nothing. Packet workers answer ARP requests and
 //! neighbour solicitations from the published snapshot.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
+use std::ops::Bound::{Excluded, Unbounded};
 use std::time::Duration;
 
 use lvs_core::Instant;
@@ -32,6 +33,10 @@ const GAPS: [Duration; 3] = [
 ];
 /// The number of probes for other hosts with a service's address.
 const PROBES: u8 = 2;
+/// The time between two rounds of probes for other hosts that have such an address later, and the addresses of a
+/// round.
+const WATCH_PERIOD: Duration = Duration::from_secs(10);
+const WATCHED: usize = 64;
 /// The number of announcements of an address after another host has announced it, and the shortest
 /// time between two such defences. The limit keeps two hosts with the same address from flooding
 /// the network (RFC 5227 section 2.4, DEFEND_INTERVAL).
@@ -62,6 +67,7 @@ struct Claim {
 #[derive(Clone, Copy, Debug)]
 struct KnownConflict {
     mac: Mac,
+    port: PortId,
     /// The time of the last log line.
     logged: Instant,
     /// The time of the last probe.
@@ -123,7 +129,11 @@ pub(super) struct Vips {
     /// Time at which the next announcement may be due.
     next_announcement: Option<Instant>,
     /// The remaining probes for other hosts with the services' addresses.
-    probing: HashMap<IpAddr, u8>,
+    probing: BTreeMap<IpAddr, u8>,
+    /// The last address of the round of probes before.
+    watched: Option<IpAddr>,
+    /// The time of the next round.
+    next_watch: Instant,
     /// Addresses of services that another host has, too.
     conflicts: HashMap<IpAddr, KnownConflict>,
     /// Announcements by other hosts that are not conflicts yet.
@@ -145,7 +155,9 @@ impl Vips {
             own: HashMap::new(),
             again: HashMap::new(),
             next_announcement: None,
-            probing: HashMap::new(),
+            probing: BTreeMap::new(),
+            watched: None,
+            next_watch: Instant::ZERO + WATCH_PERIOD,
             conflicts: HashMap::new(),
             claims: HashMap::new(),
             defended: HashMap::new(),
@@ -163,9 +175,9 @@ impl Vips {
         self.own.contains_key(&addr)
     }
 
-    pub(super) fn conflicts(&self) -> impl Iterator<Item = (IpAddr, Mac)> + '_ {
+    pub(super) fn conflicts(&self) -> impl Iterator<Item = (IpAddr, PortId, Mac)> + '_ {
         let conflicts = self.conflicts.iter();
-        conflicts.map(|(&addr, conflict)| (addr, conflict.mac))
+        conflicts.map(|(&addr, conflict)| (addr, conflict.port, conflict.mac))
     }
 
     /// Adds an address that the dataplane answers for.
@@ -284,6 +296,7 @@ impl Vips {
     /// only if their view has the address.
     pub(super) fn probe(&mut self, tables: &Tables, now: Instant) {
         self.probe_conflicts(now);
+        self.watch(tables, now);
         let probing = self.probing.iter_mut().filter(|(_, left)| **left > 0);
         let probes: Vec<IpAddr> = probing
             .map(|(addr, left)| {
@@ -292,6 +305,25 @@ impl Vips {
             })
             .collect();
         self.send_on_all(&probes, &[], tables);
+    }
+
+    /// Schedules one probe for each of the next addresses of this director, if the next round is due: a host that has
+    /// such an address later may never announce it, and answers requests of clients.
+    fn watch(&mut self, tables: &Tables, now: Instant) {
+        if now < self.next_watch {
+            return;
+        }
+        self.next_watch = now + WATCH_PERIOD;
+        let mut after = self.watched.map_or(Unbounded, Excluded);
+        if self.probing.range((after, Unbounded)).next().is_none() {
+            after = Unbounded;
+        }
+        for (addr, left) in self.probing.range_mut((after, Unbounded)).take(WATCHED) {
+            self.watched = Some(*addr);
+            if has(*addr, tables) && !self.conflicts.contains_key(addr) {
+                *left = (*left).max(1);
+            }
+        }
     }
 
     /// Schedules probes for the other hosts of conflicts. A conflict is over if such a host has not answered.
@@ -539,6 +571,7 @@ impl Vips {
     fn conflict(&mut self, port: PortId, addr: IpAddr, mac: Mac, tables: &Tables, now: Instant) {
         let conflict = KnownConflict {
             mac,
+            port,
             logged: now,
             probed: now,
             probes: 0,
@@ -617,12 +650,37 @@ mod tests {
         // The address was not handed over.
         vips.report_conflict(port, addr, mac, &own(addr), at(5000));
         vips.report_due(&own(addr), at(8000));
-        assert_eq!(vips.conflicts().collect::<Vec<_>>(), [(addr, mac)]);
+        assert_eq!(vips.conflicts().collect::<Vec<_>>(), [(addr, port, mac)]);
         vips.report_conflict(port, addr, mac, &own(addr), at(9000));
         assert_eq!((vips.conflicts().count(), vips.next_due()), (1, None));
         // The address was released and taken over again.
         vips.remove(&[addr], &Tables::default());
         assert_eq!(vips.conflicts().count(), 0);
+    }
+
+    #[test]
+    fn addresses_are_probed_in_rounds() {
+        let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
+        let addr = |n: usize| IpAddr::from([192, 0, 2, u8::try_from(n).expect("few")]);
+        let mut vips = Vips::open(true).expect("no socket is needed");
+        let mut tables = Tables::default();
+        for n in 0..=WATCHED {
+            tables.own.insert(addr(n));
+        }
+        vips.set_services(&(0..=WATCHED + 1).map(addr).collect());
+        vips.probing.values_mut().for_each(|left| *left = 0);
+        let mut probed = |second| {
+            vips.watch(&tables, at(second));
+            let probing = vips.probing.iter_mut();
+            let due =
+                probing.filter_map(|(addr, left)| (std::mem::take(left) > 0).then_some(*addr));
+            due.collect::<Vec<_>>()
+        };
+        assert!(probed(9).is_empty());
+        assert_eq!(probed(10).len(), WATCHED);
+        assert!(probed(19).is_empty());
+        assert_eq!(probed(20), [addr(WATCHED)], "the last one is not here");
+        assert_eq!(probed(30).first(), Some(&addr(0)));
     }
 
     #[test]

@@ -26,6 +26,17 @@ fn start(site: &Site, text: &str) -> Result<Proc> {
 
 /// Health of each server and its reason in `lvsd status --json`, by the service's name.
 fn health(site: &Site, service: &str) -> Vec<(String, String)> {
+    let servers = servers(site, service);
+    let text =
+        |server: &serde_json::Value, key: &str| server[key].as_str().unwrap_or_default().to_owned();
+    let servers = servers.iter();
+    servers
+        .map(|server| (text(server, "health"), text(server, "reason")))
+        .collect()
+}
+
+/// The servers of a service in `lvsd status --json`.
+fn servers(site: &Site, service: &str) -> Vec<serde_json::Value> {
     let path = site.testbed.dir().join("lvsd.toml").display().to_string();
     let Ok(program) = programs::find("lvsd") else {
         return Vec::new();
@@ -39,15 +50,10 @@ fn health(site: &Site, service: &str) -> Vec<(String, String)> {
     };
     let status: serde_json::Value = serde_json::from_str(&output).unwrap_or_default();
     let services = status["services"].as_array().cloned().unwrap_or_default();
-    let servers = services
+    services
         .iter()
         .filter(|s| s["name"] == service)
-        .flat_map(|s| s["servers"].as_array().cloned().unwrap_or_default());
-    servers
-        .map(|server| {
-            let text = |key: &str| server[key].as_str().unwrap_or_default().to_owned();
-            (text("health"), text("reason"))
-        })
+        .flat_map(|s| s["servers"].as_array().cloned().unwrap_or_default())
         .collect()
 }
 
@@ -391,6 +397,8 @@ fn on_a_clients_way(forward: Forward) -> Result<()> {
     };
     site.servers[1].sh(broken)?;
     wait_health(&site, "clients", &["up", "down"], &lvsd)?;
+    let blamed = servers(&site, "clients");
+    ensure!(blamed[1]["code"] == "client_path", "{blamed:?}");
     if forward == Forward::Nat {
         wait_health(&site, "own", &["up", "up"], &lvsd)?;
         through_another_router(&site, &lvsd)?;
@@ -413,11 +421,13 @@ fn through_another_router(site: &Site, lvsd: &Proc) -> Result<()> {
     let (router, director) = (site.real_address(0), "10.0.0.1");
     site.servers[1].sh(&format!("ip route replace default via {router}"))?;
     let reason = format!("the reply came by way of {router} (");
+    let blamed = |code: &str| servers(site, "clients")[1]["code"] == code;
     let shown = || {
         let servers = health(site, "clients");
         servers
             .iter()
             .any(|(health, why)| health == "down" && why.contains(&reason))
+            && blamed("other_gateway")
     };
     wait_until("the router in the reason", Duration::from_secs(30), shown)
         .with_context(|| format!("{:?}\n{}", health(site, "clients"), lvsd.log()))?;

@@ -49,6 +49,7 @@ mod model;
 mod modern;
 mod networks;
 mod operator;
+mod paging;
 mod peers;
 mod pmtu;
 mod program;

@@ -36,6 +36,7 @@ impl Dataplane for Kept {
                     config: spec.config,
                     owner: None,
                     stats: Stats::default(),
+                    refused: 0,
                     servers: Vec::new(),
                 });
             }

@@ -218,6 +218,7 @@ mod tests {
             config,
             owner: None,
             stats: Stats::default(),
+            refused: 0,
             servers: vec![server(1, 1), server(2, 1), server(3, 1)],
         }
     }

@@ -165,6 +165,7 @@ fn counters_are_listed_as_by_ipvsadm() {
                     config: ServiceConfig::new(Family::V4, "rr"),
                     owner: None,
                     stats: one.1,
+                    refused: 0,
                     servers: one
                         .2
                         .take()

@@ -20,6 +20,8 @@ const NAMED_MAX: usize = 3;
 pub struct Cause {
     /// `down`, `suspicious`, `flapping` or `slow`.
     pub health: String,
+    /// The kind of the fault, for programs.
+    pub code: String,
     /// The reason, without the address of a server in front.
     pub reason: String,
     /// The fix, while they are suspicious.
@@ -49,6 +51,7 @@ struct Fault<'a> {
     service: &'a str,
     server: SocketAddr,
     health: &'static str,
+    code: &'a str,
     reason: String,
     fix: &'a str,
     since: Option<u64>,
@@ -75,12 +78,12 @@ pub(super) fn causes(services: &[ServiceStatus]) -> (Vec<Cause>, usize) {
             true => (Some(fault.server.ip()), None),
             false => (None, Some(fault.service)),
         };
-        let key = (fault.health, fault.reason.as_str(), place);
+        let key = (fault.health, fault.code, fault.reason.as_str(), place);
         groups.entry(key).or_default().push(fault);
     }
     let mut all: Vec<Cause> = groups
         .into_iter()
-        .map(|((health, reason, (host, service)), faults)| {
+        .map(|((health, code, reason, (host, service)), faults)| {
             let mut names: Vec<String> = Vec::new();
             let mut of: HashSet<&str> = HashSet::new();
             for fault in &faults {
@@ -94,6 +97,7 @@ pub(super) fn causes(services: &[ServiceStatus]) -> (Vec<Cause>, usize) {
             names.truncate(NAMED_MAX);
             Cause {
                 health: health.to_owned(),
+                code: code.to_owned(),
                 reason: reason.to_owned(),
                 fix: faults.first().map_or("", |fault| fault.fix).to_owned(),
                 host,
@@ -150,7 +154,7 @@ fn fault<'a>(service: &'a ServiceStatus, server: &'a ServerStatus) -> Option<Fau
         ),
         _ if verdict::is_slow(server) => (
             "slow",
-            "half of its checks take half a second or more".to_owned(),
+            "its last checks took half a second or more each".to_owned(),
             None,
         ),
         _ => return None,
@@ -159,6 +163,7 @@ fn fault<'a>(service: &'a ServiceStatus, server: &'a ServerStatus) -> Option<Fau
         service: &service.name,
         server: server.server,
         health,
+        code: &server.code,
         reason,
         fix: &server.fix,
         since,

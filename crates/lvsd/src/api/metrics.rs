@@ -135,6 +135,11 @@ impl<'a> Service<'a> {
         self.dataplane.map(|info| info.stats.live)
     }
 
+    /// Likewise.
+    fn refused(&self) -> Option<u64> {
+        self.dataplane.map(|info| info.refused)
+    }
+
     /// Whether its connections are known: it is a proxied service, or the dataplane answers.
     const fn is_known(&self, connected: bool) -> bool {
         connected || self.status.proxied
@@ -480,6 +485,11 @@ impl View {
             "lvs_vip_conflicts",
             "Virtual addresses for which another host answers, too",
             info.conflicts.len(),
+        )?;
+        out.gauge(
+            "lvs_silent_next_hops",
+            "Next hops that do not answer ARP or neighbour discovery",
+            info.silent_hops.len(),
         )?;
         Self::interfaces(out, &info.interfaces)?;
         Self::workers(out, &info.workers)?;
@@ -838,6 +848,14 @@ fn services_out(out: &mut Out<'_>, services: &[Service<'_>], connected: bool) ->
             known.map(|one| (one.labels(), pick(one.status))),
         )?;
     }
+    let refused = services
+        .iter()
+        .filter_map(|one| Some((one.labels(), one.refused()?)));
+    out.counters(
+        "lvs_service_refused",
+        "Packets of clients that opened no connection because they were dropped or refused",
+        refused,
+    )?;
     traffic(
         out,
         [

@@ -99,6 +99,8 @@ pub struct Broken {
     pub server: SocketAddr,
     /// `down` or `suspicious`.
     pub health: String,
+    /// The kind of the fault, for programs.
+    pub code: String,
     /// The reason.
     pub reason: String,
     /// The fix, while it is down or suspicious; absent if none is known.
@@ -229,6 +231,7 @@ fn broken(services: &[ServiceStatus]) -> Vec<Broken> {
             service: service.service,
             server: server.server,
             health: server.health.clone(),
+            code: server.code.clone(),
             reason: server.reason.clone(),
             fix: server.fix.clone(),
             since: server.since,
@@ -298,6 +301,10 @@ pub(crate) mod tests {
             admin: AdminState::Ready,
             health: health.to_owned(),
             since: Some(60),
+            code: match health {
+                "down" => "refused".to_owned(),
+                _ => String::new(),
+            },
             reason: reason.to_owned(),
             fix: String::new(),
             attempts: Default::default(),
@@ -381,6 +388,7 @@ pub(crate) mod tests {
                         config: ServiceConfig::new(lvs_core::Family::V4, "wlc"),
                         owner: Some("lvsd".to_owned()),
                         stats,
+                        refused: 0,
                         servers: vec![info(2), info(1)],
                     }],
                     reasons: vec![ReasonCount {

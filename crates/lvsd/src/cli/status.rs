@@ -8,7 +8,9 @@ use lvs_api::Address;
 use lvs_api::daemon::{
     AdminState, DirectorSeen, DirectorStatus, ServerStatus, ServiceStatus, SourceStatus, Status,
 };
-use lvs_core::api::{Conflict, PeerStanding, ServiceId, TablesInfo, TablesState, Waiting};
+use lvs_core::api::{
+    Conflict, PeerStanding, ServiceId, SilentHop, TablesInfo, TablesState, Waiting,
+};
 use lvs_core::attempts::Attempts;
 
 use super::ask::connect;
@@ -407,10 +409,20 @@ fn of_director(status: &Status, now: u64) -> String {
                 "INTERFACE DOWN: {interface}. To do: ip link set {interface} up; look at its cable or its peer"
             );
         }
-        for Conflict { address, mac } in &status.dataplane.conflicts {
+        for conflict in &status.dataplane.conflicts {
+            let Conflict { address, mac, host } = conflict;
+            let host = host.map_or_else(|| mac.clone(), |host| format!("{host}, {mac}"));
             let _ = writeln!(
                 text,
-                "CONFLICT: another host ({mac}) answers for {address}. To do: take the address away from one of them"
+                "CONFLICT: another host ({host}) answers for {address}. To do: take the address away from one of them; on a \
+                 server that needs it (direct routing, tunnels): lvsadm realserver-setup"
+            );
+        }
+        for SilentHop { address, interface } in &status.dataplane.silent_hops {
+            let _ = writeln!(
+                text,
+                "NEXT HOP SILENT: {address} on {interface} does not answer ARP or neighbour discovery, and packets to it are \
+                 dropped. To do: is it up and connected (ip neigh show {address}), and is the route to it right (ip route)?"
             );
         }
         for Waiting { what, fix, .. } in &status.dataplane.waiting {
@@ -565,6 +577,9 @@ fn dataplane(status: &Status) -> String {
                     text,
                     ", NOT the version of lvsd: it stays in use until the dataplane is restarted"
                 );
+            }
+            if let Some(seconds) = verdict::late_seconds(dataplane) {
+                let _ = write!(text, ", NO ANSWER for {}", lasted(seconds));
             }
             text
         }
@@ -757,6 +772,7 @@ mod tests {
             },
             health: health.to_owned(),
             since: Some(3723),
+            code: String::new(),
             reason: reason.to_owned(),
             fix: String::new(),
             attempts: Default::default(),
@@ -894,6 +910,7 @@ mod tests {
             last_us: 1_234,
             p50_us: 1_280,
             p99_us: 700_000,
+            slow_in_a_row: 0,
             falls_in_day: 7,
             down_seconds_in_day: 98,
             since_fall: Some(5),
@@ -915,6 +932,11 @@ mod tests {
         status.dataplane.conflicts = vec![Conflict {
             address: "2001:db8:1234:5678:9abc:def0:1234:5678".parse().unwrap(),
             mac: "aa:bb:cc:dd:ee:ff".to_owned(),
+            host: None,
+        }];
+        status.dataplane.silent_hops = vec![SilentHop {
+            address: "2001:db8:1234:5678:9abc:def0:1234:5678".parse().unwrap(),
+            interface: "enp129s0f1np1".to_owned(),
         }];
         status.dataplane.waiting = vec![Waiting {
             code: "interface_missing".to_owned(),
@@ -1046,11 +1068,10 @@ mod tests {
 
     #[test]
     fn slow_and_flapping_servers_are_shown_without_details() {
-        let shown = |p50_us, falls_in_day| {
+        let shown = |slow_in_a_row, falls_in_day| {
             let mut status = suspicious();
             status.services[1].servers[0].checks = Some(CheckStatus {
-                last_us: p50_us,
-                p50_us,
+                slow_in_a_row,
                 falls_in_day,
                 since_fall: Some(5),
                 ..CheckStatus::default()
@@ -1058,9 +1079,9 @@ mod tests {
             let text = text_of(&status, Look::default());
             (text.contains("checks take"), text.contains("went down"))
         };
-        assert_eq!(shown(499_999, 2), (false, false));
-        assert_eq!(shown(500_000, 2), (true, false));
-        assert_eq!(shown(499_999, 3), (false, true));
+        assert_eq!(shown(2, 2), (false, false));
+        assert_eq!(shown(3, 2), (true, false));
+        assert_eq!(shown(2, 3), (false, true));
     }
 
     #[test]

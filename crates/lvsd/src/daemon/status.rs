@@ -8,13 +8,14 @@ use lvs_api::daemon::{
     AdminState, CheckNotMade, DataplaneStatus, ProxyStatus, ServerStatus, ServiceStatus,
     SourceStatus, Status,
 };
-use lvs_core::api::{ServiceId, SyncCounts};
+use lvs_core::api::{Info, ServiceId, SilentHop, SyncCounts};
 
 use super::Daemon;
 use crate::clock::Now;
 use crate::config::Service;
 use crate::dataplane::ObservedServer;
-use crate::health::{Prober, Reason};
+use crate::health::{Code, Prober};
+use crate::verdict;
 
 impl<P: Prober> Daemon<P> {
     /// The state of daemon and dataplane.
@@ -24,6 +25,9 @@ impl<P: Prober> Daemon<P> {
         let by_service = by_service(&found.servers);
         let seen_of =
             |service: &Service| by_service.get(&service.id).map_or(&[][..], Vec::as_slice);
+        let services = inputs.expanded.services.iter();
+        let services = services.map(|service| self.status_of(service, seen_of(service)));
+        let services: Vec<ServiceStatus> = services.collect();
         Status {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -53,16 +57,12 @@ impl<P: Prober> Daemon<P> {
                     .map(|interface| interface.name.clone())
                     .collect(),
                 conflicts: found.seen.info.conflicts.clone(),
+                silent_hops: silent_hops(&found.seen.info, &services),
                 confinement: Some(&found.seen.info)
                     .filter(|info| info.pid != 0)
                     .map(|info| info.confinement.clone()),
             },
-            services: inputs
-                .expanded
-                .services
-                .iter()
-                .map(|service| self.status_of(service, seen_of(service)))
-                .collect(),
+            services,
             admin: inputs.admin.shown(Now::read()),
             drift: found.drift.clone(),
             refused: found.refused.clone(),
@@ -149,32 +149,27 @@ impl<P: Prober> Daemon<P> {
                     Some(Some(false)) => "down",
                 };
                 let mut since = known.as_ref().map(|known| known.lasted.as_secs());
-                let Reason {
-                    text: mut reason,
-                    mut fix,
-                } = known
-                    .as_ref()
-                    .map(|known| known.reason.clone())
-                    .unwrap_or_default();
+                let reason = known.as_ref().map(|known| known.reason.clone());
+                let mut reason = reason.unwrap_or_default();
                 let suspicion = inputs.suspects.get(&key);
                 let suspicion = suspicion.filter(|_| matches!(health, "up" | "unchecked"));
                 let health = match suspicion {
                     Some(suspicion) => {
                         since = Some(suspicion.since.elapsed().as_secs());
-                        reason = suspicion.cause();
-                        fix = suspicion.fix(&key);
+                        reason = suspicion.reason(&key);
                         "suspicious"
                     }
                     None => health,
                 };
-                ServerStatus {
+                let mut status = ServerStatus {
                     server: server.address,
                     configured: Some(server.config.weight),
                     admin,
                     health: health.to_owned(),
                     since,
-                    reason,
-                    fix,
+                    code: String::new(),
+                    reason: reason.text,
+                    fix: reason.fix,
                     attempts: seen.map(|seen| seen.attempts).unwrap_or_default(),
                     checks: known.as_ref().and_then(|known| known.record),
                     check_not_made: known.and_then(|known| known.not_made).map(|not_made| {
@@ -186,7 +181,13 @@ impl<P: Prober> Daemon<P> {
                     weight: seen.map(|seen| seen.weight),
                     active: seen.map_or(0, |seen| seen.active),
                     inactive: seen.map_or(0, |seen| seen.inactive),
-                }
+                };
+                let code = match health {
+                    "down" | "suspicious" => Some(reason.code),
+                    _ => verdict::code(&status),
+                };
+                status.code = code.map_or("", Code::name).to_owned();
+                status
             })
             .collect();
         let named: HashSet<_> = service.servers.iter().map(|s| s.address).collect();
@@ -198,6 +199,7 @@ impl<P: Prober> Daemon<P> {
                 admin: AdminState::Ready,
                 health: "unchecked".to_owned(),
                 since: None,
+                code: String::new(),
                 reason: String::new(),
                 fix: String::new(),
                 attempts: seen.attempts,
@@ -226,6 +228,18 @@ impl<P: Prober> Daemon<P> {
             servers,
         }
     }
+}
+
+/// The silent next hops that no other state tells: that of a server which is down, or of the interface.
+fn silent_hops(info: &Info, services: &[ServiceStatus]) -> Vec<SilentHop> {
+    let is_told = |hop: &&SilentHop| {
+        let mut servers = services.iter().flat_map(|service| &service.servers);
+        let mut interfaces = info.interfaces.iter();
+        servers.any(|server| server.health == "down" && server.server.ip() == hop.address)
+            || interfaces.any(|interface| !interface.up && interface.name == hop.interface)
+    };
+    let hops = info.silent_hops.iter();
+    hops.filter(|hop| !is_told(hop)).cloned().collect()
 }
 
 /// A time in whole milliseconds.

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::Daemon;
 use super::inputs::Inputs;
 use crate::config::endpoint;
-use crate::health::{Key, Prober};
+use crate::health::{Code, Key, Prober, Reason};
 use crate::reconcile::Health;
 
 /// Too many clients of a server got no answer in the last minute.
@@ -25,16 +25,20 @@ pub(super) struct Suspicion {
 
 impl Suspicion {
     /// The cause as text.
-    pub(super) fn cause(&self) -> String {
+    fn cause(&self) -> String {
         let Attempts { opened, unanswered } = self.attempts;
         let opened = opened.max(unanswered);
         format!("{unanswered} of {opened} connections of clients got no answer in the last minute")
     }
 
-    /// The fix as text.
-    pub(super) fn fix(&self, (service, server): &Key) -> String {
+    /// The cause with its fix.
+    pub(super) fn reason(&self, (service, server): &Key) -> Reason {
         let vip = endpoint(service).map(|(_, virt)| virt.ip());
-        guidance::for_unanswered(*server, self.forwarding, vip)
+        Reason {
+            code: Code::ClientsUnanswered,
+            text: self.cause(),
+            fix: guidance::for_unanswered(*server, self.forwarding, vip),
+        }
     }
 }
 
@@ -124,7 +128,10 @@ impl<P: Prober> Daemon<P> {
     pub(super) fn judge(&mut self, now: Instant) {
         let found = std::sync::Arc::clone(&self.inputs.dataplane.found);
         for Change { key, suspicion } in self.inputs.judge(&found.seen.services, now) {
-            let reported = suspicion.map(|one| format!("{}; {}", one.cause(), one.fix(&key)));
+            let reported = suspicion.map(|one| {
+                let Reason { text, fix, .. } = one.reason(&key);
+                format!("{text}; {fix}")
+            });
             self.reporter
                 .suspicion(&self.inputs, &key, reported.as_deref());
         }

@@ -244,6 +244,7 @@ mod tests {
             config: ServiceConfig::new(Family::V4, "wlc"),
             owner: None,
             stats: Stats::default(),
+            refused: 0,
             servers: Vec::new(),
         });
         view

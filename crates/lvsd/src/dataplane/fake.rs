@@ -74,6 +74,7 @@ impl FakeDataplane {
             config: service.config().clone(),
             owner: service.owner().map(ToOwned::to_owned),
             stats: service.stats(),
+            refused: service.refused(),
             servers: service.servers().iter().map(|s| server_info(s)).collect(),
         };
         let sysctl = |name: &&str| {

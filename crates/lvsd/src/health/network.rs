@@ -1,13 +1,14 @@
 //! Checks over this host's own network.
 
 use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 
-use lvs_api::guidance;
+use lvs_api::{guidance, reverse_path::strict_interfaces};
 use lvs_core::api::Forwarder;
 
 use super::probe::Asked;
-use super::{Advice, Check, Pins, ProbeError, Reason, reverse_path};
+use super::{Advice, Check, Code, Pins, ProbeError, Reason, reverse_path};
 
 /// Makes health checks.
 pub trait Prober: Send + Sync + 'static {
@@ -28,18 +29,20 @@ enum OwnAddress {
     /// The check succeeded.
     Good,
     /// It failed for this reason.
-    Failed(String),
+    Failed(Reason),
     /// It got no answer either.
     Silent,
 }
 
 impl Prober for Network {
     async fn probe(&self, check: &Check) -> Result<Advice, ProbeError> {
+        let accepted = AtomicBool::new(false);
         let asked = Asked {
             server: check.server,
             via: check.via,
             pins: self.pins.as_ref(),
             timeout: check.timeout,
+            accepted: Some(&accepted),
         };
         let began = Instant::now();
         // With NAT, replies reach this host by way of the dataplane. The filter is one of IPv4.
@@ -65,15 +68,27 @@ impl Prober for Network {
         }
         let timeout = check.timeout;
         let target = asked.describe(&check.probe.target(check.server));
-        let silent = format!("{target} did not answer within {timeout:?}");
         let ip = check.server.ip();
+        if accepted.load(Relaxed) {
+            let text = format!(
+                "{target} accepted the connection and did not answer completely within {timeout:?}"
+            );
+            let fix = format!(
+                "on {ip}: is the program overloaded or stuck, and do long packets arrive (ping -M do -s 1472 between \
+                 {ip} and this director)?"
+            );
+            let reason = Reason::from(text).of(Code::Stalled);
+            return Err(ProbeError::Server(reason.with_fix(fix)));
+        }
+        let silent = format!("{target} did not answer within {timeout:?}");
         let filter = format!(
             "on {ip}: is the host up, and does a filter drop the packets (nft list ruleset)?"
         );
         let Some(via) = check.via else {
             // Checks that can take the way of a client ask the server itself; others may ask a program.
             let fix = check.probe.via().map(|_| filter);
-            let reason = Reason::from(silent).with_fix(fix.unwrap_or_default());
+            let reason = Reason::from(silent).of(Code::Silent);
+            let reason = reason.with_fix(fix.unwrap_or_default());
             return Err(ProbeError::Server(reason));
         };
         let vip = via.virt.ip();
@@ -87,13 +102,12 @@ impl Prober for Network {
             let text = format!(
                 "{target}: the reply came by way of {router} on {interface}, not from the server itself: its default gateway is not this director"
             );
-            return Err(ProbeError::Server(Reason { text, fix }));
+            let code = Code::OtherGateway;
+            return Err(ProbeError::Server(Reason { code, text, fix }));
         }
         let answers = !matches!(own, OwnAddress::Silent);
         let strict = match dropped {
-            Some(before) if answers && reverse_path::dropped() > before => {
-                reverse_path::strict_interfaces()
-            }
+            Some(before) if answers && reverse_path::dropped() > before => strict_interfaces(),
             _ => Vec::new(),
         };
         if !strict.is_empty() {
@@ -108,18 +122,29 @@ impl Prober for Network {
                 "on this director: sysctl -w{}, so that replies from {vip} arrive",
                 settings.collect::<String>()
             );
-            return Err(ProbeError::Server(Reason { text, fix }));
+            let code = Code::ReversePath;
+            return Err(ProbeError::Server(Reason { code, text, fix }));
         }
         Err(ProbeError::Server(match own {
             OwnAddress::Good => Reason {
+                code: Code::ClientPath,
                 text: format!("{silent}, but the same check of its own address succeeds"),
                 fix,
             },
-            OwnAddress::Failed(reason) => Reason {
-                text: format!("{silent}; the same check of its own address: {reason}"),
-                fix,
-            },
+            OwnAddress::Failed(own) => {
+                let text = format!("{silent}; the same check of its own address: {}", own.text);
+                match own.code {
+                    // Nothing on the way to the server is right.
+                    Code::NextHop | Code::Unreachable | Code::Filtered => Reason { text, ..own },
+                    _ => Reason {
+                        code: Code::ClientPath,
+                        text,
+                        fix,
+                    },
+                }
+            }
             OwnAddress::Silent => Reason {
+                code: Code::Silent,
                 text: format!("{silent}, nor did its own address"),
                 fix: filter,
             },
@@ -136,13 +161,13 @@ async fn check_own_address(check: &Check, own: &mut OwnAddress) {
         via: None,
         pins: None,
         timeout: check.timeout / 2,
+        accepted: None,
     };
     let result = check.probe.run(&asked).await;
     *own = match result {
         Ok(_) => OwnAddress::Good,
-        Err(ProbeError::Server(Reason { text, .. }) | ProbeError::Local(text)) => {
-            OwnAddress::Failed(text)
-        }
+        Err(ProbeError::Server(reason)) => OwnAddress::Failed(reason),
+        Err(ProbeError::Local(text)) => OwnAddress::Failed(text.into()),
     };
 }
 

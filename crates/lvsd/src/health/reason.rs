@@ -5,9 +5,86 @@ use std::fmt;
 /// Greatest bytes of an observation: servers and programs can influence some.
 const LEN_MAX: usize = 256;
 
+/// The kind of a fault of a server, for programs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Code {
+    /// The check got another answer than the expected one.
+    #[default]
+    CheckFailed,
+    /// The connection was refused.
+    Refused,
+    /// A filter rejected the packets: an ICMP error tells.
+    Filtered,
+    /// There is no route to the server, or a router on the way has none.
+    Unreachable,
+    /// The next hop does not answer ARP or neighbour discovery.
+    NextHop,
+    /// The server did not answer at all.
+    Silent,
+    /// The server accepted the connection, and then sent no complete answer.
+    Stalled,
+    /// The server's own address answers, the way of clients does not.
+    ClientPath,
+    /// The replies come by way of another router.
+    OtherGateway,
+    /// The reverse path filter of this host drops the replies.
+    ReversePath,
+    /// The certificate of the server is not accepted.
+    Certificate,
+    /// Too many clients of the server get no answer.
+    ClientsUnanswered,
+    /// The server is up, and went down several times recently.
+    Flapping,
+    /// The server is up, and its checks take long.
+    Slow,
+}
+
+impl Code {
+    /// All codes.
+    #[cfg(test)]
+    pub(crate) const ALL: [Self; 14] = [
+        Self::CheckFailed,
+        Self::Refused,
+        Self::Filtered,
+        Self::Unreachable,
+        Self::NextHop,
+        Self::Silent,
+        Self::Stalled,
+        Self::ClientPath,
+        Self::OtherGateway,
+        Self::ReversePath,
+        Self::Certificate,
+        Self::ClientsUnanswered,
+        Self::Flapping,
+        Self::Slow,
+    ];
+
+    /// Its name in the API.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::CheckFailed => "check_failed",
+            Self::Refused => "refused",
+            Self::Filtered => "filtered",
+            Self::Unreachable => "unreachable",
+            Self::NextHop => "next_hop",
+            Self::Silent => "silent",
+            Self::Stalled => "stalled",
+            Self::ClientPath => "client_path",
+            Self::OtherGateway => "other_gateway",
+            Self::ReversePath => "reverse_path",
+            Self::Certificate => "certificate",
+            Self::ClientsUnanswered => "clients_unanswered",
+            Self::Flapping => "flapping",
+            Self::Slow => "slow",
+        }
+    }
+}
+
 /// The reason why a server is down, with its fix.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reason {
+    /// The kind of the fault.
+    pub code: Code,
     /// The observation.
     pub text: String,
     /// The fix; empty if the observation names none.
@@ -22,11 +99,18 @@ impl Reason {
         self
     }
 
+    /// The same of another kind.
+    #[must_use]
+    pub(super) const fn of(mut self, code: Code) -> Self {
+        self.code = code;
+        self
+    }
+
     /// The same with at most [`LEN_MAX`] bytes of observation.
     pub(super) fn short(self) -> Self {
         Self {
             text: short(self.text),
-            fix: self.fix,
+            ..self
         }
     }
 }
@@ -35,7 +119,7 @@ impl<T: Into<String>> From<T> for Reason {
     fn from(text: T) -> Self {
         Self {
             text: text.into(),
-            fix: String::new(),
+            ..Self::default()
         }
     }
 }
@@ -61,4 +145,22 @@ pub(super) fn short(mut text: String) -> String {
         text.shrink_to_fit();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Code;
+
+    #[test]
+    fn codes_are_in_the_manual_and_in_the_description_of_the_api() {
+        let manual = include_str!("../../../../docs/operating.md");
+        let api: serde_json::Value =
+            serde_json::from_str(include_str!("../api/openapi.json")).expect("JSON");
+        let properties = &api["components"]["schemas"]["ServerStatus"]["properties"];
+        let names = Code::ALL.map(Code::name);
+        assert_eq!(properties["code"]["enum"], serde_json::json!(names));
+        for name in names {
+            assert!(manual.contains(&format!("`{name}`")), "{name}");
+        }
+    }
 }

@@ -11,6 +11,8 @@ use crate::counters::Times;
 const CLASSES: usize = 80;
 /// Binary logarithm of the microseconds of the shortest class.
 const SHORTEST: u32 = 6;
+/// The duration from which a check is slow.
+const SLOW: Duration = Duration::from_millis(500);
 /// Seconds of a minute.
 const MINUTE: u64 = 60;
 /// Length of `Record::minutes`.
@@ -25,6 +27,8 @@ const DAY: u64 = 24;
 pub(super) struct Record {
     begun: Instant,
     last: Duration,
+    /// Checks up to the last one that took [`SLOW`] or more.
+    slow: u64,
     all: Times,
     /// The last minutes; the place of each is its number modulo 5.
     minutes: [Minute; 5],
@@ -59,6 +63,7 @@ impl Record {
         Self {
             begun: now,
             last: Duration::ZERO,
+            slow: 0,
             all: Times::default(),
             minutes: [Minute {
                 number: 0,
@@ -76,6 +81,7 @@ impl Record {
     /// Counts a check and its duration.
     pub(super) fn count_check(&mut self, time: Duration, now: Instant) {
         self.last = time;
+        self.slow = if time < SLOW { 0 } else { self.slow + 1 };
         self.all.count(time);
         let number = self.second(now) / MINUTE;
         let minute = &mut self.minutes[place(number, MINUTES)];
@@ -126,6 +132,7 @@ impl Record {
             last_us: micros(self.last),
             p50_us: quantile(&recent, 50),
             p99_us: quantile(&recent, 99),
+            slow_in_a_row: self.slow,
             falls_in_day: falls,
             down_seconds_in_day: down,
             since_fall: self.last_fall.map(|fall| second.saturating_sub(fall)),

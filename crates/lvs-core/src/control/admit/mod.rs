@@ -155,7 +155,16 @@ impl Control {
                 self.close_once(shard, &slot, template, now);
                 verdict
             }
-            Err(refused) => refused.into(),
+            Err(refused) => {
+                let verdict = Verdict::from(refused);
+                if !matches!(verdict, Verdict::Accept(_))
+                    && let Some(number) = self.find_service(ask.mark, protocol, dst)
+                    && let Some(service) = self.services.get_mut(&number)
+                {
+                    service.refused += 1;
+                }
+                verdict
+            }
         }
     }
 

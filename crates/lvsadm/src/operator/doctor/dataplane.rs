@@ -2,7 +2,7 @@
 
 use lvs_core::api::{FastPathInfo, Info, ReasonCount, TablesState};
 
-use super::{Findings, Since};
+use super::{Findings, Scope, Since, When};
 
 pub(super) fn look(info: &Info, reasons: &[ReasonCount], since: Since, findings: &mut Findings) {
     state(info, findings);
@@ -11,16 +11,22 @@ pub(super) fn look(info: &Info, reasons: &[ReasonCount], since: Since, findings:
 
 fn state(info: &Info, findings: &mut Findings) {
     for waiting in &info.waiting {
-        findings.add(waiting.what.clone(), waiting.fix.clone());
+        findings.add(
+            waiting.code.as_str(),
+            waiting.what.clone(),
+            waiting.fix.clone(),
+        );
     }
     if info.interfaces.is_empty() && info.waiting.is_empty() {
         findings.add(
+            "no_interface",
             "the dataplane uses no interface: no packet reaches it",
             "bring an Ethernet interface up, or name one with lvs-dataplane --interface",
         );
     }
     for interface in info.interfaces.iter().filter(|interface| !interface.up) {
         findings.add(
+            ("interface_down", Scope::interface(&interface.name)),
             format!("{} is down", interface.name),
             format!(
                 "ip link set {} up; check cable and switch port",
@@ -30,6 +36,7 @@ fn state(info: &Info, findings: &mut Findings) {
     }
     if info.capacity > 0 && info.connections * 10 > info.capacity * 9 {
         findings.add(
+            "table_nearly_full",
             format!(
                 "the connection table is nearly full: {} of {} entries are in use",
                 info.connections, info.capacity
@@ -40,6 +47,7 @@ fn state(info: &Info, findings: &mut Findings) {
     let fast_path = &info.fast_path;
     if fast_path.wanted && !fast_path.active {
         findings.add(
+            "fast_path_off",
             format!(
                 "established connections are not forwarded by the kernel fast path: {}",
                 fast_path.reason
@@ -48,7 +56,9 @@ fn state(info: &Info, findings: &mut Findings) {
         );
     }
     for peer in info.peers.iter().filter(|peer| peer.is_alarming()) {
+        let scope = Scope::host(peer.peer.ip());
         findings.add(
+            ("peer_behind", scope, When::since(peer.seconds)),
             format!(
                 "the connections of the director {} are not known here, for {} s ({}{}{}): they break when this one takes over",
                 peer.peer.ip(),
@@ -63,7 +73,9 @@ fn state(info: &Info, findings: &mut Findings) {
     }
     for tables in &info.tables {
         if tables.state == TablesState::Alarm {
+            let peer = Scope::host(tables.peer.ip());
             findings.add(
+                ("peer_differs", peer, When::since(tables.seconds)),
                 format!(
                     "the director {} has other services or servers than this one ({} differ, for {} s): the two choose different \
                      servers for a client",
@@ -76,11 +88,32 @@ fn state(info: &Info, findings: &mut Findings) {
             );
         }
     }
-    for conflict in &info.conflicts {
+    for hop in &info.silent_hops {
+        let scope = Scope {
+            interface: Some(hop.interface.clone()),
+            ..Scope::host(hop.address)
+        };
         findings.add(
+            ("next_hop", scope),
             format!(
-                "{} answers ARP for {}, a virtual address",
-                conflict.mac, conflict.address
+                "the next hop {} on {} does not answer ARP or neighbour discovery: packets to it are dropped",
+                hop.address, hop.interface
+            ),
+            format!(
+                "is it up and connected (ip neigh show {}), and is the route to it right (ip route)?",
+                hop.address
+            ),
+        );
+    }
+    for conflict in &info.conflicts {
+        let host = conflict.host.map(|host| format!(": it is the host {host}"));
+        findings.add(
+            ("vip_conflict", Scope::host(conflict.address)),
+            format!(
+                "{} answers ARP for {}, a virtual address{}",
+                conflict.mac,
+                conflict.address,
+                host.unwrap_or_default()
             ),
             "remove the address from that host; if it is a real server that needs it (direct routing, tunnelling), \
              put it on lo there and set net.ipv4.conf.all.arp_ignore=1 and arp_announce=2",
@@ -120,6 +153,15 @@ fn counters(reasons: &[ReasonCount], since: Since, findings: &mut Findings) {
             };
             let last = reason.ago.map(|ago| format!(" ({window}last {ago} s ago)"));
             findings.add(
+                (
+                    reason.reason.as_str(),
+                    Scope::default(),
+                    When {
+                        ago: reason.ago,
+                        recent: reason.recent,
+                        ..When::default()
+                    },
+                ),
                 format!(
                     "{packets} dropped: {}: {}{}",
                     reason.reason,

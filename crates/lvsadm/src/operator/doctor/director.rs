@@ -127,6 +127,7 @@ impl Director {
         };
         for trouble in &vrrp.trouble {
             findings.add(
+                "vrrp_trouble",
                 trouble.clone(),
                 "lvsd maintenance status shows it until it is over",
             );
@@ -136,6 +137,7 @@ impl Director {
         }
         if !vrrp.ready {
             findings.add(
+                "director_not_ready",
                 format!(
                     "this director is not ready, and so has no virtual address: it waits for {}",
                     vrrp.waits_for
@@ -144,17 +146,19 @@ impl Director {
             );
             return;
         }
-        let (what, fix) = match vrrp.state.as_str() {
+        let (code, what, fix) = match vrrp.state.as_str() {
             "fault" => (
+                "vrrp_fault",
                 "keepalived finds a fault, and so this director has no virtual address",
                 "is the interface of [vrrp] up, and has it an address? See journalctl -u keepalived",
             ),
             _ => (
+                "vrrp_silent",
                 "keepalived reports nothing, or has stopped: this director has no virtual address",
                 "systemctl restart keepalived; its file is to be what lvsd keepalived-config prints",
             ),
         };
-        findings.add(what, fix);
+        findings.add(code, what, fix);
     }
 }
 
@@ -203,6 +207,7 @@ mod tests {
             admin,
             health: health.to_owned(),
             since: None,
+            code: String::new(),
             reason: reason.to_owned(),
             fix: String::new(),
             attempts: Default::default(),

@@ -165,6 +165,7 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
                     // An administrator who filters by source does so intentionally.
                     if let Some(service) = service {
                         findings.add(
+                            "filter_before_dataplane",
                             format!(
                                 "a rule of table {}, chain {} at the ingress of {at}, drops packets of {} that come for {above}, \
                                  before the dataplane sees them: {line}",
@@ -177,6 +178,7 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
                     }
                 } else if let Some(service) = service {
                     findings.add(
+                        "filter_bypassed",
                         format!(
                             "a rule of table {}, chain {} at the ingress of {at}, does not keep packets of {} from the \
                              dataplane: {line}",
@@ -194,6 +196,7 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
             None => {
                 if let Some(service) = service.filter(|_| acts(line)) {
                     findings.add(
+                        "filter_bypassed",
                         format!(
                             "a rule of table {}, chain {}, no longer sees packets of {}: {line}",
                             chain.table,
@@ -214,6 +217,7 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
             others => format!(" (and {others} more)"),
         };
         findings.add(
+            "filter_bypassed",
             format!(
                 "a rule of table {}, chain {}, drops by source, but packets of services bypass it: \
                  {line}{others}",
@@ -241,6 +245,7 @@ fn at_egress(
     if line.contains(" hook ") {
         if line.contains("policy drop") {
             findings.add(
+                "filter_of_output",
                 format!(
                     "{place}, also drops packets that the dataplane sends, unless a rule accepts it"
                 ),
@@ -261,6 +266,7 @@ fn at_egress(
     }
     if let Some(service) = services.iter().find(sent) {
         findings.add(
+            "filter_of_output",
             format!(
                 "a rule of {place}, also drops packets that the dataplane sends for {}: {line}",
                 service_text(service.service)
@@ -269,6 +275,7 @@ fn at_egress(
         );
     } else if drops_by_source(line) {
         findings.add(
+            "filter_of_output",
             format!(
                 "a rule of {place}, drops by source, requests that the dataplane sends too: {line}"
             ),
@@ -308,6 +315,7 @@ fn traffic_control(device: &Device, side: Side, filters: &str, findings: &mut Fi
             findings,
         ),
         Side::Egress => findings.add(
+            "filter_of_output",
             format!("{filters} of tc at the egress of {name} may drop requests and answers of services that the dataplane sends"),
             format!("{MEANT}: {shown}"),
         ),
@@ -325,10 +333,12 @@ fn is_own(line: &str) -> bool {
 fn at_ingress(what: String, device: &Device, kind: &str, shown: &str, findings: &mut Findings) {
     match &device.above {
         Some(above) => findings.add(
+            "filter_before_dataplane",
             format!("{what} may drop packets for {above} before the dataplane receives them"),
             format!("{MEANT}: {shown}"),
         ),
         None => findings.add(
+            "filter_bypassed",
             format!("{what} may drop packets, but none of services"),
             format!("the dataplane has its copy before {kind}: {shown}; {FILTER}"),
         ),
@@ -357,6 +367,7 @@ fn express_data_path(device: &Device, findings: &mut Findings) {
     let name = &device.name;
     if let Some((programs, all)) = described(&names) {
         findings.add(
+            "filter_before_dataplane",
             format!(
                 "{programs} at the driver of {name} (XDP: {all}) may drop or redirect packets of services before the dataplane sees them"
             ),
@@ -386,6 +397,7 @@ fn programs(device: &Device, place: Place, names: &[String], findings: &mut Find
         Place::Egress | Place::NetkitPrimary => {
             let kind = if place == Place::Egress { "tcx" } else { "netkit" };
             findings.add(
+                "filter_of_output",
                 format!(
                     "{programs} at the egress of {interface} ({kind}: {all}) may drop requests and answers of services that the dataplane sends"
                 ),
@@ -393,6 +405,7 @@ fn programs(device: &Device, place: Place, names: &[String], findings: &mut Find
             );
         }
         Place::NetkitPeer => findings.add(
+            "filter_before_dataplane",
             format!(
                 "{programs} at the other end of {interface} (netkit: {all}) may drop packets of services before the dataplane receives them"
             ),

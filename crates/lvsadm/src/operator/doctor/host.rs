@@ -4,10 +4,11 @@
 use std::fs;
 use std::process::{Command, Stdio};
 
+use lvs_api::reverse_path;
 use lvs_core::api::{Info, InterfaceInfo, ServiceInfo};
 
 use super::services::virt;
-use super::{Findings, Since, filters, is_routed};
+use super::{Findings, Scope, Since, filters, is_routed};
 
 pub(super) fn look(services: &[ServiceInfo], info: &Info, since: Since, findings: &mut Findings) {
     kernel(findings);
@@ -29,6 +30,7 @@ pub(super) fn look(services: &[ServiceInfo], info: &Info, since: Since, findings
 fn kernel(findings: &mut Findings) {
     if read("/proc/net/ip_vs").lines().count() > 3 {
         findings.add(
+            "kernel_ipvs",
             "the kernel's own IPVS has services in this network namespace, too",
             "ipvsadm -C with the kernel's ipvsadm, or modprobe -r ip_vs; two directors for one address interfere with \
              each other",
@@ -41,6 +43,7 @@ fn lost(interface: &InterfaceInfo, findings: &mut Findings) {
     let name = &interface.name;
     if interface.lost > 0 {
         findings.add(
+            ("frames_lost", Scope::interface(name)),
             format!(
                 "{} frames of {name} were lost: they arrived faster than the dataplane read them",
                 interface.lost
@@ -59,6 +62,7 @@ fn lost_by_card(name: &str, findings: &mut Findings) {
     ));
     if lost > 0 {
         findings.add(
+            ("frames_lost_by_card", Scope::interface(name)),
             format!("the network card of {name} has lost {lost} frames: its ring was full"),
             format!("ethtool -g {name} shows its limits; ethtool -G {name} rx MAXIMUM"),
         );
@@ -66,20 +70,21 @@ fn lost_by_card(name: &str, findings: &mut Findings) {
 }
 
 fn settings(name: &str, findings: &mut Findings) {
-    let strict = |of: &str| read(&format!("/proc/sys/net/ipv4/conf/{of}/rp_filter")).trim() == "1";
-    if strict(name) || strict("all") {
+    if reverse_path::is_strict(name) {
         findings.add(
+            ("reverse_path", Scope::interface(name)),
             format!(
                 "rp_filter of {name} is strict: this host discards packets that arrive on another interface than \
                  replies to them would leave by"
             ),
-            format!("sysctl -w net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.{name}.rp_filter=2"),
+            format!("sysctl -w net.ipv4.conf.{name}.rp_filter=2"),
         );
     }
     let features = output("ethtool", &["-k", name]);
     let lro = |line: &str| line.trim() == "large-receive-offload: on";
     if features.lines().any(lro) {
         findings.add(
+            ("lro", Scope::interface(name)),
             format!(
                 "{name} merges received segments in hardware (LRO), and they cannot be split again as they were"
             ),
@@ -138,6 +143,7 @@ fn forwarding(
         if vips().any(|vip| vip.is_ipv6() == ipv6) && read(file).trim() == "0" {
             let family = if ipv6 { "IPv6" } else { "IPv4" };
             findings.add(
+                "forwarding_off",
                 format!(
                     "this host forwards no {family} packets, and the dataplane (--backend tun) sees only what is \
                      forwarded to its device"
@@ -149,6 +155,7 @@ fn forwarding(
     let dropping = |policy: &str| policy.contains("hook forward") && policy.contains("policy drop");
     if chains.lines().any(dropping) {
         findings.add(
+            "forward_policy",
             "a chain of this host's firewall drops forwarded packets that no rule accepts, and packets of services are \
              forwarded",
             "accept packets to and from the dataplane's device in it: iifname lvs-tun0 accept, oifname lvs-tun0 accept",

@@ -7,8 +7,10 @@ mod filters;
 mod host;
 mod services;
 
+use std::net::{IpAddr, SocketAddr};
+
 use lvs_api::guidance::{for_lvsd, manages_any, with_keys};
-use lvs_core::api::{Call, Info, ReasonCount, ServiceInfo};
+use lvs_core::api::{Call, Info, ReasonCount, ServiceId, ServiceInfo};
 use serde::Serialize;
 
 use super::simple::wrap;
@@ -19,6 +21,8 @@ use crate::session::json_list;
 /// A fault that doctor found.
 #[derive(Debug, Serialize)]
 struct Finding {
+    #[serde(flatten)]
+    kind: Kind,
     what: String,
     fix: String,
 }
@@ -27,11 +31,108 @@ struct Finding {
 struct Findings(Vec<Finding>);
 
 impl Findings {
-    fn add(&mut self, what: impl Into<String>, fix: impl Into<String>) {
+    fn add(&mut self, kind: impl Into<Kind>, what: impl Into<String>, fix: impl Into<String>) {
         self.0.push(Finding {
+            kind: kind.into(),
             what: what.into(),
             fix: fix.into(),
         });
+    }
+}
+
+/// The kind of a finding, for programs.
+#[derive(Debug, Serialize)]
+struct Kind {
+    code: String,
+    #[serde(flatten)]
+    scope: Scope,
+    #[serde(flatten)]
+    when: When,
+}
+
+impl From<&str> for Kind {
+    fn from(code: &str) -> Self {
+        (code, Scope::default()).into()
+    }
+}
+
+impl From<(&str, Scope)> for Kind {
+    fn from((code, scope): (&str, Scope)) -> Self {
+        (code, scope, When::default()).into()
+    }
+}
+
+impl From<(&str, Scope, When)> for Kind {
+    fn from((code, scope, when): (&str, Scope, When)) -> Self {
+        let code = code.to_owned();
+        Self { code, scope, when }
+    }
+}
+
+/// The subject of a finding; empty for this host or all of its services.
+#[derive(Debug, Default, Serialize)]
+struct Scope {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    service: Option<ServiceId>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    server: Option<SocketAddr>,
+    /// A server, a peer, a next hop, or a virtual address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host: Option<IpAddr>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    interface: Option<String>,
+}
+
+impl Scope {
+    fn service(service: &ServiceInfo) -> Self {
+        Self {
+            service: Some(service.service),
+            ..Self::default()
+        }
+    }
+
+    fn server(service: &ServiceInfo, server: SocketAddr) -> Self {
+        Self {
+            server: Some(server),
+            ..Self::service(service)
+        }
+    }
+
+    fn host(host: IpAddr) -> Self {
+        Self {
+            host: Some(host),
+            ..Self::default()
+        }
+    }
+
+    fn interface(name: &str) -> Self {
+        Self {
+            interface: Some(name.to_owned()),
+            ..Self::default()
+        }
+    }
+}
+
+/// The times of a finding.
+#[derive(Debug, Default, Serialize)]
+struct When {
+    /// Seconds since it began.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    since: Option<u64>,
+    /// Seconds since the last packet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ago: Option<u64>,
+    /// Packets in the last five minutes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    recent: Option<u64>,
+}
+
+impl When {
+    fn since(seconds: u64) -> Self {
+        Self {
+            since: Some(seconds),
+            ..Self::default()
+        }
     }
 }
 
@@ -156,6 +257,23 @@ mod tests {
                     "active": 3, "inactive": 1, "persistent": 0, "overloaded": false, "stats": {{}}}}]}}]"#
         );
         serde_json::from_str(&text).expect("services")
+    }
+
+    #[test]
+    fn finding_has_code_scope_and_times_for_programs() {
+        let mut findings = Findings::default();
+        findings.add("lro", "a", "b");
+        let scope = Scope::server(&services("nat", 1)[0], ([10, 0, 0, 1], 80).into());
+        findings.add(("clients_unanswered", scope, When::since(7)), "c", "d");
+        let json = serde_json::to_value(&findings.0).expect("JSON");
+        assert_eq!(
+            json,
+            serde_json::json!([
+                {"code": "lro", "what": "a", "fix": "b"},
+                {"code": "clients_unanswered", "service": {"protocol": "tcp", "address": "192.0.2.1:80"},
+                 "server": "10.0.0.1:80", "since": 7, "what": "c", "fix": "d"},
+            ])
+        );
     }
 
     #[test]

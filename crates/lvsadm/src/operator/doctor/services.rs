@@ -9,7 +9,7 @@ use lvs_core::attempts::Attempts;
 use lvs_api::guidance::{self, is_managed};
 
 use super::director::Director;
-use super::{Findings, is_routed};
+use super::{Findings, Scope, is_routed};
 use crate::operator::service_text;
 
 pub(super) fn look(
@@ -91,6 +91,7 @@ fn addresses(
             format!("ip addr add {vip}/{length} dev lo, or {own}")
         };
         findings.add(
+            "vip_unowned",
             format!("this host does not answer ARP for {vip}: it is on no interface, and the dataplane does not own it"),
             format!("{fix}; nothing if another director answers for it"),
         );
@@ -104,6 +105,7 @@ fn usable(service: &ServiceInfo, director: &Director, findings: &mut Findings) {
     }
     let name = service_text(service.service);
     findings.add(
+        ("service_unusable", Scope::service(service)),
         if service.servers.is_empty() {
             format!("{name} has no server: its clients are refused")
         } else {
@@ -126,6 +128,7 @@ fn threshold(
 ) {
     if server.overloaded {
         findings.add(
+            ("threshold", Scope::server(service, server.server)),
             format!(
                 "{} of {} has reached its upper threshold of {}",
                 server.server,
@@ -157,6 +160,7 @@ fn unanswered(service: &ServiceInfo, server: &ServerInfo, findings: &mut Finding
     let Attempts { opened, unanswered } = server.attempts.last_minute;
     let opened = opened.max(unanswered);
     findings.add(
+        ("clients_unanswered", Scope::server(service, address)),
         format!(
             "{unanswered} of {opened} connections to {address} of {} got no answer in the last minute",
             service_text(service.service)
@@ -174,6 +178,7 @@ fn ftp(service: &ServiceInfo, info: &Info, findings: &mut Findings) {
     let nat = servers.any(|server| server.config.forwarding == Forwarding::Nat);
     if address.port() == 21 && nat && info.ftp_ports.is_empty() {
         findings.add(
+            ("ftp_without_helper", Scope::service(service)),
             format!(
                 "{} looks like FTP through NAT, and no helper translates the addresses in its commands: logins \
                  succeed, transfers fail",
@@ -199,6 +204,7 @@ fn too_big(report: &TooBig, findings: &mut Findings) {
         format!("to {}", report.longest)
     };
     findings.add(
+        ("too_big", Scope::host(report.server)),
         format!(
             "{} packets from clients did not fit {path}{}: they had up to {} bytes, and {} fit. The clients received ICMP errors; if ICMP is filtered, connections hang",
             report.packets, report.server, report.longest, report.room
@@ -220,6 +226,7 @@ fn narrow_tunnels(services: &[ServiceInfo], info: &Info, findings: &mut Findings
     let smallest = info.interfaces.iter().map(|interface| interface.mtu).min();
     if let Some(mtu) = smallest.filter(|&mtu| tunnels && mtu <= 1500) {
         findings.add(
+            "tunnel_mtu",
             format!(
                 "servers are reached through tunnels, and the MTU is {mtu}: full packets of clients do not fit, and \
                  connections hang where ICMP is filtered"

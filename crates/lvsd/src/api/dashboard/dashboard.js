@@ -118,7 +118,8 @@
     if (!o.dataplane.connected && !o.dataplane.idle) all.push("No dataplane answers: packets of services reach nobody that lvsd knows of. The log of lvsd says why.");
     if (!o.loaded.ok && o.loaded.time) all.push(`The file was refused, the old configuration holds: ${o.loaded.message}`);
     for (const i of o.interfaces) if (!i.up) all.push(`Interface ${i.name} is down.`);
-    for (const c of o.conflicts) all.push(`Another host (${c.mac}) answers for ${c.address}, too.`);
+    for (const c of o.conflicts) all.push(`Another host (${c.host ? `${c.host}, ` : ""}${c.mac}) answers for ${c.address}, too.`);
+    for (const hop of o.dataplane.silent_hops ?? []) all.push(`The next hop ${hop.address} on ${hop.interface} does not answer: packets to it are dropped.`);
     for (const line of o.refused) all.push(`Refused by the dataplane: ${line}`);
     for (const line of o.drift) all.push(`Changed by hand: ${line}`);
     if (o.capacity && o.connections > o.capacity * 0.9) all.push(`The connection table is ${Math.round((100 * o.connections) / o.capacity)} % full; raise max_connections.`);

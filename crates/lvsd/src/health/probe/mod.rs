@@ -30,6 +30,7 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use icmp::IcmpError;
@@ -42,7 +43,7 @@ use tokio::net::{TcpStream, UdpSocket};
 
 pub(crate) use tls::Tls;
 
-use super::{Advice, Pins, Reason};
+use super::{Advice, Code, Pins, Reason};
 use crate::text::Keys;
 
 /// The reason why a probe failed.
@@ -67,10 +68,27 @@ impl ProbeError {
         let words = words.split(" (os error").next().unwrap_or_default();
         let (first, rest) = words.split_at(words.chars().next().map_or(0, char::len_utf8));
         let reason = format!("{target}: {}{rest}", first.to_lowercase());
-        match is_own_shortage(error) {
-            true => Self::Local(reason),
-            false => Self::server(reason),
+        if is_own_shortage(error) {
+            return Self::Local(reason);
         }
+        let code = match Errno::from_io_error(error) {
+            Some(Errno::CONNREFUSED) => Code::Refused,
+            Some(Errno::TIMEDOUT) => Code::Silent,
+            // Also of routes that prohibit, or are black holes, and of several ICMP errors.
+            Some(
+                Errno::NETUNREACH
+                | Errno::HOSTUNREACH
+                | Errno::HOSTDOWN
+                | Errno::NETDOWN
+                | Errno::NONET
+                | Errno::ACCESS
+                | Errno::INVAL
+                | Errno::NOPROTOOPT
+                | Errno::PROTO,
+            ) => Code::Unreachable,
+            _ => Code::CheckFailed,
+        };
+        Self::Server(Reason::from(reason).of(code))
     }
 }
 
@@ -120,6 +138,8 @@ pub(crate) struct Asked<'a> {
     pub(super) pins: Option<&'a Pins>,
     /// The limit of time of the probe.
     pub(crate) timeout: Duration,
+    /// Whether the server has accepted the present connection of the probe.
+    pub(super) accepted: Option<&'a AtomicBool>,
 }
 
 impl Asked<'_> {
@@ -131,6 +151,7 @@ impl Asked<'_> {
             via: None,
             pins: None,
             timeout: Duration::from_secs(10),
+            accepted: None,
         }
     }
 
@@ -146,6 +167,9 @@ impl Asked<'_> {
     /// farewell: neither end keeps anything of a probe.
     pub(crate) async fn connect(&self, target: SocketAddr) -> Result<TcpStream, ProbeError> {
         let to = self.via.map_or(target, |via| via.virt);
+        if let Some(accepted) = self.accepted {
+            accepted.store(false, Relaxed);
+        }
         // A socket that cannot be made has not left this host.
         let here = |error: io::Error| ProbeError::Local(format!("{to}: {error}"));
         let socket = Socket::new(Domain::for_address(to), Type::STREAM, None).map_err(here)?;
@@ -166,12 +190,12 @@ impl Asked<'_> {
             Ok(()) | Err(_) => {}
         }
         let stream = TcpStream::from_std(socket.into()).map_err(here)?;
-        let connected = stream.writable().await;
-        match connected.and_then(|()| stream.take_error()) {
-            Ok(None) => {}
-            Ok(Some(error)) | Err(error) => {
-                return Err(self.unconnected(&error, &stream, target));
-            }
+        let connected = stream.writable().await.and_then(|()| connection(&stream));
+        if let Err(error) = connected {
+            return Err(self.unconnected(&error, &stream, target));
+        }
+        if let Some(accepted) = self.accepted {
+            accepted.store(true, Relaxed);
         }
         IcmpError::keep(&stream, to.ip(), false);
         let _ = stream.set_zero_linger();
@@ -199,7 +223,7 @@ impl Asked<'_> {
                 let fix = format!(
                     "is {ip} up and connected (ip neigh), and is the route to it right (ip route get {ip})?"
                 );
-                return ProbeError::Server(reason.with_fix(fix));
+                return ProbeError::Server(reason.of(Code::NextHop).with_fix(fix));
             }
             let own = [Some(ip), self.via.map(|via| via.virt.ip())];
             let sender = icmp.sender.filter(|_| !own.contains(&icmp.sender));
@@ -208,7 +232,7 @@ impl Asked<'_> {
             if icmp.is_of_filter() {
                 let on = sender.unwrap_or(ip);
                 let fix = format!("a filter rejects it; on {on}: nft list ruleset");
-                return ProbeError::Server(reason.with_fix(fix));
+                return ProbeError::Server(reason.of(Code::Filtered).with_fix(fix));
             }
         } else if Errno::from_io_error(error) == Some(Errno::CONNREFUSED) {
             let listener = self.via.filter(|via| !via.method.translates());
@@ -256,6 +280,15 @@ impl Asked<'_> {
         };
         let pinned = pins.pin(via.service, self.server, client).await;
         pinned.map_err(ProbeError::Local)
+    }
+}
+
+/// The error of a socket that is writable and has no connection. A queued ICMP error makes it writable before the
+/// error is that of the socket.
+fn connection(stream: &TcpStream) -> io::Result<()> {
+    match stream.take_error()? {
+        Some(error) => Err(error),
+        None => stream.peer_addr().map(drop),
     }
 }
 
@@ -571,5 +604,18 @@ mod tests {
             let again = Probe::KINDS[n + 1..].iter().any(|k| k.name == kind.name);
             assert!(!again, "{}", kind.name);
         }
+    }
+
+    #[tokio::test]
+    async fn writable_socket_without_connection_is_an_error() {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        socket.set_nonblocking(true).expect("set");
+        let stream = TcpStream::from_std(socket.into()).expect("a stream");
+        // It has no error of its own.
+        assert!(stream.take_error().expect("read").is_none());
+        connection(&stream).expect_err("no connection");
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).await;
+        connection(&stream.expect("a stream")).expect("a connection");
     }
 }

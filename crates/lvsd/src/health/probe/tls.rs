@@ -21,6 +21,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::ProbeError;
+use crate::health::{Code, Reason};
 use crate::text::{Diagnostic, Keys};
 
 /// TLS settings of a connection to a server.
@@ -238,7 +239,7 @@ impl Tls {
         S: AsyncRead + AsyncWrite + Unpin,
     {
         let met = self.attempt(&self.config, stream, server).await;
-        met.map_err(|error| ProbeError::server(format!("{server}: TLS: {error}")))
+        met.map_err(|error| failed(&error, server))
     }
 
     /// The same over a connection that `open` makes. Without an authority, a server that refuses the
@@ -261,7 +262,7 @@ impl Tls {
         {
             return Ok(stream);
         }
-        Err(ProbeError::server(format!("{server}: TLS: {error}")))
+        Err(failed(&error, server))
     }
 
     async fn attempt<S>(
@@ -278,10 +279,30 @@ impl Tls {
     }
 }
 
+/// The meaning of a failed handshake with `server`.
+fn failed(error: &io::Error, server: SocketAddr) -> ProbeError {
+    let reason = Reason::from(format!("{server}: TLS: {error}"));
+    ProbeError::Server(match of_tls(error) {
+        Some(rustls::Error::InvalidCertificate(_)) => {
+            let fix = format!(
+                "on {}: renew or replace the certificate (openssl x509 -noout -dates -subject -in FILE); or correct \
+                 `ca` and `sni` of the check",
+                server.ip()
+            );
+            reason.of(Code::Certificate).with_fix(fix)
+        }
+        _ => reason,
+    })
+}
+
+/// The error of TLS in an error of a stream.
+fn of_tls(error: &io::Error) -> Option<&rustls::Error> {
+    error.get_ref()?.downcast_ref()
+}
+
 /// Whether a server has found nothing in the handshake that it can do, too.
 fn is_refused(error: &io::Error) -> bool {
-    let inner = error.get_ref();
-    let inner = inner.and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    let inner = of_tls(error);
     let refused = rustls::Error::AlertReceived(AlertDescription::HandshakeFailure);
     inner == Some(&refused)
 }

@@ -1,0 +1,68 @@
+//! The reverse path filter of a host (`rp_filter`, IPv4), which can drop packets that no program sees dropped.
+
+use std::fs;
+use std::path::Path;
+
+/// The settings of all interfaces, each with a directory.
+const SETTINGS: &str = "/proc/sys/net/ipv4/conf";
+
+/// Whether the filter of an interface is strict.
+pub fn is_strict(interface: &str) -> bool {
+    is_strict_in(Path::new(SETTINGS), interface)
+}
+
+/// The interfaces whose filter is strict, in order.
+pub fn strict_interfaces() -> Vec<String> {
+    strict_in(Path::new(SETTINGS))
+}
+
+/// The greater of the values for all interfaces and for one counts; 1 is strict, and 2 is loose.
+fn is_strict_in(settings: &Path, interface: &str) -> bool {
+    let value = |name: &str| -> u8 {
+        let text = fs::read_to_string(settings.join(name).join("rp_filter"));
+        text.map_or(0, |text| text.trim().parse().unwrap_or(0))
+    };
+    value(interface).max(value("all")) == 1
+}
+
+fn strict_in(settings: &Path) -> Vec<String> {
+    let entries = fs::read_dir(settings).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| !["all", "default", "lo"].contains(&name.as_str()))
+        .filter(|name| is_strict_in(settings, name))
+        .collect();
+    names.sort_unstable();
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strict_filter_counts_by_the_greater_value() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let set = |name: &str, value: &str| {
+            let path = dir.path().join(name);
+            fs::create_dir_all(&path).expect("a directory");
+            fs::write(path.join("rp_filter"), value).expect("a file");
+        };
+        for (name, value) in [
+            ("all", "0"),
+            ("default", "1"),
+            ("lo", "1"),
+            ("eth0", "1"),
+            ("eth1", "2"),
+            ("eth2", "0"),
+        ] {
+            set(name, value);
+        }
+        assert_eq!(strict_in(dir.path()), ["eth0"]);
+        set("all", "1\n");
+        assert_eq!(strict_in(dir.path()), ["eth0", "eth2"]);
+        assert!(!is_strict_in(dir.path(), "eth1"), "it is loose");
+        set("all", "2");
+        assert!(strict_in(dir.path()).is_empty());
+    }
+}

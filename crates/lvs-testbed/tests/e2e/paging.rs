@@ -1,0 +1,446 @@
+//! Faults that page an operator: `lvsd status` names the culprit with a code, and nobody else, until the fault is
+//! mended.
+//!
+//! Tests of such faults elsewhere: `checks.rs` (a server with another gateway, or without the VIP), `unanswered.rs`
+//! (the same without checks that notice), `checks_errors.rs` (this host's own filter), `doctor.rs` (the MTU of tunnels,
+//! filters of the host), `failure.rs` (a VIP of another host), `discovery.rs` (a name server that is dead).
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, Topology, Vip, programs, wait_until};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+/// A web server with few waiting connections. The first line of a file is its behaviour: `hang`, `slow`, or a status.
+const APP: &str = r#"
+use IO::Socket::INET; $SIG{CHLD} = 'IGNORE';
+my $s = IO::Socket::INET->new(LocalPort => 8081, Listen => 2, ReuseAddr => 1) or die;
+while (1) {
+    my $c = $s->accept or next;
+    next if fork;
+    open my $f, '<', $ARGV[0]; my $does = <$f>; sysread $c, my $b, 4096;
+    if ($does =~ /hang/) { sysread $c, $b, 1; exit }
+    select undef, undef, undef, 0.7 if $does =~ /slow/;
+    print $c 'HTTP/1.1 ', $does =~ /(\d+)/ ? $1 : 200, " x\r\nContent-Length: 0\r\n\r\n"; exit;
+}
+"#;
+/// The times of all checks here.
+const TIMES: &str =
+    "interval = \"300ms\", fast_interval = \"100ms\", timeout = \"1s\", fall = 2, rise = 1";
+
+struct Director {
+    site: Site,
+    lvsd: Proc,
+}
+
+/// A service of the file: name, port, check, and servers.
+type Service<'a> = (&'a str, u16, &'a str, &'a [usize]);
+
+impl Director {
+    fn start(site: Site, services: &[Service<'_>]) -> Result<Self> {
+        let interfaces = match site.options.topology {
+            Topology::TwoArm => "[\"eth0\", \"eth1\"]",
+            Topology::OneArm | Topology::Routed => "\"eth0\"",
+        };
+        let mut text = format!("[dataplane]\ninterface = {interfaces}\n");
+        for (name, port, check, servers) in services {
+            let servers = servers.iter();
+            let servers = servers.map(|&index| format!("\"{}:{port}\"", site.real_address(index)));
+            text.push_str(&format!(
+                "[[service]]\nname = \"{name}\"\naddress = \"{}\"\nscheduler = \"rr\"\nforward = \"{}\"\n\
+                 check = {{ {check}, {TIMES} }}\nservers = [{}]\n",
+                site.service(*port),
+                site.options.forward.word(),
+                servers.collect::<Vec<_>>().join(", ")
+            ));
+        }
+        let path = site.testbed.dir().join("lvsd.toml");
+        fs::write(&path, text)?;
+        let path = path.display().to_string();
+        let lvsd = site
+            .director
+            .spawn(programs::find("lvsd")?, &["--config", &path])?;
+        let director = Self { site, lvsd };
+        let all_up = || {
+            let status = director.status();
+            let mut servers = servers(&status).into_iter();
+            status["dataplane"]["connected"] == true
+                && servers.all(|(_, server)| server["health"] == "up")
+        };
+        wait_until("all servers to be up", Duration::from_secs(30), all_up)
+            .with_context(|| format!("{:#}\n{}", director.status(), director.lvsd.log()))?;
+        Ok(director)
+    }
+
+    /// The state as in `lvsd status --json`.
+    fn status(&self) -> Value {
+        let path = self.site.testbed.dir().join("lvsd.toml");
+        let program = programs::find("lvsd").unwrap_or_default();
+        let (program, path) = (program.display(), path.display());
+        let text = self
+            .site
+            .director
+            .sh(&format!("{program} --config {path} status --json"));
+        serde_json::from_str(&text.unwrap_or_default()).unwrap_or_default()
+    }
+
+    /// Waits until these faults are all that the status names, and prints the time.
+    fn names(&self, what: &str, faults: &[String]) -> Result<()> {
+        let began = Instant::now();
+        let named = || named(&self.status());
+        // A suspicion lasts a minute longer than its cause.
+        wait_until(what, Duration::from_secs(90), || named() == faults).with_context(|| {
+            let status = self.status();
+            format!("{faults:?}\n{:?}\n{status:#}", named())
+        })?;
+        println!("{what}: {faults:?} after {:.1?}", began.elapsed());
+        Ok(())
+    }
+
+    /// Breaks something, and mends it when its fault is named.
+    fn scenario(
+        &self,
+        what: &str,
+        host: &Host,
+        [fault, repair]: [&str; 2],
+        faults: &[String],
+    ) -> Result<()> {
+        host.sh(fault)?;
+        self.names(what, faults)?;
+        host.sh(repair)?;
+        self.names("healed", &[]).context(what.to_owned())
+    }
+
+    /// The fault of a server of a service.
+    fn fault(&self, code: &str, service: &str, server: usize) -> String {
+        format!("{code} {service} {}", self.site.real_address(server))
+    }
+
+    fn end(mut self) -> Result<()> {
+        let status = self.lvsd.stop(Signal::SIGINT)?;
+        ensure!(status.success(), "{}", self.lvsd.log());
+        Ok(())
+    }
+}
+
+/// All servers with the names of their services.
+fn servers(status: &Value) -> Vec<(&str, &Value)> {
+    let mut all = Vec::new();
+    for service in list(&status["services"]) {
+        let name = service["name"].as_str().unwrap_or_default();
+        all.extend(
+            list(&service["servers"])
+                .iter()
+                .map(|server| (name, server)),
+        );
+    }
+    all
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+/// The faults of a status in order: the code, and who is blamed. Each fault here may be the third fall of a server in
+/// this test.
+fn named(status: &Value) -> Vec<String> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let mut all = Vec::new();
+    for (service, server) in servers(status) {
+        let code = text(&server["code"]);
+        let address = text(&server["server"]);
+        let ip = address.split(':').next().unwrap_or_default();
+        if !["", "flapping"].contains(&code.as_str()) {
+            all.push(format!("{code} {service} {ip}"));
+        }
+    }
+    let dataplane = &status["dataplane"];
+    for interface in list(&dataplane["down"]) {
+        all.push(format!("down {}", text(interface)));
+    }
+    for hop in list(&dataplane["silent_hops"]) {
+        all.push(format!("silent_hop {}", text(&hop["address"])));
+    }
+    for conflict in list(&dataplane["conflicts"]) {
+        let (address, host) = (text(&conflict["address"]), text(&conflict["host"]));
+        all.push(format!("conflict {address} {host}"));
+    }
+    let is_late = dataplane["seen_ms"].as_u64().is_none_or(|age| age >= 5_000);
+    if dataplane["connected"] != true || is_late {
+        all.push("dataplane".to_owned());
+    }
+    all.sort_unstable();
+    all
+}
+
+fn site(label: &str, forward: Forward, topology: Topology, servers: usize) -> Result<Site> {
+    let mut options = SiteOptions::new(label, forward);
+    options.topology = topology;
+    options.servers = servers;
+    options.vip = Vip::Dataplane;
+    options.ip_forward = true;
+    let site = Site::new(options)?;
+    for interface in ["all", "eth0", "eth1"] {
+        let file = format!("/proc/sys/net/ipv4/conf/{interface}/rp_filter");
+        site.director
+            .sh(&format!("[ ! -e {file} ] || echo 0 > {file}"))?;
+    }
+    Ok(site)
+}
+
+/// Certificates of an authority: one that is valid, and one that has expired.
+fn certificates(site: &Site) -> Result<String> {
+    let dir = site.testbed.dir().display().to_string();
+    site.director.sh(&format!(
+        "cd {dir} && openssl ecparam -name prime256v1 -genkey -noout -out key && printf 'subjectAltName=DNS:x\\n' > ext && \
+         openssl req -x509 -key key -days 2 -subj /CN=ca -out ca && openssl req -new -key key -subj /CN=x -out csr && \
+         for days in 2 -1; do openssl x509 -req -in csr -CA ca -CAkey key -CAcreateserial -days $days -extfile ext \
+         -out days$days 2>/dev/null; done"
+    ))?;
+    Ok(dir)
+}
+
+fn tls(host: &Host, dir: &str, certificate: &str) -> Result<Proc> {
+    let (certificate, key) = (format!("{dir}/{certificate}"), format!("{dir}/key"));
+    let server = host.spawn(
+        "openssl",
+        &[
+            "s_server",
+            "-accept",
+            "8443",
+            "-www",
+            "-quiet",
+            "-cert",
+            &certificate,
+            "-key",
+            &key,
+        ],
+    )?;
+    host.wait_for_port("tcp", 8443)?;
+    Ok(server)
+}
+
+/// A filter of a host that drops or rejects packets.
+fn filter(hook: &str, rule: &str) -> String {
+    format!("nft 'table inet f {{ chain c {{ type filter hook {hook} priority 0; {rule}; }}; }}'")
+}
+
+const NO_FILTER: &str = "nft delete table inet f";
+
+#[test]
+fn faults_behind_nat_are_named_until_mended() -> Result<()> {
+    let site = site("pagenat", Forward::Nat, Topology::OneArm, 2)?;
+    let dir = certificates(&site)?;
+    let mode = format!("{dir}/mode");
+    fs::write(&mode, "200\n")?;
+    let app = site.servers[0].spawn("perl", &["-e", APP, &mode])?;
+    let mut secure = tls(&site.servers[0], &dir, "days2")?;
+    site.servers[0].wait_for_port("tcp", 8081)?;
+    let ca = format!("type = \"https\", host = \"x\", ca = \"{dir}/ca\"");
+    let services: &[Service<'_>] = &[
+        ("web", 80, "type = \"http\", path = \"/s/20011\"", &[0, 1]),
+        ("app", 8081, "type = \"http\"", &[0]),
+        ("tls", 8443, &ca, &[0]),
+    ];
+    let director = Director::start(site, services)?;
+    let site = &director.site;
+    let of = |code: &str, service: &str, server| vec![director.fault(code, service, server)];
+
+    // A server that is slow, overloaded, or no longer accepts connections.
+    let behaves = |mode_now: &str, what: &str, code: &str| {
+        fs::write(&mode, mode_now)?;
+        director.names(what, &of(code, "app", 0))?;
+        fs::write(&mode, "200\n")?;
+        director.names("healed", &[])
+    };
+    behaves("slow\n", "a slow server", "slow")?;
+    behaves("hang\n", "a server without replies", "stalled")?;
+    behaves("500\n", "a server with errors", "check_failed")?;
+    app.signal(Signal::SIGSTOP)?;
+    director.names("a full backlog", &of("silent", "app", 0))?;
+    app.signal(Signal::SIGCONT)?;
+    director.names("healed", &[])?;
+    let status = director.status();
+    let all = servers(&status);
+    let app_now = all.iter().find(|(name, _)| *name == "app");
+    let (_, app_now) = app_now.context("app")?;
+    ensure!(app_now["code"] == "flapping", "three falls: {app_now}");
+
+    secure.kill();
+    let mut secure = tls(&site.servers[0], &dir, "days-1")?;
+    director.names("an expired certificate", &of("certificate", "tls", 0))?;
+    secure.kill();
+    let _secure = tls(&site.servers[0], &dir, "days2")?;
+    director.names("healed", &[])?;
+
+    // Filters and links of a server.
+    let server = &site.servers[1];
+    for (what, hook, rule, code) in [
+        (
+            "long packets are lost",
+            "output",
+            "tcp sport 80 meta length > 1400 drop",
+            "stalled",
+        ),
+        (
+            "a filter of a server",
+            "input",
+            "tcp dport 80 reject with icmp type admin-prohibited",
+            "filtered",
+        ),
+        (
+            "no listener",
+            "input",
+            "tcp dport 80 reject with tcp reset",
+            "refused",
+        ),
+        ("a link with one direction", "output", "drop", "silent"),
+    ] {
+        let fault = filter(hook, rule);
+        director.scenario(what, server, [&fault, NO_FILTER], &of(code, "web", 1))?;
+    }
+
+    // The router of the clients, with a client to whom replies go.
+    let router = site
+        .router
+        .as_ref()
+        .context("a one-arm site has a router")?;
+    let client = format!(
+        "while :; do curl -s -m 1 -o /dev/null http://{}/id; sleep 0.3; done",
+        site.vip
+    );
+    let load = site.client.spawn("sh", &["-c", &client])?;
+    let ignore = |value| format!("echo {value} > /proc/sys/net/ipv4/conf/eth1/arp_ignore");
+    director.scenario(
+        "a router that does not answer ARP",
+        router,
+        [&ignore(8), &ignore(0)],
+        &["silent_hop 192.0.2.254".to_owned()],
+    )?;
+    drop(load);
+
+    let all: Vec<String> = [("app", 0), ("tls", 0), ("web", 0), ("web", 1)]
+        .iter()
+        .map(|(service, server)| director.fault("unreachable", service, *server))
+        .collect();
+    director.scenario(
+        "an interface that is down",
+        &site.director,
+        [
+            "ip link set eth0 down",
+            "ip link set eth0 up; ip route add default via 192.0.2.254",
+        ],
+        &[vec!["down eth0".to_owned()], all].concat(),
+    )?;
+
+    let hung = director.status()["dataplane"]["pid"].clone();
+    director.scenario(
+        "a dataplane that hangs",
+        &site.director,
+        [&format!("kill -STOP {hung}"), "true"],
+        &["dataplane".to_owned()],
+    )?;
+    let pid = director.status()["dataplane"]["pid"].clone();
+    ensure!(pid != hung, "another one was started: {pid}");
+    director.end()
+}
+
+/// Direct routing with two arms: replies for the director come by another interface than packets to the VIP leave by.
+#[test]
+fn faults_of_direct_routing_are_named_until_mended() -> Result<()> {
+    let site = site("pagedr", Forward::Dr, Topology::TwoArm, 2)?;
+    let check = "type = \"http\", path = \"/s/1\", via = \"service\"";
+    let director = Director::start(site, &[("web", 80, check, &[0, 1])])?;
+    let of = |code: &str, servers: &[usize]| -> Vec<String> {
+        let servers = servers.iter();
+        servers
+            .map(|&server| director.fault(code, "web", server))
+            .collect()
+    };
+    let host = &director.site.director;
+    let filter_of_host = |value| format!("echo {value} > /proc/sys/net/ipv4/conf/eth1/rp_filter");
+    director.scenario(
+        "a strict rp_filter of the director",
+        host,
+        [&filter_of_host(1), &filter_of_host(0)],
+        &of("reverse_path", &[0, 1]),
+    )?;
+    let refuses = filter(
+        "input",
+        &format!(
+            "ip daddr {} tcp dport 80 reject with tcp reset",
+            director.site.vip
+        ),
+    );
+    director.scenario(
+        "a server that listens on its own address only",
+        &director.site.servers[1],
+        [&refuses, NO_FILTER],
+        &of("refused", &[1]),
+    )?;
+    director.end()
+}
+
+#[test]
+fn strict_filter_of_a_tunnel_server_is_named_until_mended() -> Result<()> {
+    let site = site("pagetun", Forward::Tun, Topology::Routed, 2)?;
+    let check = "type = \"http\", path = \"/s/1\", via = \"service\"";
+    let director = Director::start(site, &[("web", 80, check, &[0, 1])])?;
+    let set = |value| {
+        let device = lvs_testbed::decap::RECEIVER;
+        format!("echo {value} > /proc/sys/net/ipv4/conf/{device}/rp_filter")
+    };
+    director.scenario(
+        "a strict rp_filter of a server",
+        &director.site.servers[1],
+        [&set(1), &set(0)],
+        &[director.fault("client_path", "web", 1)],
+    )?;
+    director.end()
+}
+
+/// Faults that only clients meet, while the checks of all servers are good.
+#[test]
+#[ignore = "long"]
+fn servers_without_a_way_to_clients_are_named_until_mended() -> Result<()> {
+    let site = site("pagecli", Forward::Nat, Topology::OneArm, 3)?;
+    let director = Director::start(site, &[("web", 80, "type = \"tcp\"", &[0, 1, 2])])?;
+    let site = &director.site;
+    let client = format!(
+        "while :; do curl -s -m 5 -o /dev/null http://{}/id & sleep 0.2; done",
+        site.vip
+    );
+    let _load = site.client.spawn("sh", &["-c", &client])?;
+    let blamed = [1, 2].map(|server| director.fault("clients_unanswered", "web", server));
+    site.servers[1].sh(&filter("input", "ip saddr 198.51.100.0/24 drop"))?;
+    site.servers[2].sh("ip route add 198.51.100.0/24 via 192.0.2.99")?;
+    director.names("a filter against clients, a wrong route to them", &blamed)?;
+    site.servers[1].sh(NO_FILTER)?;
+    site.servers[2].sh("ip route del 198.51.100.0/24")?;
+    director.names("healed", &[])?;
+    director.end()
+}
+
+/// A server of direct routing that answers ARP for the VIP.
+#[test]
+#[ignore = "long"]
+fn server_that_takes_the_vip_is_named_until_mended() -> Result<()> {
+    let site = site("pagevip", Forward::Dr, Topology::OneArm, 2)?;
+    let check = "type = \"http\", path = \"/s/1\", via = \"service\"";
+    let director = Director::start(site, &[("web", 80, check, &[0, 1])])?;
+    let set = |value| {
+        format!(
+            "for i in all eth0 lo; do echo {value} > /proc/sys/net/ipv4/conf/$i/arp_ignore; done"
+        )
+    };
+    let (vip, server) = (director.site.vip, director.site.real_address(1));
+    director.scenario(
+        "a server that answers ARP for the VIP",
+        &director.site.servers[1],
+        [&set(0), &set(1)],
+        &[format!("conflict {vip} {server}")],
+    )?;
+    director.end()
+}
