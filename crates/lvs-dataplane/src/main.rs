@@ -611,8 +611,8 @@ fn config(args: Args) -> anyhow::Result<Config> {
         max_connections: Some(args.max_connections as usize),
         max_ipv6: args.max_ipv6.map(|max| max as usize),
         when_full: match args.when_full {
-            WhenFull::Drop => lvs_core::WhenFull::Drop,
-            WhenFull::Evict => lvs_core::WhenFull::Evict,
+            WhenFull::Drop => lvs_core::settings::WhenFull::Drop,
+            WhenFull::Evict => lvs_core::settings::WhenFull::Evict,
         },
         ftp_ports: args
             .helper
@@ -630,8 +630,8 @@ fn config(args: Args) -> anyhow::Result<Config> {
             alarm: Duration::from_secs(args.sync_alarm.into()),
         }),
         profile: match args.profile {
-            Profile::Kernel => lvs_core::Profile::Kernel,
-            Profile::Modern => lvs_core::Profile::Modern,
+            Profile::Kernel => lvs_core::settings::Profile::Kernel,
+            Profile::Modern => lvs_core::settings::Profile::Modern,
         },
         ..Config::default()
     })

@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lvs_core::api::{Call, Failure, FailureCode, Permissive, ServerInfo, ServiceId, ServiceInfo};
-use lvs_core::{FilterLists, OnServerDown};
+use lvs_core::filter::FilterLists;
+use lvs_core::settings::OnServerDown;
 use rustix::process::{Resource, getrlimit};
 
 use super::Options;

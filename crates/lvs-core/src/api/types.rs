@@ -7,10 +7,9 @@ use core::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::attempts::RecentAttempts;
+use crate::filter::{FilterLists, SourceFilter};
 use crate::stats::{Counts, Stats};
-use crate::{
-    Error, Family, FilterLists, Protocol, ServerConfig, ServiceConfig, ServiceKey, SourceFilter,
-};
+use crate::{Error, Family, Protocol, ServerConfig, ServiceConfig, ServiceKey};
 
 /// Version of the protocol; both sides must speak the same one.
 pub const VERSION: u32 = 1;

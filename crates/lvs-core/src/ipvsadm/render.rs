@@ -8,11 +8,12 @@ use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use super::command::{Format, ListOptions};
 use super::resolve::Resolve;
-use crate::api::{
-    ConnInfo, Counts, ServerInfo, ServiceId, ServiceInfo, SyncDaemon, SyncRole, Timeouts,
-};
+use crate::api::{ConnInfo, ServerInfo, ServiceId, ServiceInfo, Timeouts};
 use crate::sched::{self, About};
-use crate::{Family, Forwarding, Protocol, ServiceConfig, ServiceFlags, Tunnel};
+use crate::stats::Counts;
+use crate::sync::{SyncDaemon, SyncRole};
+use crate::tunnel::Tunnel;
+use crate::{Family, Forwarding, Protocol, ServiceConfig, ServiceFlags};
 
 /// The version of IPVS that listings name.
 const IPVS_VERSION: &str = "1.2.1";
@@ -671,8 +672,8 @@ fn format_args_string(args: fmt::Arguments<'_>) -> String {
 mod tests {
     use super::*;
     use crate::ServerConfig;
-    use crate::api::Stats;
     use crate::ipvsadm::{Numeric, What};
+    use crate::stats::Stats;
 
     fn number(value: u64, exact: bool) -> String {
         let mut out = String::new();

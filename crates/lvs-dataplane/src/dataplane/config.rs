@@ -5,10 +5,11 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use lvs_core::Registry;
 use lvs_core::api::WORKERS_MAX;
 use lvs_core::mark::MarkRule;
 use lvs_core::memory::OutOfMemory;
-use lvs_core::{Profile, Registry, WhenFull};
+use lvs_core::settings::{Profile, WhenFull};
 
 use super::hook::PacketHook;
 use crate::fast_path::FastPathError;

@@ -7,8 +7,9 @@ use std::sync::mpsc::Receiver;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lvs_core::api::{Call, Failure, FailureCode, LocalPool, SyncDaemon};
+use lvs_core::api::{Call, Failure, FailureCode, LocalPool};
 use lvs_core::mark::MarkRule;
+use lvs_core::sync::SyncDaemon;
 use lvs_core::{Control, Instant, Options, Shard};
 use serde_json::Value;
 use tracing::{info, warn};

@@ -5,9 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use crate::lab::director::{DirectorLab, addr, only};
 use crate::lab::{CL_MAC, CLIENTS, GW_MAC, SERVERS, SV_ADDR, SV_MAC, set_mtu, table};
 use etherparse::{IpHeaders, IpNumber, PacketBuilder, PacketBuilderStep};
+use lvs_core::tunnel::{Tunnel, TunnelChecksum};
 use lvs_core::{
     Director, Family, Forwarding, Instant, Options, Protocol, ServerConfig, ServiceConfig,
-    ServiceFlags, ServiceKey, Tunnel, TunnelChecksum,
+    ServiceFlags, ServiceKey,
 };
 use lvs_packet::drop::FrameDrop;
 use lvs_packet::fragment::{Cutter, MEMORY_MAX};

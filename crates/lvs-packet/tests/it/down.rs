@@ -5,9 +5,10 @@ use std::net::SocketAddr;
 
 use crate::lab::{CL_MAC, CLIENTS, GW_MAC, SERVERS, SV_MAC, Table, table};
 use etherparse::{PacketBuilder, SlicedPacket, TransportSlice};
+use lvs_core::settings::{Extras, OnServerDown};
 use lvs_core::{
-    Director, Extras, Family, Forwarding, Hook, Instant, OnServerDown, Options, PacketMeta,
-    Protocol, ServerConfig, ServiceConfig, ServiceKey, TcpFlags, Transport, Tuple, Verdict,
+    Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, ServerConfig,
+    ServiceConfig, ServiceKey, TcpFlags, Transport, Tuple, Verdict,
 };
 use lvs_packet::frame::Frame;
 use lvs_packet::intercept::Intercept;

@@ -6,7 +6,8 @@ use crate::lab::{
     CL_ADDR, CL_MAC, CLIENTS, GW_MAC, HOST, Lab, SERVERS, SV_MAC, Service, reply, server_mac,
 };
 use etherparse::PacketBuilder;
-use lvs_core::{Forwarding, Protocol, Reply, Tunnel, Verdict};
+use lvs_core::tunnel::Tunnel;
+use lvs_core::{Forwarding, Protocol, Reply, Verdict};
 use lvs_packet::drop::FrameDrop;
 use lvs_packet::fragment::Cutter;
 use lvs_packet::frame::Frame;

@@ -5,9 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::lab::{CLIENTS, SERVERS, Table, table};
 use etherparse::PacketBuilder;
+use lvs_core::full_nat::LocalAddress;
 use lvs_core::{
-    Control, Director, Family, Forwarding, Instant, LocalAddress, Options, Protocol, ServerConfig,
-    ServiceConfig, ServiceKey,
+    Control, Director, Family, Forwarding, Instant, Options, Protocol, ServerConfig, ServiceConfig,
+    ServiceKey,
 };
 use lvs_packet::frame::{Frame, Offload, PartialChecksum, SegmentKind, Segments};
 use lvs_packet::intercept::Intercept;

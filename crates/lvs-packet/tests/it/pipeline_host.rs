@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use crate::lab::{CL_ADDR, CL_MAC, CLIENTS, GW_MAC, HOST, Lab, SERVERS, SV_ADDR, SV_MAC, Service};
 use etherparse::{Icmpv4Type, PacketBuilder, SlicedPacket, TransportSlice};
-use lvs_core::{Forwarding, Instant, Protocol, Tunnel};
+use lvs_core::tunnel::Tunnel;
+use lvs_core::{Forwarding, Instant, Protocol};
 use lvs_packet::common::Common;
 use lvs_packet::drop::FrameDrop;
 use lvs_packet::mld;

@@ -5,9 +5,11 @@ use std::net::{IpAddr, SocketAddrV4};
 use std::time::Duration;
 
 use lvs_core::fast_path::{Ahead, Passed, Plain};
+use lvs_core::full_nat::LocalAddress;
+use lvs_core::tunnel::{Tunnel, TunnelChecksum};
 use lvs_core::{
-    ConnId, Control, Director, Forwarding, IcmpError, Instant, LocalAddress, Options, PacketMeta,
-    Protocol, Tunnel, TunnelChecksum, Tuple, Verdict,
+    ConnId, Control, Director, Forwarding, IcmpError, Instant, Options, PacketMeta, Protocol,
+    Tuple, Verdict,
 };
 use lvs_dataplane::fast_path::FastPathError;
 use lvs_packet::drop::FrameDrop;

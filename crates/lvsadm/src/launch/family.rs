@@ -4,13 +4,11 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use lvs_core::api::{
-    Call, ServerInfo, ServerSpec, ServiceId, ServiceInfo, ServiceSpec, Stats, SyncDaemon, SyncRole,
-    Timeouts,
-};
-use lvs_core::{
-    Family, Forwarding, ServerConfig, ServiceConfig, ServiceFlags, Tunnel, TunnelChecksum,
-};
+use lvs_core::api::{Call, ServerInfo, ServerSpec, ServiceId, ServiceInfo, ServiceSpec, Timeouts};
+use lvs_core::stats::Stats;
+use lvs_core::sync::{SyncDaemon, SyncRole};
+use lvs_core::tunnel::{Tunnel, TunnelChecksum};
+use lvs_core::{Family, Forwarding, ServerConfig, ServiceConfig, ServiceFlags};
 use nix::errno::Errno;
 use nix::libc;
 

@@ -3,10 +3,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 
-use lvs_core::api::{
-    Call, ServerInfo, ServerSpec, ServiceId, ServiceInfo, ServiceSpec, Stats, SyncDaemon, SyncRole,
-    Timeouts,
-};
+use lvs_core::api::{Call, ServerInfo, ServerSpec, ServiceId, ServiceInfo, ServiceSpec, Timeouts};
+use lvs_core::stats::Stats;
+use lvs_core::sync::{SyncDaemon, SyncRole};
 use lvs_core::{Family, ServerConfig, ServiceConfig, ServiceFlags};
 use nix::errno::Errno;
 

@@ -199,7 +199,7 @@ fn way(config: &ServerConfig) -> String {
 #[cfg(test)]
 mod tests {
     use lvs_core::ServiceConfig;
-    use lvs_core::api::Stats;
+    use lvs_core::stats::Stats;
 
     use super::*;
 

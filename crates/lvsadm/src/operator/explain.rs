@@ -3,7 +3,8 @@
 use std::io::{self, Write};
 
 use lvs_core::Protocol;
-use lvs_core::api::{Call, Explanation};
+use lvs_core::api::Call;
+use lvs_core::explain::Explanation;
 
 use super::{Outcome, Trouble, Words, connect, protocol};
 use crate::program::Invocation;

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use lvs_core::api::{Call, Done, FilterItem, FilterSpec, ServiceId};
-use lvs_core::{FilterLists, Prefix, ServiceKey, SourceFilter, parse_prefixes};
+use lvs_core::filter::{FilterLists, SourceFilter, parse_prefixes};
+use lvs_core::{Prefix, ServiceKey};
 
 use lvs_api::Error;
 

@@ -1,7 +1,7 @@
 //! `lvsadm limit`: the limits of a service.
 
-use lvs_core::Limits;
 use lvs_core::api::{Call, ServiceInfo, ServiceSpec};
+use lvs_core::settings::Limits;
 use serde::de::IgnoredAny;
 
 use super::{Outcome, Trouble, Words, connect, service_named, service_text};

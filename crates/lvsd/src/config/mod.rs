@@ -26,8 +26,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use lvs_core::api::{LocalPool, ServiceId, SyncDaemon};
-use lvs_core::{ServerConfig, ServiceConfig, SourceFilter};
+use lvs_core::api::{LocalPool, ServiceId};
+use lvs_core::filter::SourceFilter;
+use lvs_core::sync::SyncDaemon;
+use lvs_core::{ServerConfig, ServiceConfig};
 use rustix::io::Errno;
 
 pub(crate) use check::{check_filter, endpoint, label};

@@ -4,7 +4,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use lvs_core::api::ServiceId;
-use lvs_core::{Family, Forwarding, Tunnel, TunnelChecksum};
+use lvs_core::tunnel::{Tunnel, TunnelChecksum};
+use lvs_core::{Family, Forwarding};
 
 use super::dump::{self, TheirService};
 use super::service::servers_of_quorum;

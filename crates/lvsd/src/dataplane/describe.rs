@@ -3,8 +3,10 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
-use lvs_core::api::{Call, ServiceId, SyncRole};
-use lvs_core::{Forwarding, Tunnel};
+use lvs_core::Forwarding;
+use lvs_core::api::{Call, ServiceId};
+use lvs_core::sync::SyncRole;
+use lvs_core::tunnel::Tunnel;
 
 use super::DataplaneView;
 use crate::config::{Files, label};
@@ -225,7 +227,7 @@ pub(super) fn without_dataplane(how: Option<&str>, seen: &DataplaneView) -> &'st
 #[cfg(test)]
 mod tests {
     use lvs_core::api::ServiceInfo;
-    use lvs_core::api::Stats;
+    use lvs_core::stats::Stats;
     use lvs_core::{Family, ServiceConfig};
 
     use super::*;

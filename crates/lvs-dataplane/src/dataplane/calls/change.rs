@@ -2,10 +2,10 @@
 
 use std::net::IpAddr;
 
-use lvs_core::api::{
-    Applied, Call, Changes, Done, Failure, Host, Need, Refused, SyncDaemon, Sysctl,
-};
-use lvs_core::{LocalAddress, sync};
+use lvs_core::api::{Applied, Call, Changes, Done, Failure, Host, Need, Refused, Sysctl};
+use lvs_core::full_nat::LocalAddress;
+use lvs_core::sync;
+use lvs_core::sync::SyncDaemon;
 use serde_json::Value;
 
 use super::to_value;
@@ -246,7 +246,7 @@ mod tests {
         assert_eq!(handle.context.control().services().count(), 1);
 
         let start = Call::DaemonStart(SyncDaemon {
-            role: lvs_core::api::SyncRole::Master,
+            role: lvs_core::sync::SyncRole::Master,
             interface: "eth0".to_owned(),
             syncid: 0,
             maxlen: None,

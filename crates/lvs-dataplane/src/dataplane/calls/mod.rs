@@ -7,7 +7,8 @@ mod services;
 mod state;
 
 use lvs_core::api::{Call, Done, Failure, FailureCode, ListEnd, Sysctl, Timeouts};
-use lvs_core::{Protocol, Sysctls, Tuple};
+use lvs_core::settings::Sysctls;
+use lvs_core::{Protocol, Tuple};
 use serde_json::Value;
 
 use super::decider::Question;

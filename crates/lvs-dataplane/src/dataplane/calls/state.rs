@@ -3,12 +3,12 @@
 use std::net::IpAddr;
 use std::time::Instant;
 
-use lvs_core::FilterLists;
 use lvs_core::api::{
     ANNOUNCED_MAX, AnnounceSpec, Announcements, Failure, FailureCode, FilterItem, Info,
     InterfaceInfo, LocalAddressInfo, LocalInfo, MarkText, ReasonCount, ReturnPath, ServiceId,
     SyncCounts, SyncState,
 };
+use lvs_core::filter::FilterLists;
 use serde_json::Value;
 
 use super::end;

@@ -12,9 +12,9 @@ pub mod director;
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use lvs_core::tunnel::Tunnel;
 use lvs_core::{
-    AcceptReason, Forward, Forwarding, Hook, IcmpError, Instant, PacketMeta, Protocol, Tunnel,
-    Verdict,
+    AcceptReason, Forward, Forwarding, Hook, IcmpError, Instant, PacketMeta, Protocol, Verdict,
 };
 use lvs_packet::frame::{Frame, Offload};
 use lvs_packet::intercept::{Endpoint, Intercept, LocalClient};

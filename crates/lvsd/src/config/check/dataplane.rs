@@ -5,10 +5,10 @@ use std::ops::Range;
 use std::time::Duration;
 
 use lvs_api::words::meant;
-use lvs_core::Sysctls;
 use lvs_core::api::{LocalPool, WORKERS_MAX};
 use lvs_core::ftp::helper_ports;
 use lvs_core::mark::MarkRule;
+use lvs_core::settings::Sysctls;
 use toml::Spanned;
 
 use super::Checker;

@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use std::ops::Range;
 
 use lvs_core::api::ServiceId;
-use lvs_core::{Family, Forwarding, SourceFilter};
+use lvs_core::filter::SourceFilter;
+use lvs_core::{Family, Forwarding};
 use toml::Spanned;
 
 use super::proxy::is_proxied;

@@ -121,7 +121,7 @@ fn unsupported_dataplane_key_is_refused_with_its_position() {
 
 #[test]
 fn synchronisation_requires_an_interface() {
-    use lvs_core::api::SyncRole;
+    use lvs_core::sync::SyncRole;
     assert_eq!(load("").sync, None, "it stays as it is");
     let daemons = load("[sync.ipvs]\ninterface = \"eth2\"\nsyncid = 5\n").sync;
     let daemons = daemons.expect("they are wanted");
@@ -282,8 +282,8 @@ fn every_scheduler_and_sysctl_of_the_dataplane_is_accepted() {
             "{name} is not documented"
         );
     }
-    let defaults = lvs_core::Sysctls::default();
-    for name in lvs_core::Sysctls::NAMES {
+    let defaults = lvs_core::settings::Sysctls::default();
+    for name in lvs_core::settings::Sysctls::NAMES {
         let value = defaults
             .get(name)
             .expect("it has a value")
