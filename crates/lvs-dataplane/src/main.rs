@@ -21,7 +21,7 @@ use lvs_dataplane::dataplane::{self, Config, Dataplane, PeersConfig};
 use lvs_dataplane::fast_path::FastPath as KernelFastPath;
 use lvs_dataplane::warm_restart::{self, StateKeeper};
 use lvs_packet::icmp_limit::Limits;
-use lvs_packet::pipeline::{ClampMss, Echo, ReversePath, Settings};
+use lvs_packet::settings::{ClampMss, Echo, ReversePath, Settings};
 use lvs_process::await_predecessor;
 use lvs_process::confine;
 use lvs_process::log;

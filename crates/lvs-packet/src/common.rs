@@ -7,8 +7,8 @@ use crate::fragment::Reassembler;
 use crate::icmp_limit::{Bucket, RateLimit};
 use crate::ip_id::IpIds;
 use crate::oversize::Oversize;
-use crate::pipeline::Settings;
 use crate::return_path::ReturnPaths;
+use crate::settings::Settings;
 use crate::tunnel_path::TunnelPaths;
 
 /// State of the director, as opposed to that of one worker. Each

@@ -11,7 +11,8 @@ use lvs_core::settings::OnServerDown;
 use rustix::process::{Resource, getrlimit};
 
 use super::Options;
-use super::balancer::{Balancer, CloseSignal, Counts};
+use super::balancer::{Balancer, Counts};
+use super::close_signal::CloseSignal;
 use super::pipe::PIPES_MAX;
 use super::workers::{Listeners, Workers};
 

@@ -12,7 +12,7 @@ use lvs_core::ipvsadm::{
 use lvs_core::sync::SyncDaemon;
 use serde::Serialize;
 
-use crate::program::Invocation;
+use crate::invocation::Invocation;
 
 /// A connection to a dataplane, and whether `-R` reads from its input.
 pub(crate) struct Session {

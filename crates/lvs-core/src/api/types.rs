@@ -49,6 +49,23 @@ pub enum ServiceId {
     },
 }
 
+impl ServiceId {
+    /// Protocol, virtual address and port; `None` for a mark.
+    pub const fn endpoint(&self) -> Option<(Protocol, SocketAddr)> {
+        match *self {
+            Self::Tcp { address } => Some((Protocol::TCP, address)),
+            Self::Udp { address } => Some((Protocol::UDP, address)),
+            Self::Sctp { address } => Some((Protocol::SCTP, address)),
+            Self::Fwmark { .. } => None,
+        }
+    }
+
+    /// Virtual address and port; `None` for a mark.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.endpoint().map(|(_, address)| address)
+    }
+}
+
 impl From<ServiceId> for ServiceKey {
     fn from(id: ServiceId) -> Self {
         match id {

@@ -433,13 +433,8 @@ const fn method(forwarding: Forwarding) -> &'static str {
 }
 
 /// The protocol whose service names the servers' ports have; a mark has none.
-const fn protocol(service: &ServiceId) -> Option<Protocol> {
-    match service {
-        ServiceId::Tcp { .. } => Some(Protocol::TCP),
-        ServiceId::Udp { .. } => Some(Protocol::UDP),
-        ServiceId::Sctp { .. } => Some(Protocol::SCTP),
-        ServiceId::Fwmark { .. } => None,
-    }
+fn protocol(service: &ServiceId) -> Option<Protocol> {
+    service.endpoint().map(|(protocol, _)| protocol)
 }
 
 fn service_name(service: &ServiceId, style: Style<'_>) -> String {

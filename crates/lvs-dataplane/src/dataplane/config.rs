@@ -16,7 +16,7 @@ use crate::fast_path::FastPathError;
 use crate::host::{Backend, HostError, is_interface_name};
 use crate::warm_restart::StateKeeper;
 use lvs_api::Address;
-use lvs_packet::pipeline::Settings;
+use lvs_packet::settings::Settings;
 use lvs_process::server::BindError;
 
 /// Default of [`PeersConfig::wait`].

@@ -15,7 +15,8 @@ use lvs_packet::fragment::{Cutter, MEMORY_MAX};
 use lvs_packet::frame::{Frame, Offload};
 use lvs_packet::intercept::Intercept;
 use lvs_packet::net::PortId;
-use lvs_packet::pipeline::{Env, Output, Pipeline, Settings};
+use lvs_packet::pipeline::{Env, Output, Pipeline};
+use lvs_packet::settings::Settings;
 use lvs_packet::wire::{Mac, ip_dst, ipv4, ipv6};
 
 #[test]

@@ -14,7 +14,8 @@ use lvs_packet::frame::Frame;
 use lvs_packet::intercept::Intercept;
 use lvs_packet::net::PortId;
 use lvs_packet::parse;
-use lvs_packet::pipeline::{Env, Output, Pipeline, Settings};
+use lvs_packet::pipeline::{Env, Output, Pipeline};
+use lvs_packet::settings::Settings;
 use lvs_packet::wire::{Mac, tcp};
 
 /// One service with one server, and a client that talks to it.

@@ -12,7 +12,8 @@ use lvs_packet::drop::FrameDrop;
 use lvs_packet::fragment::Cutter;
 use lvs_packet::frame::Frame;
 use lvs_packet::net::PortId;
-use lvs_packet::pipeline::{Pipeline, ReversePath, Settings};
+use lvs_packet::pipeline::Pipeline;
+use lvs_packet::settings::{ReversePath, Settings};
 use lvs_packet::wire::{Mac, decrement_ttl};
 
 const CLIENT: &str = "10.255.0.7:4000";

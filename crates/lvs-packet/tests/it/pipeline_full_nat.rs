@@ -13,8 +13,9 @@ use lvs_core::{
 use lvs_packet::frame::{Frame, Offload, PartialChecksum, SegmentKind, Segments};
 use lvs_packet::intercept::Intercept;
 use lvs_packet::net::PortId;
-use lvs_packet::pipeline::{Env, Output, Pipeline, Settings};
+use lvs_packet::pipeline::{Env, Output, Pipeline};
 use lvs_packet::segment::finish_checksum;
+use lvs_packet::settings::Settings;
 use lvs_packet::wire::{Mac, ip_dst, ip_src, tcp};
 use proptest::prelude::*;
 

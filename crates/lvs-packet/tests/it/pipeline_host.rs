@@ -13,7 +13,8 @@ use lvs_packet::common::Common;
 use lvs_packet::drop::FrameDrop;
 use lvs_packet::mld;
 use lvs_packet::net::PortId;
-use lvs_packet::pipeline::{ClampMss, Echo, Env, Output, Pipeline, Request, Settings};
+use lvs_packet::pipeline::{Env, Output, Pipeline, Request};
+use lvs_packet::settings::{ClampMss, Echo, Settings};
 use lvs_packet::wire::{Mac, be16, ip_dst, ip_src, ipv4, ipv6, tcp};
 
 const CLIENT: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 7);

@@ -18,7 +18,8 @@ use lvs_packet::frame::{Frame, Offload};
 use lvs_packet::held;
 use lvs_packet::intercept::Intercept;
 use lvs_packet::net::{Net, PortId, PortInfo};
-use lvs_packet::pipeline::{Counters, Decide, Env, Output, Pipeline, Request, Settings};
+use lvs_packet::pipeline::{Counters, Decide, Env, Output, Pipeline, Request};
+use lvs_packet::settings::Settings;
 use lvs_packet::testing::{Route, Table};
 use lvs_packet::wire::Mac;
 
@@ -710,7 +711,7 @@ impl Bed {
             fragments.entry((port, id)).or_default().push(ip.to_vec());
         }
         for ((port, _), pieces) in fragments {
-            let whole = oracle::join(&pieces)?;
+            let whole = packet::join(&pieces)?;
             let parts = oracle::parts(&whole).ok_or("fragments do not make a packet")?;
             self.check(came, port, &whole, &parts, &Offload::default())?;
         }

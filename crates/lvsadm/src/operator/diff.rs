@@ -10,7 +10,7 @@ use lvs_core::{Forwarding, ServerConfig, ServiceFlags};
 use serde::Serialize;
 
 use super::{Outcome, Trouble, Words, service_text};
-use crate::program::Invocation;
+use crate::invocation::Invocation;
 use crate::session::json_list;
 
 pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {

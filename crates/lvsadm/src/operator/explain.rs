@@ -7,7 +7,7 @@ use lvs_core::api::Call;
 use lvs_core::explain::Explanation;
 
 use super::{Outcome, Trouble, Words, connect, protocol};
-use crate::program::Invocation;
+use crate::invocation::Invocation;
 use crate::session::json;
 
 pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {

@@ -9,7 +9,7 @@ use lvs_core::{Prefix, ServiceKey};
 use lvs_api::Error;
 
 use super::{Outcome, Trouble, Words, change, connect, service_named, service_text, service_words};
-use crate::program::Invocation;
+use crate::invocation::Invocation;
 use crate::session::{json_list, warn};
 
 pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {

@@ -32,7 +32,8 @@ use lvs_core::sync::SyncDaemon;
 use lvs_core::{ServerConfig, ServiceConfig};
 use rustix::io::Errno;
 
-pub(crate) use check::{check_filter, endpoint, label};
+pub(crate) use check::check_filter;
+pub(crate) use clash::label;
 pub use facts::Facts;
 pub use ports::ManyPorts;
 pub(crate) use ports::{generated_mark, is_generated};
@@ -523,12 +524,7 @@ pub enum BelowQuorum {
 impl Service {
     /// The virtual address, if there is one.
     pub fn address(&self) -> Option<SocketAddr> {
-        match self.id {
-            ServiceId::Tcp { address }
-            | ServiceId::Udp { address }
-            | ServiceId::Sctp { address } => Some(address),
-            ServiceId::Fwmark { .. } => None,
-        }
+        self.id.address()
     }
 
     /// Adds `by` to its line numbers.

@@ -208,12 +208,11 @@ pub(super) fn without_dataplane(how: Option<&str>, seen: &DataplaneView) -> &'st
             }
         };
     }
-    let vips = seen.services.iter().filter_map(|info| match info.service {
-        ServiceId::Tcp { address } | ServiceId::Udp { address } | ServiceId::Sctp { address } => {
-            Some(address.ip())
-        }
-        ServiceId::Fwmark { .. } => None,
-    });
+    let vips = seen
+        .services
+        .iter()
+        .filter_map(|info| info.service.address());
+    let vips = vips.map(|address| address.ip());
     let mut vips = vips.peekable();
     let all_own = vips.peek().is_some() && vips.all(|vip| seen.info.own_vips.contains(&vip));
     match all_own {

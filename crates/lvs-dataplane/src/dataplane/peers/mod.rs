@@ -19,7 +19,7 @@
 
 mod accept;
 mod frame;
-mod hub;
+pub(super) mod hub;
 mod receiver;
 mod sender;
 mod tables;
@@ -41,7 +41,7 @@ use lvs_core::sync::services::ServiceDigests;
 use tracing::{info, warn};
 
 use self::frame::{FrameError, Key};
-pub(super) use self::hub::Hub;
+use self::hub::Hub;
 use super::config::PeersConfig;
 use super::context::Context;
 use super::decider::Decider;

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use lvs_core::api::{Info, InterfaceInfo, ServiceInfo};
 
 use super::services::virt;
-use super::{Findings, Since, filters, is_routed};
+use super::{Findings, Since, is_routed};
 
 pub(super) fn look(services: &[ServiceInfo], info: &Info, since: Since, findings: &mut Findings) {
     kernel(findings);
@@ -21,8 +21,6 @@ pub(super) fn look(services: &[ServiceInfo], info: &Info, since: Since, findings
     if is_routed(info) {
         let chains = output("nft", &["list", "chains"]);
         forwarding(services, &read, &chains, findings);
-    } else {
-        filters::look(services, info, findings);
     }
 }
 
