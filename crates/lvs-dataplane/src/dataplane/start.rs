@@ -89,7 +89,6 @@ impl Dataplane {
         };
         let against = kernel_path::against(config.hook.is_some(), setup.backend, &config.settings);
         let run = Run {
-            pin: config.pin.unwrap_or(workers.get() > 1),
             hook: config.hook,
             real_time: config.real_time,
             offload_after: config.fast_path_after.unwrap_or(OFFLOAD_AFTER).get(),
@@ -382,14 +381,14 @@ impl OnHost {
     /// Phase 4: starts the packet workers and the keeper.
     fn run(self, run: Run) -> Result<Dataplane, StartError> {
         let Run {
-            pin,
             mut hook,
             real_time,
             offload_after,
         } = run;
         let (context, threads) = (&self.handle.context, &self.handle.threads);
         let count = NonZeroUsize::new(self.shards.len());
-        let cpus = count.filter(|_| pin).map_or_else(Vec::new, own_cpus);
+        let several = count.filter(|count| count.get() > 1);
+        let cpus = several.map_or_else(Vec::new, own_cpus);
         let mut workers = Vec::new();
         let mut pages = self.pages.into_iter();
         let parts = self.shards.into_iter().zip(self.requests);
@@ -439,7 +438,6 @@ impl OnHost {
 
 /// The settings of the threads of packet workers.
 struct Run {
-    pin: bool,
     hook: Option<Box<dyn PacketHook>>,
     real_time: bool,
     /// Packets from the client after which a connection is offloaded.

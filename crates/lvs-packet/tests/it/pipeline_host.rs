@@ -292,7 +292,7 @@ fn echo_can_be_limited_and_switched_off() {
         (Settings::UNLIMITED, 10, None),
         (
             Settings {
-                echo_per_second: 3,
+                echo: Echo::Answer(3),
                 ..Settings::UNLIMITED
             },
             3,

@@ -195,7 +195,7 @@ pub struct Dataplane {
     pub local: Option<LocalPool>,
     /// Application helpers.
     pub helpers: Vec<String>,
-    /// `answer` or `drop`.
+    /// `answer`, `drop`, or how many requests are answered in a second.
     pub echo: Option<String>,
     /// `off`, `loose` or `strict`.
     pub reverse_path: Option<String>,
@@ -207,18 +207,10 @@ pub struct Dataplane {
     pub xdp: Vec<String>,
     /// `off` or `auto`.
     pub confine: Option<String>,
-    /// `off` or `auto`.
-    pub real_time: Option<String>,
-    /// Echo requests that are answered in a second.
-    pub echo_limit: Option<u32>,
     /// `auto` or a number of bytes.
     pub clamp_mss: Option<String>,
-    /// Time between two ICMP errors to one receiver.
-    pub icmp_ratelimit: Option<Duration>,
     /// ICMP errors in a second to all.
-    pub icmp_msgs_per_sec: Option<u32>,
-    /// ICMP errors at once to all.
-    pub icmp_msgs_burst: Option<u32>,
+    pub icmp_limit: Option<u32>,
     /// Bound of the connection table.
     pub max_connections: Option<u32>,
     /// How many of them may be of IPv6, where connections are forwarded by the kernel fast path.
@@ -371,8 +363,6 @@ impl Dataplane {
         for helper in &self.helpers {
             option("--helper", Some(helper.clone()));
         }
-        let ratelimit = self.icmp_ratelimit.map(|time| time.as_millis().to_string());
-        let number = |number: Option<u32>| number.map(|number| number.to_string());
         for (name, value) in [
             ("--group", self.group.clone()),
             ("--readers", self.readers.clone()),
@@ -381,12 +371,7 @@ impl Dataplane {
             ("--fast-path", self.fast_path.clone()),
             ("--warm-restart", self.warm_restart.clone()),
             ("--confine", self.confine.clone()),
-            ("--real-time", self.real_time.clone()),
-            ("--echo-limit", number(self.echo_limit)),
             ("--clamp-mss", self.clamp_mss.clone()),
-            ("--icmp-ratelimit", ratelimit),
-            ("--icmp-msgs-per-sec", number(self.icmp_msgs_per_sec)),
-            ("--icmp-msgs-burst", number(self.icmp_msgs_burst)),
         ] {
             if value.is_some() {
                 option(name, value);
@@ -395,6 +380,7 @@ impl Dataplane {
         for (name, bound) in [
             ("--max-connections", self.max_connections),
             ("--max-ipv6", self.max_ipv6),
+            ("--icmp-limit", self.icmp_limit),
         ] {
             if let Some(bound) = bound {
                 option(name, Some(bound.to_string()));
