@@ -7,11 +7,10 @@ use std::sync::mpsc::Receiver;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lvs_core::api::{Call, Failure, FailureCode, LocalPool};
+use lvs_core::api::{Call, Done, Failure, FailureCode, LocalPool};
 use lvs_core::mark::MarkRule;
 use lvs_core::sync::SyncDaemon;
 use lvs_core::{Control, Instant, Options, Shard};
-use serde_json::Value;
 use tracing::{info, warn};
 
 use super::config::{Config, StartError, check_interface_names};
@@ -37,7 +36,7 @@ use lvs_packet::common::Common;
 use lvs_packet::pipeline::Request;
 use lvs_packet::settings::Settings;
 use lvs_packet::steer::Steering;
-use lvs_process::server::{self, Permissions, Server, Sink};
+use lvs_process::server::{self, Permissions, Server};
 use lvs_sys::TablePages;
 
 /// A running dataplane. Dropping it stops it.
@@ -131,12 +130,12 @@ impl Dataplane {
         rules: Option<(String, String)>,
     ) -> Result<(), StartError> {
         if !pool.addresses.is_empty() || pool.hairpin {
-            self.call(Call::LocalSet(pool))
+            self.apply(vec![Call::LocalSet(pool)])
                 .map_err(|failure| StartError::LocalAddresses(failure.message))?;
         }
         if !marks.is_empty() {
             let rules = marks.iter().map(ToString::to_string).collect();
-            self.call(Call::MarkSet { rules })
+            self.apply(vec![Call::MarkSet { rules }])
                 .map_err(|failure| StartError::Marks(failure.message))?;
         }
         match rules {
@@ -172,13 +171,13 @@ impl Dataplane {
         Ok(())
     }
 
-    /// Makes a call of the control socket. Items of a list are not kept.
+    /// Changes services, servers or settings, as the control socket does: all of these changes, or
+    /// none.
     ///
     /// # Errors
     /// The refusal that the client would get; then nothing has changed.
-    pub fn call(&self, call: Call) -> Result<Value, Failure> {
-        let mut nowhere = std::io::sink();
-        server::Handler::call(&*self.handle, call, &mut Sink::new(0, &mut nowhere))
+    pub fn apply(&self, changes: Vec<Call>) -> Result<Done, Failure> {
+        self.handle.apply(changes, true)
     }
 
     /// The address of its control socket.

@@ -78,8 +78,8 @@ impl Handler for Handle {
                 pinned.map_err(Failure::from)?;
                 to_value(&Done::default())
             }
-            Call::Apply { changes } => self.apply(changes, true),
-            lvs_core::any_change!() => self.apply(vec![call], false),
+            Call::Apply { changes } => to_value(&self.apply(changes, true)?),
+            lvs_core::any_change!() => to_value(&self.apply(vec![call], false)?),
         }
     }
 }

@@ -29,7 +29,11 @@ impl Handle {
         Ok(all.expect("there is a packet worker"))
     }
 
-    pub(super) fn info(&self) -> Result<Info, Failure> {
+    /// The state of the dataplane.
+    ///
+    /// # Errors
+    /// A packet worker or the keeper does not answer.
+    pub fn info(&self) -> Result<Info, Failure> {
         let report = self.report()?;
         self.context.fold();
         let mut workers = report.workers.clone();
