@@ -110,7 +110,7 @@ struct Counts {
 
 /// A place of a walk over the connection tables of all packet workers: a worker and a slot of its
 /// table.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Place {
     worker: usize,
     from: usize,
