@@ -13,9 +13,9 @@ use std::time::Duration;
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use lvs_bench::memory::{self, Clients, Pipeline, Setup, segment, vip};
 use lvs_bench::yardsticks::{LineTable, Yardsticks};
+use lvs_core::filter::{FilterLists, SourceFilter};
 use lvs_core::{
-    DropReason, Family, FilterLists, Hook, Instant, Prefix, ServiceConfig, ServiceKey,
-    SourceFilter, TcpFlags, Verdict,
+    DropReason, Family, Hook, Instant, Prefix, ServiceConfig, ServiceKey, TcpFlags, Verdict,
 };
 use lvs_packet::frame::Frame;
 use lvs_packet::parse;

@@ -4,12 +4,13 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Result, bail, ensure};
 use clap::Subcommand;
 
 use crate::load::large;
+use crate::transfers::{UPLOAD, connect};
 use crate::{classic, files, transfers, unpack};
 
 /// Task of an endpoint.
@@ -84,9 +85,6 @@ fn byte_at(place: u64) -> u8 {
     u8::try_from(place % 251).unwrap_or(0) ^ u8::try_from((place >> 16) % 241).unwrap_or(0)
 }
 
-/// A connection of uploads begins so.
-pub(crate) const UPLOAD: u8 = b'u';
-
 /// The first byte of a connection selects the service: `p` returns every byte, `f` and eight bytes
 /// are a download, `u` is followed by uploads: eight bytes with the length, and the data, which one
 /// byte answers.
@@ -144,15 +142,6 @@ fn take_uploads(mut stream: TcpStream) -> Result<()> {
         }
         stream.write_all(b".")?;
     }
-}
-
-pub(crate) fn connect(target: SocketAddr) -> Result<TcpStream> {
-    let limit = Duration::from_secs(5);
-    let stream = TcpStream::connect_timeout(&target, limit)?;
-    stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(limit))?;
-    stream.set_write_timeout(Some(limit))?;
-    Ok(stream)
 }
 
 fn ping(target: SocketAddr, times: usize) -> Result<()> {

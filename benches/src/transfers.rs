@@ -9,7 +9,8 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
-use crate::endpoint::{self, connect};
+/// A connection of uploads begins so.
+pub(super) const UPLOAD: u8 = b'u';
 
 /// Servers and sizes of the transfers.
 #[derive(Clone, Debug, Args)]
@@ -53,7 +54,7 @@ impl Transfers {
             let keep = self.mean(|| download(&mut stays, bytes, false))?;
             drop(stays);
             let mut uploads = connect(self.uploads)?;
-            uploads.write_all(&[endpoint::UPLOAD])?;
+            uploads.write_all(&[UPLOAD])?;
             let up = self.mean(|| upload(&mut uploads, bytes))?;
             all.push(Took {
                 bytes,
@@ -77,6 +78,16 @@ impl Transfers {
         }
         Ok(start.elapsed().as_secs_f64() * 1e6 / f64::from(count))
     }
+}
+
+/// Connects to `target`; each read and write has five seconds.
+pub(super) fn connect(target: SocketAddr) -> Result<TcpStream> {
+    let limit = Duration::from_secs(5);
+    let stream = TcpStream::connect_timeout(&target, limit)?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(limit))?;
+    stream.set_write_timeout(Some(limit))?;
+    Ok(stream)
 }
 
 fn download(stream: &mut TcpStream, bytes: u64, close: bool) -> Result<()> {

@@ -400,7 +400,11 @@ impl Bed {
             Contender::NullMmsg => self.start_null(yardsticks, "mmsg", "mmsg"),
             Contender::NullTun => self.start_null_tun(yardsticks),
             Contender::Testpmd => {
-                self.process = Some(peers::testpmd(&self.director, &d, &e)?);
+                self.process = Some(peers::testpmd(
+                    &self.director,
+                    [&d, &e],
+                    [CLIENT_MAC, SERVER_MAC],
+                )?);
                 Ok(())
             }
             Contender::Proxy => {

@@ -7,8 +7,6 @@ use anyhow::{Context, Result};
 use lvs_testbed::{Host, Proc, wait_until};
 use std::time::Duration;
 
-use super::bed::{CLIENT_MAC, SERVER_MAC};
-
 /// The port on which iperf3 listens.
 pub(crate) const BULK_PORT: u16 = 5201;
 /// The port of our own server of round trips.
@@ -172,7 +170,12 @@ pub(super) fn web_server(server: &Host, dir: &Path) -> Result<Proc> {
     server.spawn("taskset", &["-c", "0", "nginx", "-c", path(&file)?])
 }
 
-pub(super) fn testpmd(director: &Host, front: &str, back: &str) -> Result<Proc> {
+/// Forwards between two interfaces, to the MAC addresses of the client and of the server.
+pub(super) fn testpmd(
+    director: &Host,
+    [front, back]: [&str; 2],
+    [client, server]: [&str; 2],
+) -> Result<Proc> {
     let device = |number: u8, interface: &str| {
         format!(
             "--vdev=net_af_packet{number},iface={interface},qdisc_bypass=1,framecnt=4096,framesz=2048,blocksz=65536"
@@ -180,8 +183,8 @@ pub(super) fn testpmd(director: &Host, front: &str, back: &str) -> Result<Proc> 
     };
     let (a, b) = (device(0, front), device(1, back));
     let (to_client, to_server) = (
-        format!("--eth-peer=0,{CLIENT_MAC}"),
-        format!("--eth-peer=1,{SERVER_MAC}"),
+        format!("--eth-peer=0,{client}"),
+        format!("--eth-peer=1,{server}"),
     );
     let process = director.spawn(
         "dpdk-testpmd",

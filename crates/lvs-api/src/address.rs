@@ -2,9 +2,11 @@
 
 use std::ffi::OsStr;
 use std::fmt;
+use std::fs;
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -14,10 +16,12 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
 use super::peer::{self, Own, Refusal};
-use super::place;
 
 /// The environment variable that names another socket than the default one.
 pub const SOCKET_VARIABLE: &str = "LVS_SOCKET";
+
+/// The directory of the default sockets.
+pub const DIRECTORY: &str = "/run/lvs";
 
 /// Longest time that connections may wait for a listener that does not accept them.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -106,11 +110,17 @@ impl Address {
     }
 }
 
+/// The control socket of this thread's network namespace; `None` if `/proc` does not show it.
+pub(super) fn usual() -> Option<PathBuf> {
+    let inode = fs::metadata("/proc/thread-self/ns/net").ok()?.ino();
+    Some(Path::new(DIRECTORY).join(format!("netns-{inode}.sock")))
+}
+
 impl Default for Address {
     /// The default of this thread's network namespace; `@lvs-dataplane` if `/proc` does not show
     /// the namespace.
     fn default() -> Self {
-        place::socket().map_or_else(Self::by_name, Self::Usual)
+        usual().map_or_else(Self::by_name, Self::Usual)
     }
 }
 

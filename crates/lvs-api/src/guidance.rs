@@ -10,14 +10,11 @@ use lvs_core::api::{ReasonCount, ServiceInfo};
 pub const OWNER: &str = "lvsd";
 
 /// Options of `lvs-dataplane` that fixes name, and that are keys of `[dataplane]`.
-const OPTIONS: [&str; 14] = [
+const OPTIONS: [&str; 11] = [
     "--clamp-mss",
     "--echo",
-    "--echo-limit",
     "--helper",
-    "--icmp-msgs-burst",
-    "--icmp-msgs-per-sec",
-    "--icmp-ratelimit",
+    "--icmp-limit",
     "--fast-path",
     "--interface",
     "--max-connections",

@@ -24,6 +24,7 @@ use lvs_core::api::DEFAULT_SOCKET;
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, openat};
 
 use super::Address;
+pub use super::address::DIRECTORY;
 use super::address::impostor;
 use super::life::{Limits, Owner, Patience};
 
@@ -33,15 +34,6 @@ pub const STEERED: &str = ".lvsd.lock";
 pub const LOCK: &str = ".lock";
 /// Attempts to lock a file that other processes remove.
 const ATTEMPTS: usize = 100;
-
-/// The directory.
-pub const DIRECTORY: &str = "/run/lvs";
-
-/// The control socket of this thread's network namespace; `None` if `/proc` does not show it.
-pub fn socket() -> Option<PathBuf> {
-    let inode = fs::metadata("/proc/thread-self/ns/net").ok()?.ino();
-    Some(Path::new(DIRECTORY).join(format!("netns-{inode}.sock")))
-}
 
 /// Makes the directory if it is not there.
 ///

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use super::Address;
+use super::address;
 use super::place::{self, LOCK, Lock, STEERED};
 use lvs_sys::netns;
 
@@ -41,7 +42,7 @@ impl Address {
 /// Removes the files in `/run/lvs` of network namespaces that no longer exist. Files of running
 /// processes, and of existing namespaces without processes, stay.
 pub fn sweep() {
-    if let Some(own) = place::socket() {
+    if let Some(own) = address::usual() {
         sweep_in(Path::new(place::DIRECTORY), &own, netns::cookie(), live);
     }
 }

@@ -55,9 +55,16 @@
 //! persistence, defences and statistics. Each thread has a [`Shard`] of its own, without a lock:
 //! the packets, states, timers and counters of known connections.
 //!
-//! [`sched`] has the schedulers, [`sync`] the messages of the synchronisation daemons, and
-//! [`proc`] the text of `/proc/net/ip_vs*`.
-//! [`fast_path`], [`offload`] and [`replication`] have types for a dataplane like `lvs-dataplane`.
+//! The root has the types that an embedder needs first. The rest is in modules:
+//!
+//! | modules | contents |
+//! |---|---|
+//! | [`sched`] | the built-in schedulers |
+//! | [`settings`], [`filter`], [`full_nat`], [`ftp`], [`mark`], [`tunnel`] | settings of directors, services and servers |
+//! | [`stats`], [`explain`], [`attempts`], [`proc`] | counters, answers to questions, the text of `/proc/net/ip_vs*` |
+//! | [`sync`] | messages of the synchronisation daemons |
+//! | [`edit`], [`fast_path`], [`memory`], [`offload`], [`replication`] | types for a dataplane like `lvs-dataplane` |
+//! | [`hash`], [`random`] | hash functions and random numbers of the decisions |
 //!
 //! # Features
 //!
@@ -93,7 +100,7 @@ mod conn;
 mod control;
 mod director;
 mod error;
-mod filter;
+pub mod filter;
 pub mod hash;
 #[cfg(feature = "ipvsadm")]
 pub mod ipvsadm;
@@ -105,16 +112,18 @@ mod persistence_sip;
 mod pool;
 mod prefix;
 pub mod proc;
-mod random;
+pub mod random;
+mod registry;
 pub mod sched;
+mod scheduler;
 mod server;
 mod service;
-mod settings;
+pub mod settings;
 mod shard;
-mod stats;
+pub mod stats;
 pub mod sync;
 mod time;
-mod tunnel;
+pub mod tunnel;
 mod verdict;
 
 pub(crate) use conn::State;
@@ -137,6 +146,10 @@ pub mod fast_path {
 pub mod ftp {
     pub use crate::shard::{FTP_PORTS_MAX, helper_ports};
 }
+/// Local addresses and ports of full NAT.
+pub mod full_nat {
+    pub use crate::shard::{LocalAddress, worker_of};
+}
 /// Connections that the kernel fast path forwards.
 pub mod offload {
     pub use crate::shard::{LocalChange, LocalEnd, Offer, OffloadState, Unpublished};
@@ -150,20 +163,15 @@ pub mod memory {
     pub use crate::conn::memory::{Adoption, Layout, LayoutError, Memory, OutOfMemory, Region};
 }
 pub use error::Error;
-pub use filter::{FILTER_PREFIXES_MAX, FilterLists, SourceFilter, parse_prefixes};
-pub use latency::Latency;
 pub use packet::{
     Hook, IcmpError, PacketMeta, Protocol, SctpChunk, Segment, TcpFlags, Transport, Tuple,
 };
 pub use pool::{Pool, Preview};
 pub use prefix::Prefix;
-pub use random::SplitMix64;
-pub use sched::{Registry, Request, Scheduler};
+pub use registry::Registry;
+pub use scheduler::{Request, Scheduler};
 pub use server::{OpenConnection, Server};
 pub use service::{Family, Forwarding, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey};
-pub use settings::{Extras, Limits, OnServerDown, Profile, Sysctls, WhenFull};
-pub use shard::{Connection, Evictions, LocalAddress, NeedsControl, Reset, Shard, worker_of};
-pub use stats::{Counts, Stats};
+pub use shard::{Connection, NeedsControl, Reset, Shard};
 pub use time::Instant;
-pub use tunnel::{Tunnel, TunnelChecksum, TunnelType};
 pub use verdict::{AcceptReason, ConnId, DropReason, Forward, Reply, ServerId, Verdict};

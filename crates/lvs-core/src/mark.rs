@@ -15,8 +15,7 @@ use core::fmt;
 use core::net::IpAddr;
 use core::str::FromStr;
 
-pub use crate::Prefix;
-use crate::{Protocol, Tuple};
+use crate::{Prefix, Protocol, Tuple};
 
 /// Maximum of rules: each packet is compared with them one after the other.
 pub const RULES_MAX: usize = 1024;

@@ -7,9 +7,10 @@ use alloc::vec::Vec;
 use core::net::SocketAddr;
 use core::time::Duration;
 
-use crate::sched::{HashSlot, Request, Scheduler};
+use crate::sched::HashSlot;
 use crate::server::Marks;
-use crate::{Error, Instant, Server, ServerConfig, ServerId, Sysctls};
+use crate::settings::Sysctls;
+use crate::{Error, Instant, Request, Scheduler, Server, ServerConfig, ServerId};
 
 /// Answer of [`Pool::preview`].
 #[derive(Clone, Copy, Debug)]

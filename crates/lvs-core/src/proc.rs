@@ -7,9 +7,10 @@
 use core::fmt::{self, Write};
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 
+use crate::stats::{Counts, Stats};
 use crate::{
-    Connection, Control, Counts, Forwarding, Instant, Protocol, Service, ServiceConfig,
-    ServiceFlags, ServiceKey, Shard, Stats,
+    Connection, Control, Forwarding, Instant, Protocol, Service, ServiceConfig, ServiceFlags,
+    ServiceKey, Shard,
 };
 
 /// The kernel's ticks in a second, in which it shows persistence timeouts.

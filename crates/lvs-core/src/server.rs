@@ -9,9 +9,10 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64};
 
 use crate::attempts::AttemptCounters;
 use crate::conn::flag;
-use crate::{
-    Error, Extras, Forwarding, Latency, OnServerDown, Protocol, ServerConfig, ServerId, Tunnel,
-};
+use crate::settings::{Extras, OnServerDown};
+use crate::stats::Latency;
+use crate::tunnel::Tunnel;
+use crate::{Error, Forwarding, Protocol, ServerConfig, ServerId};
 
 /// Configured in a service (the kernel's `IP_VS_DEST_CF_AVAILABLE`).
 const AVAILABLE: u8 = 0x1;

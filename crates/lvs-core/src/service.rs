@@ -4,7 +4,9 @@ use alloc::string::String;
 use core::fmt;
 use core::net::{IpAddr, SocketAddr};
 
-use crate::{Extras, Protocol, Tunnel};
+use crate::Protocol;
+use crate::settings::Extras;
+use crate::tunnel::Tunnel;
 
 /// An address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -2,8 +2,10 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::ops::{Add, Sub};
+use core::ops::{Add, AddAssign, Sub};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+pub use crate::latency::Latency;
 
 /// Counters or rates of a service, of a server, or of everything.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -214,6 +216,29 @@ impl ObjectStats {
             },
             live: self.live(),
         }
+    }
+}
+
+/// Connections that were ended to make room for new ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Evictions {
+    /// Half-open ones, and single datagrams.
+    pub half_open: u64,
+    /// Ended ones, kept for stray packets (TIME_WAIT, CLOSE).
+    pub ended: u64,
+    /// Ones that were opened and not used within three seconds.
+    pub unused: u64,
+    /// Ones without a packet for a minute.
+    pub idle: u64,
+}
+
+impl AddAssign for Evictions {
+    fn add_assign(&mut self, other: Self) {
+        self.half_open += other.half_open;
+        self.ended += other.ended;
+        self.unused += other.unused;
+        self.idle += other.idle;
     }
 }
 

@@ -12,6 +12,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::Context;
+use clap::error::{ContextKind, ContextValue};
 use clap::{Parser, ValueEnum};
 use lvs_api::directors;
 use lvs_api::{Address, Client, sweep};
@@ -21,7 +22,7 @@ use lvs_dataplane::dataplane::{self, Config, Dataplane, PeersConfig};
 use lvs_dataplane::fast_path::FastPath as KernelFastPath;
 use lvs_dataplane::warm_restart::{self, StateKeeper};
 use lvs_packet::icmp_limit::Limits;
-use lvs_packet::pipeline::{ClampMss, Echo, ReversePath, Settings};
+use lvs_packet::settings::{ClampMss, Echo, ReversePath, Settings};
 use lvs_process::await_predecessor;
 use lvs_process::confine;
 use lvs_process::log;
@@ -94,15 +95,6 @@ struct Args {
     #[arg(long, default_value = "1", value_name = "N|auto")]
     workers: Workers,
 
-    /// Whether each packet worker runs on a processor of its own. Default: on with several workers.
-    #[arg(long, value_enum, value_name = "on|off")]
-    pin: Option<Pin>,
-
-    /// Whether packet threads run in real time (SCHED_FIFO, priority 1) while they take less than
-    /// half of a processor: then packets do not wait for other programs.
-    #[arg(long, value_enum, default_value_t = RealTime::Auto)]
-    real_time: RealTime,
-
     /// Control socket: a path, or @NAME for an abstract one. Default: one in /run/lvs, by network
     /// namespace, or @lvs-dataplane where that is not permitted.
     #[arg(long, env = "LVS_SOCKET", value_name = "ADDRESS")]
@@ -151,9 +143,9 @@ struct Args {
     #[arg(long, requires = "local_address")]
     hairpin: bool,
 
-    /// Whether to answer or drop echo requests to addresses that the dataplane owns. The host answers
-    /// for its own.
-    #[arg(long, default_value = "answer", value_name = "answer|drop")]
+    /// Whether to answer or drop echo requests to addresses that the dataplane owns, or how many to
+    /// answer per second: answer is 1000. The host answers for its own addresses.
+    #[arg(long, default_value = "answer", value_name = "answer|drop|N")]
     echo: Echo,
 
     /// Drop requests whose source is not routed back: at all (loose), or through the interface
@@ -161,27 +153,15 @@ struct Args {
     #[arg(long, default_value = "off", value_name = "off|loose|strict")]
     reverse_path: ReversePath,
 
-    /// Echo replies per second; 0 for no limit.
-    #[arg(long, default_value_t = 1000, value_name = "N")]
-    echo_limit: u32,
-
     /// Lower the maximum segment size in TCP SYNs to what the path carries, tunnels included, or
     /// to N bytes. Default: leave it alone.
     #[arg(long, value_name = "auto|N")]
     clamp_mss: Option<ClampMss>,
 
-    /// Minimum interval between ICMP errors to one receiver after a burst of six, in milliseconds;
-    /// 0 disables all ICMP rate limits.
-    #[arg(long, default_value_t = 1000, value_name = "MS")]
-    icmp_ratelimit: u32,
-
-    /// ICMP errors per second to all receivers; 0 for no limit.
+    /// ICMP errors per second to all receivers, a twentieth of them at once, and one per second to
+    /// a receiver after a burst of six; 0 disables all three limits.
     #[arg(long, default_value_t = 1000, value_name = "N")]
-    icmp_msgs_per_sec: u32,
-
-    /// Burst of ICMP errors to all receivers.
-    #[arg(long, default_value_t = 50, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    icmp_msgs_burst: u32,
+    icmp_limit: u32,
 
     /// Size of the connection table.
     #[arg(long, default_value_t = 1 << 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
@@ -305,26 +285,10 @@ impl FromStr for Workers {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Pin {
-    /// Each on its own, where there are as many
-    On,
-    /// Wherever there is room
-    Off,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
 enum Confine {
     /// No
     Off,
     /// As far as the kernel can
-    Auto,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum RealTime {
-    /// No
-    Off,
-    /// Where it is permitted (CAP_SYS_NICE or RLIMIT_RTPRIO)
     Auto,
 }
 
@@ -384,10 +348,44 @@ const IGNORED: [(c_int, &str); 4] = [
     (SIGALRM, "SIGALRM"),
 ];
 
+/// Options of earlier versions, and their replacements.
+const REMOVED: [(&str, &str); 6] = [
+    ("--echo-limit", "write `--echo N`"),
+    (
+        "--icmp-msgs-burst",
+        "remove it: a burst has a twentieth of `--icmp-limit`",
+    ),
+    ("--icmp-msgs-per-sec", "write `--icmp-limit N`"),
+    (
+        "--icmp-ratelimit",
+        "write `--icmp-limit N`, errors per second to all receivers; 0 disables all limits",
+    ),
+    (
+        "--pin",
+        "remove it: several workers run on a processor each; `taskset` and `CPUAffinity=` choose the processors",
+    ),
+    (
+        "--real-time",
+        "remove it: without CAP_SYS_NICE, `LimitRTPRIO=0` turns real time off",
+    ),
+];
+
+/// Adds the replacement to the error about an option of an earlier version.
+fn with_replacement(mut error: clap::Error) -> clap::Error {
+    if let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg)
+        && let Some((_, instead)) = REMOVED.iter().find(|(removed, _)| removed == option)
+    {
+        let instead = ContextValue::StyledStrs(vec![(*instead).into()]);
+        error.remove(ContextKind::SuggestedArg);
+        error.insert(ContextKind::Suggested, instead);
+    }
+    error
+}
+
 fn main() -> ExitCode {
     // First of all: a terminal may be closed at any time. The state keeper inherits this.
     ignore_signals();
-    let args = Args::parse();
+    let args = Args::try_parse().unwrap_or_else(|error| with_replacement(error).exit());
     if let Some(name) = &args.hold {
         // Its log would have no reader.
         return match warm_restart::hold(name) {
@@ -585,8 +583,7 @@ fn config(args: Args) -> anyhow::Result<Config> {
         xdp: args.xdp,
         fast_path_after: Some(args.fast_path_after),
         workers: Some(workers),
-        pin: args.pin.map(|pin| matches!(pin, Pin::On)),
-        real_time: matches!(args.real_time, RealTime::Auto),
+        real_time: true,
         interfaces: args.interface,
         address: args
             .socket
@@ -598,21 +595,16 @@ fn config(args: Args) -> anyhow::Result<Config> {
         local_addresses: args.local_address,
         hairpin: args.hairpin,
         settings: Settings {
-            limits: Limits {
-                per_receiver: Duration::from_millis(args.icmp_ratelimit.into()),
-                per_second: args.icmp_msgs_per_sec,
-                burst: args.icmp_msgs_burst,
-            },
+            limits: Limits::new(args.icmp_limit),
             echo: args.echo,
-            echo_per_second: args.echo_limit,
             clamp_mss: args.clamp_mss,
             reverse_path: args.reverse_path,
         },
         max_connections: Some(args.max_connections as usize),
         max_ipv6: args.max_ipv6.map(|max| max as usize),
         when_full: match args.when_full {
-            WhenFull::Drop => lvs_core::WhenFull::Drop,
-            WhenFull::Evict => lvs_core::WhenFull::Evict,
+            WhenFull::Drop => lvs_core::settings::WhenFull::Drop,
+            WhenFull::Evict => lvs_core::settings::WhenFull::Evict,
         },
         ftp_ports: args
             .helper
@@ -630,8 +622,8 @@ fn config(args: Args) -> anyhow::Result<Config> {
             alarm: Duration::from_secs(args.sync_alarm.into()),
         }),
         profile: match args.profile {
-            Profile::Kernel => lvs_core::Profile::Kernel,
-            Profile::Modern => lvs_core::Profile::Modern,
+            Profile::Kernel => lvs_core::settings::Profile::Kernel,
+            Profile::Modern => lvs_core::settings::Profile::Modern,
         },
         ..Config::default()
     })

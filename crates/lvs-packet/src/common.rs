@@ -7,8 +7,8 @@ use crate::fragment::Reassembler;
 use crate::icmp_limit::{Bucket, RateLimit};
 use crate::ip_id::IpIds;
 use crate::oversize::Oversize;
-use crate::pipeline::Settings;
 use crate::return_path::ReturnPaths;
+use crate::settings::{Echo, Settings};
 use crate::tunnel_path::TunnelPaths;
 
 /// State of the director, as opposed to that of one worker. Each
@@ -49,12 +49,16 @@ pub struct Common {
 impl Common {
     /// For a director of one worker that starts at midnight.
     pub fn new(settings: Settings) -> Self {
+        let echoes = match settings.echo {
+            Echo::Answer(per_second) => per_second,
+            Echo::Drop => 0,
+        };
         Self {
             reassembler: Reassembler::default(),
             rate_limit: RateLimit::new(settings.limits),
             oversize: Oversize::default(),
             return_paths: ReturnPaths::default(),
-            echo: Bucket::new(settings.echo_per_second, settings.echo_per_second),
+            echo: Bucket::new(echoes, echoes),
             ip_ids: IpIds::default(),
             tunnels: TunnelPaths::default(),
             settings,

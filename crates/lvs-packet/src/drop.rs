@@ -86,7 +86,7 @@ reasons! {
         /// (`--echo drop`).
         EchoOff => "echo_off",
         /// An echo request to an address that the dataplane owns, above the limit of answers a
-        /// second (`--echo-limit`).
+        /// second (`--echo N`).
         EchoLimit => "echo_limit",
         /// It would return immediately: the host routes this address to the dataplane.
         Loop => "loop",

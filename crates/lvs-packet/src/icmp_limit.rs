@@ -31,15 +31,23 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self {
-            per_receiver: Duration::from_secs(1),
-            per_second: 1000,
-            burst: 50,
-        }
+        Self::new(1000)
     }
 }
 
 impl Limits {
+    /// `per_second` to all, in the proportions of the kernel's defaults; no limit at all for 0.
+    pub const fn new(per_second: u32) -> Self {
+        if per_second == 0 {
+            return Self::NONE;
+        }
+        Self {
+            per_receiver: Duration::from_secs(1),
+            per_second,
+            burst: per_second.div_ceil(20),
+        }
+    }
+
     /// No limit at all.
     pub const NONE: Self = Self {
         per_receiver: Duration::ZERO,

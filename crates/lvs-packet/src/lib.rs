@@ -19,6 +19,7 @@ pub mod pipeline;
 pub mod return_path;
 pub mod rewrite;
 pub mod segment;
+pub mod settings;
 pub mod shared_map;
 pub mod steer;
 pub mod syn_limiter;

@@ -18,7 +18,9 @@ use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 
-use lvs_core::{Hook, Protocol, SplitMix64, Tuple, worker_of};
+use lvs_core::full_nat::worker_of;
+use lvs_core::random::SplitMix64;
+use lvs_core::{Hook, Protocol, Tuple};
 
 use crate::intercept::{Intercept, LocalClient};
 use crate::net::Net;

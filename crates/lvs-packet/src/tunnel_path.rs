@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use lvs_core::{Instant, Tunnel};
+use lvs_core::Instant;
+use lvs_core::tunnel::Tunnel;
 
 use crate::rewrite::tunnel;
 use crate::wire::icmp::{self, ErrorKind};

@@ -12,7 +12,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::admission::Place;
-use super::server::{Handler, Sink};
+use super::handler::{Handler, Sink, write_error, write_line};
 use crate::deadline;
 use lvs_api::peer::Refusal;
 
@@ -245,23 +245,6 @@ fn parse(method: &str, params: &str) -> Result<Call, Failure> {
 
 pub(super) fn malformed(message: String) -> Failure {
     Failure::new(FailureCode::Malformed, message)
-}
-
-pub(super) fn write_error(out: &mut impl Write, id: u64, error: &Failure) -> io::Result<()> {
-    #[derive(Serialize)]
-    struct Line<'a> {
-        id: u64,
-        error: &'a Failure,
-    }
-    write_line(out, &Line { id, error })
-}
-
-pub(super) fn write_line(
-    mut out: &mut (impl Write + ?Sized),
-    line: &impl Serialize,
-) -> io::Result<()> {
-    serde_json::to_writer(&mut out, line)?;
-    out.write_all(b"\n")
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ mod admission;
 pub mod confine;
 mod connection;
 pub mod deadline;
+mod handler;
 mod listen;
 pub mod log;
 pub mod notify;

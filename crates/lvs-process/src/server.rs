@@ -3,19 +3,19 @@
 //! A dataplane implements [`Handler`]; the server reads requests, checks the access rights, and
 //! writes the answers. A slow reader delays only the thread that answers it.
 
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use lvs_core::api::{Call, Failure, FailureCode};
-use serde::Serialize;
-use serde_json::Value;
+use lvs_core::api::{Failure, FailureCode};
 
 use super::admission::{CONNECTIONS_MAX, Place, Places, READERS_MAX, USER_MAX};
-use super::connection::{serve_connection, write_error, write_line};
+use super::connection::serve_connection;
+use super::handler::write_error;
+pub use super::handler::{Handler, Sink};
 pub use super::listen::BindError;
 use super::listen::Listener;
 use lvs_api::Address;
@@ -26,88 +26,6 @@ use lvs_sys::peercred;
 
 /// Longest wait at the end for answers in progress.
 const ANSWERS_PATIENCE: Duration = Duration::from_secs(1);
-
-/// Answers the requests of clients.
-pub trait Handler: Send + Sync + 'static {
-    /// Name and version: `lvs-dataplane 0.1.0`.
-    fn name(&self) -> String;
-
-    /// Size of the connection table as listings print it.
-    fn table_size(&self) -> u32;
-
-    /// Carries out `call` and returns the final result; the items of a list go to `out` before.
-    /// `hello` never comes here, and calls that change something come only from clients with write
-    /// access.
-    ///
-    /// It is called from many threads at once. [`Sink::item`] may block for as long as the client
-    /// takes to read, so no lock that packets need may be held across it: a long list is copied out
-    /// in pieces.
-    ///
-    /// # Errors
-    /// A refusal; then nothing has changed.
-    fn call(&self, call: Call, out: &mut Sink<'_>) -> Result<Value, Failure>;
-}
-
-/// The destination of the items of a list.
-pub struct Sink<'a> {
-    id: u64,
-    out: &'a mut dyn Write,
-    count: u64,
-}
-
-impl std::fmt::Debug for Sink<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Sink")
-            .field("id", &self.id)
-            .field("count", &self.count)
-            .finish_non_exhaustive()
-    }
-}
-
-impl<'a> Sink<'a> {
-    /// Items of the answer to request `id`, as lines.
-    pub fn new(id: u64, out: &'a mut dyn Write) -> Self {
-        Self { id, out, count: 0 }
-    }
-
-    /// Sends one item.
-    ///
-    /// # Errors
-    /// The client is gone: the caller should stop.
-    pub fn item(&mut self, item: &impl Serialize) -> Result<(), Failure> {
-        #[derive(Serialize)]
-        struct Line<'a, T> {
-            id: u64,
-            item: &'a T,
-        }
-        write_line(&mut self.out, &Line { id: self.id, item }).map_err(|error| {
-            Failure::new(
-                FailureCode::Internal,
-                format!("the client does not read any more: {error}"),
-            )
-        })?;
-        self.count += 1;
-        Ok(())
-    }
-
-    /// Sends what was gathered, for a list whose items come slowly.
-    ///
-    /// # Errors
-    /// The client is gone: the caller should stop.
-    pub fn flush(&mut self) -> Result<(), Failure> {
-        self.out.flush().map_err(|error| {
-            Failure::new(
-                FailureCode::Internal,
-                format!("the client does not read any more: {error}"),
-            )
-        })
-    }
-
-    /// Number of items sent.
-    pub const fn count(&self) -> u64 {
-        self.count
-    }
-}
 
 /// Groups with additional rights.
 #[derive(Clone, Copy, Debug, Default)]

@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -16,38 +16,16 @@ use lvs_core::api::ServiceId;
 use lvs_core::{
     Director, Hook, Instant, PacketMeta, Protocol, TcpFlags, Transport, Tuple, Verdict,
 };
-use tokio::sync::Notify;
 
 use super::Options;
 use super::clients::{Admission, Clients, Slot};
+use super::close_signal::CloseSignal;
 
 /// The longest timeout that ipvsadm permits.
 const NEVER: u32 = 31 * 86_400;
 /// The proxy reports moved bytes when there are this many, or after `COUNT_AFTER`.
 const COUNT_BYTES: u64 = 1 << 20;
 const COUNT_AFTER: u64 = 1_000;
-
-/// An event that happens once, for all tasks that wait for it.
-#[derive(Debug, Default)]
-pub(super) struct CloseSignal {
-    closed: AtomicBool,
-    notify: Notify,
-}
-
-impl CloseSignal {
-    pub(super) fn close(&self) {
-        self.closed.store(true, Ordering::Release);
-        self.notify.notify_waiters();
-    }
-
-    /// Waits until it is closed.
-    pub(super) async fn closed(&self) {
-        let notified = self.notify.notified();
-        if !self.closed.load(Ordering::Acquire) {
-            notified.await;
-        }
-    }
-}
 
 /// Behind the lock.
 pub(super) struct Inner {

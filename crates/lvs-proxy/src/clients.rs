@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use lvs_core::api::ServiceId;
 
-use super::balancer::CloseSignal;
+use super::close_signal::CloseSignal;
 
 /// How long a client that does not talk may pause: as long as the kernel's connection tracking
 /// remembers one.

@@ -15,6 +15,7 @@
 
 mod balancer;
 mod clients;
+mod close_signal;
 pub mod header;
 mod pipe;
 mod proxy;

@@ -6,11 +6,13 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lvs_core::api::{Call, Failure, FailureCode, Permissive, ServerInfo, ServiceId, ServiceInfo};
-use lvs_core::{FilterLists, OnServerDown};
+use lvs_core::filter::FilterLists;
+use lvs_core::settings::OnServerDown;
 use rustix::process::{Resource, getrlimit};
 
 use super::Options;
-use super::balancer::{Balancer, CloseSignal, Counts};
+use super::balancer::{Balancer, Counts};
+use super::close_signal::CloseSignal;
 use super::pipe::PIPES_MAX;
 use super::workers::{Listeners, Workers};
 

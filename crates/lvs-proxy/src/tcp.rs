@@ -12,7 +12,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use super::Options;
-use super::balancer::{Balancer, CloseSignal, Entry, Place, Way};
+use super::balancer::{Balancer, Entry, Place, Way};
+use super::close_signal::CloseSignal;
 use super::header::{self, Read};
 use super::pipe::pump;
 

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use lvs_core::api::{Call, ServerSpec, ServiceId, ServiceSpec};
-use lvs_core::{Family, Forwarding, OnServerDown, ServerConfig, ServiceConfig};
+use lvs_core::settings::OnServerDown;
+use lvs_core::{Family, Forwarding, ServerConfig, ServiceConfig};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 

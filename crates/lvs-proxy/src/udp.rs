@@ -15,8 +15,9 @@ use lvs_core::api::ServiceId;
 use tokio::net::UdpSocket;
 use tokio::sync::mpsc;
 
-use super::balancer::{Balancer, CloseSignal, Entry, Way};
+use super::balancer::{Balancer, Entry, Way};
 use super::clients::Slot;
+use super::close_signal::CloseSignal;
 
 /// The longest datagram.
 const DATAGRAM_MAX: usize = 65_535;

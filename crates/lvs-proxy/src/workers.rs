@@ -9,7 +9,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::sync::mpsc;
 
-use super::balancer::{Balancer, CloseSignal};
+use super::balancer::Balancer;
+use super::close_signal::CloseSignal;
 use super::{tcp, udp};
 
 /// Threads, if there are as many processors.

@@ -9,7 +9,7 @@ use lvs_api::Error;
 use lvs_core::api::{Call, Done, Failure};
 use lvs_core::ipvsadm::{Command, failure_text, rules};
 
-use crate::program::Invocation;
+use crate::invocation::Invocation;
 use crate::session::warn;
 
 /// The words without `--atomic`, if it is there and the command is `-R`.

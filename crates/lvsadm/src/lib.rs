@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod atomic;
+mod invocation;
 pub mod launch;
 mod operator;
 mod own;
@@ -13,4 +14,5 @@ mod program;
 mod session;
 pub mod start;
 
-pub use program::{Program, Streams, run};
+pub use invocation::Program;
+pub use program::{Streams, run};

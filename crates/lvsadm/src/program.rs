@@ -3,14 +3,13 @@
 use std::cell::OnceCell;
 use std::ffi::OsStr;
 use std::io::{self, BufWriter, Read, Write};
-use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::ffi::OsStrExt;
 
+use lvs_api::Address;
 use lvs_api::names::Names;
-use lvs_api::{Address, Client};
-use lvs_core::Protocol;
-use lvs_core::ipvsadm::{Command, NO_IPVS_HINT, Refusal, Resolve, parse, parse_own};
+use lvs_core::ipvsadm::{Command, NO_IPVS_HINT};
 
+use crate::invocation::{Connect, Invocation, LazyNames, Program};
 use crate::session::Session;
 use crate::{atomic, operator, own};
 
@@ -32,34 +31,6 @@ impl std::fmt::Debug for Streams<'_> {
         f.debug_struct("Streams").finish_non_exhaustive()
     }
 }
-
-/// The programs that this one can be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Program {
-    /// Its own name: ipvsadm's command line, and more.
-    Lvsadm,
-    /// ipvsadm, and nothing else.
-    Ipvsadm,
-    /// The script that saves rules.
-    Save,
-    /// The script that restores rules.
-    Restore,
-}
-
-impl Program {
-    /// By the name that it was called by.
-    pub fn of(argv0: &[u8]) -> Self {
-        match argv0.rsplit(|&b| b == b'/').next() {
-            Some(b"ipvsadm") => Self::Ipvsadm,
-            Some(b"ipvsadm-save") => Self::Save,
-            Some(b"ipvsadm-restore") => Self::Restore,
-            _ => Self::Lvsadm,
-        }
-    }
-}
-
-/// The function that connects to a dataplane.
-pub(crate) type Connect<'a> = &'a mut dyn FnMut(&Address) -> Result<Client, String>;
 
 /// Runs the program `argv[0]` with the words that follow, and returns its exit status.
 ///
@@ -107,46 +78,7 @@ pub fn run(
     }
 }
 
-/// One run of a program.
-pub(crate) struct Invocation<'a> {
-    program: Program,
-    pub(crate) argv0: String,
-    address: Address,
-    pub(crate) json: bool,
-    connect: Connect<'a>,
-    pub(crate) names: LazyNames<'a>,
-    pub(crate) input: &'a mut dyn Read,
-    pub(crate) output: &'a mut dyn Write,
-    pub(crate) errors: &'a mut dyn Write,
-}
-
 impl Invocation<'_> {
-    /// Whether it must behave as ipvsadm, also if that is unhelpful.
-    pub(crate) fn is_ipvsadm(&self) -> bool {
-        self.program != Program::Lvsadm
-    }
-
-    /// Reads a command line, as ipvsadm does or with more options.
-    pub(crate) fn parse<W: AsRef<[u8]>>(&self, words: &[W]) -> Result<Command, Refusal> {
-        let parse = if self.is_ipvsadm() { parse } else { parse_own };
-        parse(&self.argv0, words, &self.names)
-    }
-
-    /// The address of the dataplane.
-    pub(crate) const fn address(&self) -> &Address {
-        &self.address
-    }
-
-    /// A connection to the dataplane.
-    pub(crate) fn client(&mut self) -> Result<Client, String> {
-        (self.connect)(&self.address)
-    }
-
-    /// A connection to the dataplane at another socket.
-    pub(crate) fn client_at(&mut self, address: &Address) -> Result<Client, String> {
-        (self.connect)(address)
-    }
-
     fn ipvsadm(&mut self, words: &[Vec<u8>]) -> io::Result<u8> {
         // ipvsadm opens its interface before it looks at the command line.
         let reason = match (self.connect)(&self.address) {
@@ -240,7 +172,7 @@ impl Invocation<'_> {
         }
         match words {
             [word] if word == b"help" => {
-                self.output.write_all(own::help().as_bytes())?;
+                self.output.write_all(operator::help().as_bytes())?;
                 return Ok(0);
             }
             [word, about] if word == b"help" => {
@@ -275,7 +207,7 @@ impl Invocation<'_> {
                 return Ok(refusal.status());
             }
             Ok(Command::Help) => {
-                self.output.write_all(own::help().as_bytes())?;
+                self.output.write_all(operator::help().as_bytes())?;
                 return Ok(0);
             }
             Ok(Command::Version) => {
@@ -325,47 +257,9 @@ fn restore_input(text: &[u8]) -> Vec<u8> {
     rules
 }
 
-/// Names that are read from their files on the first look-up.
-pub(crate) struct LazyNames<'a> {
-    load: &'a dyn Fn() -> Names,
-    names: OnceCell<Names>,
-}
-
-impl LazyNames<'_> {
-    fn get(&self) -> &Names {
-        self.names.get_or_init(self.load)
-    }
-}
-
-impl Resolve for LazyNames<'_> {
-    fn host(&self, name: &str) -> Option<Ipv4Addr> {
-        self.get().host(name)
-    }
-
-    fn port(&self, name: &str, protocol: Protocol) -> Option<u16> {
-        self.get().port(name, protocol)
-    }
-
-    fn host_name(&self, address: IpAddr) -> Option<String> {
-        self.get().host_name(address)
-    }
-
-    fn port_name(&self, port: u16, protocol: Protocol) -> Option<String> {
-        self.get().port_name(port, protocol)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn program_name_selects_mode() {
-        assert_eq!(Program::of(b"/sbin/ipvsadm"), Program::Ipvsadm);
-        assert_eq!(Program::of(b"ipvsadm-save"), Program::Save);
-        assert_eq!(Program::of(b"./ipvsadm-restore"), Program::Restore);
-        assert_eq!(Program::of(b"/usr/bin/lvsadm"), Program::Lvsadm);
-    }
 
     #[test]
     fn restore_drops_comments() {

@@ -5,15 +5,14 @@ use std::io::{self, Write};
 
 use lvs_api::{Client, Error};
 use lvs_core::ServiceKey;
-use lvs_core::api::{
-    Call, ConnInfo, Done, FilterItem, MarkText, ServiceInfo, SyncDaemon, Timeouts,
-};
+use lvs_core::api::{Call, ConnInfo, Done, FilterItem, MarkText, ServiceInfo, Timeouts};
 use lvs_core::ipvsadm::{
     Command, HELP_TEXT, Lines, ListOptions, Refusal, VERSION_TEXT, What, failure_text, render,
 };
+use lvs_core::sync::SyncDaemon;
 use serde::Serialize;
 
-use crate::program::Invocation;
+use crate::invocation::Invocation;
 
 /// A connection to a dataplane, and whether `-R` reads from its input.
 pub(crate) struct Session {

@@ -365,7 +365,7 @@ pub fn main(mut arguments: Arguments, ignored: Ignored) -> ExitCode {
                 Switch::Status => None,
             };
             let dataplane = steered(&arguments);
-            return exit_code(ask::maintenance(&dataplane, on, why.clone(), json));
+            return exit_code(status::maintenance(&dataplane, on, why.clone(), json));
         }
         Some(Command::Drain { ref words }) => return lvsadm(&arguments, "drain", words),
         Some(Command::Undrain { ref words }) => return lvsadm(&arguments, "undrain", words),

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use lvs_core::mark::Prefix;
+use lvs_core::Prefix;
 
 /// The host's addresses and the IPv4 networks that are local to it (`ip route add local`).
 #[derive(Clone, Debug, Default)]

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use lvs_api::daemon::Status;
-use lvs_core::Stats;
 use lvs_core::api::{Info, ServiceInfo};
+use lvs_core::stats::Stats;
 
 use crate::counters::Times;
 use crate::dataplane::Found;

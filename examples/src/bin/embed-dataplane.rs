@@ -62,34 +62,23 @@ fn main() -> anyhow::Result<()> {
     })?;
     let service = ServiceId::Tcp { address: vip };
     let config = ServiceConfig::new(Family::of(&vip.ip()), "wlc");
-    call(
-        &dataplane,
-        Call::ServiceAdd(ServiceSpec {
+    let mut changes = vec![Call::ServiceAdd(ServiceSpec {
+        service,
+        config,
+        owner: None,
+    })];
+    changes.extend(servers.into_iter().map(|server| {
+        Call::ServerAdd(ServerSpec {
             service,
-            config,
-            owner: None,
-        }),
-    )?;
-    for server in servers {
-        let config = ServerConfig::new(1, Forwarding::Nat);
-        call(
-            &dataplane,
-            Call::ServerAdd(ServerSpec {
-                service,
-                server,
-                config,
-            }),
-        )?;
-    }
+            server,
+            config: ServerConfig::new(1, Forwarding::Nat),
+        })
+    }));
+    dataplane
+        .apply(changes)
+        .map_err(|failure| anyhow::anyhow!(failure.message))?;
     println!("balancing {vip}");
     // Run until the parent process closes the standard input.
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
     Ok(())
-}
-
-fn call(dataplane: &Dataplane, call: Call) -> anyhow::Result<()> {
-    dataplane
-        .call(call)
-        .map(drop)
-        .map_err(|failure| anyhow::anyhow!(failure.message))
 }

@@ -18,6 +18,3 @@ mod types;
 pub use self::apply::{Applied, CHANGES_MAX, Changes, Done, Host, Need, Permissive, Refused};
 pub use self::call::{Access, Call, NumberedCall};
 pub use self::types::*;
-pub use crate::explain::{Candidate, Explanation};
-pub use crate::stats::{Counts, Stats};
-pub use crate::sync::{SyncDaemon, SyncRole};

@@ -7,10 +7,9 @@ use core::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::attempts::RecentAttempts;
+use crate::filter::{FilterLists, SourceFilter};
 use crate::stats::{Counts, Stats};
-use crate::{
-    Error, Family, FilterLists, Protocol, ServerConfig, ServiceConfig, ServiceKey, SourceFilter,
-};
+use crate::{Error, Family, Protocol, ServerConfig, ServiceConfig, ServiceKey};
 
 /// Version of the protocol; both sides must speak the same one.
 pub const VERSION: u32 = 1;
@@ -48,6 +47,23 @@ pub enum ServiceId {
         /// Family of the packets.
         family: Family,
     },
+}
+
+impl ServiceId {
+    /// Protocol, virtual address and port; `None` for a mark.
+    pub const fn endpoint(&self) -> Option<(Protocol, SocketAddr)> {
+        match *self {
+            Self::Tcp { address } => Some((Protocol::TCP, address)),
+            Self::Udp { address } => Some((Protocol::UDP, address)),
+            Self::Sctp { address } => Some((Protocol::SCTP, address)),
+            Self::Fwmark { .. } => None,
+        }
+    }
+
+    /// Virtual address and port; `None` for a mark.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.endpoint().map(|(_, address)| address)
+    }
 }
 
 impl From<ServiceId> for ServiceKey {

@@ -155,6 +155,7 @@ mod tests {
     use core::sync::atomic::AtomicU64;
     use core::time::Duration;
 
+    use crate::full_nat::LocalAddress;
     use crate::memory::{Layout, Memory, Region};
     use crate::offload::{LocalChange, LocalEnd};
     use crate::*;

@@ -1,8 +1,8 @@
 //! Counters and rates that are shown.
 
 use super::{Control, ServiceKeyOrd};
-use crate::stats::Stats;
-use crate::{Counts, Error, ServiceKey};
+use crate::stats::{Counts, Stats};
+use crate::{Error, ServiceKey};
 
 impl Control {
     /// Counters and rates of everything.

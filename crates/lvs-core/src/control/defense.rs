@@ -6,9 +6,10 @@
 
 use core::time::Duration;
 
+use crate::Protocol;
 use crate::conn::State;
 use crate::random::SplitMix64;
-use crate::{Protocol, Sysctls};
+use crate::settings::Sysctls;
 
 /// Interval of the checks of free memory.
 pub(crate) const PERIOD: Duration = Duration::from_secs(1);

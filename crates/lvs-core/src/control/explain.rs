@@ -11,13 +11,11 @@ use super::Control;
 use super::admit::{Ask, By, Packets, Refused, State, classify, may_lead_to};
 use super::service::ServiceKeyOrd;
 use crate::conn::{Key, Template};
-use crate::pool;
-use crate::sched::HashSlot;
-use crate::sched::{About, Request};
+use crate::sched::{About, HashSlot};
 use crate::shard::Shard;
 use crate::{
-    AcceptReason, DropReason, Forwarding, Hook, Instant, Protocol, Server, Service, ServiceFlags,
-    ServiceKey, Tuple,
+    AcceptReason, DropReason, Forwarding, Hook, Instant, Protocol, Request, Server, Service,
+    ServiceFlags, ServiceKey, Tuple, pool,
 };
 
 /// The reason for the destination of a packet that may open a connection.
@@ -500,11 +498,12 @@ mod tests {
     use core::time::Duration;
 
     use super::*;
-    use crate::filter::FilterLists;
+    use crate::filter::{FilterLists, SourceFilter};
+    use crate::full_nat::LocalAddress;
     use crate::random::SplitMix64;
+    use crate::settings::{Limits, WhenFull};
     use crate::{
-        Director, Family, Limits, LocalAddress, Options, PacketMeta, ServerConfig, ServiceConfig,
-        SourceFilter, TcpFlags, Verdict, WhenFull,
+        Director, Family, Options, PacketMeta, ServerConfig, ServiceConfig, TcpFlags, Verdict,
     };
 
     fn tuple(client: &str) -> Tuple {

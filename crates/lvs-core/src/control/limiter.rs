@@ -2,7 +2,8 @@
 //! one source, so that a flood of one service, or from one source, does not reduce the share of
 //! other services and sources.
 
-use crate::{DropReason, Instant, Limits, Server};
+use crate::settings::Limits;
+use crate::{DropReason, Instant, Server};
 use alloc::vec;
 use alloc::vec::Vec;
 use core::hash::Hasher;

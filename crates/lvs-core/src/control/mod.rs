@@ -44,12 +44,12 @@ use crate::conn::memory::{Layout, Memory, OutOfMemory};
 use crate::conn::{ConnTable, Templates, Timeouts};
 use crate::filter::Filters;
 use crate::mark::MarkRule;
-use crate::sched::Registry;
+use crate::settings::{Profile, WhenFull};
 use crate::shard::LocalPorts;
 use crate::shard::{Settings, Shard, Shared};
 use crate::stats::ObjectStats;
 use crate::sync::{Backup, Queue, SyncDaemon};
-use crate::{Instant, Prefix, Profile, Server, WhenFull};
+use crate::{Instant, Prefix, Registry, Server};
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
@@ -403,7 +403,7 @@ mod tests {
     fn maintained_counts_equal_fresh_counts() {
         let mut control = Control::new(Options::default());
         let v6 = ServiceKey::tcp("[2001:db8::1]:21".parse().unwrap());
-        let local = vec![crate::LocalAddress::new([192, 0, 2, 1].into())];
+        let local = vec![crate::full_nat::LocalAddress::new([192, 0, 2, 1].into())];
         control.set_local_pool(local, false).unwrap();
         for key in [service(0), service(1), v6] {
             let config = ServiceConfig::new(key.family(), "rr");

@@ -73,7 +73,7 @@ impl Control {
 
     /// Removes a real server from a service (`ip_vs_del_dest`). Packets of clients to it are
     /// dropped until it comes back; with `expire_nodest_conn` its connections end at the next
-    /// [`sweep`](Self::sweep). The service's [`OnServerDown`](crate::OnServerDown) has precedence.
+    /// [`sweep`](Self::sweep). The service's [`OnServerDown`](crate::settings::OnServerDown) has precedence.
     ///
     /// # Errors
     /// [`Error::NoService`], [`Error::NoServer`].

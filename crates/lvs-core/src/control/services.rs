@@ -10,9 +10,10 @@ use super::service::ServiceKeyOrd;
 use super::slow_start::SlowStart;
 use super::{Control, FTP, FTP_DATA, Service};
 use crate::filter::SourceFilter;
-use crate::sched::Scheduler;
 use crate::stats::ObjectStats;
-use crate::{Error, Family, Forwarding, Instant, Pool, Protocol, ServiceConfig, ServiceKey};
+use crate::{
+    Error, Family, Forwarding, Instant, Pool, Protocol, Scheduler, ServiceConfig, ServiceKey,
+};
 
 impl Control {
     /// All services, the oldest first.

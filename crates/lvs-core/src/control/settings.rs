@@ -9,9 +9,9 @@ use super::check;
 use super::defense::{self, Defense};
 use super::full_nat;
 use crate::mark::MarkRule;
-use crate::shard;
+use crate::settings::Sysctls;
 use crate::sync::SyncDaemon;
-use crate::{Error, Sysctls};
+use crate::{Error, shard};
 
 impl Control {
     /// Timeouts of TCP ESTABLISHED, TCP FIN_WAIT and UDP in seconds.

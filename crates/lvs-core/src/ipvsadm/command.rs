@@ -2,7 +2,8 @@
 
 use core::net::SocketAddr;
 
-use crate::api::{Call, ServerSpec, ServiceId, ServiceSpec, SyncDaemon, SyncRole, Timeouts};
+use crate::api::{Call, ServerSpec, ServiceId, ServiceSpec, Timeouts};
+use crate::sync::{SyncDaemon, SyncRole};
 
 /// A command line that is in order.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,11 +10,11 @@ use super::popt::{Problem, Words};
 use super::resolve::Resolve;
 use super::table::{self, CommandName, Flag, Flags, Meaning, Rule};
 use super::value;
-use crate::api::{ServerSpec, ServiceId, ServiceSpec, SyncDaemon, SyncRole, Timeouts};
-use crate::{
-    Extras, Family, Forwarding, Protocol, ServerConfig, ServiceConfig, ServiceFlags, Tunnel,
-    TunnelChecksum, TunnelType, sched,
-};
+use crate::api::{ServerSpec, ServiceId, ServiceSpec, Timeouts};
+use crate::settings::Extras;
+use crate::sync::{SyncDaemon, SyncRole};
+use crate::tunnel::{Tunnel, TunnelChecksum, TunnelType};
+use crate::{Family, Forwarding, Protocol, ServerConfig, ServiceConfig, ServiceFlags, sched};
 
 /// The persistence timeout where `-p` has none.
 const DEFAULT_PERSISTENCE: u32 = 360;

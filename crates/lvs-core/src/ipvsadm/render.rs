@@ -8,11 +8,12 @@ use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use super::command::{Format, ListOptions};
 use super::resolve::Resolve;
-use crate::api::{
-    ConnInfo, Counts, ServerInfo, ServiceId, ServiceInfo, SyncDaemon, SyncRole, Timeouts,
-};
+use crate::api::{ConnInfo, ServerInfo, ServiceId, ServiceInfo, Timeouts};
 use crate::sched::{self, About};
-use crate::{Family, Forwarding, Protocol, ServiceConfig, ServiceFlags, Tunnel};
+use crate::stats::Counts;
+use crate::sync::{SyncDaemon, SyncRole};
+use crate::tunnel::Tunnel;
+use crate::{Family, Forwarding, Protocol, ServiceConfig, ServiceFlags};
 
 /// The version of IPVS that listings name.
 const IPVS_VERSION: &str = "1.2.1";
@@ -432,13 +433,8 @@ const fn method(forwarding: Forwarding) -> &'static str {
 }
 
 /// The protocol whose service names the servers' ports have; a mark has none.
-const fn protocol(service: &ServiceId) -> Option<Protocol> {
-    match service {
-        ServiceId::Tcp { .. } => Some(Protocol::TCP),
-        ServiceId::Udp { .. } => Some(Protocol::UDP),
-        ServiceId::Sctp { .. } => Some(Protocol::SCTP),
-        ServiceId::Fwmark { .. } => None,
-    }
+fn protocol(service: &ServiceId) -> Option<Protocol> {
+    service.endpoint().map(|(protocol, _)| protocol)
 }
 
 fn service_name(service: &ServiceId, style: Style<'_>) -> String {
@@ -671,8 +667,8 @@ fn format_args_string(args: fmt::Arguments<'_>) -> String {
 mod tests {
     use super::*;
     use crate::ServerConfig;
-    use crate::api::Stats;
     use crate::ipvsadm::{Numeric, What};
+    use crate::stats::Stats;
 
     fn number(value: u64, exact: bool) -> String {
         let mut out = String::new();

@@ -6,7 +6,7 @@
 use CommandName as C;
 use Flag as F;
 
-use crate::TunnelType;
+use crate::tunnel::TunnelType;
 
 /// The commands of ipvsadm, in the order in which it numbers them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

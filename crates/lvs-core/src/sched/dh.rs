@@ -4,9 +4,9 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::{About, AtZero, HashSlot, Request, Scheduler, Weights};
-use crate::Server;
+use super::{About, AtZero, HashSlot, Weights};
 use crate::hash::{fold, hash_32};
+use crate::{Request, Scheduler, Server};
 
 /// 2^8 slots (`IP_VS_DH_TAB_BITS`).
 const BITS: u32 = 8;

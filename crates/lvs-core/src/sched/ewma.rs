@@ -6,9 +6,9 @@ use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use core::time::Duration;
 
+use super::About;
 use super::wlc::least_by;
-use super::{About, Request, Scheduler};
-use crate::{Instant, Server, ServerId};
+use crate::{Instant, Request, Scheduler, Server, ServerId};
 
 /// Pause between two attempts of a server without a sample.
 const TRY_AGAIN: Duration = Duration::from_secs(1);

@@ -3,8 +3,8 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
-use super::{About, Request, Scheduler, Weights};
-use crate::Server;
+use super::{About, Weights};
+use crate::{Request, Scheduler, Server};
 
 /// Description of `fo`.
 pub(super) const ABOUT: About = About {

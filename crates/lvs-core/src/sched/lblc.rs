@@ -6,9 +6,10 @@ use core::time::Duration;
 
 use super::cache::{self, CHECK_PERIOD, Cache};
 use super::wlc::least_by;
-use super::{About, HashSlot, Request, Scheduler, Weights};
+use super::{About, HashSlot, Weights};
 use crate::server::HeldServer;
-use crate::{Instant, Server, Sysctls};
+use crate::settings::Sysctls;
+use crate::{Instant, Request, Scheduler, Server};
 
 /// Description of `lblc`.
 pub(super) const ABOUT: About = About {

@@ -9,9 +9,10 @@ use core::time::Duration;
 use super::cache::{self, CHECK_PERIOD, Cache};
 use super::lblc::is_overloaded;
 use super::wlc::least_by;
-use super::{About, HashSlot, Request, Scheduler, Weights};
+use super::{About, HashSlot, Weights};
 use crate::server::HeldServer;
-use crate::{Instant, Server, Sysctls};
+use crate::settings::Sysctls;
+use crate::{Instant, Request, Scheduler, Server};
 
 /// Description of `lblcr`.
 pub(super) const ABOUT: About = About {

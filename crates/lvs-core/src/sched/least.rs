@@ -9,8 +9,7 @@ use core::fmt;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use super::{Request, Scheduler};
-use crate::Server;
+use crate::{Request, Scheduler, Server};
 
 /// Number of servers above which the scheduler does not compare all of them.
 const MANY: usize = 64;

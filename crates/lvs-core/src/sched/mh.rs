@@ -8,9 +8,9 @@ use core::net::SocketAddr;
 
 use super::sh::{client_key, probe};
 use super::wrr::gcd;
-use super::{About, AtZero, HashSlot, Request, Scheduler};
+use super::{About, AtZero, HashSlot};
 use crate::hash::{KEY1, KEY2, fold, hsiphash};
-use crate::{Server, ServiceFlags};
+use crate::{Request, Scheduler, Server, ServiceFlags};
 
 /// The kernel's `CONFIG_IP_VS_MH_TAB_INDEX`, as the default.
 const INDEX: u8 = 12;

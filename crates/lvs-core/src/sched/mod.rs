@@ -23,11 +23,6 @@ mod wrr;
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
-use core::fmt;
-use core::net::SocketAddr;
-use core::time::Duration;
-
-pub use crate::hash;
 
 pub use self::dh::DestinationHashing;
 pub use self::ewma::PeakEwma;
@@ -44,118 +39,8 @@ pub use self::sh::SourceHashing;
 pub use self::twos::RandomTwos;
 pub use self::wlc::WeightedLeastConnections;
 pub use self::wrr::WeightedRoundRobin;
-use crate::{Instant, Protocol, Server, ServiceFlags, Sysctls};
-
-/// Input of a scheduler in addition to the servers.
-#[derive(Clone, Copy, Debug)]
-pub struct Request {
-    /// The client's address and port.
-    pub client: SocketAddr,
-    /// Destination of the client's packet: the virtual address and port.
-    pub virt: SocketAddr,
-    /// The protocol.
-    pub protocol: Protocol,
-    /// Flags of the service; `sh` and `mh` read theirs at each decision.
-    pub flags: ServiceFlags,
-    /// Time at which the packet arrived.
-    pub now: Instant,
-}
-
-/// A way of choosing among real servers.
-///
-/// A user-defined implementation works everywhere that the built-in ones do: register it with
-/// [`Registry::register`]. It receives every change to the list *after* the change.
-pub trait Scheduler: fmt::Debug + Send {
-    /// Chooses a server for a new connection: an index into `servers`, or `None` if none can take
-    /// it.
-    fn pick(&mut self, servers: &[Arc<Server>], request: &Request) -> Option<usize>;
-
-    /// A copy in the same state, for a preview; `None` if it cannot be copied.
-    fn preview(&self) -> Option<Box<dyn Scheduler>> {
-        None
-    }
-
-    /// The slot of its hash table that a request falls into, for schedulers that have one.
-    fn slot(&self, request: &Request) -> Option<HashSlot> {
-        let _ = request;
-        None
-    }
-
-    /// Announces that all future lists are one list, whose servers no other scheduler chooses from,
-    /// with a report of every change: the scheduler may keep results between two choices. A pool
-    /// calls it before [`start`](Self::start).
-    fn follow(&mut self) {}
-
-    /// The scheduler takes over a list that may have servers already (`init_service`).
-    fn start(&mut self, servers: &[Arc<Server>]) {
-        let _ = servers;
-    }
-
-    /// A server was put in front of the list, at index 0 (`add_dest`).
-    fn server_added(&mut self, servers: &[Arc<Server>]) {
-        let _ = servers;
-    }
-
-    /// Called after the server at `index` was removed from the list (`del_dest`).
-    fn server_removed(&mut self, servers: &[Arc<Server>], index: usize) {
-        let _ = (servers, index);
-    }
-
-    /// Reports that an operator has set the settings of the server at `index`, perhaps to the same
-    /// values (`upd_dest`).
-    fn server_edited(&mut self, servers: &[Arc<Server>], index: usize) {
-        let _ = (servers, index);
-    }
-
-    /// Sets the seed of the random numbers of a scheduler that uses them, before
-    /// [`start`](Self::start).
-    fn seed(&mut self, seed: u64) {
-        let _ = seed;
-    }
-
-    /// The sysctls in force, before [`start`](Self::start) and after each change.
-    fn sysctls_changed(&mut self, sysctls: &Sysctls) {
-        let _ = sysctls;
-    }
-
-    /// Interval of the calls of [`tick`](Self::tick); `None` for none.
-    fn period(&self) -> Option<Duration> {
-        None
-    }
-
-    /// A [`period`](Self::period) has passed since the start or since the last tick.
-    fn tick(&mut self, now: Instant) {
-        let _ = now;
-    }
-
-    /// Whether it uses [`Server::latency`], which is measured from the servers' answers: its
-    /// services then accept only servers behind NAT.
-    fn needs_replies(&self) -> bool {
-        false
-    }
-
-    /// Whether it uses [`Server::last_weight`]. Directors that must choose alike then also need the
-    /// same last weight of a server without a weight.
-    fn goes_by_last_weight(&self) -> bool {
-        false
-    }
-
-    /// Whether a weight is a number of connections, and not a share among the servers: a slow start
-    /// then does not multiply the weights of the other servers.
-    fn weight_is_capacity(&self) -> bool {
-        false
-    }
-}
-
-/// A place in a scheduler's hash table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
-pub struct HashSlot {
-    /// Its number, from 0.
-    pub number: u32,
-    /// Slots of the table.
-    pub of: u32,
-}
+pub use crate::scheduler::HashSlot;
+use crate::{Request, Scheduler, Server, ServiceFlags};
 
 /// Meaning of weights for a scheduler. A server with a weight of 0 never receives new connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -286,64 +171,6 @@ pub const BUILT_IN: &[About] = &[
     NoScheduler::ABOUT,
 ];
 
-/// Makes a scheduler for one service.
-type Factory = Arc<dyn Fn() -> Box<dyn Scheduler> + Send + Sync>;
-
-/// The schedulers by name.
-#[derive(Clone)]
-pub struct Registry {
-    factories: alloc::collections::BTreeMap<&'static str, Factory>,
-}
-
-impl fmt::Debug for Registry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.names()).finish()
-    }
-}
-
-impl Registry {
-    /// The [built-in](BUILT_IN) schedulers.
-    pub fn new() -> Self {
-        let mut registry = Self {
-            factories: alloc::collections::BTreeMap::new(),
-        };
-        for about in BUILT_IN {
-            registry.register(about.name, about.make);
-        }
-        registry
-    }
-
-    /// Adds or replaces a scheduler; `factory` makes one for each service that uses it.
-    pub fn register(
-        &mut self,
-        name: &'static str,
-        factory: impl Fn() -> Box<dyn Scheduler> + Send + Sync + 'static,
-    ) {
-        self.factories.insert(name, Arc::new(factory));
-    }
-
-    /// Unregisters a scheduler: services can no longer use it.
-    pub fn remove(&mut self, name: &str) {
-        self.factories.remove(name);
-    }
-
-    /// A new scheduler of this name.
-    pub fn create(&self, name: &str) -> Option<Box<dyn Scheduler>> {
-        self.factories.get(name).map(|factory| factory())
-    }
-
-    /// The names, sorted.
-    pub fn names(&self) -> impl Iterator<Item = &'static str> + '_ {
-        self.factories.keys().copied()
-    }
-}
-
-impl Default for Registry {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 /// `none`: no connection is ever taken.
 #[derive(Clone, Copy, Debug, Default)]
 struct NoScheduler;
@@ -372,9 +199,10 @@ impl Scheduler for NoScheduler {
 pub(crate) mod tests {
     use alloc::string::String;
     use alloc::vec::Vec;
+    use core::net::SocketAddr;
 
     use super::*;
-    use crate::{Forwarding, Pool, ServerConfig};
+    use crate::{Forwarding, Instant, Pool, Protocol, Registry, ServerConfig};
 
     /// Servers 10.0.0.1:80, 10.0.0.2:80, ... of these weights, named A, B, ... in [`letters`].
     pub(crate) fn pool(scheduler: &str, weights: &[i32]) -> Pool {

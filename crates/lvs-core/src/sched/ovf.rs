@@ -4,8 +4,8 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use super::fo::heaviest;
-use super::{About, Request, Scheduler, Weights};
-use crate::Server;
+use super::{About, Weights};
+use crate::{Request, Scheduler, Server};
 
 /// Description of `ovf`.
 pub(super) const ABOUT: About = About {

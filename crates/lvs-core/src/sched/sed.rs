@@ -3,10 +3,10 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
+use super::About;
 use super::least::{ByQuotient, Following, Quotient};
 use super::wlc::{least_by, of_usable};
-use super::{About, Request, Scheduler};
-use crate::Server;
+use crate::{Request, Scheduler, Server};
 
 /// Description of `sed`.
 pub(super) const ABOUT: About = About {

@@ -4,9 +4,9 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::{About, AtZero, HashSlot, Request, Scheduler};
+use super::{About, AtZero, HashSlot};
 use crate::hash::{fold, hash_32};
-use crate::{Protocol, Server, ServiceFlags};
+use crate::{Protocol, Request, Scheduler, Server, ServiceFlags};
 
 /// 2^8 slots (`CONFIG_IP_VS_SH_TAB_BITS`).
 const BITS: u32 = 8;

@@ -3,9 +3,9 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
-use super::{About, Request, Scheduler};
-use crate::Server;
+use super::About;
 use crate::random::SplitMix64;
+use crate::{Request, Scheduler, Server};
 
 /// Description of `twos`.
 pub(super) const ABOUT: About = About {

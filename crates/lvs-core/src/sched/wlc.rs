@@ -3,9 +3,9 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
+use super::About;
 use super::least::{ByQuotient, Following, Quotient};
-use super::{About, Request, Scheduler};
-use crate::Server;
+use crate::{Request, Scheduler, Server};
 
 /// Description of `wlc`.
 pub(super) const ABOUT: About = About {

@@ -3,8 +3,8 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
-use super::{About, Request, Scheduler};
-use crate::Server;
+use super::About;
+use crate::{Request, Scheduler, Server};
 
 /// Description of `wrr`.
 pub(super) const ABOUT: About = About {

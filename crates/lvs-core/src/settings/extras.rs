@@ -1,6 +1,6 @@
 //! Settings of a service beyond the kernel's IPVS. All of them are off by default.
 
-use crate::Limits;
+use crate::settings::Limits;
 
 /// Treatment of the connections of a server that goes down, that is, leaves its service: the server
 /// is removed, or the service is deleted. A weight of 0 drains a server instead, and its

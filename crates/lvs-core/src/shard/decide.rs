@@ -8,10 +8,11 @@ use super::{NeedsControl, ServerLink, Shard};
 use crate::conn::{Ahead, Direction, Draft, Key, NO_SLOT, State, flag, sctp_next, tcp_next};
 use crate::packet::{SCTP_ABORT, is_ipsec, opens};
 use crate::stats::Counters;
+use crate::tunnel::Tunnel;
 use crate::verdict::Replacement;
 use crate::{
     AcceptReason, ConnId, DropReason, Forward, Forwarding, Hook, Instant, PacketMeta, Protocol,
-    Reply, ServerId, TcpFlags, Transport, Tunnel, Tuple, Verdict,
+    Reply, ServerId, TcpFlags, Transport, Tuple, Verdict,
 };
 
 /// Whether the packet in hand has opened its connection.

@@ -19,9 +19,10 @@ use super::decide::Age;
 use super::{NeedsControl, Shard, tcp};
 use crate::conn::{NO_SLOT, Sparse, State, flag};
 use crate::packet::{is_ipsec, opens};
+use crate::settings::OnServerDown;
 use crate::{
-    AcceptReason, DropReason, Forward, Instant, OnServerDown, PacketMeta, Protocol, TcpFlags,
-    Transport, Tuple, Verdict,
+    AcceptReason, DropReason, Forward, Instant, PacketMeta, Protocol, TcpFlags, Transport, Tuple,
+    Verdict,
 };
 use alloc::vec::Vec;
 use core::time::Duration;

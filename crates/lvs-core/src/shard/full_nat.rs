@@ -7,7 +7,8 @@ use core::net::IpAddr;
 
 use super::{LocalChange, LocalEnd, Shard};
 use crate::conn::{Draft, Template};
-use crate::{DropReason, Instant, LocalAddress};
+use crate::full_nat::LocalAddress;
+use crate::{DropReason, Instant};
 
 impl Shard {
     /// Adds a full NAT connection to the table, with a local port of the director.

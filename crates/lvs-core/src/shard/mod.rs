@@ -46,7 +46,6 @@ pub use self::local_ports::{LocalAddress, worker_of};
 pub use self::pass::Passed;
 pub use self::publish::{LocalChange, LocalEnd, Offer, OffloadState, Unpublished};
 pub(crate) use self::replicas::{RECENT, write_template};
-pub use self::room::Evictions;
 pub(crate) use self::settings::{Settings, Shared};
 
 /// The connections of one worker.

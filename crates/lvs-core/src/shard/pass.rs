@@ -8,7 +8,8 @@ use super::Shard;
 use super::publish::is_still;
 use crate::conn::{Ahead, flag};
 use crate::fast_path::Plain;
-use crate::{ConnId, Forward, Forwarding, Instant, Reply, ServerId, Tunnel, Verdict};
+use crate::tunnel::Tunnel;
+use crate::{ConnId, Forward, Forwarding, Instant, Reply, ServerId, Verdict};
 
 /// A packet that the userspace fast path decided on: it is counted, and the timer of its connection
 /// restarts.

@@ -6,7 +6,8 @@ use core::sync::atomic::Ordering;
 
 use super::Shard;
 use crate::conn::{Entry, NO_SLOT, State, flag};
-use crate::{ConnId, Forwarding, Protocol, Tunnel};
+use crate::tunnel::Tunnel;
+use crate::{ConnId, Forwarding, Protocol};
 
 /// Flags that require more than counting a packet and restarting the timer, or that allow changes
 /// of the packet. The most informative reason comes first.

@@ -13,9 +13,9 @@
 use super::Shard;
 use crate::conn::{Entry, State, flag};
 use crate::conn::{scattered, windows};
+use crate::stats::Evictions;
 use crate::{Instant, Protocol};
 use core::cmp::Reverse;
-use core::ops::AddAssign;
 use core::time::Duration;
 
 /// Windows that are looked at for one connection, at most.
@@ -30,29 +30,6 @@ const UNUSED_AFTER: Duration = Duration::from_secs(3);
 
 /// Time without a packet after which a connection counts as idle.
 const IDLE_AFTER: Duration = Duration::from_secs(60);
-
-/// Connections that were ended to make room for new ones.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Evictions {
-    /// Half-open ones, and single datagrams.
-    pub half_open: u64,
-    /// Ended ones, kept for stray packets (TIME_WAIT, CLOSE).
-    pub ended: u64,
-    /// Ones that were opened and not used within three seconds.
-    pub unused: u64,
-    /// Ones without a packet for a minute.
-    pub idle: u64,
-}
-
-impl AddAssign for Evictions {
-    fn add_assign(&mut self, other: Self) {
-        self.half_open += other.half_open;
-        self.ended += other.ended;
-        self.unused += other.unused;
-        self.idle += other.idle;
-    }
-}
 
 /// The value of a connection for eviction; the least valuable first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

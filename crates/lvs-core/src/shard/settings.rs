@@ -5,7 +5,8 @@ use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::AtomicU32;
 
 use crate::conn::{Timeouts, flag};
-use crate::{Forwarding, Protocol, Sysctls};
+use crate::settings::Sysctls;
+use crate::{Forwarding, Protocol};
 
 /// State that control and shards share in addition to the servers' records.
 #[derive(Debug, Default)]

@@ -10,7 +10,8 @@ use core::time::Duration;
 use super::wire::{self, Entry};
 use super::{Master, Message};
 use crate::conn::{NO_SLOT, State, Template};
-use crate::{Instant, Protocol, Sysctls};
+use crate::settings::Sysctls;
+use crate::{Instant, Protocol};
 
 /// A message that is not full is sent when it is this old.
 const SEND_AFTER: Duration = Duration::from_secs(2);

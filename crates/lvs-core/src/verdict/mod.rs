@@ -8,7 +8,8 @@ mod shift;
 pub use self::edit::{Edit, Replacement};
 pub use self::shift::Shift;
 pub(crate) use self::shift::is_after;
-use crate::{Forwarding, Tunnel};
+use crate::Forwarding;
+use crate::tunnel::Tunnel;
 
 /// A connection of one shard; valid until the connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

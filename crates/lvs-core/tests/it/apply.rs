@@ -5,11 +5,12 @@ use std::net::{IpAddr, SocketAddr};
 
 use lvs_core::api::{
     Access, CHANGES_MAX, Call, Changes, Done, Failure, FailureCode, Host, LocalPool, Need,
-    Permissive, ServerSpec, ServiceId, ServiceSpec, SyncDaemon, SyncRole, Sysctl, Timeouts,
+    Permissive, ServerSpec, ServiceId, ServiceSpec, Sysctl, Timeouts,
 };
+use lvs_core::sync::{SyncDaemon, SyncRole};
+use lvs_core::tunnel::Tunnel;
 use lvs_core::{
-    Control, Error, Family, Forwarding, Instant, Options, ServerConfig, ServiceConfig,
-    ServiceFlags, Tunnel,
+    Control, Error, Family, Forwarding, Instant, Options, ServerConfig, ServiceConfig, ServiceFlags,
 };
 use proptest::prelude::*;
 
@@ -119,7 +120,7 @@ fn server_spec() -> impl Strategy<Value = ServerSpec> {
             if gue {
                 config.tunnel = Tunnel::Gue {
                     port: u16::try_from(upper).unwrap() * 6080,
-                    checksum: lvs_core::TunnelChecksum::None,
+                    checksum: lvs_core::tunnel::TunnelChecksum::None,
                 };
             }
             ServerSpec {

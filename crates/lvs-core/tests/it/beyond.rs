@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lvs_core::attempts::Attempts;
+use lvs_core::settings::{Extras, Limits, OnServerDown, Profile};
 use lvs_core::{
-    Connection, Director, DropReason, Error, Extras, Family, Forwarding, Hook, Instant, Limits,
-    OnServerDown, Options, PacketMeta, Profile, Registry, Request, Reset, Scheduler, Segment,
-    Server, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, TcpFlags, Transport, Verdict,
+    Connection, Director, DropReason, Error, Family, Forwarding, Hook, Instant, Options,
+    PacketMeta, Registry, Request, Reset, Scheduler, Segment, Server, ServerConfig, ServiceConfig,
+    ServiceFlags, ServiceKey, TcpFlags, Transport, Verdict,
 };
 
 use crate::common::{CLIENT, VIP, addr, packet, server, tcp};

@@ -5,7 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use lvs_core::sched::BUILT_IN;
-use lvs_core::{Sysctls, TunnelChecksum, TunnelType};
+use lvs_core::settings::Sysctls;
+use lvs_core::tunnel::{TunnelChecksum, TunnelType};
 
 /// The text of a file, by its path from the root of the project.
 fn text(path: &str) -> String {

@@ -4,9 +4,10 @@
 use std::net::SocketAddr;
 
 use lvs_core::api::{Call, Permissive};
+use lvs_core::filter::{FilterLists, SourceFilter};
 use lvs_core::{
-    Director, DropReason, Family, FilterLists, Forwarding, Hook, Instant, Options, PacketMeta,
-    ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, SourceFilter, TcpFlags, Verdict,
+    Director, DropReason, Family, Forwarding, Hook, Instant, Options, PacketMeta, ServerConfig,
+    ServiceConfig, ServiceFlags, ServiceKey, TcpFlags, Verdict,
 };
 
 const VIP: &str = "198.51.100.1:80";

@@ -3,9 +3,11 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use lvs_core::full_nat::LocalAddress;
+use lvs_core::settings::{Extras, Limits, WhenFull};
 use lvs_core::{
-    Director, DropReason, Extras, Family, Forwarding, Instant, Limits, LocalAddress, Options,
-    ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, TcpFlags, Transport, Verdict, WhenFull,
+    Director, DropReason, Family, Forwarding, Instant, Options, ServerConfig, ServiceConfig,
+    ServiceFlags, ServiceKey, TcpFlags, Transport, Verdict,
 };
 
 use crate::common::{VIP, addr, packet, server};
@@ -188,7 +190,7 @@ fn full_table_refuses_unless_configured_to_evict() {
     }
     assert_eq!(
         bed.director.shard.evictions(),
-        lvs_core::Evictions::default()
+        lvs_core::stats::Evictions::default()
     );
 }
 

@@ -2,10 +2,11 @@
 
 use std::net::SocketAddr;
 
+use lvs_core::full_nat::LocalAddress;
 use lvs_core::{
-    Director, DropReason, Error, Family, Forward, Forwarding, Hook, IcmpError, Instant,
-    LocalAddress, Options, PacketMeta, Reply, ServerConfig, ServiceConfig, ServiceFlags,
-    ServiceKey, TcpFlags, Tuple, Verdict,
+    Director, DropReason, Error, Family, Forward, Forwarding, Hook, IcmpError, Instant, Options,
+    PacketMeta, Reply, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, TcpFlags, Tuple,
+    Verdict,
 };
 
 use crate::common::{CLIENT, VIP, addr};

@@ -4,11 +4,11 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use lvs_core::tunnel::{Tunnel, TunnelChecksum};
 use lvs_core::{
     Control, Director, DropReason, Error, Family, Forwarding, Hook, IcmpError, Instant, Options,
     PacketMeta, Pool, Protocol, Registry, SctpChunk, Server, ServerConfig, ServiceConfig,
-    ServiceFlags, ServiceKey, TcpFlags, Transport, Tunnel, TunnelChecksum, Tuple, Verdict, mark,
-    proc, sync,
+    ServiceFlags, ServiceKey, TcpFlags, Transport, Tuple, Verdict, mark, proc, sync,
 };
 use proptest::prelude::*;
 
@@ -538,8 +538,8 @@ fn pools_and_registries_refuse_misuse() {
 
 #[test]
 fn invalid_mark_rules_are_refused() {
-    assert!(mark::Prefix::new(addr(VIP).ip(), 33).is_none());
-    assert!(mark::Prefix::new(addr("[::1]:1").ip(), 129).is_none());
+    assert!(lvs_core::Prefix::new(addr(VIP).ip(), 33).is_none());
+    assert!(lvs_core::Prefix::new(addr("[::1]:1").ip(), 129).is_none());
     for rule in [
         "",
         "--mark",

@@ -7,10 +7,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use lvs_core::fast_path::Plain;
+use lvs_core::full_nat::LocalAddress;
+use lvs_core::settings::{Extras, OnServerDown};
 use lvs_core::{
-    Control, Director, Extras, Family, Forwarding, Hook, Instant, LocalAddress, OnServerDown,
-    Options, PacketMeta, Protocol, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, TcpFlags,
-    Transport, Tuple, Verdict, sync,
+    Control, Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, Protocol,
+    ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, TcpFlags, Transport, Tuple, Verdict,
+    sync,
 };
 use proptest::prelude::*;
 

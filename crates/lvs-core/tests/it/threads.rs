@@ -5,9 +5,11 @@ use std::sync::{Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use lvs_core::settings::{Extras, Limits};
+use lvs_core::stats::Counts;
 use lvs_core::{
-    Control, Counts, DropReason, Extras, Family, Forwarding, Instant, Limits, Options, PacketMeta,
-    ServerConfig, ServiceConfig, ServiceKey, Shard, TcpFlags, Verdict,
+    Control, DropReason, Family, Forwarding, Instant, Options, PacketMeta, ServerConfig,
+    ServiceConfig, ServiceKey, Shard, TcpFlags, Verdict,
 };
 
 use crate::common::tcp;

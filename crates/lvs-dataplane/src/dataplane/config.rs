@@ -5,17 +5,18 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use lvs_core::Registry;
 use lvs_core::api::WORKERS_MAX;
 use lvs_core::mark::MarkRule;
 use lvs_core::memory::OutOfMemory;
-use lvs_core::{Profile, Registry, WhenFull};
+use lvs_core::settings::{Profile, WhenFull};
 
 use super::hook::PacketHook;
 use crate::fast_path::FastPathError;
 use crate::host::{Backend, HostError, is_interface_name};
 use crate::warm_restart::StateKeeper;
 use lvs_api::Address;
-use lvs_packet::pipeline::Settings;
+use lvs_packet::settings::Settings;
 use lvs_process::server::BindError;
 
 /// Default of [`PeersConfig::wait`].
@@ -52,11 +53,9 @@ pub struct Config {
     pub fast_path_after: Option<NonZeroU32>,
     /// The state keeper: it keeps connections for a warm restart if there is no kernel fast path.
     pub warm_restart: Option<StateKeeper>,
-    /// Packet workers, [`WORKERS_MAX`] at most; `None` for one.
+    /// Packet workers, [`WORKERS_MAX`] at most; `None` for one. Each of several is pinned to a
+    /// processor of its own, unless the process may use fewer.
     pub workers: Option<NonZeroUsize>,
-    /// Whether each packet worker is pinned to its own processor; `None` for several workers only.
-    /// With fewer processors than workers, none is pinned.
-    pub pin: Option<bool>,
     /// Packet workers run in real time while they take less than half of a processor, if the host
     /// permits it.
     pub real_time: bool,

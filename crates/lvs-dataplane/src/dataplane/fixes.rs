@@ -180,7 +180,7 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
         }
         FrameDrop::IpOptions | FrameDrop::SourceRoute => MALFORMED,
         FrameDrop::EchoOff | FrameDrop::EchoLimit => {
-            "Set by options of lvs-dataplane: --echo and --echo-limit decide which hosts may ping its virtual addresses."
+            "Set by options of lvs-dataplane: --echo decides how often hosts may ping its virtual addresses."
         }
         FrameDrop::Loop => {
             "A server has an address that this host routes to the dataplane: correct the server's address, or the route."
@@ -237,7 +237,7 @@ pub(super) const NOT_RECEIVED: [&str; 3] = [
 pub(super) const ICMP_LIMITED: [&str; 3] = [
     "icmp_limited",
     "ICMP errors that the director owed and did not send.",
-    "A sender's packets are refused: lvsadm drops lists the reasons. More errors: --icmp-ratelimit, --icmp-msgs-per-sec.",
+    "A sender's packets are refused: lvsadm drops lists the reasons. More errors: --icmp-limit.",
 ];
 pub(super) const INCOMPLETE: [&str; 3] = [
     "incomplete",

@@ -13,7 +13,7 @@ use super::config::{StartError, UseKernel};
 use crate::fast_path::{FastPath, FastPathError, Room};
 use crate::host::Backend;
 use crate::warm_restart::StateKeeper;
-use lvs_packet::pipeline::{ReversePath, Settings};
+use lvs_packet::settings::{ReversePath, Settings};
 use lvs_packet::steer::Steering;
 use lvs_packet::ways::NoWay;
 

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use lvs_core::api::{ReasonCount, SyncCounts, WorkerInfo};
-use lvs_core::{AcceptReason, DropReason, Evictions};
+use lvs_core::stats::Evictions;
+use lvs_core::{AcceptReason, DropReason};
 
 use super::decider::Decider;
 use super::fixes;
@@ -54,7 +55,7 @@ impl Report {
             busy: counters.dropped_for(FrameDrop::WorkerBusy),
             demoted: 0,
             // The director adds these counts.
-            counts: lvs_core::Counts::default(),
+            counts: lvs_core::stats::Counts::default(),
         };
         Self {
             workers: vec![worker],

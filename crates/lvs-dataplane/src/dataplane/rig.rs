@@ -19,7 +19,8 @@ use crate::netlink::NetState;
 use lvs_packet::common::Common;
 use lvs_packet::frame::Frame;
 use lvs_packet::net::{PortId, PortInfo};
-use lvs_packet::pipeline::{Request, Settings};
+use lvs_packet::pipeline::Request;
+use lvs_packet::settings::Settings;
 
 /// The only port: link 1 of the network.
 const PORT: PortId = PortId(1);

@@ -5,7 +5,6 @@ use lvs_core::ipvsadm::{Command, Lines, failure_text, parse_own};
 use super::config::RulesError;
 use super::handle::Handle;
 use lvs_api::names::Names;
-use lvs_process::server::{Handler, Sink};
 
 /// Applies every line; the first bad one ends it, and the caller does not start. Comments (`#`) and
 /// empty lines are skipped, as `ipvsadm-restore` does.
@@ -39,9 +38,8 @@ pub(super) fn apply(handle: &Handle, text: &str, file: &str) -> Result<(), Rules
                 "only commands that change something belong into a file of rules".into(),
             ));
         };
-        let mut nowhere = std::io::sink();
         handle
-            .call(call, &mut Sink::new(0, &mut nowhere))
+            .apply(vec![call], false)
             .map_err(|failure| fail(failure_text(&command, &failure).to_owned()))?;
     }
     Ok(())

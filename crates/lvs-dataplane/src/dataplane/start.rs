@@ -7,10 +7,10 @@ use std::sync::mpsc::Receiver;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lvs_core::api::{Call, Failure, FailureCode, LocalPool, SyncDaemon};
+use lvs_core::api::{Call, Done, Failure, FailureCode, LocalPool};
 use lvs_core::mark::MarkRule;
+use lvs_core::sync::SyncDaemon;
 use lvs_core::{Control, Instant, Options, Shard};
-use serde_json::Value;
 use tracing::{info, warn};
 
 use super::config::{Config, StartError, check_interface_names};
@@ -33,9 +33,10 @@ use crate::random::random;
 use crate::warm_restart::{StateKeeper, WarmRestart};
 use lvs_api::Address;
 use lvs_packet::common::Common;
-use lvs_packet::pipeline::{Request, Settings};
+use lvs_packet::pipeline::Request;
+use lvs_packet::settings::Settings;
 use lvs_packet::steer::Steering;
-use lvs_process::server::{self, Permissions, Server, Sink};
+use lvs_process::server::{self, Permissions, Server};
 use lvs_sys::TablePages;
 
 /// A running dataplane. Dropping it stops it.
@@ -87,7 +88,6 @@ impl Dataplane {
         };
         let against = kernel_path::against(config.hook.is_some(), setup.backend, &config.settings);
         let run = Run {
-            pin: config.pin.unwrap_or(workers.get() > 1),
             hook: config.hook,
             real_time: config.real_time,
             offload_after: config.fast_path_after.unwrap_or(OFFLOAD_AFTER).get(),
@@ -130,12 +130,12 @@ impl Dataplane {
         rules: Option<(String, String)>,
     ) -> Result<(), StartError> {
         if !pool.addresses.is_empty() || pool.hairpin {
-            self.call(Call::LocalSet(pool))
+            self.apply(vec![Call::LocalSet(pool)])
                 .map_err(|failure| StartError::LocalAddresses(failure.message))?;
         }
         if !marks.is_empty() {
             let rules = marks.iter().map(ToString::to_string).collect();
-            self.call(Call::MarkSet { rules })
+            self.apply(vec![Call::MarkSet { rules }])
                 .map_err(|failure| StartError::Marks(failure.message))?;
         }
         match rules {
@@ -171,13 +171,13 @@ impl Dataplane {
         Ok(())
     }
 
-    /// Makes a call of the control socket. Items of a list are not kept.
+    /// Changes services, servers or settings, as the control socket does: all of these changes, or
+    /// none.
     ///
     /// # Errors
     /// The refusal that the client would get; then nothing has changed.
-    pub fn call(&self, call: Call) -> Result<Value, Failure> {
-        let mut nowhere = std::io::sink();
-        server::Handler::call(&*self.handle, call, &mut Sink::new(0, &mut nowhere))
+    pub fn apply(&self, changes: Vec<Call>) -> Result<Done, Failure> {
+        self.handle.apply(changes, true)
     }
 
     /// The address of its control socket.
@@ -380,14 +380,14 @@ impl OnHost {
     /// Phase 4: starts the packet workers and the keeper.
     fn run(self, run: Run) -> Result<Dataplane, StartError> {
         let Run {
-            pin,
             mut hook,
             real_time,
             offload_after,
         } = run;
         let (context, threads) = (&self.handle.context, &self.handle.threads);
         let count = NonZeroUsize::new(self.shards.len());
-        let cpus = count.filter(|_| pin).map_or_else(Vec::new, own_cpus);
+        let several = count.filter(|count| count.get() > 1);
+        let cpus = several.map_or_else(Vec::new, own_cpus);
         let mut workers = Vec::new();
         let mut pages = self.pages.into_iter();
         let parts = self.shards.into_iter().zip(self.requests);
@@ -437,7 +437,6 @@ impl OnHost {
 
 /// The settings of the threads of packet workers.
 struct Run {
-    pin: bool,
     hook: Option<Box<dyn PacketHook>>,
     real_time: bool,
     /// Packets from the client after which a connection is offloaded.

@@ -8,11 +8,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant as SystemInstant;
 
 use lvs_core::api::{
-    CHANGES_MAX, Call, FilterSpec, Host, LocalPool, ServerSpec, ServiceId, ServiceSpec, SyncDaemon,
-    Sysctl, Timeouts,
+    CHANGES_MAX, Call, FilterSpec, Host, LocalPool, ServerSpec, ServiceId, ServiceSpec, Sysctl,
+    Timeouts,
 };
 use lvs_core::memory::{Adoption, Memory};
-use lvs_core::{Control, Instant, Shard, Sysctls};
+use lvs_core::settings::Sysctls;
+use lvs_core::sync::SyncDaemon;
+use lvs_core::{Control, Instant, Shard};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tracing::{info, warn};

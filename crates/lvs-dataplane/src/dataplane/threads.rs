@@ -10,7 +10,7 @@ use std::time::Duration;
 use lvs_core::api::{Failure, FailureCode};
 
 use super::inbox::Inbox;
-use super::peers::Hub;
+use super::peers::hub::Hub;
 use crate::host::keeper::{Keeper, REQUESTS_MAX};
 use crate::io::port::Ports;
 use crate::lock::lock;

@@ -51,7 +51,9 @@ use std::time::Duration;
 
 use lvs_core::api::FastPathInfo;
 use lvs_core::memory::{Layout, Memory};
-use lvs_core::{Control, Counts, Instant, Tunnel};
+use lvs_core::stats::Counts;
+use lvs_core::tunnel::Tunnel;
+use lvs_core::{Control, Instant};
 
 use self::arrays::Arrays;
 pub use self::attach::Attached;

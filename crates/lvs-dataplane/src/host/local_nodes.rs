@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::{fs, io};
 
-use lvs_core::LocalAddress;
+use lvs_core::full_nat::LocalAddress;
 use tracing::warn;
 
 use super::steering;

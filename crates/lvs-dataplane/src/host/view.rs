@@ -11,8 +11,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use lvs_core::LocalAddress;
 use lvs_core::api::{Failure, Host, Need};
+use lvs_core::full_nat::LocalAddress;
 use lvs_core::mark::MarkRule;
 
 use super::local_nodes;

@@ -26,9 +26,9 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::{self, JoinHandle};
 
-use lvs_core::api::{Failure, FailureCode, SyncDaemon, SyncRole};
-use lvs_core::sync::Message;
+use lvs_core::api::{Failure, FailureCode};
 use lvs_core::sync::wire::Entry;
+use lvs_core::sync::{Message, SyncDaemon, SyncRole};
 use tracing::info;
 
 pub(crate) use self::backup::Ticket;

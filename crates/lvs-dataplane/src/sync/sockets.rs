@@ -3,7 +3,8 @@
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV6, UdpSocket};
 
-use lvs_core::api::{Failure, FailureCode, SyncDaemon, SyncRole};
+use lvs_core::api::{Failure, FailureCode};
+use lvs_core::sync::{SyncDaemon, SyncRole};
 use lvs_core::{Error, sync};
 use tracing::{info, warn};
 

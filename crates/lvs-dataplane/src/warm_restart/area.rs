@@ -5,7 +5,8 @@ use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use lvs_core::{Control, Counts, ServiceKey};
+use lvs_core::stats::Counts;
+use lvs_core::{Control, ServiceKey};
 
 /// Counters of a server, apart from new connections.
 const COUNTED: usize = 4;

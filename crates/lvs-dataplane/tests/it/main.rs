@@ -1,6 +1,7 @@
 //! The integration tests that need no rights, in one executable.
 
 mod log;
+mod options;
 mod watchdog;
 
 /// The program as root of a user namespace, in a network namespace without interfaces.

@@ -6,12 +6,13 @@ use std::net::{IpAddr, Ipv4Addr};
 use lvs_core::{Hook, Instant, Reply};
 
 use super::datagram::Job;
-use super::{ClampMss, Cx, Fate, Pipeline};
+use super::{Cx, Fate, Pipeline};
 use crate::drop::FrameDrop;
 use crate::frame::Frame;
 use crate::net::{Net, NextHop};
 use crate::rewrite::mss;
 use crate::segment::Cut;
+use crate::settings::ClampMss;
 use crate::wire::icmp::ErrorKind;
 use crate::wire::ip_options::{self, Refused};
 use crate::wire::{ipv4, ipv6};

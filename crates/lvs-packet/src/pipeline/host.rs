@@ -4,7 +4,7 @@ use lvs_core::{Protocol, TcpFlags};
 
 use super::datagram::{Arrival, Job};
 use super::leave::{Pieces, dont_fragment};
-use super::{Cx, Echo, Fate, Output, Pipeline};
+use super::{Cx, Fate, Output, Pipeline};
 use crate::drop::FrameDrop;
 use crate::fragment::{Cutter, History};
 use crate::frame::Frame;
@@ -12,6 +12,7 @@ use crate::net::{Net, PortId};
 use crate::parse::Packet;
 use crate::rewrite::mac;
 use crate::segment::{Cut, finish_checksum};
+use crate::settings::Echo;
 use crate::wire::icmp::{self as wire_icmp, ErrorKind};
 use crate::wire::{Mac, ipv6, tcp, udp};
 

@@ -5,12 +5,13 @@ use std::net::IpAddr;
 use lvs_core::Hook;
 
 use super::datagram::{Arrival, Job};
-use super::{Cx, Decide, Fate, Pipeline, ReversePath};
+use super::{Cx, Decide, Fate, Pipeline};
 use crate::drop::FrameDrop;
 use crate::frame::{Frame, PartialChecksum};
 use crate::net::{Net, PortId, PortInfo, is_martian};
 use crate::parse::{self, Fragment};
 use crate::segment;
+use crate::settings::ReversePath;
 use crate::wire::vlan::{self, Priority};
 use crate::wire::{
     ETHERNET_LEN, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Mac, be16, ethernet, ip_dst, ipv4,

@@ -66,12 +66,13 @@ impl Pipeline {
         let link = Link { hop, info: &info };
         let offload = &frame.offload;
         let finished = offload.segments.is_none() && offload.checksum.is_none();
-        let whole = matches!(pieces, Pieces::Whole | Pieces::Relayed)
-            && !Cut::is_for_software(frame, packet);
+        let cut = Cut::new(frame, packet);
+        let for_software = matches!(&cut, Ok(Some(cut)) if !cut.is_expressible());
+        let whole = matches!(pieces, Pieces::Whole | Pieces::Relayed) && !for_software;
         if whole && frame.len() <= hop.mtu as usize && (info.offload || finished) {
             return self.emit(frame, link, cx);
         }
-        match Cut::new(frame, packet) {
+        match cut {
             Ok(Some(cut)) => self.leave_aggregate(frame, packet, cut, link, cx),
             Ok(None) => self.leave_cut(frame, packet, link, pieces, cx),
             Err(reason) => Fate::Dropped(reason),

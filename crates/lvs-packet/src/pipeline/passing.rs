@@ -8,12 +8,13 @@ use lvs_core::fast_path::{Ahead, Passed, Plain};
 use lvs_core::{Forwarding, Hook, Protocol};
 
 use super::datagram::{Arrival, Job};
-use super::{Cx, Decide, Fate, Pipeline, ReversePath};
+use super::{Cx, Decide, Fate, Pipeline};
 use crate::frame::Frame;
 use crate::net::{Net, PortId, PortInfo, Way, is_martian};
 use crate::parse;
 use crate::rewrite::nat::{self, End};
 use crate::segment::finish_checksum;
+use crate::settings::ReversePath;
 use crate::syn_limiter::KNOWN_AFTER;
 use crate::wire::{ETHERNET_LEN, ETHERTYPE_IPV4, Mac, be16, ethernet, ethernet_header, ipv4};
 

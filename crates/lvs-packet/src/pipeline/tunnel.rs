@@ -2,7 +2,8 @@
 
 use std::net::IpAddr;
 
-use lvs_core::{Forward, Hook, IcmpError, Protocol, Tunnel, Verdict};
+use lvs_core::tunnel::Tunnel;
+use lvs_core::{Forward, Hook, IcmpError, Protocol, Verdict};
 
 use super::datagram::Job;
 use super::leave::Pieces;

@@ -9,7 +9,8 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use lvs_core::{Protocol, Tunnel, TunnelChecksum};
+use lvs_core::Protocol;
+use lvs_core::tunnel::{Tunnel, TunnelChecksum};
 
 use crate::drop::FrameDrop;
 use crate::frame::Frame;

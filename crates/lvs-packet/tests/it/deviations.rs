@@ -5,16 +5,18 @@ use std::net::{IpAddr, SocketAddr};
 use crate::lab::director::{DirectorLab, addr, only};
 use crate::lab::{CL_MAC, CLIENTS, GW_MAC, SERVERS, SV_ADDR, SV_MAC, set_mtu, table};
 use etherparse::{IpHeaders, IpNumber, PacketBuilder, PacketBuilderStep};
+use lvs_core::tunnel::{Tunnel, TunnelChecksum};
 use lvs_core::{
     Director, Family, Forwarding, Instant, Options, Protocol, ServerConfig, ServiceConfig,
-    ServiceFlags, ServiceKey, Tunnel, TunnelChecksum,
+    ServiceFlags, ServiceKey,
 };
 use lvs_packet::drop::FrameDrop;
 use lvs_packet::fragment::{Cutter, MEMORY_MAX};
 use lvs_packet::frame::{Frame, Offload};
 use lvs_packet::intercept::Intercept;
 use lvs_packet::net::PortId;
-use lvs_packet::pipeline::{Env, Output, Pipeline, Settings};
+use lvs_packet::pipeline::{Env, Output, Pipeline};
+use lvs_packet::settings::Settings;
 use lvs_packet::wire::{Mac, ip_dst, ipv4, ipv6};
 
 #[test]

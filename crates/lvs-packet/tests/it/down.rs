@@ -5,15 +5,17 @@ use std::net::SocketAddr;
 
 use crate::lab::{CL_MAC, CLIENTS, GW_MAC, SERVERS, SV_MAC, Table, table};
 use etherparse::{PacketBuilder, SlicedPacket, TransportSlice};
+use lvs_core::settings::{Extras, OnServerDown};
 use lvs_core::{
-    Director, Extras, Family, Forwarding, Hook, Instant, OnServerDown, Options, PacketMeta,
-    Protocol, ServerConfig, ServiceConfig, ServiceKey, TcpFlags, Transport, Tuple, Verdict,
+    Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, ServerConfig,
+    ServiceConfig, ServiceKey, TcpFlags, Transport, Tuple, Verdict,
 };
 use lvs_packet::frame::Frame;
 use lvs_packet::intercept::Intercept;
 use lvs_packet::net::PortId;
 use lvs_packet::parse;
-use lvs_packet::pipeline::{Env, Output, Pipeline, Settings};
+use lvs_packet::pipeline::{Env, Output, Pipeline};
+use lvs_packet::settings::Settings;
 use lvs_packet::wire::{Mac, tcp};
 
 /// One service with one server, and a client that talks to it.

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use crate::lab::{CL_MAC, CLIENTS, GW_MAC, Lab, SERVERS, Service};
 use etherparse::PacketBuilder;
-use lvs_core::{Forwarding, Protocol, Tunnel};
+use lvs_core::tunnel::Tunnel;
+use lvs_core::{Forwarding, Protocol};
 use lvs_packet::fragment::Cutter;
 use lvs_packet::frame::{
     Arena, Frame, HEADROOM, MAX_FRAME, Offload, PartialChecksum, SegmentKind, Segments,

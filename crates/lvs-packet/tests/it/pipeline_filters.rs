@@ -6,12 +6,14 @@ use crate::lab::{
     CL_ADDR, CL_MAC, CLIENTS, GW_MAC, HOST, Lab, SERVERS, SV_MAC, Service, reply, server_mac,
 };
 use etherparse::PacketBuilder;
-use lvs_core::{Forwarding, Protocol, Reply, Tunnel, Verdict};
+use lvs_core::tunnel::Tunnel;
+use lvs_core::{Forwarding, Protocol, Reply, Verdict};
 use lvs_packet::drop::FrameDrop;
 use lvs_packet::fragment::Cutter;
 use lvs_packet::frame::Frame;
 use lvs_packet::net::PortId;
-use lvs_packet::pipeline::{Pipeline, ReversePath, Settings};
+use lvs_packet::pipeline::Pipeline;
+use lvs_packet::settings::{ReversePath, Settings};
 use lvs_packet::wire::{Mac, decrement_ttl};
 
 const CLIENT: &str = "10.255.0.7:4000";

@@ -6,7 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::lab::{CL_ADDR, CL_ADDR6, CL_MAC, CLIENTS, GW_MAC, Lab, Service};
 use etherparse::PacketBuilder;
-use lvs_core::{Forwarding, Protocol, Tunnel};
+use lvs_core::tunnel::Tunnel;
+use lvs_core::{Forwarding, Protocol};
 use lvs_packet::drop::FrameDrop;
 use lvs_packet::fragment::{Cutter, MEMORY_MAX};
 use lvs_packet::frame::{Frame, Offload, SegmentKind, Segments};

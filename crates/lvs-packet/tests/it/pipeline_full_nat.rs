@@ -5,15 +5,17 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::lab::{CLIENTS, SERVERS, Table, table};
 use etherparse::PacketBuilder;
+use lvs_core::full_nat::LocalAddress;
 use lvs_core::{
-    Control, Director, Family, Forwarding, Instant, LocalAddress, Options, Protocol, ServerConfig,
-    ServiceConfig, ServiceKey,
+    Control, Director, Family, Forwarding, Instant, Options, Protocol, ServerConfig, ServiceConfig,
+    ServiceKey,
 };
 use lvs_packet::frame::{Frame, Offload, PartialChecksum, SegmentKind, Segments};
 use lvs_packet::intercept::Intercept;
 use lvs_packet::net::PortId;
-use lvs_packet::pipeline::{Env, Output, Pipeline, Settings};
+use lvs_packet::pipeline::{Env, Output, Pipeline};
 use lvs_packet::segment::finish_checksum;
+use lvs_packet::settings::Settings;
 use lvs_packet::wire::{Mac, ip_dst, ip_src, tcp};
 use proptest::prelude::*;
 

@@ -5,7 +5,8 @@ use std::net::Ipv4Addr;
 
 use crate::lab::{CL_ADDR, CLIENTS, HOST, Lab, SERVERS, Service};
 use etherparse::{PacketBuilder, PacketHeaders, TransportHeader};
-use lvs_core::{AcceptReason, Forwarding, Protocol, Tunnel, Verdict};
+use lvs_core::tunnel::Tunnel;
+use lvs_core::{AcceptReason, Forwarding, Protocol, Verdict};
 use lvs_packet::drop::FrameDrop;
 
 const CLIENT: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 7);

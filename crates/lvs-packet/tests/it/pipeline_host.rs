@@ -7,12 +7,14 @@ use std::time::Duration;
 
 use crate::lab::{CL_ADDR, CL_MAC, CLIENTS, GW_MAC, HOST, Lab, SERVERS, SV_ADDR, SV_MAC, Service};
 use etherparse::{Icmpv4Type, PacketBuilder, SlicedPacket, TransportSlice};
-use lvs_core::{Forwarding, Instant, Protocol, Tunnel};
+use lvs_core::tunnel::Tunnel;
+use lvs_core::{Forwarding, Instant, Protocol};
 use lvs_packet::common::Common;
 use lvs_packet::drop::FrameDrop;
 use lvs_packet::mld;
 use lvs_packet::net::PortId;
-use lvs_packet::pipeline::{ClampMss, Echo, Env, Output, Pipeline, Request, Settings};
+use lvs_packet::pipeline::{Env, Output, Pipeline, Request};
+use lvs_packet::settings::{ClampMss, Echo, Settings};
 use lvs_packet::wire::{Mac, be16, ip_dst, ip_src, ipv4, ipv6, tcp};
 
 const CLIENT: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 7);
@@ -290,7 +292,7 @@ fn echo_can_be_limited_and_switched_off() {
         (Settings::UNLIMITED, 10, None),
         (
             Settings {
-                echo_per_second: 3,
+                echo: Echo::Answer(3),
                 ..Settings::UNLIMITED
             },
             3,

@@ -6,7 +6,8 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use crate::lab::{CL_MAC, CLIENTS, GW_ADDR6, GW_MAC, HOST, Lab, SERVERS, SV_MAC, Service};
 use etherparse::{PacketBuilder, SlicedPacket, TransportSlice};
-use lvs_core::{Forwarding, Protocol, Tunnel, TunnelChecksum};
+use lvs_core::tunnel::{Tunnel, TunnelChecksum};
+use lvs_core::{Forwarding, Protocol};
 use lvs_packet::drop::FrameDrop;
 use lvs_packet::fragment::Cutter;
 use lvs_packet::frame::{Frame, Offload, PartialChecksum, SegmentKind, Segments};

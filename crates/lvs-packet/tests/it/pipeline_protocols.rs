@@ -6,9 +6,8 @@ use std::net::SocketAddr;
 use crate::lab::director::{DirectorLab, only};
 use crate::lab::{CLIENTS, SERVERS};
 use etherparse::{IpNumber, PacketBuilder};
-use lvs_core::{
-    Family, Forwarding, Protocol, ServerConfig, ServiceConfig, ServiceKey, Tunnel, TunnelChecksum,
-};
+use lvs_core::tunnel::{Tunnel, TunnelChecksum};
+use lvs_core::{Family, Forwarding, Protocol, ServerConfig, ServiceConfig, ServiceKey};
 use lvs_packet::frame::Offload;
 use lvs_packet::wire::{be16, ip_dst, ip_src, is_ipv6, put16};
 

@@ -9,7 +9,8 @@ use crate::lab::{
     CL_MAC, CLIENTS, GW_MAC, HOST, Lab, SERVERS, SV_MAC, Service, hex, reply, server_mac,
 };
 use etherparse::PacketBuilder;
-use lvs_core::{AcceptReason, Forwarding, Protocol, Tunnel, Verdict};
+use lvs_core::tunnel::Tunnel;
+use lvs_core::{AcceptReason, Forwarding, Protocol, Verdict};
 use lvs_packet::drop::FrameDrop;
 use lvs_packet::fragment::Cutter;
 use lvs_packet::frame::{Frame, Offload, PartialChecksum, SegmentKind, Segments};

@@ -16,7 +16,8 @@ use lvs_packet::fragment::Cutter;
 use lvs_packet::frame::Frame;
 use lvs_packet::intercept::Intercept;
 use lvs_packet::net::PortId;
-use lvs_packet::pipeline::{Counters, Decide, Env, Output, Pipeline, Settings};
+use lvs_packet::pipeline::{Counters, Decide, Env, Output, Pipeline};
+use lvs_packet::settings::Settings;
 use lvs_packet::wire::icmp::{self, ErrorKind};
 use lvs_packet::wire::{Mac, be16, ipv4, put16};
 

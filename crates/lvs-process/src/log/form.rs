@@ -11,7 +11,7 @@ use tracing_subscriber::fmt::format::{self, FormatEvent, FormatFields};
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::registry::LookupSpan;
 
-use super::journal::Fields;
+use super::journal::{Fields, priority};
 use super::json;
 
 /// The shape of all lines of a program.
@@ -107,16 +107,6 @@ where
         self.head(*event.metadata().level(), ansi, &mut writer)?;
         context.format_fields(writer.by_ref(), event)?;
         writeln!(writer)
-    }
-}
-
-/// The priority of syslog(3), in the prefix of sd-daemon(3).
-pub(super) const fn priority(level: Level) -> u8 {
-    match level {
-        Level::ERROR => 3,
-        Level::WARN => 4,
-        Level::INFO => 6,
-        Level::DEBUG | Level::TRACE => 7,
     }
 }
 

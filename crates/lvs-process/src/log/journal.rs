@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use tracing::Level;
 use tracing::field::{Field, Visit};
 
-use super::form::priority;
 use super::message_ids::message_id;
 
 /// The socket of the journal.
@@ -86,6 +85,16 @@ fn put(record: &mut Vec<u8>, name: &str, value: &str) {
     }
     record.extend_from_slice(value.as_bytes());
     record.push(b'\n');
+}
+
+/// The priority of syslog(3), in the prefix of sd-daemon(3).
+pub(super) const fn priority(level: Level) -> u8 {
+    match level {
+        Level::ERROR => 3,
+        Level::WARN => 4,
+        Level::INFO => 6,
+        Level::DEBUG | Level::TRACE => 7,
+    }
 }
 
 /// Collects the fields of an event that go in front of its line.

@@ -4,10 +4,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
-use lvs_core::mark::{MarkAction, MarkRule, PortRange, Prefix};
+use lvs_core::mark::{MarkAction, MarkRule, PortRange};
+use lvs_core::tunnel::{Tunnel, TunnelChecksum};
 use lvs_core::{
-    Family, Forwarding, Protocol, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, Tunnel,
-    TunnelChecksum,
+    Family, Forwarding, Prefix, Protocol, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey,
 };
 use serde_json::{Map, Value};
 

@@ -10,7 +10,8 @@ use lvs_core::api::{
     Call, ConnInfo, Done, Failure, FailureCode, Host, Info, ListEnd, Need, ServerInfo, ServiceId,
     ServiceInfo, Sysctl, Timeouts,
 };
-use lvs_core::{Error, Instant, Options, Protocol, ServiceKey, Sysctls, Tuple};
+use lvs_core::settings::Sysctls;
+use lvs_core::{Error, Instant, Options, Protocol, ServiceKey, Tuple};
 use lvs_packet::net::Net;
 use lvs_packet::testing::Table;
 use lvs_process::server::{Handle, Handler, Permissions, Server, Sink};

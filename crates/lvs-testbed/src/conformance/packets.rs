@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 
 use anyhow::{Context, anyhow, bail};
-use lvs_core::api::{Counts, Stats};
+use lvs_core::stats::{Counts, Stats};
 use lvs_core::{Protocol, ServiceKey, proc};
 use lvs_packet::parse;
 use lvs_packet::wire::checksum::Sum;

@@ -5,9 +5,11 @@ use std::net::{IpAddr, SocketAddrV4};
 use std::time::Duration;
 
 use lvs_core::fast_path::{Ahead, Passed, Plain};
+use lvs_core::full_nat::LocalAddress;
+use lvs_core::tunnel::{Tunnel, TunnelChecksum};
 use lvs_core::{
-    ConnId, Control, Director, Forwarding, IcmpError, Instant, LocalAddress, Options, PacketMeta,
-    Protocol, Tunnel, TunnelChecksum, Tuple, Verdict,
+    ConnId, Control, Director, Forwarding, IcmpError, Instant, Options, PacketMeta, Protocol,
+    Tuple, Verdict,
 };
 use lvs_dataplane::fast_path::FastPathError;
 use lvs_packet::drop::FrameDrop;
@@ -16,7 +18,8 @@ use lvs_packet::frame::{Frame, Offload};
 use lvs_packet::held;
 use lvs_packet::intercept::Intercept;
 use lvs_packet::net::{Net, PortId, PortInfo};
-use lvs_packet::pipeline::{Counters, Decide, Env, Output, Pipeline, Request, Settings};
+use lvs_packet::pipeline::{Counters, Decide, Env, Output, Pipeline, Request};
+use lvs_packet::settings::Settings;
 use lvs_packet::testing::{Route, Table};
 use lvs_packet::wire::Mac;
 
@@ -708,7 +711,7 @@ impl Bed {
             fragments.entry((port, id)).or_default().push(ip.to_vec());
         }
         for ((port, _), pieces) in fragments {
-            let whole = oracle::join(&pieces)?;
+            let whole = packet::join(&pieces)?;
             let parts = oracle::parts(&whole).ok_or("fragments do not make a packet")?;
             self.check(came, port, &whole, &parts, &Offload::default())?;
         }

@@ -152,54 +152,7 @@ fn parts6(ip: &[u8]) -> Option<Parts> {
     })
 }
 
-/// Puts the fragments of one datagram together, which must be all of it, without overlap, with
-/// equal headers.
-///
-/// # Errors
-/// The fault of the fragments.
-pub fn join(fragments: &[Vec<u8>]) -> Result<Vec<u8>, String> {
-    let mut pieces = Vec::new();
-    for ip in fragments {
-        let Parts { l4, len, .. } = parts(ip).ok_or("a bad header of a fragment")?;
-        let six = ip[0] >> 4 == 6;
-        let flags = word(ip, if six { l4 - 6 } else { 6 }).ok_or("too short")?;
-        let (offset, more) = if six {
-            (usize::from(flags & 0xfff8), flags & 1 != 0)
-        } else {
-            (usize::from(flags & 0x1fff) * 8, flags & 0x2000 != 0)
-        };
-        pieces.push((offset, more, &ip[l4..len], ip, l4));
-    }
-    pieces.sort_by_key(|piece| piece.0);
-    let mut whole = Vec::new();
-    let mut end = 0;
-    for (index, &(offset, more, data, ip, l4)) in pieces.iter().enumerate() {
-        if offset != end || more == (index + 1 == pieces.len()) {
-            return Err(format!("a hole or an overlap at {offset}: {end} expected"));
-        }
-        if index == 0 {
-            whole.extend(&ip[..l4]);
-            if ip[0] >> 4 == 6 {
-                // The field that announces the fragment header: the last "next header" before it.
-                let (mut named, mut at) = (6, 40);
-                while at + 8 < l4 {
-                    named = at;
-                    at += 8 * (usize::from(ip[at + 1]) + 1);
-                }
-                whole[named] = ip[l4 - 8];
-                whole.truncate(l4 - 8);
-            } else {
-                whole[6..8].fill(0);
-            }
-        }
-        whole.extend(data);
-        end += data.len();
-    }
-    super::packet::relength(&mut whole);
-    Ok(whole)
-}
-
-fn word(bytes: &[u8], at: usize) -> Option<u16> {
+pub(super) fn word(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
 }
 

@@ -228,6 +228,54 @@ pub fn fragments(packet: &[u8], sizes: &[usize], id: u16) -> Vec<Vec<u8>> {
     out
 }
 
+/// Puts the fragments of one datagram together, which must be all of it, without overlap, with
+/// equal headers.
+///
+/// # Errors
+/// The fault of the fragments.
+pub fn join(fragments: &[Vec<u8>]) -> Result<Vec<u8>, String> {
+    let mut pieces = Vec::new();
+    for ip in fragments {
+        let oracle::Parts { l4, len, .. } =
+            oracle::parts(ip).ok_or("a bad header of a fragment")?;
+        let six = ip[0] >> 4 == 6;
+        let flags = oracle::word(ip, if six { l4 - 6 } else { 6 }).ok_or("too short")?;
+        let (offset, more) = if six {
+            (usize::from(flags & 0xfff8), flags & 1 != 0)
+        } else {
+            (usize::from(flags & 0x1fff) * 8, flags & 0x2000 != 0)
+        };
+        pieces.push((offset, more, &ip[l4..len], ip, l4));
+    }
+    pieces.sort_by_key(|piece| piece.0);
+    let mut whole = Vec::new();
+    let mut end = 0;
+    for (index, &(offset, more, data, ip, l4)) in pieces.iter().enumerate() {
+        if offset != end || more == (index + 1 == pieces.len()) {
+            return Err(format!("a hole or an overlap at {offset}: {end} expected"));
+        }
+        if index == 0 {
+            whole.extend(&ip[..l4]);
+            if ip[0] >> 4 == 6 {
+                // The field that announces the fragment header: the last "next header" before it.
+                let (mut named, mut at) = (6, 40);
+                while at + 8 < l4 {
+                    named = at;
+                    at += 8 * (usize::from(ip[at + 1]) + 1);
+                }
+                whole[named] = ip[l4 - 8];
+                whole.truncate(l4 - 8);
+            } else {
+                whole[6..8].fill(0);
+            }
+        }
+        whole.extend(data);
+        end += data.len();
+    }
+    relength(&mut whole);
+    Ok(whole)
+}
+
 /// An Ethernet frame.
 pub fn ethernet(dst: [u8; 6], src: [u8; 6], kind: u16, payload: &[u8]) -> Vec<u8> {
     [&dst[..], &src, &kind.to_be_bytes(), payload].concat()

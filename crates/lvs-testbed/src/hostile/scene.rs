@@ -2,9 +2,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use lvs_core::tunnel::{Tunnel, TunnelChecksum};
 use lvs_core::{
-    Family, Forwarding, Protocol, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, Tunnel,
-    TunnelChecksum,
+    Family, Forwarding, Protocol, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey,
 };
 
 /// A forwarding method between a version of IP outside and one inside.

@@ -3,7 +3,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use lvs_core::{Protocol, Tunnel, TunnelChecksum};
+use lvs_core::Protocol;
+use lvs_core::tunnel::{Tunnel, TunnelChecksum};
 use lvs_packet::frame::{Frame, PartialChecksum};
 use lvs_packet::parse;
 use lvs_packet::rewrite::nat::{self, End};

@@ -4,13 +4,11 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use lvs_core::api::{
-    Call, ServerInfo, ServerSpec, ServiceId, ServiceInfo, ServiceSpec, Stats, SyncDaemon, SyncRole,
-    Timeouts,
-};
-use lvs_core::{
-    Family, Forwarding, ServerConfig, ServiceConfig, ServiceFlags, Tunnel, TunnelChecksum,
-};
+use lvs_core::api::{Call, ServerInfo, ServerSpec, ServiceId, ServiceInfo, ServiceSpec, Timeouts};
+use lvs_core::stats::Stats;
+use lvs_core::sync::{SyncDaemon, SyncRole};
+use lvs_core::tunnel::{Tunnel, TunnelChecksum};
+use lvs_core::{Family, Forwarding, ServerConfig, ServiceConfig, ServiceFlags};
 use nix::errno::Errno;
 use nix::libc;
 
@@ -401,16 +399,6 @@ pub(super) fn service_of(protocol: u16, address: SocketAddr) -> Option<ServiceId
     }
 }
 
-/// Protocol and address of a service; `None` for a mark.
-pub(super) fn protocol_of(service: &ServiceId) -> Option<(u8, SocketAddr)> {
-    match *service {
-        ServiceId::Tcp { address } => Some((6, address)),
-        ServiceId::Udp { address } => Some((17, address)),
-        ServiceId::Sctp { address } => Some((132, address)),
-        ServiceId::Fwmark { .. } => None,
-    }
-}
-
 /// Settings of a service. Flags that the program does not name, and settings that only this director
 /// has, stay as they are `now`.
 fn service_config(
@@ -532,8 +520,8 @@ fn put_service(message: &mut Writer, info: &ServiceInfo) {
         match info.service {
             ServiceId::Fwmark { mark, .. } => message.u32(5, mark),
             _ => {
-                if let Some((protocol, address)) = protocol_of(&info.service) {
-                    message.u16(2, protocol.into());
+                if let Some((protocol, address)) = info.service.endpoint() {
+                    message.u16(2, protocol.0.into());
                     message.put(3, &address_bytes(address.ip()));
                     message.be16(4, address.port());
                 }

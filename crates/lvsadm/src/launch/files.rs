@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex};
 
 use lvs_api::{Client, Error, starting};
 use lvs_core::api::{Call, ConnInfo, Info, ServiceInfo, Sysctl};
-use lvs_core::{Sysctls, proc};
+use lvs_core::proc;
+use lvs_core::settings::Sysctls;
 use nix::errno::Errno;
 
 use super::caller::Caller;

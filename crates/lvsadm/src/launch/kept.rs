@@ -4,9 +4,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 
-use lvs_core::api::{
-    CHANGES_MAX, Call, ServerSpec, ServiceId, ServiceSpec, SyncDaemon, SyncRole, Sysctl, Timeouts,
-};
+use lvs_core::api::{CHANGES_MAX, Call, ServerSpec, ServiceId, ServiceSpec, Sysctl, Timeouts};
+use lvs_core::sync::{SyncDaemon, SyncRole};
 
 /// Services with their servers, and settings; as many as one request applies.
 #[derive(Debug, Default)]

@@ -25,6 +25,7 @@ use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 
 use lvs_api::{Address, starting};
 use lvs_sys::notify::{self, Listener, Places, Side};
@@ -300,7 +301,7 @@ fn supervise(mut program: UnixStream, places: Places, address: Option<Address>) 
         }
     };
     let supervisor = match Supervisor::new(listener, places, address) {
-        Ok(supervisor) => supervisor,
+        Ok(supervisor) => Arc::new(supervisor),
         Err(error) => {
             let _ = write!(program, "/proc cannot be read: {error}");
             return;
@@ -320,7 +321,10 @@ fn supervise(mut program: UnixStream, places: Places, address: Option<Address>) 
     let watcher = watched(pid);
     let _ = program.write_all(READY.as_bytes());
     drop(program);
-    supervisor.run(files);
+    if let Some(device) = files {
+        files::start(Arc::clone(&supervisor), device);
+    }
+    supervisor.run();
     if let Ok(mut watcher) = watcher {
         let _ = watcher.write_all(ENDED);
     }

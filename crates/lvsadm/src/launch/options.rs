@@ -3,10 +3,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 
-use lvs_core::api::{
-    Call, ServerInfo, ServerSpec, ServiceId, ServiceInfo, ServiceSpec, Stats, SyncDaemon, SyncRole,
-    Timeouts,
-};
+use lvs_core::api::{Call, ServerInfo, ServerSpec, ServiceId, ServiceInfo, ServiceSpec, Timeouts};
+use lvs_core::stats::Stats;
+use lvs_core::sync::{SyncDaemon, SyncRole};
 use lvs_core::{Family, ServerConfig, ServiceConfig, ServiceFlags};
 use nix::errno::Errno;
 
@@ -213,7 +212,10 @@ pub(super) fn get(
 fn is_v4(info: &ServiceInfo) -> bool {
     match info.service {
         ServiceId::Fwmark { family, .. } => family == Family::V4,
-        _ => family::protocol_of(&info.service).is_some_and(|(_, address)| address.is_ipv4()),
+        _ => info
+            .service
+            .address()
+            .is_some_and(|address| address.is_ipv4()),
     }
 }
 
@@ -341,8 +343,8 @@ fn service_entry(info: &ServiceInfo) -> Vec<u8> {
     match info.service {
         ServiceId::Fwmark { mark, .. } => entry.number(12, mark),
         _ => {
-            if let Some((protocol, address)) = family::protocol_of(&info.service) {
-                entry.put(0, &u16::from(protocol).to_ne_bytes());
+            if let Some((protocol, address)) = info.service.endpoint() {
+                entry.put(0, &u16::from(protocol.0).to_ne_bytes());
                 entry.address(address, 4, 8);
             }
         }

@@ -7,9 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use lvs_api::{Address, Client, Error, Steering, place, starting, steer};
-use lvs_core::api::{
-    CHANGES_MAX, Call, Done, FailureCode, Info, ServiceId, ServiceInfo, SyncDaemon, Timeouts,
-};
+use lvs_core::api::{CHANGES_MAX, Call, Done, FailureCode, Info, ServiceId, ServiceInfo, Timeouts};
+use lvs_core::sync::SyncDaemon;
 use lvs_sys::notify::{self, NamespaceId};
 use nix::errno::Errno;
 use nix::sys::socket::{

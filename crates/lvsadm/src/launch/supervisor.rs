@@ -22,7 +22,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::caller::{self, Buffers, Caller, Source as _};
 use super::space::{Rest, Space, generic_socket, lock, port_of};
-use super::{family, files, log, options, wire};
+use super::{family, log, options, wire};
 
 /// Threads at most. Each one answers a call or sends the end of a dump.
 const THREADS_MAX: usize = 64;
@@ -132,23 +132,19 @@ impl Supervisor {
         })
     }
 
-    /// Answers calls, and requests for `files`, until the last process under the filter has ended.
-    pub(super) fn run(self, files: Option<OwnedFd>) {
+    /// Answers calls until the last process under the filter has ended.
+    pub(super) fn run(self: &Arc<Self>) {
         self.listener.wake_on_this_processor();
-        let own = Arc::new(self);
-        own.start_thread(0);
-        if let Some(device) = files {
-            files::start(own.clone(), device);
-        }
+        self.start_thread(0);
         let mut swept = Instant::now();
         let mut seen = 0;
         loop {
-            let is_watching = own.is_watching.load(Ordering::SeqCst);
+            let is_watching = self.is_watching.load(Ordering::SeqCst);
             let period = if is_watching { LONG } else { SWEEP };
             // A hang-up is always reported.
             let mut ends = [
-                PollFd::new(own.listener.as_fd(), PollFlags::empty()),
-                PollFd::new(own.wake.as_fd(), PollFlags::POLLIN),
+                PollFd::new(self.listener.as_fd(), PollFlags::empty()),
+                PollFd::new(self.wake.as_fd(), PollFlags::POLLIN),
             ];
             match poll(&mut ends, period) {
                 Ok(_) if ends[0].any() == Some(true) => return,
@@ -159,12 +155,12 @@ impl Supervisor {
                     return;
                 }
             }
-            let _ = own.wake.read();
+            let _ = self.wake.read();
             if is_watching {
-                own.watch(&mut seen);
+                self.watch(&mut seen);
             }
             if swept.elapsed() >= Duration::from_millis(SWEEP.into()) {
-                own.sweep();
+                self.sweep();
                 swept = Instant::now();
             }
         }

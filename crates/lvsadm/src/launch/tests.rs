@@ -2,7 +2,9 @@
 
 use std::ffi::OsString;
 
-use lvs_core::api::{Call, ServerInfo, ServiceId, ServiceInfo, Stats, SyncDaemon, Timeouts};
+use lvs_core::api::{Call, ServerInfo, ServiceId, ServiceInfo, Timeouts};
+use lvs_core::stats::Stats;
+use lvs_core::sync::SyncDaemon;
 use nix::errno::Errno;
 
 use super::family::{self, Dataplane, FAMILY};

@@ -9,7 +9,7 @@ use lvs_core::api::{Call, CaptureFilter, CapturedPacket};
 
 use super::pcapng::{ETHERNET, RAW, Writer};
 use super::{Outcome, Trouble, Words, connect, protocol};
-use crate::program::Invocation;
+use crate::invocation::Invocation;
 
 fn filter(words: &[String]) -> Result<CaptureFilter, Trouble> {
     let mut filter = CaptureFilter::default();

@@ -10,7 +10,7 @@ use lvs_core::{Forwarding, ServerConfig, ServiceFlags};
 use serde::Serialize;
 
 use super::{Outcome, Trouble, Words, service_text};
-use crate::program::Invocation;
+use crate::invocation::Invocation;
 use crate::session::json_list;
 
 pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
@@ -199,7 +199,7 @@ fn way(config: &ServerConfig) -> String {
 #[cfg(test)]
 mod tests {
     use lvs_core::ServiceConfig;
-    use lvs_core::api::Stats;
+    use lvs_core::stats::Stats;
 
     use super::*;
 

@@ -15,7 +15,7 @@ use super::{
     Outcome, Trouble, Words, change, connect, duration, maintenance, service_and_server,
     service_text,
 };
-use crate::program::Invocation;
+use crate::invocation::Invocation;
 
 /// Time between two polls.
 const POLL: Duration = Duration::from_millis(500);

@@ -3,10 +3,11 @@
 use std::io::{self, Write};
 
 use lvs_core::Protocol;
-use lvs_core::api::{Call, Explanation};
+use lvs_core::api::Call;
+use lvs_core::explain::Explanation;
 
 use super::{Outcome, Trouble, Words, connect, protocol};
-use crate::program::Invocation;
+use crate::invocation::Invocation;
 use crate::session::json;
 
 pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {

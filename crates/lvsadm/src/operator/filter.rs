@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use lvs_core::api::{Call, Done, FilterItem, FilterSpec, ServiceId};
-use lvs_core::{FilterLists, Prefix, ServiceKey, SourceFilter, parse_prefixes};
+use lvs_core::filter::{FilterLists, SourceFilter, parse_prefixes};
+use lvs_core::{Prefix, ServiceKey};
 
 use lvs_api::Error;
 
 use super::{Outcome, Trouble, Words, change, connect, service_named, service_text, service_words};
-use crate::program::Invocation;
+use crate::invocation::Invocation;
 use crate::session::{json_list, warn};
 
 pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {

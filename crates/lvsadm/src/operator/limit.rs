@@ -1,11 +1,11 @@
 //! `lvsadm limit`: the limits of a service.
 
-use lvs_core::Limits;
 use lvs_core::api::{Call, ServiceInfo, ServiceSpec};
+use lvs_core::settings::Limits;
 use serde::de::IgnoredAny;
 
 use super::{Outcome, Trouble, Words, connect, service_named, service_text};
-use crate::program::Invocation;
+use crate::invocation::Invocation;
 
 pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     let [service] = words.free.as_slice() else {

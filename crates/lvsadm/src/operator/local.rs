@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use lvs_core::api::{Call, LocalAddressInfo, LocalInfo, LocalPool};
 
 use super::{Outcome, Trouble, Words, connect};
-use crate::program::Invocation;
+use crate::invocation::Invocation;
 use crate::session::json_list;
 
 pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {

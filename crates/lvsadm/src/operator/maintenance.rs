@@ -11,7 +11,7 @@ use lvs_core::ServerConfig;
 use lvs_core::api::{Call, ServerSpec, ServiceId, ServiceInfo};
 
 use super::{Outcome, Trouble, Words, change, connect, duration, service_and_server, service_text};
-use crate::program::Invocation;
+use crate::invocation::Invocation;
 
 pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     let target = target(run, words)?;

@@ -3,7 +3,7 @@
 use lvs_core::api::{Call, MarkText};
 
 use super::{Outcome, Trouble, Words, change, connect};
-use crate::program::Invocation;
+use crate::invocation::Invocation;
 use crate::session::json_list;
 
 /// The options of a rule, as [`lvs_core::mark::MarkRule::parse`] reads them.

@@ -8,6 +8,7 @@ mod doctor;
 mod drain;
 mod explain;
 mod filter;
+mod help;
 mod limit;
 mod local;
 mod maintenance;
@@ -31,9 +32,10 @@ use lvs_core::api::{Call, Done, ServiceId};
 use lvs_core::ipvsadm::{self, Command};
 use lvs_core::{Family, Protocol, ServiceKey};
 
+pub(crate) use self::help::help;
 pub(crate) use self::table::OPERATORS;
 pub(crate) use self::words::Words;
-use crate::program::Invocation;
+use crate::invocation::Invocation;
 use crate::session::warn;
 
 /// An option of a command.
@@ -354,7 +356,7 @@ pub(crate) fn help_on(word: &[u8]) -> Result<String, String> {
     }
     let word = String::from_utf8_lossy(word).into_owned();
     if word == "help" {
-        return Ok(crate::own::help());
+        return Ok(help());
     }
     if word.starts_with('-') {
         return Ok(format!(

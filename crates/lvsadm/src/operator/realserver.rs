@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use super::{Outcome, Trouble, Words};
-use crate::program::Invocation;
+use crate::invocation::Invocation;
 
 pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     let mut vips: Vec<IpAddr> = Vec::new();

@@ -2,11 +2,11 @@
 
 use lvs_api::Error;
 use lvs_api::guidance::{for_lvsd, manages_any};
-use lvs_core::Sysctls;
 use lvs_core::api::{Call, Done, Info, ReasonCount, ServiceInfo, Sysctl};
+use lvs_core::settings::Sysctls;
 
 use super::{Outcome, Trouble, Words, connect};
-use crate::program::Invocation;
+use crate::invocation::Invocation;
 use crate::session::{json_list, warn};
 
 pub(super) fn drops(run: &mut Invocation<'_>, words: &Words) -> Outcome {

@@ -6,7 +6,7 @@ use lvs_core::ServiceKey;
 use lvs_core::api::{Call, Info, PeerInfo, Standing, SyncState, TablesInfo, TablesState};
 
 use super::{Outcome, Trouble, Words, connect, duration};
-use crate::program::Invocation;
+use crate::invocation::Invocation;
 use crate::session::json;
 
 /// Pause between two checks.

@@ -6,8 +6,9 @@ use std::net::SocketAddr;
 
 use flate2::read::GzDecoder;
 use lvs_api::names::Names;
-use lvs_core::api::{ConnInfo, Counts, ServerInfo, ServiceId, ServiceInfo, Stats};
+use lvs_core::api::{ConnInfo, ServerInfo, ServiceId, ServiceInfo};
 use lvs_core::ipvsadm::{Format, ListOptions, Resolve, render};
+use lvs_core::stats::{Counts, Stats};
 use lvs_core::{Family, Forwarding, Protocol, ServerConfig, ServiceConfig};
 use serde_json::Value;
 

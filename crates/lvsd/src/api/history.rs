@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
-use lvs_core::Counts;
+use lvs_core::stats::Counts;
 use serde::Serialize;
 
 use crate::snapshot::Snapshot;

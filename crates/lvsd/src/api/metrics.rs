@@ -11,9 +11,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use lvs_api::daemon::{AdminState, CheckStatus, ServerStatus, ServiceStatus};
+use lvs_core::Family;
 use lvs_core::api::{InterfaceInfo, ReasonCount, ServerInfo, ServiceId, ServiceInfo, WorkerInfo};
 use lvs_core::attempts::Attempts;
-use lvs_core::{Counts, Family};
+use lvs_core::stats::Counts;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
     DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeLabelSet, MetricEncoder,

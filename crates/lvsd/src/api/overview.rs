@@ -7,8 +7,8 @@ use lvs_api::daemon::{
     AdminEntry, AdminState, DataplaneStatus, DirectorStatus, LoadStatus, ServiceStatus,
     SourceStatus,
 };
-use lvs_core::Counts;
 use lvs_core::api::{Conflict, InterfaceInfo, ReasonCount, ServiceId, ServiceInfo};
+use lvs_core::stats::Counts;
 use serde::Serialize;
 
 use super::causes::{Cause, causes};
@@ -284,7 +284,8 @@ pub(crate) mod tests {
 
     use lvs_api::daemon::{ServerStatus, Status};
     use lvs_core::api::{Info, SyncCounts};
-    use lvs_core::{Forwarding, ServerConfig, ServiceConfig, Stats};
+    use lvs_core::stats::Stats;
+    use lvs_core::{Forwarding, ServerConfig, ServiceConfig};
 
     use super::*;
     use crate::dataplane::{DataplaneView, Found};

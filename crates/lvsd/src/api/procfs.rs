@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use lvs_api::{Address, Client, Error};
 use lvs_core::api::{Call, ConnInfo, Info, Sysctl};
-use lvs_core::{Sysctls, proc};
+use lvs_core::proc;
+use lvs_core::settings::Sysctls;
 use rustix::fs::OFlags;
 use tokio::sync::watch;
 

@@ -1,16 +1,15 @@
-//! Requests to the running daemon: a reload, maintenance, its events.
+//! Requests to the running daemon: a reload, its status, its events.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::time::Duration;
 
-use lvs_api::daemon::{Client, Event, MaintenanceSpec, Reloaded, Status};
+use lvs_api::daemon::{Client, Event, Reloaded, Status};
 use lvs_api::{Address, starting};
 
-use super::status::director;
-use crate::clock::unix_time;
 use crate::events::unix_ms;
 
+/// A connection to the daemon of a dataplane.
 pub(super) fn connect(dataplane: &Address) -> Result<Client, String> {
     starting::connect_daemon(dataplane)?.ok_or_else(|| {
         format!(
@@ -30,25 +29,6 @@ pub(super) fn reload(dataplane: &Address, force: bool) -> Result<Option<Reloaded
 /// The status of the running daemon; `None` if none answers.
 pub(super) fn running(dataplane: &Address) -> Option<Status> {
     Client::connect(dataplane).ok().flatten()?.status().ok()
-}
-
-/// Begins or ends the maintenance of the director, and prints its state among its peers.
-pub(super) fn maintenance(
-    dataplane: &Address,
-    on: Option<bool>,
-    why: Option<String>,
-    json: bool,
-) -> Result<(), String> {
-    let mut client = connect(dataplane)?;
-    let status = match on {
-        Some(on) => client.maintenance(&MaintenanceSpec { on, who: None, why })?,
-        None => client.status()?.director,
-    };
-    let text = match json {
-        true => serde_json::to_string_pretty(&status).map_err(|error| error.to_string())? + "\n",
-        false => director(&status, unix_time()),
-    };
-    super::write(text.as_bytes())
 }
 
 /// Prints events from now on until interrupted; with `last` or `since`, past events.

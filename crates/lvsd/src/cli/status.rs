@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use lvs_api::Address;
 use lvs_api::daemon::{
-    AdminState, DirectorSeen, DirectorStatus, ServerStatus, ServiceStatus, SourceStatus, Status,
+    AdminState, DirectorSeen, DirectorStatus, MaintenanceSpec, ServerStatus, ServiceStatus,
+    SourceStatus, Status,
 };
 use lvs_core::api::{
     Conflict, PeerStanding, ServiceId, SilentHop, TablesInfo, TablesState, Waiting,
@@ -255,8 +256,27 @@ fn one_line(text: &str) -> String {
     text.chars().map(plain).collect()
 }
 
+/// Begins or ends the maintenance of the director, and prints its state among its peers.
+pub(super) fn maintenance(
+    dataplane: &Address,
+    on: Option<bool>,
+    why: Option<String>,
+    json: bool,
+) -> Result<(), String> {
+    let mut client = connect(dataplane)?;
+    let status = match on {
+        Some(on) => client.maintenance(&MaintenanceSpec { on, who: None, why })?,
+        None => client.status()?.director,
+    };
+    let text = match json {
+        true => serde_json::to_string_pretty(&status).map_err(|error| error.to_string())? + "\n",
+        false => director(&status, unix_time()),
+    };
+    super::write(text.as_bytes())
+}
+
 /// The state of a director among its peers.
-pub(super) fn director(status: &DirectorStatus, now: u64) -> String {
+fn director(status: &DirectorStatus, now: u64) -> String {
     let mut text = String::new();
     match &status.maintenance {
         Some(wish) => {

@@ -3,10 +3,9 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 
-use lvs_core::Protocol;
 use lvs_core::api::ServiceId;
+use lvs_core::{Family, Protocol};
 
-use super::check::{endpoint, label};
 use super::ports::ManyPorts;
 use super::{Service, VipMode};
 
@@ -140,7 +139,7 @@ impl<P: Clone> Taken<P> {
 /// Whether packets to the server are packets of the service, which has its address.
 pub(crate) fn is_it(server: SocketAddr, other: &Service) -> bool {
     let port = server.port();
-    let its_port = match (&other.ports, endpoint(&other.id)) {
+    let its_port = match (&other.ports, other.id.endpoint()) {
         (Some(many), _) => many.has(port),
         (None, Some((_, addr))) => addr.port() == port || addr.port() == 0 || port == 0,
         (None, None) => false,
@@ -151,7 +150,7 @@ pub(crate) fn is_it(server: SocketAddr, other: &Service) -> bool {
 
 /// Whether a service is proxied at all addresses of this host.
 pub(crate) fn listens_everywhere(service: &Service) -> bool {
-    let own = endpoint(&service.id).filter(|_| service.proxy.is_some());
+    let own = service.id.endpoint().filter(|_| service.proxy.is_some());
     own.is_some_and(|(_, own)| own.ip().is_unspecified())
 }
 
@@ -163,11 +162,24 @@ pub(crate) fn listens_at(
     server: SocketAddr,
     has: impl Fn(IpAddr) -> bool,
 ) -> bool {
-    let Some((protocol, own)) = endpoint(&other.id) else {
+    let Some((protocol, own)) = other.id.endpoint() else {
         return false;
     };
     let (ip, port) = (server.ip(), server.port());
-    let same = endpoint(of).is_some_and(|(its, _)| its == protocol);
+    let same = of.endpoint().is_some_and(|(its, _)| its == protocol);
     let here = ip.is_loopback() || has(ip);
     same && port == own.port() && own.is_ipv4() == ip.is_ipv4() && here
+}
+
+/// A service as text: `tcp 192.0.2.10:80`, `mark 7`.
+pub(crate) fn label(id: &ServiceId) -> String {
+    match id {
+        ServiceId::Tcp { address } => format!("tcp {address}"),
+        ServiceId::Udp { address } => format!("udp {address}"),
+        ServiceId::Sctp { address } => format!("sctp {address}"),
+        ServiceId::Fwmark { mark, family } => match family {
+            Family::V4 => format!("mark {mark}"),
+            Family::V6 => format!("mark {mark} ipv6"),
+        },
+    }
 }

@@ -5,8 +5,6 @@ use std::net::{IpAddr, SocketAddr};
 use lvs_core::api::ServiceId;
 use lvs_core::{Family, Forwarding};
 
-use super::check::virtual_address;
-
 /// The reason why a server cannot serve a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unfit {
@@ -58,7 +56,7 @@ pub(crate) fn misfit(
     address: SocketAddr,
     method: Forwarding,
 ) -> Option<Unfit> {
-    let vip = virtual_address(id);
+    let vip = id.address();
     let family = match id {
         ServiceId::Fwmark { family, .. } => Some(*family),
         _ => vip.map(|vip| Family::of(&vip.ip())),

@@ -26,11 +26,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use lvs_core::api::{LocalPool, ServiceId, SyncDaemon};
-use lvs_core::{ServerConfig, ServiceConfig, SourceFilter};
+use lvs_core::api::{LocalPool, ServiceId};
+use lvs_core::filter::SourceFilter;
+use lvs_core::sync::SyncDaemon;
+use lvs_core::{ServerConfig, ServiceConfig};
 use rustix::io::Errno;
 
-pub(crate) use check::{check_filter, endpoint, label};
+pub(crate) use check::check_filter;
+pub(crate) use clash::label;
 pub use facts::Facts;
 pub use ports::ManyPorts;
 pub(crate) use ports::{generated_mark, is_generated};
@@ -192,7 +195,7 @@ pub struct Dataplane {
     pub local: Option<LocalPool>,
     /// Application helpers.
     pub helpers: Vec<String>,
-    /// `answer` or `drop`.
+    /// `answer`, `drop`, or how many requests are answered in a second.
     pub echo: Option<String>,
     /// `off`, `loose` or `strict`.
     pub reverse_path: Option<String>,
@@ -204,18 +207,10 @@ pub struct Dataplane {
     pub xdp: Vec<String>,
     /// `off` or `auto`.
     pub confine: Option<String>,
-    /// `off` or `auto`.
-    pub real_time: Option<String>,
-    /// Echo requests that are answered in a second.
-    pub echo_limit: Option<u32>,
     /// `auto` or a number of bytes.
     pub clamp_mss: Option<String>,
-    /// Time between two ICMP errors to one receiver.
-    pub icmp_ratelimit: Option<Duration>,
     /// ICMP errors in a second to all.
-    pub icmp_msgs_per_sec: Option<u32>,
-    /// ICMP errors at once to all.
-    pub icmp_msgs_burst: Option<u32>,
+    pub icmp_limit: Option<u32>,
     /// Bound of the connection table.
     pub max_connections: Option<u32>,
     /// How many of them may be of IPv6, where connections are forwarded by the kernel fast path.
@@ -368,8 +363,6 @@ impl Dataplane {
         for helper in &self.helpers {
             option("--helper", Some(helper.clone()));
         }
-        let ratelimit = self.icmp_ratelimit.map(|time| time.as_millis().to_string());
-        let number = |number: Option<u32>| number.map(|number| number.to_string());
         for (name, value) in [
             ("--group", self.group.clone()),
             ("--readers", self.readers.clone()),
@@ -378,12 +371,7 @@ impl Dataplane {
             ("--fast-path", self.fast_path.clone()),
             ("--warm-restart", self.warm_restart.clone()),
             ("--confine", self.confine.clone()),
-            ("--real-time", self.real_time.clone()),
-            ("--echo-limit", number(self.echo_limit)),
             ("--clamp-mss", self.clamp_mss.clone()),
-            ("--icmp-ratelimit", ratelimit),
-            ("--icmp-msgs-per-sec", number(self.icmp_msgs_per_sec)),
-            ("--icmp-msgs-burst", number(self.icmp_msgs_burst)),
         ] {
             if value.is_some() {
                 option(name, value);
@@ -392,6 +380,7 @@ impl Dataplane {
         for (name, bound) in [
             ("--max-connections", self.max_connections),
             ("--max-ipv6", self.max_ipv6),
+            ("--icmp-limit", self.icmp_limit),
         ] {
             if let Some(bound) = bound {
                 option(name, Some(bound.to_string()));
@@ -521,12 +510,7 @@ pub enum BelowQuorum {
 impl Service {
     /// The virtual address, if there is one.
     pub fn address(&self) -> Option<SocketAddr> {
-        match self.id {
-            ServiceId::Tcp { address }
-            | ServiceId::Udp { address }
-            | ServiceId::Sctp { address } => Some(address),
-            ServiceId::Fwmark { .. } => None,
-        }
+        self.id.address()
     }
 
     /// Adds `by` to its line numbers.

@@ -9,8 +9,8 @@
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
-use lvs_core::mark::{MarkAction, MarkRule, PortRange, Prefix};
-use lvs_core::{Family, Protocol};
+use lvs_core::mark::{MarkAction, MarkRule, PortRange};
+use lvs_core::{Family, Prefix, Protocol};
 
 use super::raw::RawService;
 

@@ -123,8 +123,9 @@ pub(super) struct RawDataplane {
     pub(super) hairpin: Option<Spanned<bool>>,
     /// Application helpers: `ftp`, or `ftp=PORT,...`. Default: none.
     pub(super) helper: Option<Spanned<OneOrMore>>,
-    /// Echo requests to addresses that the dataplane owns: `answer` or `drop`. Default: `answer`.
-    pub(super) echo: Option<Spanned<String>>,
+    /// Echo requests to addresses that the dataplane owns: `answer` (1000 in a second), `drop`, or
+    /// how many are answered in a second. Default: `answer`.
+    pub(super) echo: Option<Spanned<Scalar>>,
     /// Reverse-path check of requests to services: `off`, `loose` or `strict`. Default: `off`.
     pub(super) reverse_path: Option<Spanned<String>>,
     /// Whether the kernel fast path forwards established connections: `off`, `auto` or `on`.
@@ -139,19 +140,11 @@ pub(super) struct RawDataplane {
     /// Whether the dataplane is sandboxed by seccomp and Landlock: `off` or `auto`. Default:
     /// `auto`.
     pub(super) confine: Option<Spanned<String>>,
-    /// Whether packet threads run in real time: `off` or `auto`. Default: `auto`.
-    pub(super) real_time: Option<Spanned<String>>,
-    /// Echo requests that are answered in a second; 0 for no limit. Default: the dataplane's.
-    pub(super) echo_limit: Option<Spanned<Whole>>,
     /// Segment size that TCP connections are opened with at most: `auto` or bytes. Default:
     /// untouched.
     pub(super) clamp_mss: Option<Spanned<Scalar>>,
-    /// Time between two ICMP errors to one receiver. Default: the dataplane's.
-    pub(super) icmp_ratelimit: Option<Spanned<RawDuration>>,
-    /// ICMP errors in a second to all; 0 for no limit. Default: the dataplane's.
-    pub(super) icmp_msgs_per_sec: Option<Spanned<Whole>>,
-    /// Burst of ICMP errors to all receivers. Default: the dataplane's.
-    pub(super) icmp_msgs_burst: Option<Spanned<Whole>>,
+    /// ICMP errors in a second to all receivers; 0 for no limit. Default: the dataplane's.
+    pub(super) icmp_limit: Option<Spanned<Whole>>,
     /// Bound of the connection table, in connections. Default: the dataplane's.
     pub(super) max_connections: Option<Spanned<Whole>>,
     pub(super) max_ipv6: Option<Spanned<Whole>>,

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::net::{IpAddr, Ipv4Addr};
 
 use super::checks::{self, Check};
-use super::negotiation::{Negotiated, Negotiation};
+use super::negotiation::{Negotiated, Negotiation, first, quoted, word};
 use super::service::{
     Keys, Server, Service, Sorry, asks_a_port, bare, duration, endpoint, fix_port, is_mask, port,
     quote, scheduler,
@@ -174,27 +174,9 @@ fn no(value: &str) -> bool {
     value.eq_ignore_ascii_case("no") || value.eq_ignore_ascii_case("off")
 }
 
-/// The first part of a value that consists of such characters; empty without one.
-pub(super) fn first(value: &str, is_part: fn(char) -> bool) -> &str {
-    let rest = value.find(is_part).map_or("", |start| &value[start..]);
-    let end = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
-    &rest[..end]
-}
-
-/// The first word of a value.
-pub(super) fn word(value: &str) -> &str {
-    first(value, |c| c.is_ascii_alphanumeric() || c == '_')
-}
-
 /// The first digits of a value.
 fn digits(value: &str) -> &str {
     first(value, |c| c.is_ascii_digit())
-}
-
-/// The text between the first and the last of double quotes; backslashes mean nothing.
-pub(super) fn quoted(value: &str) -> Option<&str> {
-    let inner = value.strip_prefix('"')?;
-    inner.rfind('"').map(|end| &inner[..end])
 }
 
 /// The reason why e-mail is lost.

@@ -3,7 +3,6 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use super::checks::{Check, list, refused, repaired};
-use super::ldirectord::{quoted, word};
 use super::pcre;
 use super::service::quote;
 
@@ -253,4 +252,22 @@ impl Negotiation {
             Some(why) => Err(format!("checkcommand: {why}")),
         }
     }
+}
+
+/// The first part of a value that consists of such characters; empty without one.
+pub(super) fn first(value: &str, is_part: fn(char) -> bool) -> &str {
+    let rest = value.find(is_part).map_or("", |start| &value[start..]);
+    let end = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
+    &rest[..end]
+}
+
+/// The first word of a value.
+pub(super) fn word(value: &str) -> &str {
+    first(value, |c| c.is_ascii_alphanumeric() || c == '_')
+}
+
+/// The text between the first and the last of double quotes; backslashes mean nothing.
+pub(super) fn quoted(value: &str) -> Option<&str> {
+    let inner = value.strip_prefix('"')?;
+    inner.rfind('"').map(|end| &inner[..end])
 }

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use lvs_core::sched::BUILT_IN;
 
-use super::keepalived::Item;
+use super::keepalived::item::Item;
 
 /// Keys and their values, in TOML.
 pub(super) type Keys = BTreeMap<&'static str, String>;

@@ -7,18 +7,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lvs_api::daemon::AdminState;
+use lvs_api::guidance;
+use lvs_core::Forwarding;
 use lvs_core::api::ServiceId;
+use lvs_core::attempts::Attempts;
 use lvs_proxy as proxy;
 use tokio::time::Instant;
 
-use super::suspicion::Suspicion;
 use crate::admin::Admin;
 use crate::cluster::Cluster;
 use crate::config::{Config, Server, Service};
 use crate::dataplane::Found;
 use crate::decide::ServerView;
 use crate::expand::Expanded;
-use crate::health::{Checks, Key, Prober, Serving};
+use crate::health::{Checks, Code, Key, Prober, Reason, Serving};
 use crate::reconcile::Health;
 use crate::sources::Sources;
 use crate::words::counted;
@@ -49,6 +51,35 @@ pub(super) struct Inputs<P> {
     pub(super) dataplane: Observed,
     /// Servers whose clients get no answer.
     pub(super) suspects: HashMap<Key, Suspicion>,
+}
+
+/// Too many clients of a server got no answer in the last minute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Suspicion {
+    /// Time of the first observation.
+    pub(super) since: Instant,
+    /// The connections of the last minute.
+    pub(super) attempts: Attempts,
+    pub(super) forwarding: Forwarding,
+}
+
+impl Suspicion {
+    /// The cause as text.
+    fn cause(&self) -> String {
+        let Attempts { opened, unanswered } = self.attempts;
+        let opened = opened.max(unanswered);
+        format!("{unanswered} of {opened} connections of clients got no answer in the last minute")
+    }
+
+    /// The cause with its fix.
+    pub(super) fn reason(&self, (service, server): &Key) -> Reason {
+        let vip = service.address().map(|virt| virt.ip());
+        Reason {
+            code: Code::ClientsUnanswered,
+            text: self.cause(),
+            fix: guidance::for_unanswered(*server, self.forwarding, vip),
+        }
+    }
 }
 
 /// The dataplane as the daemon last saw it.

@@ -1,46 +1,13 @@
 //! Servers whose clients get no answer although their checks may be good, as the dataplane counts the connections of
 //! clients.
 
-use lvs_api::guidance;
-use lvs_core::Forwarding;
 use lvs_core::api::ServiceInfo;
-use lvs_core::attempts::Attempts;
 use tokio::time::Instant;
 
 use super::Daemon;
-use super::inputs::Inputs;
-use crate::config::endpoint;
-use crate::health::{Code, Key, Prober, Reason};
+use super::inputs::{Inputs, Suspicion};
+use crate::health::{Key, Prober, Reason};
 use crate::reconcile::Health;
-
-/// Too many clients of a server got no answer in the last minute.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Suspicion {
-    /// Time of the first observation.
-    pub(super) since: Instant,
-    /// The connections of the last minute.
-    attempts: Attempts,
-    forwarding: Forwarding,
-}
-
-impl Suspicion {
-    /// The cause as text.
-    fn cause(&self) -> String {
-        let Attempts { opened, unanswered } = self.attempts;
-        let opened = opened.max(unanswered);
-        format!("{unanswered} of {opened} connections of clients got no answer in the last minute")
-    }
-
-    /// The cause with its fix.
-    pub(super) fn reason(&self, (service, server): &Key) -> Reason {
-        let vip = endpoint(service).map(|(_, virt)| virt.ip());
-        Reason {
-            code: Code::ClientsUnanswered,
-            text: self.cause(),
-            fix: guidance::for_unanswered(*server, self.forwarding, vip),
-        }
-    }
-}
 
 /// A server that has become suspicious, or is so no longer.
 #[derive(Debug, PartialEq, Eq)]

@@ -304,7 +304,7 @@ mod tests {
                 incomplete: false,
                 undecided: None,
                 removed_at_once: None,
-                filter: lvs_core::SourceFilter::default(),
+                filter: lvs_core::filter::SourceFilter::default(),
                 id: id(1),
                 name: "web".to_owned(),
                 line: 7,

@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use lvs_core::FilterLists;
 use lvs_core::api::{
-    Call, Done, Failure, Info, LocalPool, ReasonCount, ServiceId, ServiceInfo, SyncDaemon, Sysctl,
+    Call, Done, Failure, Info, LocalPool, ReasonCount, ServiceId, ServiceInfo, Sysctl,
 };
+use lvs_core::filter::FilterLists;
+use lvs_core::sync::SyncDaemon;
 
 /// The reason why a request to the dataplane failed.
 #[derive(Debug, thiserror::Error)]

@@ -3,8 +3,10 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
-use lvs_core::api::{Call, ServiceId, SyncRole};
-use lvs_core::{Forwarding, Tunnel};
+use lvs_core::Forwarding;
+use lvs_core::api::{Call, ServiceId};
+use lvs_core::sync::SyncRole;
+use lvs_core::tunnel::Tunnel;
 
 use super::DataplaneView;
 use crate::config::{Files, label};
@@ -206,12 +208,11 @@ pub(super) fn without_dataplane(how: Option<&str>, seen: &DataplaneView) -> &'st
             }
         };
     }
-    let vips = seen.services.iter().filter_map(|info| match info.service {
-        ServiceId::Tcp { address } | ServiceId::Udp { address } | ServiceId::Sctp { address } => {
-            Some(address.ip())
-        }
-        ServiceId::Fwmark { .. } => None,
-    });
+    let vips = seen
+        .services
+        .iter()
+        .filter_map(|info| info.service.address());
+    let vips = vips.map(|address| address.ip());
     let mut vips = vips.peekable();
     let all_own = vips.peek().is_some() && vips.all(|vip| seen.info.own_vips.contains(&vip));
     match all_own {
@@ -225,7 +226,7 @@ pub(super) fn without_dataplane(how: Option<&str>, seen: &DataplaneView) -> &'st
 #[cfg(test)]
 mod tests {
     use lvs_core::api::ServiceInfo;
-    use lvs_core::api::Stats;
+    use lvs_core::stats::Stats;
     use lvs_core::{Family, ServiceConfig};
 
     use super::*;

@@ -8,10 +8,13 @@ use std::time::Duration;
 
 use lvs_core::api::{
     Call, Done, Failure, FailureCode, Info, LocalPool, Permissive, ServerInfo, ServiceId,
-    ServiceInfo, SyncDaemon, Sysctl,
+    ServiceInfo, Sysctl,
 };
 use lvs_core::attempts::Attempts;
-use lvs_core::{Control, FilterLists, Instant, Options, Sysctls};
+use lvs_core::filter::FilterLists;
+use lvs_core::settings::Sysctls;
+use lvs_core::sync::SyncDaemon;
+use lvs_core::{Control, Instant, Options};
 
 use crate::config::Dataplane;
 use crate::dataplane::control::{ControlError, DataplaneControl};

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
 
 use lvs_api::guidance::OWNER;
-use lvs_core::SourceFilter;
 use lvs_core::api::ServiceId;
+use lvs_core::filter::SourceFilter;
 use serde::{Deserialize, Serialize};
 
 use crate::config::is_generated;

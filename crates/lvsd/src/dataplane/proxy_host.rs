@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use lvs_core::FilterLists;
-use lvs_core::api::{Call, Done, Info, LocalPool, ServiceId, ServiceInfo, SyncDaemon, Sysctl};
+use lvs_core::api::{Call, Done, Info, LocalPool, ServiceId, ServiceInfo, Sysctl};
+use lvs_core::filter::FilterLists;
+use lvs_core::sync::SyncDaemon;
 use lvs_proxy::Proxy;
 
 use super::control::{ControlError, DataplaneControl};

@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use lvs_api::{Address, Client, Error};
-use lvs_core::FilterLists;
 use lvs_core::api::{
     Call, Done, FailureCode, FilterItem, Info, LocalInfo, LocalPool, MarkText, ReasonCount,
-    ServiceId, ServiceInfo, SyncDaemon, Sysctl,
+    ServiceId, ServiceInfo, Sysctl,
 };
+use lvs_core::filter::FilterLists;
+use lvs_core::sync::SyncDaemon;
 use serde::de::IgnoredAny;
 
 use crate::dataplane::ConnectError;

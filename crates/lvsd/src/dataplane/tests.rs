@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 
 use lvs_core::api::{ServerSpec, ServiceInfo};
-use lvs_core::{Family, Forwarding, ServerConfig, ServiceConfig, SourceFilter};
+use lvs_core::filter::SourceFilter;
+use lvs_core::{Family, Forwarding, ServerConfig, ServiceConfig};
 use proptest::prelude::*;
 
 use super::fake::{Fault, World};

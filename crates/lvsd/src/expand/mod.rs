@@ -21,7 +21,7 @@ use lvs_core::{Family, Forwarding, Protocol, ServiceKey};
 use crate::config::clash::{Taken, is_it, listens_at, listens_everywhere};
 use crate::config::fit::{misfit, unusable};
 use crate::config::{
-    Config, Discovery, Files, SERVICES_MAX, Server, Service, VipMode, bounded, endpoint, label,
+    Config, Discovery, Files, SERVICES_MAX, Server, Service, VipMode, bounded, label,
 };
 use crate::sources::dns::NAMES_MAX;
 use crate::sources::etcd::{Etcd, Text};
@@ -429,7 +429,7 @@ impl Present {
 /// The rules for services of many ports.
 fn port_marks(services: &[Service]) -> Vec<String> {
     let mut single: HashMap<(Protocol, IpAddr), Vec<u16>> = HashMap::new();
-    for (protocol, addr) in services.iter().filter_map(|service| endpoint(&service.id)) {
+    for (protocol, addr) in services.iter().filter_map(|service| service.id.endpoint()) {
         let ports = single.entry((protocol, addr.ip())).or_default();
         ports.push(addr.port());
     }

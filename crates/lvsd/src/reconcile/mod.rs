@@ -21,10 +21,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use lvs_api::guidance::OWNER;
-use lvs_core::api::{
-    Call, FilterSpec, LocalPool, ServiceId, ServiceInfo, SyncDaemon, SyncRole, Sysctl,
-};
-use lvs_core::{FilterLists, ServerConfig, ServiceConfig, SourceFilter};
+use lvs_core::api::{Call, FilterSpec, LocalPool, ServiceId, ServiceInfo, Sysctl};
+use lvs_core::filter::{FilterLists, SourceFilter};
+use lvs_core::sync::{SyncDaemon, SyncRole};
+use lvs_core::{ServerConfig, ServiceConfig};
 
 pub use crate::health::Health;
 

@@ -454,15 +454,15 @@ fn changed_tunnel_is_an_edit() {
         tunnel,
         ..ServerConfig::new(1, Forwarding::Tunnel)
     };
-    let gue = |port, checksum| lvs_core::Tunnel::Gue { port, checksum };
+    let gue = |port, checksum| lvs_core::tunnel::Tunnel::Gue { port, checksum };
     let tunnels = [
-        lvs_core::Tunnel::Ipip,
-        lvs_core::Tunnel::Gre {
-            checksum: lvs_core::TunnelChecksum::None,
+        lvs_core::tunnel::Tunnel::Ipip,
+        lvs_core::tunnel::Tunnel::Gre {
+            checksum: lvs_core::tunnel::TunnelChecksum::None,
         },
-        gue(6080, lvs_core::TunnelChecksum::None),
-        gue(6080, lvs_core::TunnelChecksum::Full),
-        gue(6081, lvs_core::TunnelChecksum::Full),
+        gue(6080, lvs_core::tunnel::TunnelChecksum::None),
+        gue(6080, lvs_core::tunnel::TunnelChecksum::Full),
+        gue(6081, lvs_core::tunnel::TunnelChecksum::Full),
     ];
     for now in tunnels {
         let dataplane = dataplane(&[

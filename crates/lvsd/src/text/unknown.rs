@@ -60,7 +60,7 @@ const RENAMED: [(&str, &str, &str); 27] = [
 const IPVS: &str = "write it below [sync.ipvs]";
 
 /// Keys of earlier versions, and their replacements.
-const REMOVED: [(&str, &str); 6] = [
+const REMOVED: [(&str, &str); 11] = [
     (
         "agree",
         "remove it: each director decides on its own which servers are down",
@@ -69,8 +69,25 @@ const REMOVED: [(&str, &str); 6] = [
         "compat",
         "remove it: /metrics has the same under lvs_*, and node_exporter reads the files of `procfs`",
     ),
+    (
+        "echo_limit",
+        "write `echo = N`, with the number of replies in a second",
+    ),
     ("helpers", "write `helper`"),
+    (
+        "icmp_msgs_burst",
+        "remove it: a burst has a twentieth of `icmp_limit`",
+    ),
+    ("icmp_msgs_per_sec", "write `icmp_limit`"),
+    (
+        "icmp_ratelimit",
+        "write `icmp_limit`, errors in a second to all receivers; 0 is no limit",
+    ),
     ("on_down", "write `on_check_failure`"),
+    (
+        "real_time",
+        "remove it: `LimitRTPRIO=0` in the unit of the dataplane turns real time off",
+    ),
     (
         "server_series",
         "remove it: servers have metrics of their own while there are at most 5000",

@@ -12,8 +12,9 @@ use super::host::{Host, Need};
 use super::step::{Step, serves};
 use crate::control::check::{self, View};
 use crate::mark::{self, MarkRule};
+use crate::settings::Sysctls;
 use crate::sync::{self, SyncDaemon, SyncRole};
-use crate::{Control, Error, ServiceKey, Sysctls};
+use crate::{Control, Error, ServiceKey};
 
 /// Local addresses of full NAT at most: each connection may have to try all of them.
 const LOCAL_ADDRESSES_MAX: usize = 256;

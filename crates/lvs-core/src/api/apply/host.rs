@@ -3,9 +3,10 @@
 use core::net::IpAddr;
 
 use super::super::types::Failure;
+use crate::full_nat::LocalAddress;
 use crate::mark::MarkRule;
 use crate::sync::SyncDaemon;
-use crate::{Forwarding, LocalAddress, ServiceKey};
+use crate::{Forwarding, ServiceKey};
 
 /// Facts about the host that changes depend on.
 ///

@@ -6,12 +6,11 @@ use core::net::{IpAddr, SocketAddr};
 use super::super::plan::Plan;
 use super::super::types::{ServerSpec, ServiceSpec, Sysctl, Timeouts};
 use super::Applied;
+use crate::filter::SourceFilter;
+use crate::full_nat::LocalAddress;
 use crate::mark::MarkRule;
 use crate::sync::{self, SyncDaemon, SyncRole};
-use crate::{
-    Control, Error, Family, Instant, LocalAddress, ServiceConfig, ServiceFlags, ServiceKey,
-    SourceFilter,
-};
+use crate::{Control, Error, Family, Instant, ServiceConfig, ServiceFlags, ServiceKey};
 
 /// A checked change, with the facts that the host supplied.
 pub(super) enum Step<'a> {

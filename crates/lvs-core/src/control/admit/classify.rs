@@ -13,10 +13,10 @@ use super::{Ask, is_unicast};
 use crate::conn::{Key, Template};
 use crate::control::{Control, FTP, FTP_DATA};
 use crate::persistence_sip;
-use crate::sched::Request;
 use crate::shard::Shard;
 use crate::{
-    AcceptReason, DropReason, Hook, Instant, Protocol, Server, ServiceFlags, ServiceKey, Verdict,
+    AcceptReason, DropReason, Hook, Instant, Protocol, Request, Server, ServiceFlags, ServiceKey,
+    Verdict,
 };
 
 /// Other servers to try if full NAT has no free local port towards the chosen server.

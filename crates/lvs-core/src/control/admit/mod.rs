@@ -16,12 +16,11 @@ use crate::conn::{Ahead, Draft, Key, Template, flag};
 use crate::control::Control;
 use crate::packet::{SCTP_ABORT, SCTP_INIT};
 use crate::persistence_sip;
-use crate::sched::Request;
 use crate::shard::{Age, NeedsControl, Shard};
 use crate::stats::Counters;
 use crate::{
-    AcceptReason, DropReason, Forwarding, Hook, IcmpError, Instant, PacketMeta, Protocol, Server,
-    ServiceFlags, TcpFlags, Transport, Tuple, Verdict,
+    AcceptReason, DropReason, Forwarding, Hook, IcmpError, Instant, PacketMeta, Protocol, Request,
+    Server, ServiceFlags, TcpFlags, Transport, Tuple, Verdict,
 };
 
 /// A packet that may open a connection, seen from the client's side even if it is embedded in an

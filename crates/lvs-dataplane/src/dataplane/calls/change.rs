@@ -2,13 +2,10 @@
 
 use std::net::IpAddr;
 
-use lvs_core::api::{
-    Applied, Call, Changes, Done, Failure, Host, Need, Refused, SyncDaemon, Sysctl,
-};
-use lvs_core::{LocalAddress, sync};
-use serde_json::Value;
+use lvs_core::api::{Applied, Call, Changes, Done, Failure, Host, Need, Refused, Sysctl};
+use lvs_core::full_nat::LocalAddress;
+use lvs_core::sync::{self, SyncDaemon};
 
-use super::to_value;
 use crate::dataplane::handle::Handle;
 use crate::fast_path::FastPath;
 use crate::host::update::Update;
@@ -26,13 +23,13 @@ impl Handle {
         &self,
         changes: Vec<Call>,
         list: bool,
-    ) -> Result<Value, Failure> {
+    ) -> Result<Done, Failure> {
         let refused = |refused: Refused| Failure {
             change: list.then_some(refused.change),
             ..refused.failure
         };
         let warnings = self.apply_all(&changes).map_err(refused)?;
-        to_value(&Done { warnings })
+        Ok(Done { warnings })
     }
 
     fn apply_all(&self, changes: &[Call]) -> Result<Vec<String>, Refused> {
@@ -239,14 +236,13 @@ mod tests {
             config: ServiceConfig::new(Family::V4, "rr"),
             owner: None,
         });
-        let answer = handle.apply(vec![add.clone()], false).expect("it is done");
-        let done: Done = serde_json::from_value(answer).expect("it is that");
+        let done = handle.apply(vec![add.clone()], false).expect("it is done");
         assert_eq!(done.warnings.len(), 1);
         assert!(done.warnings[0].contains("keeper"), "{done:?}");
         assert_eq!(handle.context.control().services().count(), 1);
 
         let start = Call::DaemonStart(SyncDaemon {
-            role: lvs_core::api::SyncRole::Master,
+            role: sync::SyncRole::Master,
             interface: "eth0".to_owned(),
             syncid: 0,
             maxlen: None,

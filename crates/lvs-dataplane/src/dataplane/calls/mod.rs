@@ -7,7 +7,8 @@ mod services;
 mod state;
 
 use lvs_core::api::{Call, Done, Failure, FailureCode, ListEnd, Sysctl, Timeouts};
-use lvs_core::{Protocol, Sysctls, Tuple};
+use lvs_core::settings::Sysctls;
+use lvs_core::{Protocol, Tuple};
 use serde_json::Value;
 
 use super::decider::Question;
@@ -77,8 +78,8 @@ impl Handler for Handle {
                 pinned.map_err(Failure::from)?;
                 to_value(&Done::default())
             }
-            Call::Apply { changes } => self.apply(changes, true),
-            lvs_core::any_change!() => self.apply(vec![call], false),
+            Call::Apply { changes } => to_value(&self.apply(changes, true)?),
+            lvs_core::any_change!() => to_value(&self.apply(vec![call], false)?),
         }
     }
 }

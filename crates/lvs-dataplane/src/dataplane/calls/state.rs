@@ -3,12 +3,12 @@
 use std::net::IpAddr;
 use std::time::Instant;
 
-use lvs_core::FilterLists;
 use lvs_core::api::{
     ANNOUNCED_MAX, AnnounceSpec, Announcements, Failure, FailureCode, FilterItem, Info,
     InterfaceInfo, LocalAddressInfo, LocalInfo, MarkText, ReasonCount, ReturnPath, ServiceId,
     SyncCounts, SyncState,
 };
+use lvs_core::filter::FilterLists;
 use serde_json::Value;
 
 use super::end;
@@ -29,7 +29,11 @@ impl Handle {
         Ok(all.expect("there is a packet worker"))
     }
 
-    pub(super) fn info(&self) -> Result<Info, Failure> {
+    /// The state of the dataplane.
+    ///
+    /// # Errors
+    /// A packet worker or the keeper does not answer.
+    pub fn info(&self) -> Result<Info, Failure> {
         let report = self.report()?;
         self.context.fold();
         let mut workers = report.workers.clone();

@@ -19,7 +19,7 @@
 
 mod accept;
 mod frame;
-mod hub;
+pub(super) mod hub;
 mod receiver;
 mod sender;
 mod tables;
@@ -41,7 +41,7 @@ use lvs_core::sync::services::ServiceDigests;
 use tracing::{info, warn};
 
 use self::frame::{FrameError, Key};
-pub(super) use self::hub::Hub;
+use self::hub::Hub;
 use super::config::PeersConfig;
 use super::context::Context;
 use super::decider::Decider;
@@ -110,7 +110,7 @@ struct Counts {
 
 /// A place of a walk over the connection tables of all packet workers: a worker and a slot of its
 /// table.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Place {
     worker: usize,
     from: usize,

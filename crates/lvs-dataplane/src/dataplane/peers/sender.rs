@@ -74,7 +74,16 @@ pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, hand
         if peers.hub.add(outgoing.clone()) {
             peers.set_heard(true);
         }
-        let sent = tell(peers, peer, stream, handshake, &outgoing);
+        let mut session = Session {
+            peers,
+            peer,
+            stream,
+            handshake,
+            outgoing: &outgoing,
+            frames: handshake.replicated(),
+            serial: 0,
+        };
+        let sent = session.tell();
         if peers.hub.remove(&outgoing) {
             peers.set_heard(false);
         }
@@ -121,164 +130,160 @@ fn read(
     }
 }
 
-fn tell(
-    peers: &Arc<Peers>,
-    peer: &Arc<Peer>,
-    stream: &TcpStream,
-    handshake: &Handshake,
-    outgoing: &Arc<Outgoing>,
-) -> io::Result<()> {
-    let mut frames = handshake.replicated();
-    let mut bytes = Vec::new();
-    let keys = peers.keys.map(u64::to_be_bytes).concat();
-    frames.seal(Kind::Keys, &keys, &mut bytes);
-    write_within(stream, &bytes, PATIENCE)?;
-    let mut walk = Some(Walk::new(peers, Pass::All));
-    let mut visited = peers.now();
-    let (mut refresh, mut digest) = (Instant::now() + REFRESH_PERIOD, Instant::now());
-    let mut serial = 0_u64;
-    while !peers.is_stopping() {
-        let mut until = Instant::now();
-        match &mut walk {
-            Some(going) => {
-                if outgoing.waiting() >= AHEAD {
-                    // Messages behind an incomplete digest cannot be written yet.
-                    until += LINGER;
-                } else if !step(peers, going, outgoing) {
-                    let done = walk.take();
-                    match done.map(|done| (done.pass, done.begun)) {
-                        Some((Pass::All, begun)) => {
-                            visited = begun;
-                            outgoing.push(Said::Whole);
+/// The session with one peer.
+struct Session<'a> {
+    peers: &'a Arc<Peers>,
+    peer: &'a Peer,
+    stream: &'a TcpStream,
+    handshake: &'a Handshake,
+    outgoing: &'a Arc<Outgoing>,
+    frames: Sequence,
+    /// The serial number of the last digest.
+    serial: u64,
+}
+
+impl Session<'_> {
+    /// Sends until the session ends.
+    fn tell(&mut self) -> io::Result<()> {
+        let (peers, outgoing) = (self.peers, self.outgoing);
+        let mut bytes = Vec::new();
+        let keys = peers.keys.map(u64::to_be_bytes).concat();
+        self.frames.seal(Kind::Keys, &keys, &mut bytes);
+        write_within(self.stream, &bytes, PATIENCE)?;
+        let mut walk = Some(Walk::new(peers, Pass::All));
+        let mut visited = peers.now();
+        let (mut refresh, mut digest) = (Instant::now() + REFRESH_PERIOD, Instant::now());
+        while !peers.is_stopping() {
+            let mut until = Instant::now();
+            match &mut walk {
+                Some(going) => {
+                    if outgoing.waiting() >= AHEAD {
+                        // Messages behind an incomplete digest cannot be written yet.
+                        until += LINGER;
+                    } else if !step(peers, going, outgoing) {
+                        let done = walk.take();
+                        match done.map(|done| (done.pass, done.begun)) {
+                            Some((Pass::All, begun)) => {
+                                visited = begun;
+                                outgoing.push(Said::Whole);
+                            }
+                            Some((Pass::Since(_), begun)) => visited = begun,
+                            _ => {}
                         }
-                        Some((Pass::Since(_), begun)) => visited = begun,
-                        _ => {}
+                        digest = Instant::now();
                     }
-                    digest = Instant::now();
+                }
+                None if Instant::now() >= refresh => {
+                    refresh = Instant::now() + REFRESH_PERIOD;
+                    walk = Some(Walk::new(peers, Pass::Since(visited)));
+                }
+                None => until = refresh.min(digest),
+            }
+            // Digests are useless before the full sync is complete.
+            let whole = matches!(&walk, Some(going) if matches!(going.pass, Pass::All));
+            if !whole && Instant::now() >= digest {
+                digest = Instant::now() + DIGEST_PERIOD;
+                if outgoing.begin_digest(peers.workers()) {
+                    let to = outgoing.clone();
+                    peers.on_workers(move |decider| {
+                        let shard = &decider.shard;
+                        to.add_to_digest(shard.number(), &shard.replicated());
+                    });
                 }
             }
-            None if Instant::now() >= refresh => {
-                refresh = Instant::now() + REFRESH_PERIOD;
-                walk = Some(Walk::new(peers, Pass::Since(visited)));
+            let Work {
+                said,
+                lost,
+                closed,
+                wanted,
+            } = outgoing.take(until);
+            if lost {
+                walk = Some(full_sync(peers, walk));
+            } else if !wanted.is_empty() {
+                peers.count(|counts| &counts.repairs);
+                // A walk that covers more connections continues.
+                if walk.is_none() {
+                    walk = Some(Walk::new(peers, Pass::Ranges(Ranges::new(wanted))));
+                }
             }
-            None => until = refresh.min(digest),
-        }
-        // Digests are useless before the full sync is complete.
-        let whole = matches!(&walk, Some(going) if matches!(going.pass, Pass::All));
-        if !whole && Instant::now() >= digest {
-            digest = Instant::now() + DIGEST_PERIOD;
-            if outgoing.begin_digest(peers.workers()) {
-                let to = outgoing.clone();
-                peers.on_workers(move |decider| {
-                    let shard = &decider.shard;
-                    to.add_to_digest(shard.number(), &shard.replicated());
-                });
+            if said.is_empty() && !closed {
+                continue;
             }
-        }
-        let Work {
-            said,
-            lost,
-            closed,
-            wanted,
-        } = outgoing.take(until);
-        if lost {
-            peers.count(|counts| &counts.full_syncs);
-            walk = Some(Walk::new(peers, Pass::All));
-        } else if !wanted.is_empty() {
-            peers.count(|counts| &counts.repairs);
-            // A walk that covers more connections continues.
-            if walk.is_none() {
-                walk = Some(Walk::new(peers, Pass::Ranges(Ranges::new(wanted))));
+            self.write(said)?;
+            if closed {
+                break;
+            }
+            if walk.is_none() && outgoing.waiting() == 0 {
+                outgoing.linger(LINGER);
             }
         }
-        if said.is_empty() && !closed {
-            continue;
-        }
-        write(
-            peers,
-            peer,
-            stream,
-            handshake,
-            &mut frames,
-            &mut serial,
-            said,
-        )?;
-        if closed {
-            break;
-        }
-        if walk.is_none() && outgoing.waiting() == 0 {
-            outgoing.linger(LINGER);
+        // The last messages of an ending dataplane, also those behind a digest that stays incomplete.
+        outgoing.close();
+        loop {
+            let said = outgoing.take(Instant::now()).said;
+            if said.is_empty() {
+                return Ok(());
+            }
+            self.write(said)?;
         }
     }
-    // The last messages of an ending dataplane, also those behind a digest that stays incomplete.
-    outgoing.close();
-    loop {
-        let said = outgoing.take(Instant::now()).said;
-        if said.is_empty() {
-            return Ok(());
+
+    /// Writes queued messages, in as few frames as possible.
+    fn write(&mut self, all: VecDeque<Said>) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        let mut items: Vec<u8> = Vec::new();
+        let frames = &mut self.frames;
+        let seal_items = |frames: &mut Sequence, items: &mut Vec<u8>, bytes: &mut Vec<u8>| {
+            if !items.is_empty() {
+                frames.seal(Kind::Items, items, bytes);
+                items.clear();
+            }
+        };
+        for said in all {
+            match said {
+                Said::Items(more) => {
+                    for more in portions(&more, PORTION) {
+                        if items.len() + more.len() > ITEMS_MAX {
+                            seal_items(frames, &mut items, &mut bytes);
+                        }
+                        items.extend(more);
+                        self.peers.add(|counts| &counts.items_sent, count(more));
+                    }
+                }
+                Said::Digest(digest) => {
+                    seal_items(frames, &mut items, &mut bytes);
+                    self.serial += 1;
+                    let mut payload = self.serial.to_be_bytes().to_vec();
+                    digest.write(&mut payload);
+                    if self.handshake.compares_services() {
+                        self.peers.services().write(&mut payload);
+                    }
+                    self.peer.sent(self.serial);
+                    frames.seal(Kind::Digest, &payload, &mut bytes);
+                }
+                Said::Whole => {
+                    seal_items(frames, &mut items, &mut bytes);
+                    frames.seal(Kind::Whole, &[], &mut bytes);
+                }
+            }
         }
-        write(
-            peers,
-            peer,
-            stream,
-            handshake,
-            &mut frames,
-            &mut serial,
-            said,
-        )?;
+        seal_items(frames, &mut items, &mut bytes);
+        write_within(self.stream, &bytes, PATIENCE)?;
+        self.peers
+            .add(|counts| &counts.bytes_sent, bytes.len() as u64);
+        Ok(())
     }
 }
 
-/// Writes queued messages, in as few frames as possible.
-fn write(
-    peers: &Peers,
-    peer: &Peer,
-    stream: &TcpStream,
-    handshake: &Handshake,
-    frames: &mut Sequence,
-    serial: &mut u64,
-    all: VecDeque<Said>,
-) -> io::Result<()> {
-    let mut bytes = Vec::new();
-    let mut items: Vec<u8> = Vec::new();
-    let seal_items = |frames: &mut Sequence, items: &mut Vec<u8>, bytes: &mut Vec<u8>| {
-        if !items.is_empty() {
-            frames.seal(Kind::Items, items, bytes);
-            items.clear();
-        }
-    };
-    for said in all {
-        match said {
-            Said::Items(more) => {
-                for more in portions(&more, PORTION) {
-                    if items.len() + more.len() > ITEMS_MAX {
-                        seal_items(frames, &mut items, &mut bytes);
-                    }
-                    items.extend(more);
-                    peers.add(|counts| &counts.items_sent, count(more));
-                }
-            }
-            Said::Digest(digest) => {
-                seal_items(frames, &mut items, &mut bytes);
-                *serial += 1;
-                let mut payload = serial.to_be_bytes().to_vec();
-                digest.write(&mut payload);
-                if handshake.compares_services() {
-                    peers.services().write(&mut payload);
-                }
-                peer.sent(*serial);
-                frames.seal(Kind::Digest, &payload, &mut bytes);
-            }
-            Said::Whole => {
-                seal_items(frames, &mut items, &mut bytes);
-                frames.seal(Kind::Whole, &[], &mut bytes);
-            }
-        }
-    }
-    seal_items(frames, &mut items, &mut bytes);
-    write_within(stream, &bytes, PATIENCE)?;
-    peers.add(|counts| &counts.bytes_sent, bytes.len() as u64);
-    Ok(())
+/// The walk of a full sync after messages were lost. It is the walk that goes on, if that has not
+/// begun: while an incomplete digest holds a full queue, messages are lost again and again.
+fn full_sync(peers: &Peers, going: Option<Walk>) -> Walk {
+    let unbegun =
+        |walk: &Walk| matches!(walk.pass, Pass::All) && walk.next == Some(Place::default());
+    going.filter(unbegun).unwrap_or_else(|| {
+        peers.count(|counts| &counts.full_syncs);
+        Walk::new(peers, Pass::All)
+    })
 }
 
 /// Queues the connections of the next piece of a walk; `false` at its end.
@@ -316,7 +321,23 @@ mod tests {
     use std::io::Read;
     use std::net::TcpListener;
 
+    use super::super::tests::peers_of;
     use super::*;
+
+    #[test]
+    fn lost_message_begins_full_sync_unless_one_has_not_begun() {
+        let peers = peers_of(None, ([127, 0, 0, 1], 1).into());
+        let full_syncs = || peers.report().full_syncs;
+        let walk = full_sync(&peers, None);
+        assert_eq!(full_syncs(), 1);
+        let mut walk = full_sync(&peers, Some(walk));
+        assert_eq!(full_syncs(), 1);
+        walk.next = None;
+        let walk = full_sync(&peers, Some(walk));
+        assert_eq!((full_syncs(), walk.next), (2, Some(Place::default())));
+        full_sync(&peers, Some(Walk::new(&peers, Pass::Since(peers.now()))));
+        assert_eq!(full_syncs(), 3);
+    }
 
     #[test]
     fn receiver_that_reads_too_slowly_is_disconnected() -> io::Result<()> {

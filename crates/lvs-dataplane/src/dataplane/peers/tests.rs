@@ -19,7 +19,8 @@ use crate::dataplane::config::PEERS_ALARM as ALARM;
 use crate::dataplane::threads::Requests;
 use crate::dataplane::worker::{Equipment, Worker};
 use lvs_packet::common::Common;
-use lvs_packet::pipeline::{Decide, Settings};
+use lvs_packet::pipeline::Decide;
+use lvs_packet::settings::Settings;
 use lvs_packet::steer::Steering;
 
 use crate::host::view::View;

@@ -11,7 +11,7 @@ use crate::netlink::NetState;
 use lvs_packet::frame::{Arena, Offload};
 use lvs_packet::intercept::Intercept;
 use lvs_packet::net::PortInfo;
-use lvs_packet::pipeline::Settings;
+use lvs_packet::settings::Settings;
 use lvs_packet::steer::Steering;
 use lvs_packet::wire::Mac;
 

@@ -247,7 +247,8 @@ mod tests {
     use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
     use std::num::NonZeroUsize;
 
-    use lvs_core::{Protocol, worker_of};
+    use lvs_core::Protocol;
+    use lvs_core::full_nat::worker_of;
     use proptest::prelude::*;
 
     use super::*;

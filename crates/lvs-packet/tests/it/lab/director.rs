@@ -7,7 +7,8 @@ use lvs_packet::frame::{Frame, Offload};
 use lvs_packet::intercept::Intercept;
 use lvs_packet::net::PortId;
 use lvs_packet::parse;
-use lvs_packet::pipeline::{Env, Output, Pipeline, Settings};
+use lvs_packet::pipeline::{Env, Output, Pipeline};
+use lvs_packet::settings::Settings;
 use lvs_packet::wire::{ETHERNET_LEN, Mac};
 
 use super::{CL_MAC, CLIENTS, GW_MAC, SERVERS, SV_MAC, Table, table};

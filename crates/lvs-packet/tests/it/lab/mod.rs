@@ -12,14 +12,15 @@ pub mod director;
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use lvs_core::tunnel::Tunnel;
 use lvs_core::{
-    AcceptReason, Forward, Forwarding, Hook, IcmpError, Instant, PacketMeta, Protocol, Tunnel,
-    Verdict,
+    AcceptReason, Forward, Forwarding, Hook, IcmpError, Instant, PacketMeta, Protocol, Verdict,
 };
 use lvs_packet::frame::{Frame, Offload};
 use lvs_packet::intercept::{Endpoint, Intercept, LocalClient};
 use lvs_packet::net::{PortId, PortInfo};
-use lvs_packet::pipeline::{Decide, Env, Output, Pipeline, Request, Settings};
+use lvs_packet::pipeline::{Decide, Env, Output, Pipeline, Request};
+use lvs_packet::settings::Settings;
 pub use lvs_packet::testing::Table;
 use lvs_packet::testing::{Route, made_up_mac};
 use lvs_packet::wire::Mac;

@@ -7,9 +7,8 @@ use lvs_api::daemon::{AdminState, ServerStatus, Status, VrrpStatus};
 use lvs_core::api::ServiceId;
 
 use super::Findings;
-use super::services::address_of;
+use crate::invocation::Invocation;
 use crate::operator::maintenance::daemon;
-use crate::program::Invocation;
 
 /// The director in the status of `lvsd`; empty if none runs, or it does not answer.
 #[derive(Debug, Default)]
@@ -110,7 +109,7 @@ impl Director {
         let mut services = self.0.services.iter();
         self.idle().is_some()
             || services.any(|one| {
-                one.withdrawn && address_of(&one.service).is_some_and(|addr| addr.ip() == vip)
+                one.withdrawn && one.service.address().is_some_and(|addr| addr.ip() == vip)
             })
     }
 

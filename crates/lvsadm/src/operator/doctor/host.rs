@@ -8,7 +8,7 @@ use lvs_api::reverse_path;
 use lvs_core::api::{Info, InterfaceInfo, ServiceInfo};
 
 use super::services::virt;
-use super::{Findings, Scope, Since, filters, is_routed};
+use super::{Findings, Scope, Since, is_routed};
 
 pub(super) fn look(services: &[ServiceInfo], info: &Info, since: Since, findings: &mut Findings) {
     kernel(findings);
@@ -22,8 +22,6 @@ pub(super) fn look(services: &[ServiceInfo], info: &Info, since: Since, findings
     if is_routed(info) {
         let chains = output("nft", &["list", "chains"]);
         forwarding(services, &read, &chains, findings);
-    } else {
-        filters::look(services, info, findings);
     }
 }
 

@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use super::simple::wrap;
 use super::{Outcome, Trouble, Words, connect};
-use crate::program::Invocation;
+use crate::invocation::Invocation;
 use crate::session::json_list;
 
 /// A fault that doctor found.
@@ -183,6 +183,9 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     director.look(&mut findings);
     services::look(&services, &info, &director, &mut findings);
     host::look(&services, &info, since, &mut findings);
+    if !is_routed(&info) {
+        filters::look(&services, &info, &mut findings);
+    }
     let Findings(mut findings) = findings;
     if managed {
         for finding in &mut findings {

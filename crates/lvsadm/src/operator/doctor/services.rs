@@ -36,16 +36,7 @@ pub(super) fn look(
 
 /// The address and port of a service; none for a firewall mark.
 pub(super) fn virt(service: &ServiceInfo) -> Option<SocketAddr> {
-    address_of(&service.service)
-}
-
-pub(super) fn address_of(service: &ServiceId) -> Option<SocketAddr> {
-    match *service {
-        ServiceId::Tcp { address } | ServiceId::Udp { address } | ServiceId::Sctp { address } => {
-            Some(address)
-        }
-        ServiceId::Fwmark { .. } => None,
-    }
+    service.service.address()
 }
 
 fn is_local(addr: IpAddr) -> bool {

@@ -190,7 +190,7 @@ pub(super) fn fish() -> String {
 
 #[cfg(test)]
 mod tests {
-    use lvs_core::TunnelType;
+    use lvs_core::tunnel::TunnelType;
 
     use super::*;
 

@@ -4,7 +4,7 @@ mod completions;
 mod page;
 
 use super::{Outcome, Trouble, Words};
-use crate::program::Invocation;
+use crate::invocation::Invocation;
 
 pub(super) fn completions(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     let text = match words.free.as_slice() {

@@ -138,7 +138,10 @@ mod tests {
         for option in own::OPTIONS {
             has(&format!("\n.B {}", option.name));
         }
-        has(&format!("--tun-type {}", lvs_core::TunnelType::NAMES));
+        has(&format!(
+            "--tun-type {}",
+            lvs_core::tunnel::TunnelType::NAMES
+        ));
         for name in own::schedulers() {
             has(&format!("\n.B {name}\n"));
         }

@@ -13,7 +13,7 @@ use lvs_api::Client;
 use self::table::{Before, Sort, lines, table};
 use self::terminal::{Key, Terminal, wait};
 use super::{Outcome, Trouble, Words, connect};
-use crate::program::Invocation;
+use crate::invocation::Invocation;
 
 pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     let interval = match words.number::<f64>("--interval")?.unwrap_or(1.0) {

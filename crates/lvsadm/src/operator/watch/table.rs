@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
-use lvs_core::api::{Counts, ServiceId, ServiceInfo};
+use lvs_core::api::{ServiceId, ServiceInfo};
+use lvs_core::stats::Counts;
 
 use crate::operator::service_text;
 

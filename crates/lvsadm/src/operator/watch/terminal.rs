@@ -9,7 +9,7 @@ use nix::sys::termios::{
     LocalFlags, SetArg, SpecialCharacterIndices, Termios, tcgetattr, tcsetattr,
 };
 
-use crate::program::Invocation;
+use crate::invocation::Invocation;
 
 /// The settings that the terminal had; dropping this restores them.
 pub(super) struct Terminal(Termios);

@@ -5,16 +5,16 @@ use std::ops::Range;
 use std::time::Duration;
 
 use lvs_api::words::meant;
-use lvs_core::Sysctls;
 use lvs_core::api::{LocalPool, WORKERS_MAX};
 use lvs_core::ftp::helper_ports;
 use lvs_core::mark::MarkRule;
+use lvs_core::settings::Sysctls;
 use toml::Spanned;
 
 use super::Checker;
 use crate::config::Dataplane;
 use crate::config::ports::{self, is_generated};
-use crate::config::raw::{OneOrMore, RawConfig, RawDataplane, RawMark, Whole};
+use crate::config::raw::{OneOrMore, RawConfig, RawDataplane, RawMark};
 use crate::text::Diagnostic;
 
 /// The maximum of `--max-connections`.
@@ -28,25 +28,20 @@ impl Checker<'_> {
         }
         let profile = self.one_of(raw.profile.as_ref(), &["kernel", "modern"]);
         let when_full = self.one_of(raw.when_full.as_ref(), &["drop", "evict"]);
-        let echo = self.one_of(raw.echo.as_ref(), &["answer", "drop"]);
+        let echo = self.echo(raw);
         let reverse_path = self.one_of(raw.reverse_path.as_ref(), &["off", "loose", "strict"]);
         let fast_path = self.one_of(raw.fast_path.as_ref(), &["off", "auto", "on"]);
         let warm_restart = self.one_of(raw.warm_restart.as_ref(), &["off", "auto", "on"]);
         let confine = self.one_of(raw.confine.as_ref(), &["off", "auto"]);
-        let real_time = self.one_of(raw.real_time.as_ref(), &["off", "auto"]);
         self.helpers(raw);
         self.interfaces(raw);
-        let echo_limit = self.count(raw.echo_limit.as_ref(), "number of echo requests", 0);
-        let icmp_msgs_per_sec = self.count(
-            raw.icmp_msgs_per_sec.as_ref(),
-            "number of ICMP errors in a second",
-            0,
-        );
-        let icmp_msgs_burst = self.count(
-            raw.icmp_msgs_burst.as_ref(),
-            "number of ICMP errors at once",
-            1,
-        );
+        let icmp_limit = self
+            .number(
+                raw.icmp_limit.as_ref(),
+                "number of ICMP errors in a second",
+                0..=i64::from(u32::MAX),
+            )
+            .and_then(|n| u32::try_from(n).ok());
         self.clamp_mss(raw);
         self.workers(raw);
         self.fast_path(raw);
@@ -65,7 +60,6 @@ impl Checker<'_> {
                 1..=CONNECTIONS_MAX,
             )
             .and_then(|n| u32::try_from(n).ok());
-        self.icmp_ratelimit(raw);
         for word in [&raw.socket, &raw.group, &raw.readers, &raw.program]
             .into_iter()
             .flatten()
@@ -95,12 +89,8 @@ impl Checker<'_> {
             warm_restart,
             xdp: list(&raw.xdp).unwrap_or_default(),
             confine,
-            real_time,
-            echo_limit,
             clamp_mss: raw.clamp_mss.as_ref().map(|size| size.get_ref().0.clone()),
-            icmp_ratelimit: raw.icmp_ratelimit.as_ref().map(|time| time.get_ref().0),
-            icmp_msgs_per_sec,
-            icmp_msgs_burst,
+            icmp_limit,
             max_connections,
             max_ipv6,
             when_full,
@@ -117,12 +107,6 @@ impl Checker<'_> {
     ) -> Option<String> {
         let known: Vec<(&str, &str)> = words.iter().map(|word| (*word, *word)).collect();
         self.word(value, &known).map(str::to_owned)
-    }
-
-    /// A number of something, from `least` on.
-    fn count(&mut self, value: Option<&Spanned<Whole>>, what: &str, least: i64) -> Option<u32> {
-        let number = self.number(value, what, least..=i64::from(u32::MAX));
-        number.and_then(|n| u32::try_from(n).ok())
     }
 
     fn helpers(&mut self, raw: &RawDataplane) {
@@ -216,15 +200,17 @@ impl Checker<'_> {
         }
     }
 
-    fn icmp_ratelimit(&mut self, raw: &RawDataplane) {
-        if let Some(time) = &raw.icmp_ratelimit
-            && time.get_ref().0 > Duration::from_secs(86_400)
-        {
+    fn echo(&mut self, raw: &RawDataplane) -> Option<String> {
+        let value = raw.echo.as_ref()?;
+        let text = value.get_ref().0.as_str();
+        if !matches!(text, "answer" | "drop") && text.parse::<u32>().is_err() {
+            let title = format!("`{text}` is no treatment of echo requests");
             self.report(
-                Diagnostic::error(time.span(), "`icmp_ratelimit` is out of range")
-                    .help("give at most \"1d\"; \"0s\" is no limit"),
+                Diagnostic::error(value.span(), title)
+                    .help("write \"answer\", \"drop\", or how many are answered in a second"),
             );
         }
+        Some(text.to_owned())
     }
 
     fn clamp_mss(&mut self, raw: &RawDataplane) {

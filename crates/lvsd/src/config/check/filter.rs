@@ -3,7 +3,8 @@
 use std::ops::Range;
 use std::path::Path;
 
-use lvs_core::{FilterLists, Prefix, SourceFilter, parse_prefixes};
+use lvs_core::Prefix;
+use lvs_core::filter::{FilterLists, SourceFilter, parse_prefixes};
 use toml::Spanned;
 
 use super::Checker;

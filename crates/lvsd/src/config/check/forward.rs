@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
+use lvs_core::Forwarding;
 use lvs_core::sched::BUILT_IN;
-use lvs_core::{Forwarding, Tunnel, TunnelChecksum, TunnelType};
+use lvs_core::tunnel::{Tunnel, TunnelChecksum, TunnelType};
 use toml::Spanned;
 
 use super::Checker;

@@ -8,7 +8,7 @@ use lvs_core::Forwarding;
 use lvs_core::api::ServiceId;
 use toml::Spanned;
 
-use super::{Checker, endpoint};
+use super::Checker;
 use crate::config::raw::{RawCheck, RawCheckTable, RawDuration, RawPassive, Whole};
 use crate::health::probe::KindInfo;
 use crate::health::{Check, Passive, Probe, Via};
@@ -123,7 +123,7 @@ impl Checker<'_> {
         at: &Range<usize>,
         (method, vip): (Forwarding, Option<&Spanned<String>>),
     ) -> Option<Via> {
-        let (title, help) = match (endpoint(service), plan.probe.via()) {
+        let (title, help) = match (service.endpoint(), plan.probe.via()) {
             (_, None) => (
                 "a check of this type does not go by way of the service",
                 "remove `via`: tcp, http, https, smtp, dns and udp can go that way",

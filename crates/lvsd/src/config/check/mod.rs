@@ -20,11 +20,10 @@ mod sync;
 mod vrrp;
 
 use std::collections::HashSet;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::ops::Range;
 
 use lvs_core::api::ServiceId;
-use lvs_core::{Family, Protocol};
 use toml::Spanned;
 
 pub(crate) use self::daemon::check_filter;
@@ -143,16 +142,6 @@ pub(in crate::config) fn remote(config: &Config, text: &str) -> Result<Vec<Servi
 fn templates_stay(sysctls: &[(String, String)]) -> bool {
     let mut sysctls = sysctls.iter();
     !sysctls.any(|(name, value)| name == "expire_quiescent_template" && value != "0")
-}
-
-/// Protocol, virtual address and port of a service that has them.
-pub(crate) const fn endpoint(id: &ServiceId) -> Option<(Protocol, SocketAddr)> {
-    match *id {
-        ServiceId::Tcp { address } => Some((Protocol::TCP, address)),
-        ServiceId::Udp { address } => Some((Protocol::UDP, address)),
-        ServiceId::Sctp { address } => Some((Protocol::SCTP, address)),
-        ServiceId::Fwmark { .. } => None,
-    }
 }
 
 struct Checker<'a> {
@@ -302,28 +291,6 @@ const fn is_direction(c: char) -> bool {
     matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-pub(super) fn virtual_address(id: &ServiceId) -> Option<SocketAddr> {
-    match *id {
-        ServiceId::Tcp { address } | ServiceId::Udp { address } | ServiceId::Sctp { address } => {
-            Some(address)
-        }
-        ServiceId::Fwmark { .. } => None,
-    }
-}
-
 fn port(id: &ServiceId) -> u16 {
-    virtual_address(id).map_or(0, |a| a.port())
-}
-
-/// A service as text: `tcp 192.0.2.10:80`, `mark 7`.
-pub(crate) fn label(id: &ServiceId) -> String {
-    match id {
-        ServiceId::Tcp { address } => format!("tcp {address}"),
-        ServiceId::Udp { address } => format!("udp {address}"),
-        ServiceId::Sctp { address } => format!("sctp {address}"),
-        ServiceId::Fwmark { mark, family } => match family {
-            Family::V4 => format!("mark {mark}"),
-            Family::V6 => format!("mark {mark} ipv6"),
-        },
-    }
+    id.address().map_or(0, |address| address.port())
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use lvs_core::api::ServiceId;
 use toml::Spanned;
 
-use super::{Checker, virtual_address};
+use super::Checker;
 use crate::config::raw::{RawDuration, RawProxy, RawService};
 use crate::text::Diagnostic;
 use lvs_proxy::Options;
@@ -75,7 +75,7 @@ impl Checker<'_> {
                 "set forward = \"nat\", or another protocol",
             ),
             Some(id) => {
-                let ip = virtual_address(id);
+                let ip = id.address();
                 let any = ip.is_some_and(|address| address.ip().is_unspecified());
                 let datagrams = matches!(id, ServiceId::Udp { .. });
                 if ip.is_some_and(|address| address.port() == 0) {

@@ -7,7 +7,8 @@ use std::time::Duration;
 use lvs_api::words::meant;
 use lvs_core::api::ServiceId;
 use lvs_core::sched::{self, BUILT_IN};
-use lvs_core::{Family, Limits, OnServerDown, ServiceConfig, ServiceFlags};
+use lvs_core::settings::{Limits, OnServerDown};
+use lvs_core::{Family, ServiceConfig, ServiceFlags};
 use toml::Spanned;
 
 use super::{Checker, SLOW_START_MAX, port};

@@ -11,10 +11,10 @@ use lvs_core::mark::{MarkAction, MarkRule};
 use lvs_core::sched::{self, BUILT_IN, Weights};
 use toml::Spanned;
 
-use super::{Checker, label};
+use super::Checker;
 use crate::config::Server;
 use crate::config::Service;
-use crate::config::clash::{is_it, listens_at, listens_everywhere};
+use crate::config::clash::{is_it, label, listens_at, listens_everywhere};
 use crate::config::raw::{RawConfig, RawService};
 use crate::text::Diagnostic;
 

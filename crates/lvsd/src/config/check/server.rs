@@ -4,7 +4,8 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
 
 use lvs_core::api::ServiceId;
-use lvs_core::{Family, Forwarding, ServerConfig, Tunnel};
+use lvs_core::tunnel::Tunnel;
+use lvs_core::{Family, Forwarding, ServerConfig};
 use toml::Spanned;
 
 use super::health::CheckPlan;

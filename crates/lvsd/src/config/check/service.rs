@@ -5,16 +5,17 @@ use std::net::SocketAddr;
 use std::ops::Range;
 
 use lvs_core::api::ServiceId;
-use lvs_core::{Family, Forwarding, SourceFilter};
+use lvs_core::filter::SourceFilter;
+use lvs_core::{Family, Forwarding};
 use toml::Spanned;
 
 use super::proxy::is_proxied;
 use super::scheduling::quiesces_at_zero;
 use super::sense::ServerPlace;
 use super::server::{ServerDefaults, no_address};
-use super::{Checker, WEIGHT_MAX, label};
+use super::{Checker, WEIGHT_MAX};
 use crate::config::BelowQuorum;
-use crate::config::clash::Taken;
+use crate::config::clash::{Taken, label};
 use crate::config::ports::{self, ManyPorts};
 use crate::config::raw::RawService;
 use crate::config::{Server, Service, VipMode};

@@ -6,9 +6,8 @@ use std::ops::Range;
 use std::time::Duration;
 
 use lvs_api::directors;
-use lvs_core::api::{SyncDaemon, SyncRole};
-use lvs_core::sync::PORT;
 use lvs_core::sync::bulk::PEERS_MAX;
+use lvs_core::sync::{PORT, SyncDaemon, SyncRole};
 use lvs_core::{Family, ServiceKey};
 use toml::Spanned;
 

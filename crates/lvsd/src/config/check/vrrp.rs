@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use toml::Spanned;
 
+use super::Checker;
 use super::dataplane::is_interface;
-use super::{Checker, label};
+use crate::config::clash::label;
 use crate::config::raw::{OneOrMore, RawConfig, RawVrrp};
 use crate::config::{HostAddress, Service, VipMode, Vrrp};
 use crate::text::Diagnostic;

@@ -4,23 +4,22 @@ use super::*;
 
 #[test]
 fn dataplane_icmp_options_become_arguments() {
-    let text = "[dataplane]\ninterface = [\"eth0.100\", \"eth1\"]\necho = \"drop\"\necho_limit = 10\n\
-                clamp_mss = 1360\nicmp_ratelimit = \"500ms\"\nicmp_msgs_per_sec = 0\nicmp_msgs_burst = 1\n";
+    let text = "[dataplane]\ninterface = [\"eth0.100\", \"eth1\"]\necho = 10\n\
+                clamp_mss = 1360\nicmp_limit = 0\n";
     assert_eq!(
         load(text).dataplane.arguments().join(" "),
-        "--interface eth0.100 --interface eth1 --echo drop --echo-limit 10 --clamp-mss 1360 \
-         --icmp-ratelimit 500 --icmp-msgs-per-sec 0 --icmp-msgs-burst 1"
+        "--interface eth0.100 --interface eth1 --echo 10 --clamp-mss 1360 --icmp-limit 0"
     );
     for (line, wanted) in [
-        ("echo = \"host\"", "unknown word `host`"),
+        ("echo = \"host\"", "`host` is no treatment of echo requests"),
         (
             "hang_limit = \"1s\"",
             "this time is too short or too long to detect a hang",
         ),
         ("clamp_mss = 535", "`535` is not a segment size"),
         ("clamp_mss = \"Auto\"", "`Auto` is not a segment size"),
-        ("icmp_msgs_burst = 0", "is out of range"),
-        ("echo_limit = -1", "is out of range"),
+        ("icmp_limit = -1", "is out of range"),
+        ("echo = -1", "`-1` is no treatment of echo requests"),
         (
             "interface = \"eth0.100=10.0.0.1/24\"",
             "the dataplane does not create `eth0.100`",
@@ -121,7 +120,7 @@ fn unsupported_dataplane_key_is_refused_with_its_position() {
 
 #[test]
 fn synchronisation_requires_an_interface() {
-    use lvs_core::api::SyncRole;
+    use lvs_core::sync::SyncRole;
     assert_eq!(load("").sync, None, "it stays as it is");
     let daemons = load("[sync.ipvs]\ninterface = \"eth2\"\nsyncid = 5\n").sync;
     let daemons = daemons.expect("they are wanted");
@@ -282,8 +281,8 @@ fn every_scheduler_and_sysctl_of_the_dataplane_is_accepted() {
             "{name} is not documented"
         );
     }
-    let defaults = lvs_core::Sysctls::default();
-    for name in lvs_core::Sysctls::NAMES {
+    let defaults = lvs_core::settings::Sysctls::default();
+    for name in lvs_core::settings::Sysctls::NAMES {
         let value = defaults
             .get(name)
             .expect("it has a value")

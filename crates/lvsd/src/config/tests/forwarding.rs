@@ -120,7 +120,8 @@ fn many_ports_and_full_nat_exclude_some_settings() {
 
 #[test]
 fn tunnels_of_every_type() {
-    use lvs_core::{Forwarding, Tunnel, TunnelChecksum as Sum};
+    use lvs_core::Forwarding;
+    use lvs_core::tunnel::{Tunnel, TunnelChecksum as Sum};
     let gre = |checksum| Tunnel::Gre { checksum };
     let gue = |checksum| Tunnel::Gue {
         port: 6080,

@@ -61,12 +61,8 @@ fast_path = "auto"
 warm_restart = "auto"
 xdp = "eth1"
 confine = "off"
-real_time = "off"
-echo_limit = 10
 clamp_mss = "auto"
-icmp_ratelimit = "500ms"
-icmp_msgs_per_sec = 0
-icmp_msgs_burst = 1
+icmp_limit = 0
 max_connections = 1000000
 max_ipv6 = 1000
 when_full = "drop"
@@ -301,7 +297,7 @@ fn defaults_and_the_full_file() {
     assert_eq!(
         full.dataplane.arguments().join(" "),
         "--interface eth0 --interface eth1 --backend af_packet --workers 1 --profile kernel --xdp eth1 --helper ftp --group adm --readers 4 --echo drop \
-         --reverse-path strict --fast-path auto --warm-restart auto --confine off --real-time off --echo-limit 10 --clamp-mss auto --icmp-ratelimit 500 --icmp-msgs-per-sec 0 --icmp-msgs-burst 1 --max-connections 1000000 --max-ipv6 1000 --when-full drop \
+         --reverse-path strict --fast-path auto --warm-restart auto --confine off --clamp-mss auto --max-connections 1000000 --max-ipv6 1000 --icmp-limit 0 --when-full drop \
          --sync-peer 192.0.2.2 --sync-peer [2001:db8::3]:8849 --sync-key /etc/lvsd/sync.key --sync-listen 192.0.2.1 --sync-wait 30 --sync-alarm 60"
     );
     assert_eq!(full.services[0].config.flags.0, 0x1 | 0x8 | 0x10);

@@ -140,18 +140,18 @@ fn settings_beyond_the_kernel_are_parsed() {
     assert_eq!(service.config.extras.slow_start, 90);
     assert_eq!(
         service.config.extras.on_server_down,
-        lvs_core::OnServerDown::Reset
+        lvs_core::settings::OnServerDown::Reset
     );
     assert_eq!(service.on_check_failure, OnCheckFailure::Quiesce);
     let limits = "limits = { connections = 1000, source_rate = 20, source_bits_v6 = 56 }";
     let limited = load(&file(&format!("forward = \"nat\"\n{limits}")));
     assert_eq!(
         limited.services[0].config.extras.limits,
-        lvs_core::Limits {
+        lvs_core::settings::Limits {
             connections: 1000,
             source_rate: 20,
             source_bits_v6: 56,
-            ..lvs_core::Limits::default()
+            ..lvs_core::settings::Limits::default()
         }
     );
     let plain = load(&file("forward = \"nat\""));

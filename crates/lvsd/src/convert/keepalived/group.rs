@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::Item;
+use super::item::Item;
 use crate::convert::ADDRESSES_MAX;
 use crate::convert::service::port;
 

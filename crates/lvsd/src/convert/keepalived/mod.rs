@@ -1,6 +1,7 @@
 //! keepalived's file: words and blocks, of which the virtual servers are taken.
 
 mod group;
+pub(super) mod item;
 mod outside;
 mod rest;
 mod source;
@@ -12,94 +13,10 @@ use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
 pub(super) use self::group::{following, range};
-pub(super) use self::source::SourcePlace;
-use self::source::{Reader, Source, Token, shown};
+use self::item::Item;
+use self::source::{DEPTH_MAX, Reader, Source, Token, shown};
 use self::words::Word;
 use super::{ADDRESSES_MAX, Options, Read};
-
-/// Greatest depth of blocks and includes.
-const DEPTH_MAX: usize = 32;
-
-/// A statement: its words and the statements of its block.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Item {
-    words: Vec<Word>,
-    block: Option<Vec<Self>>,
-    at: SourcePlace,
-    /// Its first and its last line, of all that were read.
-    lines: (usize, usize),
-}
-
-impl Item {
-    pub(super) fn name(&self) -> &str {
-        self.word(0)
-    }
-
-    pub(super) fn word(&self, n: usize) -> &str {
-        self.words.get(n).map_or("", |word| word.text.as_str())
-    }
-
-    /// Number of words, the name included.
-    pub(super) fn len(&self) -> usize {
-        self.words.len()
-    }
-
-    /// The words from the `n`th on, with a space between two.
-    pub(super) fn rest(&self, n: usize) -> String {
-        let words: Vec<&str> = self
-            .words
-            .iter()
-            .skip(n)
-            .map(|word| word.text.as_str())
-            .collect();
-        words.join(" ")
-    }
-
-    /// The words behind the name of a script or a regular expression.
-    pub(super) fn escaped(&self) -> Vec<String> {
-        let raw: Vec<&str> = self
-            .words
-            .iter()
-            .skip(1)
-            .map(|word| word.raw.as_str())
-            .collect();
-        words::escaped(&raw.join(" "))
-    }
-
-    pub(super) fn items(&self) -> &[Self] {
-        self.block.as_deref().unwrap_or_default()
-    }
-
-    /// The last statement of this name, which keepalived uses.
-    pub(super) fn find(&self, name: &str) -> Option<&Self> {
-        self.items().iter().rev().find(|item| item.name() == name)
-    }
-
-    /// The written text, shortened.
-    pub(super) fn text(&self) -> String {
-        let raw: Vec<&str> = self.words.iter().map(|word| word.raw.as_str()).collect();
-        shown(&raw.join(" "))
-    }
-
-    /// The message that it is lost: place, text and reason.
-    pub(super) fn lost(&self, why: &str) -> String {
-        format!("{}: {}: {why}", self.at, self.text())
-    }
-
-    /// The message of a loss within a block of this name.
-    pub(super) fn lost_of(&self, name: &str, why: &str) -> String {
-        format!("{}: {name}: {}: {why}", self.at, self.text())
-    }
-
-    pub(super) fn at(&self) -> &SourcePlace {
-        &self.at
-    }
-}
-
-/// Whether a statement that can be switched off with `no` is on.
-pub(super) fn is_on(item: &Item) -> bool {
-    !matches!(item.word(1), "no" | "off" | "false")
-}
 
 pub(super) fn read(name: &str, text: &str, options: &Options<'_>) -> Result<Read, String> {
     let mut source = Reader::new(options).read(name, text)?;
@@ -323,13 +240,4 @@ fn items(source: &mut Source) -> Result<Vec<Item>, String> {
     }
     source.lost.append(&mut lost);
     Ok(inner.items)
-}
-
-/// The start of a text, up to `length` bytes.
-fn start(text: &str, length: usize) -> &str {
-    let mut end = length.min(text.len());
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
 }

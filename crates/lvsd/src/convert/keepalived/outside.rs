@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use super::Item;
 use super::group::{following, range};
+use super::item::{Item, is_on};
 use crate::convert::{ADDRESSES_MAX, Service};
 
 /// Statements at top level that keepalived keeps.
@@ -153,12 +153,12 @@ fn globals(item: &Item, outside: &mut Outside, lost: &mut Vec<String>) {
             "notification_email" => {
                 "it stays for VRRP; lvsd sends no e-mail about servers: use `notify` in [lvsd]"
             }
-            "smtp_alert" | "smtp_alert_checker" if super::is_on(item) => {
+            "smtp_alert" | "smtp_alert_checker" if is_on(item) => {
                 "lvsd sends no e-mail about servers: use `notify` in [lvsd]"
             }
             "rs_init_notifies" => "see `notify` in [lvsd]",
             "nftables_ipvs" => "a service of each address is made instead of a mark",
-            "checker_log_all_failures" if super::is_on(item) => {
+            "checker_log_all_failures" if is_on(item) => {
                 "lvsd logs what changes: `lvsd status` has the last reason"
             }
             _ => continue,

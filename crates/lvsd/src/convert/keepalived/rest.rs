@@ -1,8 +1,8 @@
 //! The lines that stay in keepalived's file: all but those of virtual servers.
 
-use super::Item;
+use super::item::Item;
 use super::outside::is_taken;
-use super::source::Source;
+use super::source::{Source, shown};
 use super::words::without_comment;
 
 /// Whether a line stays.
@@ -31,7 +31,7 @@ pub(super) fn write(source: &Source, items: &[Item], lost: &mut Vec<String>) -> 
                 "{}: {}: what keepalived keeps is without the lines for some hosts: one line of the file has both \
                  virtual servers and something else",
                 line.at,
-                super::shown(line.text.trim())
+                shown(line.text.trim())
             ));
         }
         let mut text = String::new();

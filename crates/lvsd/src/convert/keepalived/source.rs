@@ -7,9 +7,10 @@ use std::path::Path;
 use std::rc::Rc;
 
 use super::words::{self, BANG, HASH, Piece, Word};
-use super::{DEPTH_MAX, start};
 use crate::convert::{INCLUDES_MAX, LENGTH_MAX, Options, without_mark};
 
+/// Greatest depth of blocks and includes.
+pub(super) const DEPTH_MAX: usize = 32;
 /// The longest line that macros make, in bytes.
 const LINE_MAX: usize = 65_536;
 /// Greatest depth of macros in macros.
@@ -660,6 +661,15 @@ pub(super) fn shown(text: &str) -> String {
         true => format!("{text_shown}..."),
         false => text_shown.to_owned(),
     }
+}
+
+/// The start of a text, up to `length` bytes.
+fn start(text: &str, length: usize) -> &str {
+    let mut end = length.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
 }
 
 #[cfg(test)]

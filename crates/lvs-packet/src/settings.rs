@@ -13,8 +13,6 @@ pub struct Settings {
     pub limits: Limits,
     /// Treatment of echo requests to addresses that the dataplane owns.
     pub echo: Echo,
-    /// Echo requests that are answered in a second, all senders together; 0 is no limit.
-    pub echo_per_second: u32,
     /// Lower the segment size that TCP connections are opened with.
     pub clamp_mss: Option<ClampMss>,
     /// Reverse-path check of requests to services.
@@ -25,8 +23,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             limits: Limits::default(),
-            echo: Echo::Answer,
-            echo_per_second: 1000,
+            echo: Echo::default(),
             clamp_mss: None,
             reverse_path: ReversePath::Off,
         }
@@ -37,8 +34,7 @@ impl Settings {
     /// No limit on anything.
     pub const UNLIMITED: Self = Self {
         limits: Limits::NONE,
-        echo: Echo::Answer,
-        echo_per_second: 0,
+        echo: Echo::Answer(u32::MAX),
         clamp_mss: None,
         reverse_path: ReversePath::Off,
     };
@@ -72,13 +68,18 @@ impl FromStr for ReversePath {
 
 /// Treatment of echo requests to addresses that the dataplane owns. Requests to the host's
 /// addresses are always the host's.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Echo {
-    /// The requests are answered.
-    #[default]
-    Answer,
+    /// So many requests are answered in a second, all senders together; 0 is no limit.
+    Answer(u32),
     /// The requests are dropped.
     Drop,
+}
+
+impl Default for Echo {
+    fn default() -> Self {
+        Self::Answer(1000)
+    }
 }
 
 impl FromStr for Echo {
@@ -86,9 +87,11 @@ impl FromStr for Echo {
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
-            "answer" => Ok(Self::Answer),
-            "drop" => Ok(Self::Drop),
-            _ => Err("it is \"answer\" or \"drop\"".to_owned()),
+            "answer" => Ok(Self::default()),
+            "drop" | "0" => Ok(Self::Drop),
+            _ => text.parse().map(Self::Answer).map_err(|_| {
+                "it is \"answer\", \"drop\", or a number of replies per second".to_owned()
+            }),
         }
     }
 }
@@ -143,10 +146,11 @@ mod tests {
         assert_eq!("auto".parse(), Ok(ClampMss::Auto));
         assert_eq!("1360".parse(), Ok(ClampMss::To(1360)));
         assert_eq!("drop".parse(), Ok(Echo::Drop));
+        assert_eq!("10".parse(), Ok(Echo::Answer(10)));
         for wrong in ["", "0", "535", "65536", "-1", "Auto"] {
             assert!(wrong.parse::<ClampMss>().is_err(), "{wrong}");
         }
-        assert!("host".parse::<Echo>().is_err());
+        assert!("host".parse::<Echo>().is_err() && "-1".parse::<Echo>().is_err());
         assert_eq!("loose".parse(), Ok(ReversePath::Loose));
         assert!("1".parse::<ReversePath>().is_err());
     }

@@ -1,0 +1,27 @@
+//! The end of a connection, as an event.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::sync::Notify;
+
+/// An event that happens once, for all tasks that wait for it.
+#[derive(Debug, Default)]
+pub(super) struct CloseSignal {
+    closed: AtomicBool,
+    notify: Notify,
+}
+
+impl CloseSignal {
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.notify.notify_waiters();
+    }
+
+    /// Waits until it is closed.
+    pub(super) async fn closed(&self) {
+        let notified = self.notify.notified();
+        if !self.closed.load(Ordering::Acquire) {
+            notified.await;
+        }
+    }
+}
