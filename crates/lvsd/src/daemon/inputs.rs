@@ -65,7 +65,7 @@ pub(super) struct Suspicion {
 
 impl Suspicion {
     /// The cause as text.
-    fn cause(&self) -> String {
+    pub(super) fn cause(&self) -> String {
         let Attempts { opened, unanswered } = self.attempts;
         let opened = opened.max(unanswered);
         format!("{unanswered} of {opened} connections of clients got no answer in the last minute")
