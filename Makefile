@@ -252,7 +252,7 @@ release: ## the commit of a release (VERSION=1.2.3) and its artefacts; what is l
 	@{ echo "lvsd $(VERSION)"; echo; cat $(DIST)/NOTES.md; echo; cat $(DIST)/SHA256SUMS; } >"$(TARGET)/tag.txt"
 	@echo "next: git tag --sign --file $(TARGET)/tag.txt v$(VERSION) && git push --follow-tags; make repository KEY=..."
 
-test-packages: ## what a stranger installs, each tried from its artefact in fresh roots (PARTS=lint deb rpm ...); needs root, and some minutes
+test-packages: ## what a stranger installs, each tried from its artefact in fresh roots (PARTS="lint deb", BEFORE=artefacts of the version before); needs root, and some minutes
 	@tools/setup packages
 	@tools/try-artefacts $(PARTS)
 	@tools/try-package $(DIST)/lvsd_*_amd64.deb

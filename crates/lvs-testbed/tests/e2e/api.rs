@@ -260,7 +260,7 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
             "--web.listen-address=127.0.0.1:9090".to_owned(),
         ],
     )?;
-    let evaluate = |query: &str| -> Result<Value> {
+    let ask = |query: &str| -> Result<f64> {
         let text = site.director.run(
             "curl",
             &[
@@ -271,14 +271,11 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
                 &format!("query={query}"),
             ],
         )?;
-        Ok(serde_json::from_str(&text)?)
-    };
-    let ask = |query: &str| -> Result<f64> {
-        let answer = evaluate(query)?;
+        let answer: Value = serde_json::from_str(&text)?;
         let value = answer
             .pointer("/data/result/0/value/1")
             .and_then(Value::as_str);
-        Ok(value.with_context(|| answer.to_string())?.parse()?)
+        Ok(value.context(text.clone())?.parse()?)
     };
     let connections = "lvs_service_connections_total{service=\"web\"}";
     wait_until(
@@ -343,42 +340,40 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
         env!("CARGO_MANIFEST_DIR"),
         "/../../examples/prometheus-alerts.yml"
     ));
-    site.director
-        .run("promtool", &["check".into(), "rules".into(), rules])?;
-    let mut without_data = Vec::new();
-    let queries = grafana_queries()?;
-    for query in &queries {
-        let answer = evaluate(query).with_context(|| query.clone())?;
-        if answer.pointer("/data/result/0").is_none() {
-            without_data.push(query);
-        }
-    }
-    ensure!(without_data.len() * 2 < queries.len(), "{without_data:#?}");
+    let queries = site.testbed.dir().join("queries.json");
+    fs::write(&queries, grafana_queries()?)?;
+    site.director.run(
+        "promtool",
+        &["check".into(), "rules".into(), rules, queries],
+    )?;
 
     let status = lvsd.stop(Signal::SIGINT)?;
     ensure!(status.success(), "{status}: {}", lvsd.log());
     Ok(())
 }
 
-/// The queries of the Grafana dashboard, for all instances and services.
-fn grafana_queries() -> Result<Vec<String>> {
+/// The queries of the Grafana dashboard as rules of Prometheus.
+fn grafana_queries() -> Result<String> {
     let dashboard: Value =
         serde_json::from_str(include_str!("../../../../contrib/grafana/lvsd.json"))?;
     let panels = dashboard["panels"].as_array().context("panels")?;
     let targets = panels
         .iter()
         .flat_map(|panel| panel["targets"].as_array().into_iter().flatten());
-    let queries: Vec<String> = targets
+    let rules: Vec<Value> = targets
         .filter_map(|target| target["expr"].as_str())
-        .map(|query| {
-            query
+        .enumerate()
+        .map(|(n, query)| {
+            let query = query
                 .replace("$__rate_interval", "5m")
                 .replace("$instance", ".*")
-                .replace("$service", ".*")
+                .replace("$service", ".*");
+            serde_json::json!({"record": format!("panel:{n}"), "expr": query})
         })
         .collect();
-    ensure!(queries.len() > 20, "{queries:?}");
-    Ok(queries)
+    ensure!(rules.len() > 20, "{rules:?}");
+    let groups = serde_json::json!({"groups": [{"name": "grafana", "rules": rules}]});
+    Ok(groups.to_string())
 }
 
 /// Reading needs no rights, changes need the token or the socket, and both have the same effect as
