@@ -25,7 +25,7 @@ TARGET := $${CARGO_TARGET_DIR:-$(CURDIR)/target}
 RUN_TESTS = "$(TARGET)/debug/lvs-testbed" tests $(if $(ONLY),--only $(ONLY)) "$(TARGET)/tests.json"
 
 .PHONY: help demo demo-cluster test test-all test-rest test-release programs check lint format prose docs book test-tutorial deny unit e2e no-cc alone no-std bpf bpf-check \
-	msrv fuzz sync-with-kernel test-kubernetes report report-agrees package image crates sbom artefacts release repository test-packages build setup clean
+	msrv semver fuzz sync-with-kernel test-kubernetes report report-agrees package image crates sbom artefacts release repository test-packages build setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -144,6 +144,13 @@ deny: ## licences, duplicates, sources and known holes of what the programs are 
 		echo "make deny: the database of advisories cannot be fetched here: known holes were NOT looked for" >&2; \
 	fi
 
+# The tool is built once. Programs without a library have no API that it compares.
+semver: ## changes of the public APIs since the last release that need a higher version (BASE=tag or commit)
+	@base=$(or $(BASE),$$(git describe --tags --abbrev=0 --match 'v*' 2>/dev/null)); \
+	[ -n "$$base" ] || { echo "make semver: no tag v* yet, nothing to compare with: BASE=commit"; exit 0; }; \
+	$(CARGO) semver-checks --version >/dev/null 2>&1 || $(CARGO) install --locked --debug cargo-semver-checks || exit 1; \
+	set -x; $(CARGO) semver-checks --workspace $(UNPUBLISHED) --baseline-rev "$$base"
+
 # A crate that compiles C needs one of these build dependencies; rustc's own linker driver is not among them.
 no-cc: ## the programs, TLS included, need no C compiler
 	@found=$$($(CARGO) tree --locked -p lvsd -p lvsadm -p lvs-dataplane -e normal,build --prefix none | grep -E '^(cc|cmake|bindgen|nasm-rs|pkg-config) ' | sort -u); \
@@ -245,7 +252,7 @@ release: ## the commit of a release (VERSION=1.2.3) and its artefacts; what is l
 	@{ echo "lvsd $(VERSION)"; echo; cat $(DIST)/NOTES.md; echo; cat $(DIST)/SHA256SUMS; } >"$(TARGET)/tag.txt"
 	@echo "next: git tag --sign --file $(TARGET)/tag.txt v$(VERSION) && git push --follow-tags; make repository KEY=..."
 
-test-packages: ## what a stranger installs, each tried from its artefact in fresh roots (PARTS=lint deb rpm ...); needs root, and some minutes
+test-packages: ## what a stranger installs, each tried from its artefact in fresh roots (PARTS="lint deb", BEFORE=artefacts of the version before); needs root, and some minutes
 	@tools/setup packages
 	@tools/try-artefacts $(PARTS)
 	@tools/try-package $(DIST)/lvsd_*_amd64.deb
