@@ -7,7 +7,7 @@
 //! whole process does not run, as on a suspended machine, counts only as far as the manager counts
 //! it.
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -41,9 +41,16 @@ impl Feeder {
     }
 }
 
+impl Feeder {
+    /// Ends the requests without waiting: a dataplane that stops does not answer itself, and that is no failure.
+    pub fn stop(&mut self) {
+        self.stop = None;
+    }
+}
+
 impl Drop for Feeder {
     fn drop(&mut self) {
-        drop(self.stop.take());
+        self.stop();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -62,6 +69,7 @@ fn feed(address: &Address, notify: &Notify, pause: Duration, stopped: &Receiver<
                 }
                 well = true;
             }
+            Err(_) if stopped.try_recv() == Err(TryRecvError::Disconnected) => return,
             Err(error) => {
                 if well {
                     tracing::error!("the dataplane does not answer itself: {error}");

@@ -83,7 +83,7 @@ pub struct TestsOptions {
     /// sizes
     #[arg(long)]
     rest: bool,
-    /// End-to-end tests that run at the same time [default: four for each processor]
+    /// End-to-end tests that run at the same time [default: three for each processor, with --rest four]
     #[arg(long)]
     jobs: Option<usize>,
     /// Run only tests with one of these words in `package::executable::name`, separated by commas
@@ -164,7 +164,11 @@ pub fn main(options: &TestsOptions) -> Result<()> {
     );
     let processors = std::thread::available_parallelism().map_or(2, usize::from);
     let limits = run::Limits {
-        waiting: options.jobs.unwrap_or(4 * processors).max(1),
+        // Tests of third-party programs wait more than they compute.
+        waiting: options
+            .jobs
+            .unwrap_or(if options.rest { 4 } else { 3 } * processors)
+            .max(1),
         computing: processors,
         in_turn: options.rest,
         each: Duration::from_secs(if options.rest { 1800 } else { 900 }),
