@@ -54,6 +54,10 @@ const COMPUTING: [&str; 8] = [
     "model",
 ];
 
+/// Computing modules that load BPF programs without a pause. Every start of a dataplane waits for them, so they start
+/// when the waiting tests have ended.
+const LOADING: [&str; 2] = ["conformance", "fast_path_twins"];
+
 /// Modules with tests that wait for most of a minute. They start before the other waiting tests, so that no run waits for
 /// one of them at its end.
 const LONG_WAITS: [&str; 5] = ["unanswered", "peers", "fast_path", "killed", "cluster"];
@@ -105,6 +109,8 @@ struct Test {
     title: String,
     /// It waits for a clock or for other processes most of the time.
     waits: bool,
+    /// It starts when the waiting tests have ended: modules in [`LOADING`], and all that compute with full sizes.
+    late: bool,
     /// Tests with smaller numbers start first.
     turn: usize,
 }
@@ -170,7 +176,6 @@ pub fn main(options: &TestsOptions) -> Result<()> {
             .unwrap_or(if options.rest { 4 } else { 3 } * processors)
             .max(1),
         computing: processors,
-        in_turn: options.rest,
         each: Duration::from_secs(if options.rest { 1800 } else { 900 }),
     };
     println!(
@@ -312,6 +317,7 @@ fn executable_tests(
                 executable: executable.to_owned(),
                 package: package.to_owned(),
                 waits: target == END_TO_END && !computes,
+                late: computes && (options.rest || LOADING.contains(&module)),
                 turn: position(&COMPUTING)
                     .or_else(|| position(&LONG_WAITS))
                     .unwrap_or(usize::MAX),

@@ -20,9 +20,6 @@ pub(super) struct Limits {
     pub(super) waiting: usize,
     /// Tests that compute.
     pub(super) computing: usize,
-    /// Tests that compute run when those that wait have ended: with full sizes they load BPF programs without a pause, and
-    /// every start of a dataplane waits for them.
-    pub(super) in_turn: bool,
     /// Time for one test; a test that is still running then has failed.
     pub(super) each: Duration,
 }
@@ -73,23 +70,19 @@ pub(super) fn all(
     });
     let (waiting, computing): (VecDeque<_>, VecDeque<_>) =
         tests.into_iter().partition(|test| test.waits);
-    let (waiting, computing) = (Mutex::new(waiting), Mutex::new(computing));
-    let (now, later) = if limits.in_turn {
-        (0, limits.computing)
-    } else {
-        (limits.computing, 0)
-    };
+    let (late, computing) = computing.into_iter().partition(|test| test.late);
+    let [waiting, computing, late] = [waiting, computing, late].map(Mutex::new);
     std::thread::scope(|scope| {
         for _ in 0..limits.waiting {
             scope.spawn(|| work(&waiting, limits, environment, &progress));
         }
-        for _ in 0..now {
+        for _ in 0..limits.computing {
             scope.spawn(|| work(&computing, limits, environment, &progress));
         }
     });
     std::thread::scope(|scope| {
-        for _ in 0..later {
-            scope.spawn(|| work(&computing, limits, environment, &progress));
+        for _ in 0..limits.computing {
+            scope.spawn(|| work(&late, limits, environment, &progress));
         }
     });
     progress.into_inner().expect("no thread panicked").results
