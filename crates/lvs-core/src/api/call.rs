@@ -114,7 +114,7 @@ calls! {
         "drops" Drops {},
         /// Shows the decision for a packet that may open a connection, and the reasons, without a
         /// change.
-        /// Answer: [`Explanation`](super::Explanation).
+        /// Answer: [`Explanation`](crate::control::Explanation).
         "explain" Explain {
             /// IP protocol number.
             protocol: u8,
