@@ -38,7 +38,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Restarts keepalived, after which there is no fault.
+    /// Restarts keepalived, after which there is no fault. The other director is in maintenance, so
+    /// this one is active again afterwards.
     pub(super) fn restart_keepalived(&mut self, index: usize) -> Result<()> {
         self.show_progress(&format!("director {}: keepalived is restarted", index + 1));
         let director = &mut self.directors[index];
@@ -47,7 +48,7 @@ impl Lab {
         self.wait_active(1 - index)?;
         self.start_keepalived(index)?;
         self.wait_trouble(index, false)?;
-        self.wait_state(index, "backup")?;
+        self.wait_active(index)?;
         for index in [0, 1] {
             let found = self.doctor(index)?;
             ensure!(found.is_empty(), "director {}: {found:?}", index + 1);
