@@ -275,6 +275,12 @@ impl Shard {
         self.table.get(conn.0).in_packets()
     }
 
+    /// Local address and port of a full-NAT connection towards its server; `None` with other
+    /// forwarding methods.
+    pub fn local_address_of(&self, conn: ConnId) -> Option<SocketAddr> {
+        self.local_of(conn.0)
+    }
+
     /// Offload plan of a connection. The shard must be swept.
     ///
     /// # Errors

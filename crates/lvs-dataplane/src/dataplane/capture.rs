@@ -81,6 +81,14 @@ impl Capture {
         }
     }
 
+    /// Whether the reader receives packets that are forwarded with one of these addresses and ports.
+    pub(super) fn shows_forwarded(&self, tuples: &[Tuple]) -> bool {
+        self.reader.strong_count() > 0
+            && tuples
+                .iter()
+                .any(|tuple| takes(&self.filter, Some(*tuple), false))
+    }
+
     /// Queues a packet for the reader if the filter matches; `false` if the reader has ended.
     pub(super) fn show(&mut self, tuple: Option<Tuple>, packet: &Shown<'_>) -> bool {
         let Some(reader) = self.reader.upgrade() else {
@@ -241,6 +249,14 @@ mod tests {
             assert_eq!(takes(&filter(text), Some(tuple), false), taken, "{text}");
         }
         assert!(!takes(&filter(r#"{"ports": [80]}"#), None, false));
+        for (text, shown) in [("{}", true), (r#"{"dropped": true}"#, false)] {
+            let (out, _packets) = sync_channel(1);
+            let reader = Arc::<Reader>::default();
+            let capture = Capture::new(filter(text), out, Arc::downgrade(&reader));
+            assert_eq!(capture.shows_forwarded(&[tuple]), shown, "{text}");
+            drop(reader);
+            assert!(!capture.shows_forwarded(&[tuple]), "{text}");
+        }
         let (out, packets) = sync_channel(1);
         let reader = Arc::<Reader>::default();
         let mut capture = Capture::new(CaptureFilter::default(), out, Arc::downgrade(&reader));

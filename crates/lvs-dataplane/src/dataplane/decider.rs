@@ -143,15 +143,20 @@ impl Decider {
             .hear(&mut self.shard, peer, keeps_ties, items, now)
     }
 
+    /// Addresses and ports of a connection's packets as they arrive, from the client and from the
+    /// server.
+    pub(super) fn directions(&self, conn: ConnId, offer: &Offer) -> [Tuple; 2] {
+        let to = self.shard.local_address_of(conn).unwrap_or(offer.client);
+        [
+            Tuple::new(offer.protocol, offer.client, offer.virt),
+            Tuple::new(offer.protocol, offer.server, to),
+        ]
+    }
+
     /// Whether a rule for marks could drop packets of a connection or pass them to the host, in
-    /// either direction. A mark affects only packets that open a connection.
-    pub(super) fn may_be_taken(&self, offer: &Offer) -> bool {
-        let tuple = |src, dst| Tuple::new(offer.protocol, src, dst);
-        let ways = [
-            tuple(offer.client, offer.virt),
-            tuple(offer.server, offer.client),
-        ];
-        ways.iter().any(|way| takes(&self.marks, way))
+    /// either [direction](Self::directions). A mark affects only packets that open a connection.
+    pub(super) fn may_be_taken(&self, directions: &[Tuple]) -> bool {
+        directions.iter().any(|tuple| takes(&self.marks, tuple))
     }
 
     /// The action of the first rule for marks that matches a packet.

@@ -116,8 +116,6 @@ impl Wanted {
 pub(super) enum WithDataplane {
     #[error("the dataplane does not use the kernel fast path")]
     NotUsed,
-    #[error("captures are running")]
-    Captures,
     #[error("something is being changed")]
     Change,
     #[error("ignore_tunneled is set")]
@@ -134,6 +132,8 @@ pub(super) enum WithDataplane {
     Connection(#[from] Unpublished),
     #[error("a rule for marks could drop its packets or leave them to this host")]
     Marks,
+    #[error("a capture shows its packets")]
+    Captured,
     #[error("its server is beyond the 4,096th")]
     Number,
     #[error("the kernel has no memory for local addresses so far")]

@@ -9,7 +9,7 @@ use tracing::warn;
 
 use super::Worker;
 use crate::dataplane::kernel_path::WithDataplane;
-use crate::fast_path::{FastPath, Held, LocalsAre, WayOut};
+use crate::fast_path::{FastPath, LocalsAre, WayOut};
 use lvs_packet::net::Way;
 use lvs_packet::ways::Ways;
 
@@ -32,8 +32,6 @@ pub(super) struct KernelSide {
     pub(super) path: Option<Arc<FastPath>>,
     /// Last time at which all received packets had been sent on.
     pub(super) quiet: Instant,
-    /// As long as there are captures, nothing passes them by in the kernel.
-    pub(super) shown: Option<Held>,
     /// Next slot of the walk for the synchronisation master, and the time of the next step.
     pub(super) synced: Option<(usize, Instant)>,
     /// Next slot of the walk that evicts all connections.
@@ -105,10 +103,7 @@ impl Worker {
     /// The reason why no connection is offloaded in this epoch.
     fn publishes_none(&self, epoch: u16) -> Option<WithDataplane> {
         if epoch == 0 {
-            return Some(match self.kernel.shown {
-                Some(_) => WithDataplane::Captures,
-                None => WithDataplane::Change,
-            });
+            return Some(WithDataplane::Change);
         }
         // The dataplane ignores some packets from tunnels.
         let judges = self.network.view().ignore_tunneled;
@@ -124,8 +119,16 @@ impl Worker {
         now: Instant,
     ) -> Result<(Offer, Ways), WithDataplane> {
         let offer = self.decider.shard.offer(conn)?;
-        if self.decider.may_be_taken(&offer) {
+        let directions = self.decider.directions(conn, &offer);
+        if self.decider.may_be_taken(&directions) {
             return Err(WithDataplane::Marks);
+        }
+        if self
+            .captures
+            .iter()
+            .any(|one| one.shows_forwarded(&directions))
+        {
+            return Err(WithDataplane::Captured);
         }
         if !kernel.has_room_for(offer.record) {
             return Err(WithDataplane::Number);

@@ -34,7 +34,6 @@ use super::pages;
 use super::priority::Priority;
 use super::report::Report;
 use super::threads::{Requests, Threads, WorkerLink};
-use crate::fast_path::FastPath;
 use crate::host::NeighbourNews;
 use crate::io::BATCH;
 use crate::io::port::{Batch, Port, Ports};
@@ -468,9 +467,6 @@ impl Worker {
             captures.retain_mut(|capture| capture.show(tuple, &shown));
         }
         self.decider.keeps_decisions = !captures.is_empty();
-        if captures.is_empty() {
-            self.kernel.shown = None;
-        }
         self.captures = captures;
     }
 
@@ -858,10 +854,12 @@ impl Worker {
 
     /// Shows packets from now on.
     pub(super) fn capture(&mut self, capture: Capture) {
-        // All packets are to be shown.
-        let hold = || self.kernel.path.as_ref().map(FastPath::hold);
-        self.kernel.shown = self.kernel.shown.take().or_else(hold);
         self.captures.push(capture);
+        // The new epoch evicts all connections; those that the capture does not show are offloaded
+        // again.
+        if let Some(fast_path) = &self.kernel.path {
+            fast_path.changed();
+        }
     }
 }
 
