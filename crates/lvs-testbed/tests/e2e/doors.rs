@@ -320,6 +320,7 @@ fn resident(pid: u32) -> Result<u64> {
 }
 
 #[test]
+#[ignore = "long"]
 fn local_users_without_rights_take_no_memory_and_hold_up_no_packet() -> Result<()> {
     let mut site = site("users")?;
     site.start_dataplane(&[])?;

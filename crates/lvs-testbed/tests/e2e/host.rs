@@ -125,6 +125,7 @@ fn one_armed_nat_with_the_dataplanes_own_vip() -> Result<()> {
 
 /// Without offloads every segment is small and its checksum finished; with them it is neither.
 #[test]
+#[ignore = "long"]
 fn transfers_work_without_offloads_and_with_a_small_mtu() -> Result<()> {
     for forward in [Forward::Nat, Forward::Dr, Forward::Tun] {
         for (offloads, mtu) in [(false, 1500), (true, 1280), (true, 9000)] {

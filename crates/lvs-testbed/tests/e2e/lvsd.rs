@@ -369,6 +369,7 @@ fn replacing_reload_loses_no_request() -> Result<()> {
 /// All three programs with a standard error that is full, that no process reads, and whose reader
 /// has exited, under 500 downloads.
 #[test]
+#[ignore = "long"]
 fn unread_output_does_not_block_lvsd() -> Result<()> {
     let site = site("unread")?;
     // lvsd warns of these times before anything else.
@@ -727,6 +728,7 @@ fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
 /// As many services and servers as in the largest known installations. Run with `--nocapture` for
 /// the times.
 #[test]
+#[ignore = "long"]
 fn large_file_is_loaded_and_one_change_is_applied() -> Result<()> {
     const SERVICES: usize = 2_277;
     const SERVERS: usize = 37_205;
@@ -798,6 +800,7 @@ fn large_file_is_loaded_and_one_change_is_applied() -> Result<()> {
 /// A thousand random edits of one service, each loaded, while another service is used: none of its
 /// requests fails, and the final state equals that of a cold start with the last file.
 #[test]
+#[ignore = "long"]
 fn thousand_reloads_break_no_connection() -> Result<()> {
     let site = site("reloads")?;
     let path = configure(&site, 3)?;

@@ -52,6 +52,7 @@ fn server_without_vip_on_lo_is_a_finding() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn server_with_another_gateway_is_a_finding() -> Result<()> {
     let faults = [
         "ip route change default via 10.0.0.99",
@@ -62,6 +63,7 @@ fn server_with_another_gateway_is_a_finding() -> Result<()> {
 
 /// `lvsd` names the server in its status and its log, although its check is good.
 #[test]
+#[ignore = "long"]
 fn lvsd_names_server_without_answers_until_it_answers() -> Result<()> {
     let mut options = SiteOptions::new("unlvsd", Forward::Nat);
     options.servers = 3;
