@@ -61,6 +61,7 @@ mod sync;
 mod sync_with_kernel;
 mod testbed;
 mod tftp;
+mod together;
 mod transcripts;
 mod tun_backend;
 mod two_ways;

@@ -1,0 +1,424 @@
+//! The features of the dataplane at the same time: a director that `lvsd` manages loses its
+//! dataplane in the middle of downloads, with each forwarding method and each kind of kernel fast
+//! path.
+//!
+//! Every pair of values of two features is in one of the sixteen rows.
+
+use std::fmt::Write as _;
+use std::os::unix::fs::PermissionsExt;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::listing::Row as Line;
+use lvs_testbed::{Forward, Host, LoadOptions, Proc, Site, SiteOptions, programs, wait_until};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use super::{common, fast_path};
+
+/// Simultaneous downloads of a row, their bytes a second, and their seconds.
+const DOWNLOADS: u64 = 20;
+const RATE: u64 = 60_000;
+const SECONDS: u64 = 20;
+
+const KEY: &str = "0123456789abcdef0123456789abcdef";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Path {
+    Off,
+    Tcx,
+    Clsact,
+    Xdp,
+}
+
+const PATHS: [Path; 4] = [Path::Off, Path::Tcx, Path::Clsact, Path::Xdp];
+
+#[derive(Clone, Copy, Debug)]
+struct Features {
+    path: Path,
+    forward: Forward,
+    workers: u8,
+    peers: bool,
+    master: bool,
+    resets: bool,
+}
+
+impl Features {
+    /// The row of a fast path and a forwarding method, by their numbers from 0 to 3. Two bits of
+    /// each give the other features, so that each pair of values occurs.
+    fn row(path: usize, forward: usize) -> Self {
+        let differs = |one: usize, other: usize| (one ^ other) & 1 == 1;
+        Self {
+            path: PATHS[path],
+            forward: [Forward::Nat, Forward::Dr, Forward::Tun, Forward::FullNat][forward],
+            workers: if differs(path, forward) { 2 } else { 1 },
+            peers: differs(path >> 1, forward >> 1),
+            master: differs(path, forward >> 1),
+            resets: differs(path >> 1, forward),
+        }
+    }
+}
+
+/// A director with these features and its `lvsd`, and the second director's dataplane, if it has
+/// peers.
+struct Director {
+    features: Features,
+    downloads: u64,
+    site: Site,
+    lvsd: Proc,
+    _second: Option<Proc>,
+}
+
+impl Director {
+    fn start(label: &str, features: Features, downloads: u64) -> Result<Self> {
+        if features.path != Path::Off {
+            fast_path::require_permission()?;
+        }
+        let mut options = SiteOptions::new(label, features.forward);
+        options.servers = 2;
+        options.paced = Some(RATE);
+        options.standby = features.peers;
+        options.offloads = features.path != Path::Xdp;
+        let site = Site::new(options)?;
+        if features.path == Path::Xdp {
+            site.testbed.take_frames()?;
+            site.testbed.finish_checksums()?;
+        } else if features.forward == Forward::Tun && features.path != Path::Off {
+            site.director.sh(
+                "for i in eth0 eth1; do [ ! -e /sys/class/net/$i ] || ethtool -K $i tx off; done",
+            )?;
+        }
+        let key = site.testbed.dir().join("key");
+        std::fs::write(&key, KEY)?;
+        std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600))?;
+        let second = if features.peers {
+            let key = key.display().to_string();
+            let own = match site.options.forward {
+                Forward::Nat => &["--interface", "eth0", "--interface", "eth1"][..],
+                // Each director has local addresses of its own.
+                Forward::FullNat => &["--interface", "eth0", "--local-address", "192.0.2.51"],
+                Forward::Dr | Forward::Tun => &["--interface", "eth0"],
+            };
+            let peer = ["--sync-peer", "192.0.2.1", "--sync-key", &key];
+            let words = [own, &peer, &["--fast-path", "off"]].concat();
+            let host = site.standby()?;
+            let dataplane = host.spawn(programs::find("lvs-dataplane")?, &words)?;
+            wait_until("the second dataplane", common::SOON, || {
+                host.has_dataplane()
+            })
+            .with_context(|| dataplane.log())?;
+            Some(dataplane)
+        } else {
+            None
+        };
+        let file = site.testbed.dir().join("lvsd.toml");
+        std::fs::write(&file, configuration(&site, features)?)?;
+        let file = file.display().to_string();
+        let (lvsd, testbed) = (programs::find("lvsd")?, programs::own()?);
+        let [lvsd, testbed] = [lvsd, testbed].map(|path| path.display().to_string());
+        let words = [testbed.as_str(), "without-tcx", &lvsd, "--config", &file];
+        let words = match features.path {
+            Path::Clsact => &words[..],
+            _ => &words[2..],
+        };
+        let lvsd = site.director.spawn(words[0], &words[1..])?;
+        let director = Self {
+            features,
+            downloads,
+            site,
+            lvsd,
+            _second: second,
+        };
+        wait_until("both servers to be in use", common::SOON, || {
+            common::usable(&director.site).len() == 2
+        })
+        .with_context(|| director.lvsd.log())?;
+        if features.peers {
+            let rules = director.site.lvsadm("-S -n")?;
+            let program = programs::find("lvsadm")?;
+            let mut restore = director.site.standby()?.command(program);
+            lvs_testbed::netns::run_with_input(restore.arg("-R"), &rules)?;
+        }
+        Ok(director)
+    }
+
+    /// Packets from clients that the kernel fast path has forwarded.
+    fn offloaded(&self) -> Result<u64> {
+        let all: Value = serde_json::from_str(&self.site.lvsadm("drops --json --all")?)?;
+        let items = all.as_array().context("a list")?;
+        let forwarded =
+            |item: &&Value| item["reason"] == "kernel_xdp" || item["reason"] == "kernel_requests";
+        let counts = items.iter().filter(forwarded);
+        Ok(counts.filter_map(|item| item["count"].as_u64()).sum())
+    }
+
+    /// Waits until the downloads are where the features let them be: in the kernel, at the peer, in
+    /// messages of the master.
+    fn wait_for_features(&self) -> Result<()> {
+        let Features {
+            path,
+            peers,
+            master,
+            ..
+        } = self.features;
+        if path != Path::Off {
+            let before = self.offloaded()?;
+            wait_until("offloaded packets", common::SOON, || {
+                self.offloaded()
+                    .is_ok_and(|count| count > before + 10 * self.downloads)
+            })
+            .with_context(|| self.lvsd.log())?;
+            let listed = self.site.lvsadm("-L -n -c")?;
+            let source = lvs_testbed::listing::connections(&listed)?.remove(0).source;
+            let question = format!("explain tcp {source} {}", self.site.service(80));
+            let mut explained = String::new();
+            wait_until(
+                "explain to show an offloaded connection",
+                common::SOON,
+                || {
+                    explained = self.site.lvsadm(&question).unwrap_or_default();
+                    explained.contains("in kernel   yes\n")
+                },
+            )
+            .with_context(|| explained.clone())?;
+        }
+        // Connections of full NAT are not replicated: their local ports belong to one director.
+        if peers && self.features.forward != Forward::FullNat {
+            wait_until("the peer to have all connections", common::SOON, || {
+                let text = self
+                    .site
+                    .standby()
+                    .and_then(|second| self.site.lvsadm_on(second, "--json sync"));
+                let state: Value = text
+                    .ok()
+                    .and_then(|text| serde_json::from_str(&text).ok())
+                    .unwrap_or_default();
+                state["peers"][0]["borrowed"].as_u64() == Some(self.downloads)
+            })
+            .with_context(|| self.lvsd.log())?;
+        }
+        if master {
+            let daemons = self.site.lvsadm("-L --daemon")?;
+            ensure!(daemons.contains("master sync daemon"), "{daemons}");
+        }
+        Ok(())
+    }
+
+    /// Kills the dataplane and waits until `lvsd` has started another one.
+    fn kill_dataplane(&self) -> Result<()> {
+        let pid = || -> Result<i32> {
+            let text = self.site.director.sh(
+                "ss -Hlxp | sed -n 's/.*netns-[0-9]*.sock .*pid=\\([0-9]*\\).*/\\1/p' | head -n 1",
+            )?;
+            Ok(text.trim().parse()?)
+        };
+        let before = pid()?;
+        kill(Pid::from_raw(before), Signal::SIGKILL)?;
+        wait_until("another dataplane with both servers", common::SOON, || {
+            pid().is_ok_and(|now| now != before) && common::usable(&self.site).len() == 2
+        })
+        .with_context(|| self.lvsd.log())
+    }
+
+    /// Compares the packets from clients of each server with its host's own count.
+    fn compare_counters(&self) -> Result<()> {
+        let servers = &self.site.servers;
+        let counters_are_equal = |lines: &[Line]| -> Result<bool> {
+            let lines = lines.iter().filter(|line| line.is_server());
+            for (server, line) in servers.iter().zip(lines) {
+                // The counters of a successor are at most a second old.
+                let second = received(server)? / SECONDS;
+                let (listed, received) = (line.number(1)?, received(server)?);
+                if !(received - 2 * second..=received).contains(&listed) {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        };
+        common::wait_for_counters(
+            &self.site,
+            "the counters of the servers",
+            counters_are_equal,
+        )
+        .with_context(|| {
+            let received = servers.iter().map(|server| received(server).ok());
+            let listed = self
+                .site
+                .lvsadm("-L -n --stats --exact")
+                .unwrap_or_default();
+            format!(
+                "{:?} packets received\n{listed}",
+                received.collect::<Vec<_>>()
+            )
+        })
+    }
+}
+
+/// The `lvsd.toml` of these features.
+fn configuration(site: &Site, features: Features) -> Result<String> {
+    let arguments = site.dataplane_arguments();
+    let values = |option: &str| {
+        let pairs = arguments.windows(2).filter(|pair| pair[0] == option);
+        let values: Vec<String> = pairs.map(|pair| format!("\"{}\"", pair[1])).collect();
+        format!("[{}]", values.join(", "))
+    };
+    let interfaces = values("--interface");
+    let (path, survives) = match features.path {
+        Path::Off => ("off", "on"),
+        _ => ("on", "off"),
+    };
+    let mut text = format!(
+        "[dataplane]\ninterface = {interfaces}\nworkers = {}\nfast_path = \"{path}\"\nwarm_restart = \"{survives}\"\n",
+        features.workers
+    );
+    if features.path == Path::Xdp {
+        writeln!(text, "xdp = {interfaces}")?;
+    }
+    if features.forward == Forward::FullNat {
+        writeln!(text, "local_addresses = {}", values("--local-address"))?;
+    }
+    if features.peers {
+        let key = site.testbed.dir().join("key");
+        write!(
+            text,
+            "\n[sync.peers]\naddresses = [\"192.0.2.2\"]\nkey_file = \"{}\"\n",
+            key.display()
+        )?;
+    }
+    if features.master {
+        text.push_str("\n[sync.ipvs]\nrole = \"master\"\ninterface = \"eth0\"\n");
+    }
+    write!(
+        text,
+        "\n[[service]]\naddress = \"{}\"\nscheduler = \"rr\"\nforward = \"{}\"\n",
+        site.service(80),
+        features.forward.word()
+    )?;
+    if features.resets {
+        text.push_str("on_server_down = \"reset\"\n");
+    }
+    for index in 0..site.servers.len() {
+        let address = site.real_address(index);
+        write!(text, "\n[[service.server]]\naddress = \"{address}:80\"\n")?;
+    }
+    Ok(text)
+}
+
+/// Counts packets from clients at a server's host.
+fn count_requests(server: &Host) -> Result<()> {
+    server
+        .sh("nft -f - <<'END'\n\
+             table inet seen {\n\
+             counter requests { }\n\
+             chain in { type filter hook input priority 400; tcp dport 80 counter name requests; }\n\
+             }\nEND")
+        .map(drop)
+}
+
+/// Packets from clients that a server's host has received.
+fn received(server: &Host) -> Result<u64> {
+    let listing: Value = serde_json::from_str(&server.sh("nft -j list table inet seen")?)?;
+    let items = listing["nftables"].as_array().context("a list")?;
+    let packets = items
+        .iter()
+        .find_map(|item| item["counter"]["packets"].as_u64());
+    packets.context("a counter")
+}
+
+fn combined(label: &str, features: Features, downloads: u64) -> Result<()> {
+    let director = Director::start(label, features, downloads);
+    let director = director.with_context(|| format!("{features:?}"))?;
+    let play = || -> Result<()> {
+        for server in &director.site.servers {
+            count_requests(server)?;
+        }
+        let mut load = LoadOptions::new(director.site.service(80));
+        load.requests = downloads;
+        load.concurrency = downloads;
+        load.sizes = vec![SECONDS * RATE];
+        load.timeout_ms = 90_000;
+        let client = director.site.client.clone();
+        let running = std::thread::spawn(move || client.load(&load));
+        wait_until("all downloads", common::SOON, || {
+            let listed = director.site.lvsadm("-L -n -c").unwrap_or_default();
+            listed.matches("ESTABLISHED").count() as u64 == downloads
+        })?;
+        director.wait_for_features()?;
+        // Only the kernel fast path keeps the local ports of full NAT for a successor.
+        if features.path != Path::Off || features.forward != Forward::FullNat {
+            director.kill_dataplane()?;
+        }
+        let report = running.join().map_err(|_| anyhow::anyhow!("a panic"))??;
+        report.all_ok(downloads)?;
+        director.compare_counters()
+    };
+    play().with_context(|| format!("{features:?}\n{}", director.lvsd.log()))
+}
+
+macro_rules! rows {
+    ($($name:ident: $path:literal $forward:literal,)*) => {$(
+        #[test]
+        #[ignore = "long"]
+        fn $name() -> Result<()> {
+            combined(concat!("tog", $path, $forward), Features::row($path, $forward), DOWNLOADS)
+        }
+    )*};
+}
+
+rows! {
+    userspace_features_together_keep_downloads_nat: 0 0,
+    userspace_features_together_keep_downloads_direct_routing: 0 1,
+    userspace_features_together_keep_downloads_tunnel: 0 2,
+    userspace_features_together_keep_downloads_full_nat: 0 3,
+    tcx_features_together_keep_downloads_nat: 1 0,
+    tcx_features_together_keep_downloads_direct_routing: 1 1,
+    tcx_features_together_keep_downloads_tunnel: 1 2,
+    tcx_features_together_keep_downloads_full_nat: 1 3,
+    clsact_features_together_keep_downloads_nat: 2 0,
+    clsact_features_together_keep_downloads_direct_routing: 2 1,
+    clsact_features_together_keep_downloads_tunnel: 2 2,
+    clsact_features_together_keep_downloads_full_nat: 2 3,
+    xdp_features_together_keep_downloads_nat: 3 0,
+    xdp_features_together_keep_downloads_direct_routing: 3 1,
+    xdp_features_together_keep_downloads_tunnel: 3 2,
+    xdp_features_together_keep_downloads_full_nat: 3 3,
+}
+
+#[test]
+#[ignore = "long"]
+fn all_features_together_keep_500_downloads() -> Result<()> {
+    let features = Features {
+        path: Path::Tcx,
+        forward: Forward::Nat,
+        workers: 2,
+        peers: true,
+        master: true,
+        resets: true,
+    };
+    combined("tog-all", features, 500)
+}
+
+#[test]
+fn rows_of_features_contain_every_pair_of_values() {
+    use std::collections::BTreeSet;
+    let rows = (0..4).flat_map(|path| (0..4).map(move |forward| (path, forward)));
+    let mut pairs = BTreeSet::new();
+    for (path, forward) in rows {
+        let row = Features::row(path, forward);
+        let values = [
+            path,
+            forward,
+            usize::from(row.workers),
+            usize::from(row.peers),
+            usize::from(row.master),
+            usize::from(row.resets),
+        ];
+        for first in 0..values.len() {
+            for second in first + 1..values.len() {
+                pairs.insert((first, values[first], second, values[second]));
+            }
+        }
+    }
+    // Two features of four values, and four of two.
+    assert_eq!(pairs.len(), 4 * 4 + 2 * 4 * 4 * 2 + 6 * 2 * 2);
+}
