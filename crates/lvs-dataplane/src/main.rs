@@ -350,12 +350,18 @@ const IGNORED: [(c_int, &str); 4] = [
 
 /// Options of earlier versions, and their replacements.
 const REMOVED: [(&str, &str); 6] = [
-    ("--echo-limit", "write `--echo N`"),
+    (
+        "--echo-limit",
+        "write `--echo N`; 0 drops all requests, 4294967295 answers all",
+    ),
     (
         "--icmp-msgs-burst",
         "remove it: a burst has a twentieth of `--icmp-limit`",
     ),
-    ("--icmp-msgs-per-sec", "write `--icmp-limit N`"),
+    (
+        "--icmp-msgs-per-sec",
+        "write `--icmp-limit N`; 0 disables all limits",
+    ),
     (
         "--icmp-ratelimit",
         "write `--icmp-limit N`, errors per second to all receivers; 0 disables all limits",
