@@ -527,9 +527,11 @@ fn run(
     dataplane.handle().set_confinement(confinement);
     let notify = Notify::from_env();
     notify.send("READY=1");
-    let mut fed = match (watchdog::interval(), dataplane.address()) {
+    let _fed = match (watchdog::interval(), dataplane.address()) {
         (Some(interval), Some(address)) => {
-            let feeder = Feeder::start(address.clone(), notify, interval);
+            let asked = dataplane.handle();
+            let is_stopping = move || asked.is_stopping();
+            let feeder = Feeder::start(address.clone(), notify, interval, is_stopping);
             Some(feeder.context("cannot feed the watchdog")?)
         }
         _ => None,
@@ -540,9 +542,6 @@ fn run(
         for signal in signals.forever() {
             let ignored = IGNORED.iter().find(|(number, _)| *number == signal);
             let Some((_, name)) = ignored else {
-                if let Some(feeder) = &mut fed {
-                    feeder.stop();
-                }
                 return running.stop();
             };
             info!("{name} is ignored: SIGTERM stops the dataplane; lvsadm and lvsd configure it");
