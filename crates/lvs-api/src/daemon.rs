@@ -471,7 +471,7 @@ pub struct DataplaneStatus {
     /// Virtual addresses for which another host answers, too.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conflicts: Vec<Conflict>,
-    /// Its next hops that do not answer, without the servers whose own state tells that.
+    /// Its next hops that do not answer, without those of servers or interfaces that are down.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub silent_hops: Vec<SilentHop>,
     /// Its sandbox; `None` before its first answer.
