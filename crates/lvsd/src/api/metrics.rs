@@ -454,7 +454,7 @@ impl View {
         #[expect(clippy::cast_precision_loss, reason = "a rough time")]
         out.gauge(
             "lvs_dataplane_seen_age_seconds",
-            "How old what is shown of the dataplane is",
+            "Seconds since the last answer of the dataplane",
             age as f64 / 1e3,
         )?;
         // The fate of the rest is unknown.
