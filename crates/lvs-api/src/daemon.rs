@@ -449,7 +449,7 @@ pub struct DataplaneStatus {
     /// Its version; `None` before its first answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// Milliseconds since its last answer; `None` before the first comparison.
+    /// Milliseconds since its last answer; `None` before the first one.
     pub seen_ms: Option<u64>,
     /// The VIPs that it owns.
     pub vips: Vec<IpAddr>,

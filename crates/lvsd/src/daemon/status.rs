@@ -14,7 +14,6 @@ use super::Daemon;
 use crate::clock::Now;
 use crate::config::Service;
 use crate::dataplane::ObservedServer;
-use crate::dataplane::control::LastAnswer;
 use crate::health::{Code, Prober};
 use crate::verdict;
 
@@ -43,10 +42,7 @@ impl<P: Prober> Daemon<P> {
                 idle: !inputs.expanded.needs_dataplane(),
                 pid: dataplane.contact.0,
                 version: Some(found.seen.version.clone()).filter(|version| !version.is_empty()),
-                seen_ms: Some(&dataplane.last_answer)
-                    .filter(|_| dataplane.compared)
-                    .and_then(LastAnswer::get)
-                    .map(|at| millis(at.elapsed())),
+                seen_ms: dataplane.last_answer.get().map(|at| millis(at.elapsed())),
                 vips: found.vips.iter().copied().collect(),
                 sync: self.sync_counts(),
                 peers: found.seen.info.peers.clone(),

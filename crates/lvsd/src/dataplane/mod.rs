@@ -550,7 +550,9 @@ impl Link {
     /// Identifies the dataplane of a new connection, and logs it.
     fn greet(&mut self, started: bool) {
         let info = self.control.as_mut().map(|control| control.info());
-        info.iter().for_each(|result| self.answered.note(result));
+        if let Some(result) = &info {
+            self.answered.note(result);
+        }
         let Some(Ok(info)) = info else {
             return;
         };
