@@ -449,7 +449,7 @@ pub struct DataplaneStatus {
     /// Its version; `None` before its first answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// The age of this state in milliseconds; `None` before the first comparison.
+    /// Milliseconds since its last answer; `None` before the first one.
     pub seen_ms: Option<u64>,
     /// The VIPs that it owns.
     pub vips: Vec<IpAddr>,
@@ -471,7 +471,7 @@ pub struct DataplaneStatus {
     /// Virtual addresses for which another host answers, too.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conflicts: Vec<Conflict>,
-    /// Its next hops that do not answer, without the servers whose own state tells that.
+    /// Its next hops that do not answer, without those of servers or interfaces that are down.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub silent_hops: Vec<SilentHop>,
     /// Its sandbox; `None` before its first answer.

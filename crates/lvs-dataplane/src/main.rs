@@ -350,12 +350,18 @@ const IGNORED: [(c_int, &str); 4] = [
 
 /// Options of earlier versions, and their replacements.
 const REMOVED: [(&str, &str); 6] = [
-    ("--echo-limit", "write `--echo N`"),
+    (
+        "--echo-limit",
+        "write `--echo N`; 0 drops all requests, 4294967295 answers all",
+    ),
     (
         "--icmp-msgs-burst",
         "remove it: a burst has a twentieth of `--icmp-limit`",
     ),
-    ("--icmp-msgs-per-sec", "write `--icmp-limit N`"),
+    (
+        "--icmp-msgs-per-sec",
+        "write `--icmp-limit N`; 0 disables all limits",
+    ),
     (
         "--icmp-ratelimit",
         "write `--icmp-limit N`, errors per second to all receivers; 0 disables all limits",
@@ -521,9 +527,11 @@ fn run(
     dataplane.handle().set_confinement(confinement);
     let notify = Notify::from_env();
     notify.send("READY=1");
-    let mut fed = match (watchdog::interval(), dataplane.address()) {
+    let _fed = match (watchdog::interval(), dataplane.address()) {
         (Some(interval), Some(address)) => {
-            let feeder = Feeder::start(address.clone(), notify, interval);
+            let asked = dataplane.handle();
+            let is_stopping = move || asked.is_stopping();
+            let feeder = Feeder::start(address.clone(), notify, interval, is_stopping);
             Some(feeder.context("cannot feed the watchdog")?)
         }
         _ => None,
@@ -534,9 +542,6 @@ fn run(
         for signal in signals.forever() {
             let ignored = IGNORED.iter().find(|(number, _)| *number == signal);
             let Some((_, name)) = ignored else {
-                if let Some(feeder) = &mut fed {
-                    feeder.stop();
-                }
                 return running.stop();
             };
             info!("{name} is ignored: SIGTERM stops the dataplane; lvsadm and lvsd configure it");

@@ -88,10 +88,14 @@ impl FromStr for Echo {
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "answer" => Ok(Self::default()),
-            "drop" | "0" => Ok(Self::Drop),
-            _ => text.parse().map(Self::Answer).map_err(|_| {
-                "it is \"answer\", \"drop\", or a number of replies per second".to_owned()
-            }),
+            "drop" => Ok(Self::Drop),
+            _ => match text.parse() {
+                Ok(0) => Ok(Self::Drop),
+                Ok(number) => Ok(Self::Answer(number)),
+                Err(_) => {
+                    Err("it is \"answer\", \"drop\", or a number of replies per second".to_owned())
+                }
+            },
         }
     }
 }
@@ -147,6 +151,9 @@ mod tests {
         assert_eq!("1360".parse(), Ok(ClampMss::To(1360)));
         assert_eq!("drop".parse(), Ok(Echo::Drop));
         assert_eq!("10".parse(), Ok(Echo::Answer(10)));
+        for none in ["0", "00", "+0"] {
+            assert_eq!(none.parse(), Ok(Echo::Drop), "{none}");
+        }
         for wrong in ["", "0", "535", "65536", "-1", "Auto"] {
             assert!(wrong.parse::<ClampMss>().is_err(), "{wrong}");
         }

@@ -7,7 +7,7 @@
 //! whole process does not run, as on a suspended machine, counts only as far as the manager counts
 //! it.
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -25,15 +25,21 @@ pub struct Feeder {
 }
 
 impl Feeder {
-    /// Has the dataplane at `address` asked three times in an `interval`.
+    /// Has the dataplane at `address` asked three times in an `interval`. A dataplane that
+    /// `is_stopping` does not answer itself, and that is no failure.
     ///
     /// # Errors
     /// There can be no thread.
-    pub fn start(address: Address, notify: Notify, interval: Duration) -> std::io::Result<Self> {
+    pub fn start(
+        address: Address,
+        notify: Notify,
+        interval: Duration,
+        is_stopping: impl Fn() -> bool + Send + 'static,
+    ) -> std::io::Result<Self> {
         let (stop, stopped) = channel();
         let thread = thread::Builder::new()
             .name("lvs-watchdog".into())
-            .spawn(move || feed(&address, &notify, interval / 3, &stopped))?;
+            .spawn(move || feed(&address, &notify, interval / 3, &stopped, is_stopping))?;
         Ok(Self {
             stop: Some(stop),
             thread: Some(thread),
@@ -41,23 +47,22 @@ impl Feeder {
     }
 }
 
-impl Feeder {
-    /// Ends the requests without waiting: a dataplane that stops does not answer itself, and that is no failure.
-    pub fn stop(&mut self) {
-        self.stop = None;
-    }
-}
-
 impl Drop for Feeder {
     fn drop(&mut self) {
-        self.stop();
+        self.stop = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
-fn feed(address: &Address, notify: &Notify, pause: Duration, stopped: &Receiver<()>) {
+fn feed(
+    address: &Address,
+    notify: &Notify,
+    pause: Duration,
+    stopped: &Receiver<()>,
+    is_stopping: impl Fn() -> bool,
+) {
     // Of two failures in a row the first is worth a line.
     let mut well = true;
     loop {
@@ -69,7 +74,7 @@ fn feed(address: &Address, notify: &Notify, pause: Duration, stopped: &Receiver<
                 }
                 well = true;
             }
-            Err(_) if stopped.try_recv() == Err(TryRecvError::Disconnected) => return,
+            Err(_) if is_stopping() => return,
             Err(error) => {
                 if well {
                     tracing::error!("the dataplane does not answer itself: {error}");
@@ -94,5 +99,21 @@ fn answers(address: &Address, patience: Duration) -> Result<(), Error> {
     match client.call::<Info>(&Call::Info {}) {
         Ok(_) => Ok(()),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+
+    use super::*;
+
+    #[test]
+    fn feeder_of_stopping_dataplane_ends_at_first_error() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let address = Address::new(directory.path().join("absent"));
+        let notify = Notify::to(OsStr::new("/absent"));
+        let (_stop, stopped) = channel();
+        feed(&address, &notify, Duration::ZERO, &stopped, || true);
     }
 }

@@ -670,7 +670,7 @@ pub struct Conflict {
     pub address: core::net::IpAddr,
     /// Link-layer address of the neighbour.
     pub mac: String,
-    /// The address of its own that the host of the dataplane knows.
+    /// Another address of that neighbour.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<core::net::IpAddr>,
 }

@@ -86,6 +86,11 @@ impl Handle {
         self.threads.wake_keeper();
     }
 
+    /// Whether the dataplane stops.
+    pub fn is_stopping(&self) -> bool {
+        self.context.is_stopping()
+    }
+
     /// Sets the lock to mark when the dataplane stops.
     pub(super) fn use_lock(&self, lock: Leaving) {
         let _ = self.lock.set(lock);

@@ -635,11 +635,14 @@ impl Keeper {
         conflicts
             .map(|(address, port, mac)| {
                 let ifindex = self.tables.ifindex(port);
-                let host = |ifindex| self.tables.state.address_of(ifindex, mac.0);
+                // The kernel also has neighbour entries of virtual addresses: of ARP requests that
+                // the other host sent from them.
+                let is_vip = |host: &IpAddr| *host == address || self.tables.vips.contains(host);
+                let host = |ifindex| self.tables.state.address_of(ifindex, mac.0, is_vip);
                 Conflict {
                     address,
                     mac: mac.to_string(),
-                    host: ifindex.and_then(host).filter(|host| *host != address),
+                    host: ifindex.and_then(host),
                 }
             })
             .collect()

@@ -79,6 +79,7 @@ impl Neighbours {
         for &new in all.difference(&self.next_hops) {
             resolve(new, tables, netlink);
         }
+        self.given_up.retain(|hop| all.contains(hop));
         self.next_hops = all;
     }
 
@@ -150,7 +151,7 @@ impl Neighbours {
             Some(SilentHop { address, interface })
         });
         let mut silent: Vec<SilentHop> = silent.collect();
-        silent.sort_unstable_by_key(|hop| hop.address);
+        silent.sort_unstable_by(|a, b| (a.address, &a.interface).cmp(&(b.address, &b.interface)));
         silent.truncate(SILENT_MAX);
         silent
     }
@@ -176,5 +177,73 @@ fn resolve((ifindex, addr): Key, tables: &Tables, netlink: &mut Netlink) -> bool
             debug!(%addr, "{error}");
             false
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::view::KnownPort;
+    use super::*;
+    use lvs_packet::net::PortInfo;
+    use lvs_packet::wire::Mac;
+
+    /// Interfaces with these names, and the numbers 1, 2, 3.
+    fn tables(names: &[&str]) -> Tables {
+        let mut tables = Tables::default();
+        for (number, name) in (1..).zip(names) {
+            let port = KnownPort {
+                ifindex: number.into(),
+                name: Arc::from(*name),
+                info: PortInfo {
+                    mac: Mac([2; 6]),
+                    mtu: 1500,
+                    ethernet: true,
+                    offload: true,
+                    gives_back: false,
+                },
+                running: true,
+                decapsulates: false,
+            };
+            tables.set_port(PortId(number), port);
+        }
+        tables
+    }
+
+    #[test]
+    fn silent_next_hops_are_sorted_by_address_and_interface() {
+        let tables = tables(&["eth3", "eth1", "eth2"]);
+        let address = |text: &str| -> IpAddr { text.parse().expect("an address") };
+        let hops = [(1, "fe80::1"), (2, "fe80::1"), (3, "fe80::1"), (1, "::1")];
+        let hops = hops.map(|(ifindex, text)| (ifindex, address(text)));
+        let mut neighbours = Neighbours::default();
+        neighbours.next_hops.extend(hops);
+        neighbours.given_up.extend(hops);
+        let silent = neighbours.silent(&tables).into_iter();
+        let silent: Vec<_> = silent.map(|hop| (hop.address, hop.interface)).collect();
+        let last = address("fe80::1");
+        let sorted = [
+            (address("::1"), "eth3"),
+            (last, "eth1"),
+            (last, "eth2"),
+            (last, "eth3"),
+        ];
+        assert_eq!(
+            silent,
+            sorted.map(|(address, name)| (address, name.to_owned()))
+        );
+    }
+
+    #[test]
+    fn removed_server_is_not_silent_when_it_returns() {
+        let (mut netlink, _) = Netlink::open().expect("any user may read the tables");
+        let hop = (1, [10, 0, 0, 1].into());
+        let mut neighbours = Neighbours::default();
+        neighbours.next_hops.insert(hop);
+        neighbours.given_up.insert(hop);
+        neighbours.set_servers([], &Tables::default(), &mut netlink);
+        neighbours.next_hops.insert(hop);
+        assert_eq!(neighbours.silent(&tables(&["eth0"])), []);
     }
 }

@@ -5,9 +5,9 @@ use std::process::Command;
 #[test]
 fn removed_option_error_names_its_replacement() {
     for (option, instead) in [
-        ("--echo-limit=5", "`--echo N`"),
+        ("--echo-limit=5", "`--echo N`; 0 drops all requests"),
         ("--icmp-msgs-burst=5", "`--icmp-limit`"),
-        ("--icmp-msgs-per-sec=5", "`--icmp-limit N`"),
+        ("--icmp-msgs-per-sec=5", "`--icmp-limit N`; 0 disables"),
         ("--icmp-ratelimit=5", "`--icmp-limit N`"),
         ("--pin=on", "`CPUAffinity=`"),
         ("--real-time=off", "`LimitRTPRIO=0`"),

@@ -1,5 +1,5 @@
-//! Faults that page an operator: `lvsd status` names the culprit with a code, and nobody else, until the fault is
-//! mended.
+//! Faults that page an operator: `lvsd status` names the faulty host or service with a code, and no other one, until
+//! the fault is repaired.
 //!
 //! Tests of such faults elsewhere: `checks.rs` (a server with another gateway, or without the VIP), `unanswered.rs`
 //! (the same without checks that notice), `checks_errors.rs` (this host's own filter), `doctor.rs` (the MTU of tunnels,

@@ -454,7 +454,7 @@ impl View {
         #[expect(clippy::cast_precision_loss, reason = "a rough time")]
         out.gauge(
             "lvs_dataplane_seen_age_seconds",
-            "How old what is shown of the dataplane is",
+            "Seconds since the last answer of the dataplane",
             age as f64 / 1e3,
         )?;
         // The fate of the rest is unknown.
@@ -489,8 +489,8 @@ impl View {
         )?;
         out.gauge(
             "lvs_silent_next_hops",
-            "Next hops that do not answer ARP or neighbour discovery",
-            info.silent_hops.len(),
+            "Next hops that do not answer, without those of servers or interfaces that are down",
+            dataplane.silent_hops.len(),
         )?;
         Self::interfaces(out, &info.interfaces)?;
         Self::workers(out, &info.workers)?;
@@ -901,7 +901,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use lvs_api::daemon::{ProxyStatus, SourceStatus, VrrpStatus};
-    use lvs_core::api::{PeerStanding, TablesInfo, TablesState};
+    use lvs_core::api::{PeerStanding, SilentHop, TablesInfo, TablesState};
 
     use super::*;
     use crate::api::overview::tests::snapshot;
@@ -1054,6 +1054,24 @@ mod tests {
         assert!(lost.contains("lvs_dataplane_up 0\n"));
         assert!(lost.contains("lvs_dataplane_seen_age_seconds "));
         assert!(lost.contains("lvs_server_up{"));
+    }
+
+    #[test]
+    fn silent_next_hop_of_server_that_is_down_is_not_counted() {
+        let mut snapshot = snapshot("web");
+        let hop = SilentHop {
+            address: [10, 0, 0, 1].into(),
+            interface: "eth1".to_owned(),
+        };
+        let found = Arc::make_mut(&mut snapshot.found);
+        let seen = Arc::make_mut(&mut found.seen);
+        seen.info.silent_hops = vec![hop.clone()];
+        let text = |snapshot: &Snapshot| {
+            open_metrics(Arc::new(snapshot.clone()), counters::Counts::default())
+        };
+        assert!(text(&snapshot).contains("lvs_silent_next_hops 0\n"));
+        snapshot.status.dataplane.silent_hops = vec![hop];
+        assert!(text(&snapshot).contains("lvs_silent_next_hops 1\n"));
     }
 
     #[test]

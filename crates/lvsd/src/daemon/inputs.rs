@@ -18,6 +18,7 @@ use crate::admin::Admin;
 use crate::cluster::Cluster;
 use crate::config::{Config, Server, Service};
 use crate::dataplane::Found;
+use crate::dataplane::control::LastAnswer;
 use crate::decide::ServerView;
 use crate::expand::Expanded;
 use crate::health::{Checks, Code, Key, Prober, Reason, Serving};
@@ -87,8 +88,10 @@ impl Suspicion {
 pub(super) struct Observed {
     /// The result of the last comparison.
     pub(super) found: Arc<Found>,
-    /// The time of the last comparison; `None` before the first.
-    pub(super) at: Option<Instant>,
+    /// Whether there has been a comparison.
+    pub(super) compared: bool,
+    /// The time of its last answer.
+    pub(super) last_answer: LastAnswer,
     /// The process id of the dataplane and whether it answers.
     pub(super) contact: (Option<u32>, bool),
     /// The counters of the proxy in this process.
@@ -98,8 +101,8 @@ pub(super) struct Observed {
 impl<P: Prober> Inputs<P> {
     /// Stores the result of a comparison with the dataplane. True if it may change the desired
     /// state.
-    pub(super) fn observe(&mut self, found: &Arc<Found>, now: Instant) -> bool {
-        if !Arc::ptr_eq(&self.dataplane.found, found) || self.dataplane.at.is_none() {
+    pub(super) fn observe(&mut self, found: &Arc<Found>) -> bool {
+        if !Arc::ptr_eq(&self.dataplane.found, found) || !self.dataplane.compared {
             self.inform_checks(found);
         }
         if found.unnamed != self.dataplane.found.unnamed && found.unnamed > 0 {
@@ -112,7 +115,7 @@ impl<P: Prober> Inputs<P> {
         let before = self.unheard();
         let drained = found.drained != self.dataplane.found.drained;
         self.dataplane.found = Arc::clone(found);
-        self.dataplane.at = Some(now);
+        self.dataplane.compared = true;
         // A server that is drained by hand does not count for the quorum.
         drained || self.unheard() != before
     }
@@ -172,7 +175,7 @@ impl<P: Prober> Inputs<P> {
     /// Whether the dataplane has, or may have, servers of a service whose source has never answered.
     pub(super) fn serves_unheard(&self, service: &Service) -> bool {
         service.unheard
-            && (self.dataplane.at.is_none() || {
+            && (!self.dataplane.compared || {
                 let mut servers = self.dataplane.found.servers.iter();
                 servers.any(|((id, _), seen)| *id == service.id && seen.weight > 0)
             })
@@ -181,7 +184,7 @@ impl<P: Prober> Inputs<P> {
     /// Whether the VIP of a service that is not settled has to wait. It does not if all unknown
     /// servers are checked through that VIP.
     pub(super) fn is_veiled(&self, service: &Service) -> bool {
-        let unseen = service.unheard && self.dataplane.at.is_none();
+        let unseen = service.unheard && !self.dataplane.compared;
         unseen || !self.waits_for_its_vip(service)
     }
 

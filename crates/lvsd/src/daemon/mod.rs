@@ -386,6 +386,7 @@ impl<P: Prober> Daemon<P> {
         }
         let (goal, changed) = (Arc::clone(&self.goal), self.changed);
         let (dataplane, news) = (link.dataplane(), link.news());
+        self.inputs.dataplane.last_answer = link.last_answer();
         let mut work = pin!(waiting::blocking(link, move |link, now| {
             link.step(&goal, changed, now)
         }));
@@ -413,7 +414,7 @@ impl<P: Prober> Daemon<P> {
             // Inputs that have arrived in the meantime belong to the next step.
             Step::InStep { found, again } => {
                 let news = !Arc::ptr_eq(&self.inputs.dataplane.found, &found);
-                if self.inputs.observe(&found, now) {
+                if self.inputs.observe(&found) {
                     self.goal_changed();
                 }
                 if news {

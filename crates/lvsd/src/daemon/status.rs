@@ -42,7 +42,7 @@ impl<P: Prober> Daemon<P> {
                 idle: !inputs.expanded.needs_dataplane(),
                 pid: dataplane.contact.0,
                 version: Some(found.seen.version.clone()).filter(|version| !version.is_empty()),
-                seen_ms: dataplane.at.map(|at| millis(at.elapsed())),
+                seen_ms: dataplane.last_answer.get().map(|at| millis(at.elapsed())),
                 vips: found.vips.iter().copied().collect(),
                 sync: self.sync_counts(),
                 peers: found.seen.info.peers.clone(),
@@ -230,16 +230,16 @@ impl<P: Prober> Daemon<P> {
     }
 }
 
-/// The silent next hops that no other state tells: that of a server which is down, or of the interface.
+/// The silent next hops, without those of servers or interfaces that are down.
 fn silent_hops(info: &Info, services: &[ServiceStatus]) -> Vec<SilentHop> {
-    let is_told = |hop: &&SilentHop| {
+    let is_reported = |hop: &&SilentHop| {
         let mut servers = services.iter().flat_map(|service| &service.servers);
         let mut interfaces = info.interfaces.iter();
         servers.any(|server| server.health == "down" && server.server.ip() == hop.address)
             || interfaces.any(|interface| !interface.up && interface.name == hop.interface)
     };
     let hops = info.silent_hops.iter();
-    hops.filter(|hop| !is_told(hop)).cloned().collect()
+    hops.filter(|hop| !is_reported(hop)).cloned().collect()
 }
 
 /// A time in whole milliseconds.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use lvs_core::api::{Call, Failure, ServiceId};
 
 use super::Loss;
-use super::control::{ControlError, DataplaneControl};
+use super::control::{ControlError, DataplaneControl, LastAnswer};
 use super::describe::{Names, Tense};
 use super::drift::Base;
 use super::given::Weights;
@@ -25,6 +25,7 @@ const LOGGED_MAX: usize = 20;
 /// The remaining changes and the results so far.
 pub(super) struct CarryOut<'a> {
     control: &'a mut dyn DataplaneControl,
+    answered: &'a LastAnswer,
     names: &'a Names<'a>,
     /// Services that the dataplane does not take: their servers wait for them.
     broken: HashSet<ServiceId>,
@@ -43,11 +44,13 @@ pub(super) struct CarryOut<'a> {
 impl<'a> CarryOut<'a> {
     pub(super) fn new(
         control: &'a mut dyn DataplaneControl,
+        answered: &'a LastAnswer,
         names: &'a Names<'a>,
         base: Base,
     ) -> Self {
         Self {
             control,
+            answered,
             names,
             broken: HashSet::new(),
             unlogged: Numbers::default(),
@@ -126,7 +129,9 @@ impl<'a> CarryOut<'a> {
         if changes.is_empty() {
             return Ok(None);
         }
-        let done = match self.control.apply(changes) {
+        let result = self.control.apply(changes);
+        self.answered.note(&result);
+        let done = match result {
             Ok(done) => done,
             Err(ControlError::Refused(failure)) => return Ok(Some(failure)),
             Err(ControlError::Lost(why)) => return Err(Loss { why, silent: false }),
@@ -317,7 +322,8 @@ mod tests {
         };
         let names = Names::new(&desired);
         let mut control = world.control();
-        let mut work = CarryOut::new(control.as_mut(), &names, Base::default());
+        let answered = LastAnswer::default();
+        let mut work = CarryOut::new(control.as_mut(), &answered, &names, Base::default());
         work.run(changes, &AtomicBool::new(false))
             .expect("not lost");
         let refusals = work.refusals;
@@ -336,6 +342,22 @@ mod tests {
             }
         }
         (refusals, world.requests(), held)
+    }
+
+    #[test]
+    fn interrupted_list_of_changes_records_answer() {
+        let world = World::default();
+        world.start_foreign();
+        let mut changes = vec![service(1, "rr")];
+        changes.extend((0..=PIECE).map(|_| sysctl("1")));
+        let desired = Desired::default();
+        let names = Names::new(&desired);
+        let mut control = world.control();
+        let answered = LastAnswer::default();
+        let mut work = CarryOut::new(control.as_mut(), &answered, &names, Base::default());
+        let done = work.run(&changes, &AtomicBool::new(true));
+        assert!(matches!(done, Ok(false)), "{done:?}");
+        assert!(answered.get().is_some());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The connection to a dataplane as a trait; [`socket`](super::socket) implements it.
 
 use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use lvs_core::api::{
@@ -8,6 +9,7 @@ use lvs_core::api::{
 };
 use lvs_core::filter::FilterLists;
 use lvs_core::sync::SyncDaemon;
+use tokio::time::Instant;
 
 /// The reason why a request to the dataplane failed.
 #[derive(Debug, thiserror::Error)]
@@ -21,6 +23,24 @@ pub enum ControlError {
     /// The dataplane is connected and does not answer.
     #[error("the dataplane hangs: {0}")]
     Silent(String),
+}
+
+/// The time of the last answer of a dataplane, for the thread that reports it.
+#[derive(Clone, Debug, Default)]
+pub struct LastAnswer(Arc<Mutex<Option<Instant>>>);
+
+impl LastAnswer {
+    /// The time; `None` before the first answer.
+    pub fn get(&self) -> Option<Instant> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records an answer, if this is one: refusals are answers, too.
+    pub(super) fn note<T>(&self, result: &Result<T, ControlError>) {
+        if let Ok(_) | Err(ControlError::Refused(_)) = result {
+            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        }
+    }
 }
 
 /// A connection to a dataplane. Calls block; the daemon makes them away from its event loop.

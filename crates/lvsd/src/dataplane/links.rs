@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 use lvs_core::api::ServiceId;
 use tokio::time::Instant;
 
+use super::control::LastAnswer;
 use super::proxy_host::ProxyHost;
 use super::{Found, Goal, Host, Link, Step, Stopped};
 use crate::host_addresses::Addresses;
@@ -142,6 +143,11 @@ impl Links {
     /// The manual changes since the last call, as text.
     pub fn take_manual_changes(&mut self) -> Vec<String> {
         self.dataplane.take_manual_changes()
+    }
+
+    /// The time of the last answer of the dataplane, also while a step runs.
+    pub fn last_answer(&self) -> LastAnswer {
+        self.dataplane.last_answer()
     }
 
     /// The dataplane's process id, if known, and whether the dataplane answers.

@@ -40,7 +40,7 @@ use tokio::time::Instant;
 
 use crate::config::Dataplane;
 use crate::dataplane::carry_out::CarryOut;
-use crate::dataplane::control::{ControlError, DataplaneControl};
+use crate::dataplane::control::{ControlError, DataplaneControl, LastAnswer};
 use crate::dataplane::describe::{Names, without_dataplane};
 use crate::dataplane::drift::{Base, Drift};
 pub use crate::dataplane::given::Given;
@@ -267,6 +267,8 @@ pub struct Link {
     ours: bool,
     /// The VIPs that lvsd last set in this dataplane.
     stated: Option<BTreeSet<IpAddr>>,
+    /// The time of the last answer of the dataplane.
+    answered: LastAnswer,
     /// The time of the last comparison of the dataplane with the goal.
     compared: Option<Instant>,
     /// The result of that comparison.
@@ -326,6 +328,7 @@ impl Link {
             pid: None,
             ours: false,
             stated: None,
+            answered: LastAnswer::default(),
             compared: None,
             found: Arc::default(),
             memory: Memory::default(),
@@ -419,6 +422,11 @@ impl Link {
     /// The dataplane's process id, if known, and whether the dataplane answers.
     pub fn contact(&self) -> (Option<u32>, bool) {
         (self.pid, self.control.is_some())
+    }
+
+    /// The time of the last answer of the dataplane, also while a step runs.
+    pub fn last_answer(&self) -> LastAnswer {
+        self.answered.clone()
     }
 
     /// Handles a dataplane that listens, perhaps as process `pid`, and does not answer. If an lvsd
@@ -541,7 +549,11 @@ impl Link {
 
     /// Identifies the dataplane of a new connection, and logs it.
     fn greet(&mut self, started: bool) {
-        let Some(Ok(info)) = self.control.as_mut().map(|c| c.info()) else {
+        let info = self.control.as_mut().map(|control| control.info());
+        if let Some(result) = &info {
+            self.answered.note(result);
+        }
+        let Some(Ok(info)) = info else {
             return;
         };
         self.pid = (info.pid != 0).then_some(info.pid);
@@ -633,7 +645,7 @@ impl Link {
         let Some(control) = self.control.as_mut() else {
             return Err(Loss::from("not connected"));
         };
-        let mut work = CarryOut::new(control.as_mut(), &names, Base::of(&actual));
+        let mut work = CarryOut::new(control.as_mut(), &self.answered, &names, Base::of(&actual));
         let carried = work.run(&plan.changes, &self.news);
         refusals.append(&mut work.refusals);
         let CarryOut {
@@ -762,7 +774,7 @@ impl Link {
         let Some(control) = self.control.as_mut() else {
             return Err(Loss::from("not connected"));
         };
-        let Some(services) = lost_only(control.services(), refusals)? else {
+        let Some(services) = lost_only(control.services(), &self.answered, refusals)? else {
             return Ok(None);
         };
         let mut actual = Actual {
@@ -770,7 +782,7 @@ impl Link {
             ..Actual::default()
         };
         // Needs the packet path and the keeper to answer, so that it shows whether they hang.
-        let info = lost_only(control.info(), refusals)?.unwrap_or_default();
+        let info = lost_only(control.info(), &self.answered, refusals)?.unwrap_or_default();
         let mut desired = goal.desired.clone();
         if goal.dataplane.own_vips {
             desired.vips.clear();
@@ -784,16 +796,19 @@ impl Link {
             let may = |vip: &IpAddr| goal.announced.contains(vip) || actual.vips.contains(vip);
             desired.vips.retain(may);
         }
-        actual.marks = lost_only(control.marks(), refusals)?.unwrap_or_default();
-        actual.filters = lost_only(control.filters(), refusals)?.unwrap_or_default();
+        actual.marks = lost_only(control.marks(), &self.answered, refusals)?.unwrap_or_default();
+        actual.filters =
+            lost_only(control.filters(), &self.answered, refusals)?.unwrap_or_default();
         if goal.desired.local.is_some() {
-            actual.local = lost_only(control.local(), refusals)?.unwrap_or_default();
+            actual.local =
+                lost_only(control.local(), &self.answered, refusals)?.unwrap_or_default();
         }
         if goal.desired.sync.is_some() || self.memory.given.has_daemons() {
-            actual.daemons = lost_only(control.daemons(), refusals)?.unwrap_or_default();
+            actual.daemons =
+                lost_only(control.daemons(), &self.answered, refusals)?.unwrap_or_default();
         }
         if !goal.desired.sysctls.is_empty() || self.memory.given.has_sysctls() {
-            let all = lost_only(control.sysctls(), refusals)?.unwrap_or_default();
+            let all = lost_only(control.sysctls(), &self.answered, refusals)?.unwrap_or_default();
             actual.sysctls = all.into_iter().map(|s| (s.name, s.value)).collect();
         }
         let seen = DataplaneView {
@@ -810,7 +825,7 @@ impl Link {
         let Some(control) = self.control.as_mut() else {
             return Err(Loss::from("not connected"));
         };
-        let mut reasons = lost_only(control.drops(), refusals)?.unwrap_or_default();
+        let mut reasons = lost_only(control.drops(), &self.answered, refusals)?.unwrap_or_default();
         for_lvsd(&mut reasons);
         Ok(reasons)
     }
@@ -977,8 +992,10 @@ impl From<&str> for Loss {
 /// Separates a refusal, which is added to the list, from a loss, which ends the step.
 fn lost_only<T>(
     result: Result<T, ControlError>,
+    answered: &LastAnswer,
     refusals: &mut Vec<String>,
 ) -> Result<Option<T>, Loss> {
+    answered.note(&result);
     match result {
         Ok(value) => Ok(Some(value)),
         Err(ControlError::Refused(failure)) => {

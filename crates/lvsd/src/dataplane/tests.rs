@@ -176,6 +176,19 @@ impl Daemon {
     }
 }
 
+#[test]
+fn step_without_request_is_no_answer() {
+    let mut daemon = Daemon::new(World::default());
+    daemon.settle();
+    let answered = daemon.link.last_answer();
+    let last = answered.get();
+    assert!(last.is_some());
+    daemon.link.step(&daemon.goal, false, daemon.now);
+    assert_eq!(answered.get(), last);
+    daemon.step(false);
+    assert!(answered.get() > last);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 

@@ -1,6 +1,7 @@
 //! Checks over this host's own network.
 
 use std::future::Future;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 
@@ -32,6 +33,77 @@ enum OwnAddress {
     Failed(Reason),
     /// It got no answer either.
     Silent,
+    /// This host could not make it, for this reason.
+    NotMade(String),
+}
+
+impl From<Result<Advice, ProbeError>> for OwnAddress {
+    fn from(result: Result<Advice, ProbeError>) -> Self {
+        match result {
+            Ok(_) => Self::Good,
+            Err(ProbeError::Server(reason)) => Self::Failed(reason),
+            Err(ProbeError::Local(why)) => Self::NotMade(why),
+        }
+    }
+}
+
+impl OwnAddress {
+    /// Whether the server's own address answers.
+    const fn answers(&self) -> bool {
+        matches!(self, Self::Good | Self::Failed(_))
+    }
+
+    /// The reason of a check whose connection the server at `ip` accepts without a complete answer.
+    fn stalled(&self, ip: IpAddr, text: &str) -> Reason {
+        let long =
+            format!("do long packets arrive (ping -M do -s 1472 between {ip} and this director)");
+        match self {
+            Self::Good => Reason {
+                code: Code::ClientPath,
+                text: format!("{text}, but the same check of its own address succeeds"),
+                fix: format!("on {ip}: {long}, and does a filter drop some (nft list ruleset)?"),
+            },
+            _ => Reason {
+                code: Code::Stalled,
+                text: text.to_owned(),
+                fix: format!("on {ip}: is the program overloaded or stuck, and {long}?"),
+            },
+        }
+    }
+
+    /// The reason of a check through a service without an answer. `fix` is that of the path of
+    /// clients, `filter` that of a silent host.
+    fn unanswered(self, silent: &str, fix: String, filter: String) -> Reason {
+        match self {
+            Self::Good => Reason {
+                code: Code::ClientPath,
+                text: format!("{silent}, but the same check of its own address succeeds"),
+                fix,
+            },
+            Self::Failed(own) => {
+                let text = format!("{silent}; the same check of its own address: {}", own.text);
+                match own.code {
+                    // Nothing on the way to the server is right.
+                    Code::NextHop | Code::Unreachable | Code::Filtered => Reason { text, ..own },
+                    _ => Reason {
+                        code: Code::ClientPath,
+                        text,
+                        fix,
+                    },
+                }
+            }
+            Self::Silent => Reason {
+                code: Code::Silent,
+                text: format!("{silent}, nor did its own address"),
+                fix: filter,
+            },
+            Self::NotMade(why) => Reason {
+                code: Code::Silent,
+                text: format!("{silent}; lvsd could not check its own address: {why}"),
+                fix: filter,
+            },
+        }
+    }
 }
 
 impl Prober for Network {
@@ -73,12 +145,7 @@ impl Prober for Network {
             let text = format!(
                 "{target} accepted the connection and did not answer completely within {timeout:?}"
             );
-            let fix = format!(
-                "on {ip}: is the program overloaded or stuck, and do long packets arrive (ping -M do -s 1472 between \
-                 {ip} and this director)?"
-            );
-            let reason = Reason::from(text).of(Code::Stalled);
-            return Err(ProbeError::Server(reason.with_fix(fix)));
+            return Err(ProbeError::Server(own.stalled(ip, &text)));
         }
         let silent = format!("{target} did not answer within {timeout:?}");
         let filter = format!(
@@ -105,9 +172,10 @@ impl Prober for Network {
             let code = Code::OtherGateway;
             return Err(ProbeError::Server(Reason { code, text, fix }));
         }
-        let answers = !matches!(own, OwnAddress::Silent);
         let strict = match dropped {
-            Some(before) if answers && reverse_path::dropped() > before => strict_interfaces(),
+            Some(before) if own.answers() && reverse_path::dropped() > before => {
+                strict_interfaces()
+            }
             _ => Vec::new(),
         };
         if !strict.is_empty() {
@@ -125,30 +193,7 @@ impl Prober for Network {
             let code = Code::ReversePath;
             return Err(ProbeError::Server(Reason { code, text, fix }));
         }
-        Err(ProbeError::Server(match own {
-            OwnAddress::Good => Reason {
-                code: Code::ClientPath,
-                text: format!("{silent}, but the same check of its own address succeeds"),
-                fix,
-            },
-            OwnAddress::Failed(own) => {
-                let text = format!("{silent}; the same check of its own address: {}", own.text);
-                match own.code {
-                    // Nothing on the way to the server is right.
-                    Code::NextHop | Code::Unreachable | Code::Filtered => Reason { text, ..own },
-                    _ => Reason {
-                        code: Code::ClientPath,
-                        text,
-                        fix,
-                    },
-                }
-            }
-            OwnAddress::Silent => Reason {
-                code: Code::Silent,
-                text: format!("{silent}, nor did its own address"),
-                fix: filter,
-            },
-        }))
+        Err(ProbeError::Server(own.unanswered(&silent, fix, filter)))
     }
 }
 
@@ -163,12 +208,7 @@ async fn check_own_address(check: &Check, own: &mut OwnAddress) {
         timeout: check.timeout / 2,
         accepted: None,
     };
-    let result = check.probe.run(&asked).await;
-    *own = match result {
-        Ok(_) => OwnAddress::Good,
-        Err(ProbeError::Server(reason)) => OwnAddress::Failed(reason),
-        Err(ProbeError::Local(text)) => OwnAddress::Failed(text.into()),
-    };
+    *own = check.probe.run(&asked).await.into();
 }
 
 impl Network {
@@ -181,5 +221,44 @@ impl Network {
         let server = check.server.ip();
         let answer = pins.forwarder(server, began);
         tokio::time::timeout(check.timeout, answer).await.ok()?
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SILENT: &str = "10.0.0.1:80 did not answer within 1s";
+
+    fn unanswered(own: OwnAddress) -> Reason {
+        own.unanswered(SILENT, "path".to_owned(), "filter".to_owned())
+    }
+
+    #[test]
+    fn stalled_check_of_server_whose_own_address_answers_blames_client_path() {
+        let stalled = |own: OwnAddress| own.stalled([10, 0, 0, 1].into(), "accepted");
+        let reason = stalled(OwnAddress::Good);
+        assert_eq!(reason.code, Code::ClientPath);
+        assert!(
+            reason.text.ends_with("its own address succeeds"),
+            "{reason}"
+        );
+        assert_eq!(stalled(OwnAddress::Silent).code, Code::Stalled);
+    }
+
+    #[test]
+    fn check_of_own_address_that_is_not_made_does_not_blame_client_path() {
+        let local = ProbeError::Local("too many open files".to_owned());
+        let reason = unanswered(Err(local).into());
+        assert_eq!((reason.code, &*reason.fix), (Code::Silent, "filter"));
+        assert!(reason.text.ends_with(": too many open files"), "{reason}");
+    }
+
+    #[test]
+    fn failed_check_of_own_address_keeps_fault_of_whole_path() {
+        let failed = |code| OwnAddress::Failed(Reason::from("no route").of(code));
+        assert_eq!(unanswered(failed(Code::NextHop)).code, Code::NextHop);
+        let reason = unanswered(failed(Code::Refused));
+        assert_eq!((reason.code, &*reason.fix), (Code::ClientPath, "path"));
     }
 }

@@ -13,7 +13,7 @@ pub enum Code {
     CheckFailed,
     /// The connection was refused.
     Refused,
-    /// A filter rejected the packets: an ICMP error tells.
+    /// A filter rejected the packets: an ICMP error reports it.
     Filtered,
     /// There is no route to the server, or a router on the way has none.
     Unreachable,
@@ -23,7 +23,7 @@ pub enum Code {
     Silent,
     /// The server accepted the connection, and then sent no complete answer.
     Stalled,
-    /// The server's own address answers, the way of clients does not.
+    /// The server's own address answers, the path of clients does not.
     ClientPath,
     /// The replies come by way of another router.
     OtherGateway,

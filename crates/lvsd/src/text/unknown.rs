@@ -71,22 +71,25 @@ const REMOVED: [(&str, &str); 11] = [
     ),
     (
         "echo_limit",
-        "write `echo = N`, with the number of replies in a second",
+        "write `echo = N`, with the number of replies in a second; 0 drops all requests, 4294967295 answers all",
     ),
     ("helpers", "write `helper`"),
     (
         "icmp_msgs_burst",
         "remove it: a burst has a twentieth of `icmp_limit`",
     ),
-    ("icmp_msgs_per_sec", "write `icmp_limit`"),
+    (
+        "icmp_msgs_per_sec",
+        "write `icmp_limit`; 0 disables all limits",
+    ),
     (
         "icmp_ratelimit",
-        "write `icmp_limit`, errors in a second to all receivers; 0 is no limit",
+        "write `icmp_limit`, errors in a second to all receivers; 0 disables all limits",
     ),
     ("on_down", "write `on_check_failure`"),
     (
         "real_time",
-        "remove it: `LimitRTPRIO=0` in the unit of the dataplane turns real time off",
+        "remove it: without CAP_SYS_NICE, `LimitRTPRIO=0` in the unit of the dataplane turns real time off",
     ),
     (
         "server_series",

@@ -824,7 +824,8 @@ impl Worker {
         let last = self.pipeline.common().return_paths.find(server)?;
         let tables = &self.network.view().tables;
         let neighbours = &tables.state;
-        let address = neighbours.address_of(tables.ifindex(last.port)?, last.sender.0);
+        let ifindex = tables.ifindex(last.port)?;
+        let address = neighbours.address_of(ifindex, last.sender.0, |host| *host == server);
         let age = self.context.now().saturating_since(last.at);
         Some(Forwarder {
             mac: last.sender.to_string(),

@@ -112,12 +112,18 @@ impl NetState {
         self.neighbours.get(&(ifindex, ip)).copied()
     }
 
-    /// An address of the neighbour with this MAC address.
-    pub fn address_of(&self, ifindex: u32, mac: [u8; 6]) -> Option<IpAddr> {
+    /// The least address of the neighbour with this MAC address that is not excluded.
+    pub fn address_of(
+        &self,
+        ifindex: u32,
+        mac: [u8; 6],
+        is_excluded: impl Fn(&IpAddr) -> bool,
+    ) -> Option<IpAddr> {
         let on_interface = self.neighbours.iter().filter(|((on, _), _)| *on == ifindex);
         on_interface
             .filter(|(_, neighbour)| neighbour.usable() == Some(mac))
             .map(|((_, address), _)| *address)
+            .filter(|address| !is_excluded(address))
             .min()
     }
 

@@ -210,6 +210,16 @@ fn link_with_new_address_has_appeared() {
     assert!(!appears(false, two, 3, Some(IFLA_EVENT_NOTIFY_PEERS)));
 }
 
+#[test]
+fn address_of_neighbour_is_least_that_is_not_excluded() {
+    let (vip, server, mac) = (ip("10.0.0.1"), ip("10.0.0.7"), [4; 6]);
+    let mut state = NetState::of_link(7, (ip("10.0.0.0"), 24), (vip, mac));
+    state.add_neighbour(7, (server, mac));
+    state.add_neighbour(7, (ip("10.0.0.8"), mac));
+    assert_eq!(state.address_of(7, mac, |host| *host == vip), Some(server));
+    assert_eq!(state.address_of(8, mac, |_| false), None);
+}
+
 proptest::proptest! {
     #[test]
     fn any_message_is_applied_without_panic(kind in 16_u16..40, payload: Vec<u8>) {

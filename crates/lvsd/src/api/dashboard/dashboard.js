@@ -3,7 +3,7 @@
 (() => {
   const EVERY = 1000; // ms between two questions while the page is seen
   const HIDDEN_EVERY = 10000; // and while it is not
-  const OLD = 5000; // ms after which counters of the dataplane are old
+  const OLD = 5000; // ms without an answer after which the dataplane hangs, and its counters are old
   const FEW = 12; // faulty servers that are shown one by one
   const SERVERS_EVERY = 10000; // ms between two readings of all servers' addresses
   const HISTORY_EVERY = 15000;
@@ -108,7 +108,9 @@
 
   const by = (wish) => `${wish.who ? ` by ${wish.who}` : ""}${wish.why ? ` (${wish.why})` : ""}`;
 
-  const isOld = (o) => !o.dataplane.idle && o.dataplane.seen_ms !== null && o.dataplane.seen_ms > OLD;
+  const isOld = (o) => !o.dataplane.idle && o.dataplane.seen_ms !== null && o.dataplane.seen_ms >= OLD;
+
+  const hangs = (o) => `The dataplane has not answered for ${lasted(Math.floor(o.dataplane.seen_ms / 1000))}`;
 
   // The number of servers that are flapping or slow.
   const having = (o, health) => o.causes.filter((c) => c.health === health).reduce((sum, c) => sum + c.servers, 0);
@@ -135,7 +137,7 @@
     for (const s of o.sources) if (s.trouble) all.push(`${s.kind} ${s.name} does not answer: ${s.trouble}`);
     if (o.dataplane.connected)
       for (const p of o.dataplane.peers || []) if (p.state !== "in step" && p.seconds >= 10) all.push(`The peer ${p.peer} is not in step (${p.state}).`);
-    if (isOld(o)) all.push(`The dataplane was last read ${lasted(Math.round(o.dataplane.seen_ms / 1000))} ago: its counters are old.`);
+    if (isOld(o)) all.push(`${hangs(o)}: its counters are old.`);
     if (o.check_lag_ms >= 1000) all.push(`Checks start up to ${o.check_lag_ms} ms late.`);
     if (o.left_out) all.push(`${plural(o.left_out, "line")} more; lvsd status shows all.`);
     return all;
@@ -145,6 +147,7 @@
     const broken = o.services.filter((s) => s.state === "broken");
     const all = alerts(o);
     if (!o.dataplane.connected && !o.dataplane.idle) return ["bad", "No dataplane answers"];
+    if (isOld(o)) return ["bad", hangs(o)];
     if (broken.length) return ["bad", `${plural(broken.length, "service")} broken: ${broken[0].name}${broken.length > 1 ? ", …" : ""}`];
     if (o.down) return ["warn", `${plural(o.down, "server")} down; every service serves`];
     if (o.suspicious) return ["warn", `${plural(o.suspicious, "server")} suspicious: clients get no answer`];

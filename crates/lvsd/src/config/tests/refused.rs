@@ -400,9 +400,13 @@ fn removed_key_error_names_its_replacement() {
         (
             "[dataplane]\nreal_time = \"off\"\n",
             "real_time",
-            "`LimitRTPRIO=0`",
+            "without CAP_SYS_NICE, `LimitRTPRIO=0`",
         ),
-        ("[dataplane]\necho_limit = 5\n", "echo_limit", "`echo = N`"),
+        (
+            "[dataplane]\necho_limit = 5\n",
+            "echo_limit",
+            "0 drops all requests",
+        ),
         (
             "[dataplane]\nicmp_ratelimit = \"1s\"\n",
             "icmp_ratelimit",
@@ -411,7 +415,7 @@ fn removed_key_error_names_its_replacement() {
         (
             "[dataplane]\nicmp_msgs_per_sec = 5\n",
             "icmp_msgs_per_sec",
-            "`icmp_limit`",
+            "`icmp_limit`; 0 disables all limits",
         ),
         (
             "[dataplane]\nicmp_msgs_burst = 5\n",
