@@ -332,7 +332,8 @@ fn full_ring_counts_losses_and_keeps_lent_frames() {
     }
     let lost = receiver.drops();
     assert!(lost > 5000, "{came} came, {lost} were lost");
-    let still: Vec<_> = kept[..first.len()].iter().filter_map(number_of).collect();
+    // The host sends frames of its own, too.
+    let still: Vec<_> = kept[..32].iter().filter_map(number_of).collect();
     assert_eq!(still, first, "nobody wrote into them");
     drop(kept);
     while receiver.recv(&mut batch).unwrap() > 0 {}
