@@ -74,7 +74,7 @@ pub struct RecentAttempts {
     pub last_10_seconds: Attempts,
     /// Over the last minute, or up to 10 s less.
     pub last_minute: Attempts,
-    /// Over the last 5 minutes, or up to one minute more.
+    /// Over the last 5 to 6 minutes.
     pub last_5_minutes: Attempts,
 }
 

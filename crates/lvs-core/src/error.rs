@@ -6,21 +6,21 @@ use core::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Error {
-    /// A service with this key exists already (EEXIST).
+    /// A service with this key already exists (EEXIST).
     ServiceExists,
     /// No service has this key (ESRCH).
     NoService,
-    /// The service has this real server already (EEXIST).
+    /// The service already has this real server (EEXIST).
     ServerExists,
     /// The service has no such real server (ENOENT).
     NoServer,
-    /// There is no scheduler of this name (ENOENT).
+    /// No scheduler has this name (ENOENT).
     UnknownScheduler,
-    /// There is no persistence engine of this name (ENOENT).
+    /// No persistence engine has this name (ENOENT).
     UnknownEngine,
     /// A weight below 0 (ERANGE).
     WeightRange,
-    /// A lower threshold above the upper one (ERANGE).
+    /// The lower threshold is above the upper one (ERANGE).
     ThresholdRange,
     /// An upper threshold above 2^31 − 1 (EINVAL).
     ThresholdTooLarge,
@@ -44,25 +44,25 @@ pub enum Error {
     NeedsReplies,
     /// No sysctl of this name (ENOENT).
     UnknownSysctl,
-    /// A value that this sysctl does not take (EINVAL).
+    /// The sysctl does not accept this value (EINVAL).
     SysctlValue,
-    /// No such network interface (ENODEV).
+    /// The network interface does not exist (ENODEV).
     NoDevice,
-    /// A synchronisation daemon of this role runs already (EEXIST).
+    /// A synchronisation daemon of this role already runs (EEXIST).
     DaemonRunning,
     /// No synchronisation daemon of this role runs (ESRCH).
     DaemonNotRunning,
     /// Full NAT without a local address.
     LocalAddressNeeded,
-    /// Full NAT and one-packet scheduling: replies would find no connection.
+    /// Full NAT with one-packet scheduling: replies would match no connection.
     FullNatOnePacket,
-    /// There is no helper of this name (ENOENT).
+    /// No helper has this name (ENOENT).
     UnknownHelper,
-    /// Ports for a helper: 0, one twice, or too many (EINVAL).
+    /// The ports of a helper contain 0, contain a port twice, or are too many (EINVAL).
     HelperPorts,
     /// The greatest number of pinned connections already waits.
     TooManyPins,
-    /// IPVS in the kernel supports this, and the director does not yet; the text names it.
+    /// The kernel's IPVS supports this, but the director does not yet; the text names it.
     Unsupported(&'static str),
 }
 

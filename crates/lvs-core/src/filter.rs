@@ -10,7 +10,7 @@ use core::net::IpAddr;
 use crate::Prefix;
 use crate::lpm::PrefixMap;
 
-/// Prefixes of one filter at most, allowed and denied ones together: some 10 MB.
+/// Maximum of prefixes in one filter, allowed and denied ones together: some 10 MB.
 pub const FILTER_PREFIXES_MAX: usize = 1 << 16;
 
 /// Allowed and denied sources of new connections. The longest prefix that contains a source
@@ -27,7 +27,7 @@ pub struct SourceFilter(Option<Arc<Made>>);
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(default))]
 pub struct FilterLists {
-    /// Sources that are taken.
+    /// Sources that are accepted.
     #[cfg_attr(feature = "api", serde(skip_serializing_if = "Vec::is_empty"))]
     pub allow: Vec<Prefix>,
     /// Sources that are refused.
@@ -132,9 +132,9 @@ impl SourceFilter {
         })
     }
 
-    /// Whether a connection from `source` is taken, and why, by the filter of a service and that of
-    /// the director: as if both were one, but for a prefix that is in both, where the service's
-    /// counts.
+    /// Whether a connection from `source` is accepted, and the reason. The filters of the service
+    /// and of the director apply as if they were one filter; for a prefix that is in both, the
+    /// service's filter decides.
     #[inline]
     pub(crate) fn decide(&self, director: &Self, source: IpAddr) -> Decided {
         let find = |filter: &Self| filter.0.as_ref().and_then(|made| made.map.find(source));
@@ -202,7 +202,7 @@ pub fn parse_prefixes(text: &str) -> Result<Vec<Prefix>, (usize, String)> {
     Ok(all)
 }
 
-/// The filters of a director: its own, and those of its services by their numbers.
+/// The filters of a director: its own, and the filters of its services by service number.
 #[derive(Debug, Default)]
 pub(crate) struct Filters {
     pub(crate) director: SourceFilter,

@@ -18,7 +18,7 @@ const HALF_LIFE: u64 = 6_931_471_806;
 /// does no harm.
 #[derive(Debug, Default)]
 pub struct Latency {
-    /// Nanoseconds; 0 is no sample yet.
+    /// Average in nanoseconds; 0 without a sample.
     average: AtomicU64,
     /// Time of the last sample, in nanoseconds.
     stamp: AtomicU64,

@@ -16,12 +16,12 @@ use core::net::IpAddr;
 
 use crate::Prefix;
 
-/// Bits that one node distinguishes.
+/// Number of bits of the address that one node evaluates.
 const STRIDE: u8 = 6;
-/// Places of a node.
+/// Number of places of a node.
 const PLACES: u8 = 1 << STRIDE;
 
-/// Networks with a value each. Of equal networks, the last one counts.
+/// Networks, each with a value. Among equal networks, the last one applies.
 #[derive(Clone, Debug)]
 pub(crate) struct PrefixMap<T> {
     v4: Tree<T>,
@@ -100,14 +100,14 @@ struct Entry<T> {
 
 #[derive(Clone, Debug)]
 struct Node {
-    /// Common prefix of everything below.
+    /// Common prefix of all networks below this node.
     prefix: u128,
     /// Number of bits of `prefix` that count.
     skip: u8,
     /// Bits of children with a node of their own; the nodes are contiguous.
     children: u64,
     first_child: u32,
-    /// Places that have another value than the one before them.
+    /// One bit for each place whose value differs from that of the previous place.
     changes: u64,
     first_value: u32,
 }

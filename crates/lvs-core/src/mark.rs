@@ -17,7 +17,7 @@ use core::str::FromStr;
 
 use crate::{Prefix, Protocol, Tuple};
 
-/// Maximum of rules: each packet is compared with them one after the other.
+/// Maximum of rules: each packet is compared with all of them.
 pub const RULES_MAX: usize = 1024;
 
 /// Ports from the first to the second, both included.
@@ -54,7 +54,7 @@ impl fmt::Display for PortRange {
 /// Action for the packets of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MarkAction {
-    /// The packets get this mark, which is not 0.
+    /// The packets get this mark. It is not 0.
     Mark(u32),
     /// The packets are discarded.
     Drop,
@@ -62,7 +62,7 @@ pub enum MarkAction {
     Host,
 }
 
-/// A rule: packets that have everything it names.
+/// A rule: applies to the packets that match all its conditions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MarkRule {
     /// Name of the interface on which they arrive.

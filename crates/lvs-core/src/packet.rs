@@ -108,7 +108,7 @@ impl TcpFlags {
         self.0 & mask == mask
     }
 
-    /// Whether the segment neither opens nor ends a connection, and acknowledges.
+    /// Whether the segment acknowledges data, and neither opens nor closes a connection.
     #[inline]
     pub const fn go_on(self) -> bool {
         const TURNS: u8 = TcpFlags::FIN | TcpFlags::SYN | TcpFlags::RST;
@@ -139,7 +139,8 @@ pub enum Transport<'a> {
     Short {
         /// The ports in [`Tuple`] were read: the first four bytes were there.
         ports: bool,
-        /// The header of SCTP is there, without that of a chunk: enough for a translation.
+        /// The SCTP header is complete, but not the header of a chunk. This is enough for a
+        /// translation.
         header: bool,
     },
     /// A protocol without ports.
@@ -190,7 +191,7 @@ impl Segment<'_> {
 /// The properties of a whole IP datagram that IPVS uses. ICMP errors are [`IcmpError`]s instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketMeta<'a> {
-    /// The hook at which the host would receive it.
+    /// The netfilter hook at which the host would receive the packet.
     pub hook: Hook,
     /// Protocol, addresses and ports.
     pub tuple: Tuple,
@@ -271,11 +272,11 @@ impl Plain {
 /// An ICMP error (types 3, 4, 11; ICMPv6 types below 128) about a packet of this director.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IcmpError {
-    /// The hook at which the host would receive it.
+    /// The netfilter hook at which the host would receive the error.
     pub hook: Hook,
-    /// Source of the error message itself.
+    /// Source address of the ICMP packet.
     pub src: IpAddr,
-    /// Destination of the error message itself.
+    /// Destination address of the ICMP packet.
     pub dst: IpAddr,
     /// The embedded packet as it was sent: its source, destination and ports.
     pub inner: Tuple,
@@ -291,7 +292,7 @@ pub struct IcmpError {
 
 /// SCTP's chunk that opens an association (RFC 9260 section 3.3.2).
 pub(crate) const SCTP_INIT: u8 = 1;
-/// The one that aborts it (RFC 9260 section 3.3.7).
+/// The type of an ABORT chunk (RFC 9260 section 3.3.7).
 pub(crate) const SCTP_ABORT: u8 = 6;
 
 /// Whether a packet opens a connection: a SYN or an INIT.

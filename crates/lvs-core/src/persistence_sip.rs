@@ -58,7 +58,7 @@ fn header(message: &[u8], from: usize) -> Option<usize> {
     None
 }
 
-/// Past a line break at `at`; CR LF is one.
+/// The position after a line break at `at`; CR LF counts as one.
 fn skip_break(message: &[u8], at: usize) -> usize {
     if message[at] == b'\r' && message.get(at + 1) == Some(&b'\n') {
         at + 2

@@ -14,7 +14,7 @@ pub struct Prefix {
     len: u8,
 }
 
-/// Bits of an IPv6 address that its host does not choose.
+/// Prefix length of an IPv6 source network: the host chooses the remaining bits.
 const SOURCE_LEN: u8 = 64;
 
 impl Prefix {
@@ -119,7 +119,7 @@ impl fmt::Display for Prefix {
     }
 }
 
-/// The networks as prefixes; invalid ones are left out.
+/// The networks as prefixes, without the invalid ones.
 pub(crate) fn prefixes(networks: alloc::vec::Vec<(IpAddr, u8)>) -> alloc::vec::Vec<Prefix> {
     let networks = networks.into_iter();
     networks

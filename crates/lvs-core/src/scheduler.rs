@@ -38,18 +38,18 @@ pub trait Scheduler: fmt::Debug + Send {
         None
     }
 
-    /// The slot of its hash table that a request falls into, for schedulers that have one.
+    /// The slot of its hash table that a request is assigned to, for schedulers that have one.
     fn slot(&self, request: &Request) -> Option<HashSlot> {
         let _ = request;
         None
     }
 
-    /// Announces that all future lists are one list, whose servers no other scheduler chooses from,
-    /// with a report of every change: the scheduler may keep results between two choices. A pool
-    /// calls it before [`start`](Self::start).
+    /// Announces that all future lists are the same list, that no other scheduler uses its servers,
+    /// and that every change will be reported. So the scheduler may store results between two
+    /// choices. A pool calls this before [`start`](Self::start).
     fn follow(&mut self) {}
 
-    /// The scheduler takes over a list that may have servers already (`init_service`).
+    /// Sets the list, which may already contain servers (`init_service`).
     fn start(&mut self, servers: &[Arc<Server>]) {
         let _ = servers;
     }

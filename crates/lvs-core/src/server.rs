@@ -1,5 +1,4 @@
-//! The record of one real server in one service: the values that schedulers use and connections
-//! change.
+//! The record of one real server in one service: values that schedulers use and connections change.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -32,7 +31,7 @@ pub struct Server {
     weight: AtomicI32,
     last_weight: AtomicI32,
     configured_weight: AtomicI32,
-    /// Tenths of its weight that a slow start gives it.
+    /// The server's tenths in a slow start.
     tenths: AtomicU8,
     forwarding: AtomicU8,
     tunnel: AtomicU64,
@@ -44,7 +43,7 @@ pub struct Server {
     templates: AtomicI32,
     /// Entries of schedulers' caches that lead to it.
     held: AtomicI32,
-    /// Treatment of its connections when it goes down.
+    /// Action on its connections when it goes down.
     on_down: AtomicU8,
     /// Flags that its connections begin with.
     watches: AtomicU32,
@@ -59,7 +58,7 @@ pub struct Server {
     marks: Arc<AtomicU64>,
 }
 
-/// Words in which servers mark that they have changed, by their numbers: 64 servers share one.
+/// Words in which servers mark by their number that they have changed; 64 servers share one word.
 #[derive(Debug, Default)]
 pub(crate) struct Marks(Vec<Arc<AtomicU64>>);
 
@@ -116,7 +115,7 @@ impl Server {
         (&self.marks, self.mark)
     }
 
-    /// Ends the reports of changes.
+    /// Stops the reports of changes.
     pub(crate) fn unwatch(&self) {
         self.watched.store(false, Relaxed);
     }
@@ -130,8 +129,8 @@ impl Server {
         }
     }
 
-    /// Whether the kernel would take these settings, in its order of checks (`ip_vs_add_dest`,
-    /// `ip_vs_edit_dest`).
+    /// Checks whether the kernel would accept these settings, in the kernel's order of checks
+    /// (`ip_vs_add_dest`, `ip_vs_edit_dest`).
     ///
     /// # Errors
     /// [`Error::WeightRange`], [`Error::ThresholdRange`], [`Error::ThresholdTooLarge`],
@@ -190,8 +189,8 @@ impl Server {
         self.changed();
     }
 
-    /// Multiplies the last weight of a server at weight 0, like those of the others: from `before`
-    /// times to `after` times its own.
+    /// Multiplies the stored last weight of a server with weight 0, like the weights of the other
+    /// servers: its factor changes from `before` to `after`.
     pub(crate) fn scale_last_weight(&self, before: i32, after: i32) {
         let scaled = self.last_weight() / before * after;
         self.last_weight.store(scaled, Relaxed);
@@ -235,17 +234,17 @@ impl Server {
         flags
     }
 
-    /// Treatment of its connections when it goes down.
+    /// Action on its connections when it goes down.
     pub(crate) fn on_down(&self) -> OnServerDown {
         OnServerDown::from_bits(self.on_down.load(Relaxed))
     }
 
-    /// Whether it is down, and its connections must not wait for it.
+    /// Whether the server is down and its connections must be closed.
     pub(crate) fn has_gone(&self) -> bool {
         !self.is_available() && self.on_down() != OnServerDown::Kernel
     }
 
-    /// Removes the record from its service; its connections keep it.
+    /// Removes the record from its service; the server's connections still refer to it.
     pub(crate) fn retire(&self) {
         self.clear(AVAILABLE);
     }
@@ -271,9 +270,9 @@ impl Server {
         }
     }
 
-    /// Share of connections; with 0 the server gets no new ones. While a server of the service
-    /// starts slowly, this is not the configured weight ([`config`](Self::config)) but the present
-    /// share, in tenths of a weight.
+    /// Share of new connections; a server with 0 gets none. While a server of the service starts
+    /// slowly, this is the present share in tenths of a weight; [`config`](Self::config) has the
+    /// configured weight.
     #[inline]
     pub fn weight(&self) -> i32 {
         self.weight.load(Relaxed)
@@ -286,7 +285,7 @@ impl Server {
         self.last_weight.load(Relaxed)
     }
 
-    /// Percentage of the weight during a slow start; `None` outside of one.
+    /// Percentage of the weight that applies during a slow start; `None` otherwise.
     pub fn slow_start(&self) -> Option<u8> {
         let tenths = self.tenths.load(Relaxed);
         (tenths < 10).then_some(tenths * 10)
@@ -304,7 +303,8 @@ impl Server {
         self.unanswered.load(Relaxed)
     }
 
-    /// Counters of the connections that clients opened to it, and of those that it did not answer.
+    /// Counters of the connections that clients opened to the server, and of those that it did not
+    /// answer.
     pub(crate) const fn attempts(&self) -> &AttemptCounters {
         &self.attempts
     }
@@ -339,7 +339,8 @@ impl Server {
         self.flags.load(Relaxed) & AVAILABLE != 0
     }
 
-    /// It has reached its upper threshold and not yet fallen below the lower one.
+    /// Whether the server has reached its upper threshold, and has not fallen below the lower
+    /// threshold since.
     #[inline]
     pub fn is_overloaded(&self) -> bool {
         self.flags.load(Relaxed) & OVERLOADED != 0
@@ -471,7 +472,7 @@ impl Server {
     }
 }
 
-/// One connection counted on a server; dropping it ends the connection.
+/// Counts one connection of a server until it is dropped.
 #[derive(Debug)]
 #[must_use = "the connection is counted only while this lives"]
 pub struct OpenConnection {

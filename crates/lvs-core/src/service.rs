@@ -128,7 +128,7 @@ impl fmt::Display for ServiceKey {
 pub struct ServiceFlags(pub u32);
 
 impl ServiceFlags {
-    /// Connections of one client network go to one real server.
+    /// Persistence: all connections of a client network are sent to one real server.
     pub const PERSISTENT: u32 = 0x1;
     /// Each UDP datagram is scheduled separately.
     pub const ONE_PACKET: u32 = 0x4;
@@ -154,7 +154,7 @@ impl ServiceFlags {
 pub struct ServiceConfig {
     /// Scheduler, by ipvsadm's name; `none` schedules nothing.
     pub scheduler: String,
-    /// Persistence, one-packet scheduling, scheduler flags.
+    /// Flags: persistence, one-packet scheduling, and those of the scheduler.
     #[cfg_attr(feature = "api", serde(default))]
     pub flags: ServiceFlags,
     /// Persistence timeout in seconds.
@@ -202,7 +202,7 @@ impl ServiceConfig {
 pub enum Forwarding {
     /// Network address translation: `-m`, `Masq`.
     Nat = 0,
-    /// Delivered on the director itself: `Local`.
+    /// Packets are delivered on the director itself: `Local`.
     Local = 1,
     /// Encapsulation: `-i`, `Tunnel`.
     Tunnel = 2,
@@ -223,7 +223,7 @@ impl Forwarding {
         matches!(self, Self::Nat | Self::FullNat)
     }
 
-    /// The method of a number, as connections and records keep it.
+    /// The method with this number, as it is stored in connections and records.
     #[inline]
     pub(crate) const fn from_bits(bits: u32) -> Self {
         match bits {
@@ -251,7 +251,7 @@ pub struct ServerConfig {
     /// Encapsulation, where the method is [`Forwarding::Tunnel`].
     #[cfg_attr(feature = "api", serde(default))]
     pub tunnel: Tunnel,
-    /// Connections at which the server stops taking new ones; 0 is no limit.
+    /// Number of connections at which the server gets no new ones; 0 is no limit.
     #[cfg_attr(feature = "api", serde(default))]
     pub upper: u32,
     /// Number of connections below which the server gets new ones again; 0 is three quarters of

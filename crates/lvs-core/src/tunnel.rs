@@ -75,7 +75,7 @@ pub struct TunnelType {
     pub name: &'static str,
     /// Its name in messages.
     pub title: &'static str,
-    /// Whether it has a UDP port.
+    /// Whether the tunnel type uses a UDP port.
     pub has_port: bool,
     /// The checksums to choose from; none if there is no choice.
     pub checksums: &'static [TunnelChecksum],
@@ -90,7 +90,7 @@ impl TunnelType {
     /// The names of all types in ipvsadm's help.
     pub const NAMES: &str = "ipip|gue|gre";
 
-    /// All types. A server's record has the place in this list.
+    /// All tunnel types. The record of a server stores the index in this list.
     pub const ALL: &[&Self] = &[&IPIP, &GRE, &GUE];
 
     /// The type of this name.
@@ -137,7 +137,7 @@ impl Tunnel {
         }
     }
 
-    /// The port of UDP, 0 if it has none.
+    /// The UDP port; 0 for types without one.
     pub const fn port(self) -> u16 {
         match self {
             Self::Gue { port, .. } => port,

@@ -60,8 +60,8 @@ struct Args {
     #[arg(long, value_enum)]
     fast_path: Option<FastPath>,
 
-    /// Whether a small process holds connections, services and counters, should this dataplane be
-    /// killed, until the next one comes. With --fast-path, the kernel does. auto: if that is
+    /// Whether a small process stores connections, services and counters until the next dataplane
+    /// starts, if this dataplane is killed. With --fast-path, the kernel stores them. auto: if
     /// possible.
     #[arg(long, value_enum, default_value_t = WarmRestart::Off)]
     warm_restart: WarmRestart,
@@ -85,8 +85,8 @@ struct Args {
     #[arg(long, value_enum, default_value_t = Confine::Auto)]
     confine: Confine,
 
-    /// Remove the state that a killed dataplane has left in the kernel (its connections end), and
-    /// exit.
+    /// Remove the state that a killed dataplane has left in the kernel (its connections are
+    /// closed), and exit.
     #[arg(long)]
     cleanup: bool,
 
@@ -95,8 +95,8 @@ struct Args {
     #[arg(long, default_value = "1", value_name = "N|auto")]
     workers: Workers,
 
-    /// Control socket: a path, or @NAME for an abstract one. Default: one in /run/lvs, by network
-    /// namespace, or @lvs-dataplane where that is not permitted.
+    /// Control socket: a path, or @NAME for an abstract one. Default: a socket in /run/lvs named by
+    /// the network namespace, or @lvs-dataplane if that is not permitted.
     #[arg(long, env = "LVS_SOCKET", value_name = "ADDRESS")]
     socket: Option<String>,
 
@@ -148,8 +148,8 @@ struct Args {
     #[arg(long, default_value = "answer", value_name = "answer|drop|N")]
     echo: Echo,
 
-    /// Drop requests whose source is not routed back: at all (loose), or through the interface
-    /// that they came in by (strict).
+    /// Drop requests whose source has no route (loose), or whose source is not routed through the
+    /// interface on which they arrive (strict).
     #[arg(long, default_value = "off", value_name = "off|loose|strict")]
     reverse_path: ReversePath,
 
@@ -189,7 +189,7 @@ struct Args {
     #[arg(long, value_name = "ADDRESS", value_parser = directors::peer, requires = "sync_key")]
     sync_peer: Vec<SocketAddr>,
 
-    /// File with the key that the peers share: 32 characters or more; only its owner and group may
+    /// File with the key that all peers have: 32 characters or more; only its owner and group may
     /// read it, and its group may not write it.
     #[arg(long, value_name = "FILE", requires = "sync_peer")]
     sync_key: Option<PathBuf>,
@@ -198,13 +198,13 @@ struct Args {
     #[arg(long, value_name = "ADDRESS", value_parser = directors::address, requires = "sync_peer")]
     sync_listen: Option<SocketAddr>,
 
-    /// How many seconds to wait for directors that cannot be reached, before this one is ready
-    /// without them; 0 to wait for none at all.
+    /// Seconds to wait for peers that cannot be reached, before this director is ready without
+    /// them; 0 to wait for none.
     #[arg(long, value_name = "SECONDS", default_value_t = 10, requires = "sync_peer", value_parser = clap::value_parser!(u32).range(0..=3600))]
     sync_wait: u32,
 
-    /// How many seconds the services and servers of another director may differ from those of this
-    /// one, before that is an alarm.
+    /// Seconds for which the services and servers of a peer may differ from those of this director,
+    /// before an alarm is raised.
     #[arg(long, value_name = "SECONDS", default_value_t = 30, requires = "sync_peer", value_parser = clap::value_parser!(u32).range(1..=86_400))]
     sync_alarm: u32,
 
@@ -252,7 +252,7 @@ enum Workers {
 }
 
 impl Workers {
-    /// Without a number, as many as there are processors, but for those of large machines.
+    /// The number of workers; by default one for each processor, up to a limit on large machines.
     fn count(self) -> NonZeroUsize {
         const AUTO_MAX: NonZeroUsize = NonZeroUsize::new(8).expect("it is not 0");
         match self {
@@ -338,8 +338,8 @@ fn group(text: &str) -> Result<u32, String> {
     }
 }
 
-/// Signals of a dataplane: those that end it in an orderly way, and those that are ignored and
-/// logged.
+/// Signals to the dataplane: those that stop it in an orderly way, and those that it ignores and
+/// logs.
 const ENDING: [c_int; 3] = [SIGINT, SIGQUIT, SIGTERM];
 const IGNORED: [(c_int, &str); 4] = [
     (SIGHUP, "SIGHUP"),
@@ -430,7 +430,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// An error and its causes, without those that its text contains already.
+/// An error and its causes, without the causes that its text already contains.
 fn stated(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {

@@ -23,7 +23,7 @@ const ENTRIES_MAX: usize = 65_536;
 
 /// The longest wait for the disk at the end of the daemon.
 const SETTLE: Duration = Duration::from_secs(5);
-/// Pause between two checks for completion.
+/// Interval of the checks whether a drain is complete.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// The overrides of operators.
@@ -41,7 +41,7 @@ pub struct Admin {
 struct StoredOverride {
     #[serde(flatten)]
     entry: AdminEntry,
-    /// Its deadline by the clock that does not step.
+    /// Its deadline on the boot-time clock, which is not adjusted when the wall clock is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     ends: Option<Moment>,
 }
@@ -74,7 +74,7 @@ impl StoredOverride {
         self
     }
 
-    /// Seconds until it is over; `None` if it has no deadline.
+    /// Remaining seconds; `None` if the override has no deadline.
     fn left(&self, now: Now) -> Option<u64> {
         // An override in memory is of this boot.
         Some(self.ends.as_ref()?.seconds().saturating_sub(now.boot))
@@ -101,10 +101,10 @@ fn whole(path: &Path) -> io::Result<PathBuf> {
     })
 }
 
-/// Whether who and why are short enough, and text.
+/// Checks that the operator's name and reason are short enough and plain text.
 ///
 /// # Errors
-/// The reason, as text.
+/// The violated rule, as text.
 pub fn check_words(spec: &AdminSpec) -> Result<(), String> {
     for (what, words) in [("who", &spec.who), ("why", &spec.why)] {
         if let Some(words) = words
@@ -207,7 +207,7 @@ impl Admin {
         Some(stored.entry)
     }
 
-    /// The override of a server: the strongest of those that apply to it.
+    /// The strongest of the overrides that apply to a server.
     pub fn of(&self, service: ServiceId, server: SocketAddr) -> Option<&AdminEntry> {
         let targets = self.by_host.get(&server.ip())?.iter();
         targets
@@ -237,10 +237,11 @@ impl Admin {
         shown.collect()
     }
 
-    /// Sets an override. The state `ready` ends all overrides of these servers, or of some of them.
+    /// Sets an override. The state `ready` removes all overrides of these servers, or of some of
+    /// them.
     ///
     /// # Errors
-    /// It makes no sense, in words; nothing has changed.
+    /// The override is invalid; the text is the reason. Nothing has changed.
     pub fn set(&mut self, spec: AdminSpec, now: Now) -> Result<(), String> {
         check_words(&spec)?;
         if let Some(until) = spec.until

@@ -49,9 +49,9 @@ use crate::sources::{self, Gathered};
 use crate::watchdog::{self, Pulses};
 use crate::words::counted;
 
-/// The file is wrong or missing.
+/// The file is invalid or missing.
 const EXIT_CONFIG: u8 = 3;
-/// Something else failed.
+/// Any other error.
 const EXIT_FAILURE: u8 = 1;
 
 /// Path of the configuration.
@@ -89,13 +89,12 @@ pub struct Arguments {
     #[arg(long, global = true, value_name = "PATH", env = "LVS_SOCKET")]
     socket: Option<String>,
 
-    /// Wait for a dataplane that something else starts, such as lvs-dataplane.service; start none.
+    /// Wait for a dataplane that another program starts, such as lvs-dataplane.service; start none.
     #[arg(long)]
     attach: bool,
 
-    /// Directory for what must outlive a reboot: which servers people have taken out of service,
-    /// and what DNS and etcd said
-    /// last.
+    /// Directory for data that must survive a reboot: the servers that operators have taken out of
+    /// service, and the last answers of DNS and etcd.
     #[arg(long, global = true, value_name = "DIR", env = "STATE_DIRECTORY", default_value = DEFAULT_STATE)]
     state: PathBuf,
 
@@ -113,26 +112,26 @@ impl Arguments {
     }
 }
 
-/// A command of the program; without one, it runs the daemon.
+/// A subcommand; without one, lvsd runs as the daemon.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// End the daemon that runs; the dataplane keeps forwarding.
+    /// Stop the running daemon; the dataplane continues to forward.
     Stop {
         /// End the dataplane too: services, addresses and connections go. Of a dataplane that lvsd has
         /// not started, only what lvsd has set goes.
         #[arg(long)]
         all: bool,
     },
-    /// Have the daemon that runs read its configuration again, and show what is wrong with it.
+    /// Make the running daemon read its configuration again, and show the errors in it.
     Reload {
-        /// Also if it takes away more servers than max_removed_percent allows.
+        /// Reload even if this removes more servers than max_removed_percent allows.
         #[arg(long)]
         force: bool,
     },
-    /// Check a configuration and report what is wrong with it, each finding with its line and the
-    /// fix. It changes nothing. Exit code 0: valid, perhaps with warnings; 3: invalid.
+    /// Check a configuration and report the errors in it, each with its line and a fix. Nothing is
+    /// changed. Exit code 0: valid, perhaps with warnings; 3: invalid.
     Check {
-        /// The configuration. Default: that of --config.
+        /// Configuration file. Default: the file of --config.
         file: Option<PathBuf>,
     },
     /// Write a starter configuration with comments. A file that exists is never overwritten.
@@ -140,8 +139,8 @@ enum Command {
         /// The file to write. Default: standard output.
         file: Option<PathBuf>,
     },
-    /// Say what a reload of the configuration would change, and change nothing. The exit code is 1
-    /// if the daemon would refuse it.
+    /// Print the changes that a reload of the configuration would make, without making them. The
+    /// exit code is 1 if the daemon would refuse the reload.
     Plan {
         /// As JSON.
         #[arg(long)]
@@ -152,8 +151,8 @@ enum Command {
     /// The first line is a summary. On a terminal, lines have at most 80 columns, and colours unless NO_COLOR is set.
     /// Otherwise each server has a single line.
     Status {
-        /// A service by its name or address, with the durations of its servers' checks, their falls and their
-        /// clients. Default: all.
+        /// Name or address of a service, to show also the durations of its servers' checks, their
+        /// failures and their clients. Default: all services.
         name: Option<String>,
         /// Only services that are broken, or have servers that are down or suspicious.
         #[arg(long)]
@@ -173,13 +172,13 @@ enum Command {
     CheckHealth,
     /// Print events, a line each: from now on until interrupted, or past ones.
     Events {
-        /// Print the last N events and end. lvsd keeps 1,000.
+        /// Print the last N events and exit. lvsd stores 1,000.
         #[arg(short = 'n', long = "lines", value_name = "N")]
         last: Option<usize>,
-        /// Print the events since this long ago, such as 90s, 10m or 2h, and end.
+        /// Print the events of this last period, such as 90s, 10m or 2h, and exit.
         #[arg(long, value_name = "TIME", value_parser = lvs_api::words::parse_duration)]
         since: Option<Duration>,
-        /// Print JSON, an object a line.
+        /// Print JSON, one object on each line.
         #[arg(long)]
         json: bool,
     },
@@ -191,17 +190,17 @@ enum Command {
         /// The kind of file. Default: derived from its name and text.
         #[arg(long, value_enum)]
         from: Option<convert::From>,
-        /// Write what keepalived keeps, such as VRRP, to this file; else it is a comment at the
-        /// end.
+        /// Write the parts that keepalived continues to use, such as VRRP, to this file. Default: a
+        /// comment at the end of the output.
         #[arg(long, value_name = "FILE")]
         rest: Option<PathBuf>,
         /// Read the lines of keepalived.conf that begin with @ID, as `keepalived --config-id ID`
         /// does.
         #[arg(long, value_name = "ID")]
         config_id: Option<String>,
-        /// Compare the result with keepalived's own reading of the file, instead of printing it. It
-        /// needs keepalived and root on this host. Exit code 1: they differ; 5: keepalived could not
-        /// be asked.
+        /// Compare the result with the configuration that keepalived itself reads from the file,
+        /// instead of printing it. This needs keepalived and root on this host. Exit code 1: they
+        /// differ; 5: keepalived could not be run.
         #[arg(long, conflicts_with = "rest")]
         check: bool,
     },
@@ -227,21 +226,21 @@ enum Command {
         )]
         words: Vec<OsString>,
     },
-    /// Take the whole director out of service, or back: another one takes over that is able to. It
-    /// outlives restarts and reboots.
+    /// Put the whole director into maintenance, or end it: another director that is able to takes
+    /// over. Maintenance survives restarts and reboots.
     Maintenance {
         /// on, off, or status, which changes nothing.
         #[arg(value_enum)]
         what: Switch,
-        /// For what reason, shown to others.
+        /// The reason, which `status` shows to other operators.
         #[arg(long, value_name = "TEXT")]
         why: Option<String>,
         /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Register a server in etcd, in a pool from which services take theirs, while this runs; at its
-    /// end, it is withdrawn. Of the configuration, only [cluster] matters.
+    /// Register a server in etcd, in a pool that services refer to, while this command runs; remove
+    /// the record when it exits. Only [cluster] of the configuration is used.
     Register(register::Register),
     /// Print a configuration for keepalived that moves the virtual addresses as [vrrp] says.
     KeepalivedConfig,
@@ -258,8 +257,8 @@ enum Command {
         /// bash, zsh, fish, elvish or powershell.
         shell: clap_complete::Shell,
     },
-    /// Become the dataplane with the options in [dataplane]: for a service manager that runs it by
-    /// itself.
+    /// Run the dataplane with the options of [dataplane], in place of this process: for a service
+    /// manager that starts the dataplane separately.
     Dataplane,
 }
 
@@ -268,7 +267,7 @@ enum Command {
 enum Switch {
     /// It begins.
     On,
-    /// It ends.
+    /// End it.
     Off,
     /// It is shown.
     Status,
@@ -443,7 +442,7 @@ pub fn main(mut arguments: Arguments, ignored: Ignored) -> ExitCode {
     }
 }
 
-/// Becomes `lvsadm` with one of its commands.
+/// Replaces this process by `lvsadm` with one of its commands.
 fn lvsadm(arguments: &Arguments, command: &str, words: &[OsString]) -> ExitCode {
     let program = beside_us("lvsadm").unwrap_or_else(|| "lvsadm".into());
     let error = std::process::Command::new(&program)
@@ -622,7 +621,7 @@ fn reload(arguments: &Arguments, force: bool) -> ExitCode {
     result.map_or_else(|why| fail(&why), |()| ExitCode::SUCCESS)
 }
 
-/// Says what a reload would change, and whether the daemon that runs would refuse it.
+/// Prints the changes that a reload would make, and whether the running daemon would refuse it.
 fn plan(arguments: &Arguments, config: &Config, running: Option<&Status>, json: bool) -> ExitCode {
     let address = address(arguments, config);
     let admin = Admin::look(admin::path(&arguments.state, arguments.config()));
@@ -662,7 +661,7 @@ fn plan(arguments: &Arguments, config: &Config, running: Option<&Status>, json: 
     }
 }
 
-/// Ends the dataplane of a daemon that does not run.
+/// Stops the dataplane of a daemon that is not running.
 fn stop_dataplane(address: &Address, format: log::Format) -> Result<(), String> {
     let _log = start_log(None, format)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -674,7 +673,7 @@ fn stop_dataplane(address: &Address, format: log::Format) -> Result<(), String> 
     result
 }
 
-/// Writes the starter configuration to a file that does not exist yet.
+/// Writes the starter configuration to a file that must not exist.
 fn init(file: &Path) -> Result<(), String> {
     let created = File::create_new(file);
     let mut output = created.map_err(|error| match error.kind() {
@@ -754,8 +753,8 @@ struct Early {
 }
 
 impl Early {
-    /// From now on, signals that ask for a reload are kept until the daemon runs, and those that mean
-    /// nothing here are ignored.
+    /// Starts to store signals that request a reload, until the daemon runs, and to ignore the
+    /// signals that have no effect.
     fn new() -> Result<Self, String> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()

@@ -15,7 +15,7 @@ pub fn unix_time() -> u64 {
     since.map_or(0, |since| since.as_secs())
 }
 
-/// One moment on both clocks.
+/// One moment on the wall clock and on the boot-time clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {
     /// Seconds since 1970.
@@ -50,7 +50,7 @@ impl Moment {
         }
     }
 
-    /// Its seconds since the boot that it is of.
+    /// Seconds since the boot to which the moment belongs.
     pub const fn seconds(&self) -> u64 {
         self.seconds
     }
@@ -61,7 +61,7 @@ impl Moment {
     }
 }
 
-/// The identity of this boot; empty if the kernel does not provide it.
+/// The identity of the current boot; empty if the kernel does not provide it.
 fn boot_id() -> &'static str {
     static ID: OnceLock<String> = OnceLock::new();
     ID.get_or_init(|| {
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     impl Now {
-        /// This many seconds by both clocks.
+        /// A moment at this many seconds on both clocks.
         pub(crate) const fn at(seconds: u64) -> Self {
             Self {
                 unix: seconds,

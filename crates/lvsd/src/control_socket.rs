@@ -21,7 +21,7 @@ use crate::config::{Dataplane, Facts};
 /// The groups that give a user rights.
 #[derive(Clone, Debug, Default)]
 struct Rights {
-    /// Members may change things.
+    /// The group whose members have write access.
     group: Option<u32>,
     /// The group that may read; every user may if it is absent.
     readers: Option<u32>,
@@ -66,7 +66,8 @@ fn bind(address: &Address) -> io::Result<tokio::net::UnixListener> {
     tokio::net::UnixListener::from_std(listener)
 }
 
-/// Removes the socket of a daemon that has ended: this one has the lock.
+/// Removes the socket file of a daemon that has exited. The caller has the lock, so no other daemon
+/// uses it.
 fn remove_stale(path: &Path) -> io::Result<()> {
     match std::fs::symlink_metadata(path) {
         Ok(meta) if meta.file_type().is_socket() => std::fs::remove_file(path),

@@ -7,27 +7,27 @@ use crate::reconcile::Health;
 /// A server of a service, as the decisions count it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerView {
-    /// Its health according to its checks.
+    /// The server's health according to its checks.
     pub health: Health,
-    /// File and operators let it accept new connections.
+    /// Whether the file and the operators allow new connections to the server.
     pub wanted: bool,
 }
 
-/// A decision about a service. It depends on the decision before: hysteresis.
+/// A decision about a service. It depends on the previous one (hysteresis).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
     /// Whether the service has its quorum.
     pub quorum: bool,
     /// Panic mode: too few servers are up, and all are used.
     pub panic: bool,
-    /// The sorry server replaces the others.
+    /// The sorry server replaces the other servers.
     pub sorry: bool,
     /// Its VIP is withdrawn.
     pub withdrawn: bool,
 }
 
 impl Default for Decision {
-    /// The decision before the first one: the service has its quorum.
+    /// The initial decision: the service has its quorum.
     fn default() -> Self {
         Self {
             quorum: true,

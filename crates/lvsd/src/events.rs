@@ -1,4 +1,4 @@
-//! The stream of events. It has no history.
+//! The stream of events to subscribers. It stores no past events.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,9 +21,9 @@ pub struct Events {
 /// The subject of an event.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct About<'a> {
-    /// The name of a service, and which one.
+    /// The name and the address of a service.
     pub service: Option<(&'a str, ServiceId)>,
-    /// One of its servers.
+    /// One of the service's servers.
     pub server: Option<SocketAddr>,
 }
 

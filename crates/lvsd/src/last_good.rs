@@ -44,7 +44,7 @@ pub fn forget(address: &Address) {
     }
 }
 
-/// Forgets the one at `path`.
+/// Removes the stored configuration at `path`.
 pub fn remove(path: &Path) {
     // It may not be there.
     let _ = std::fs::remove_file(path);

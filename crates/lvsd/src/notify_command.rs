@@ -1,6 +1,6 @@
 //! The notification program, which lvsd runs once for each event, one process at a time, with the
-//! event as JSON on its standard input. lvsd kills a process that takes too long. Nothing else
-//! waits for it.
+//! event as JSON on its standard input. lvsd kills a process that takes too long. No other part of
+//! lvsd waits for it.
 
 use std::process::Stdio;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tokio::sync::{broadcast, oneshot, watch};
 /// The settings of the notify command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Notice {
-    /// The program and its arguments; nothing is run if it is empty.
+    /// The program and its arguments; empty if no program is configured.
     pub words: Vec<String>,
     /// Longest time that the command may run.
     pub limit: Duration,
@@ -130,7 +130,7 @@ async fn run(notice: &Notice, event: &Event) -> Result<(), String> {
     }
 }
 
-/// Ends a command with all that it has started.
+/// Kills a command and all processes that it has started.
 pub(crate) fn end_group(pid: Option<u32>) {
     let pid = pid.and_then(|pid| i32::try_from(pid).ok());
     if let Some(group) = pid.and_then(rustix::process::Pid::from_raw) {

@@ -21,7 +21,7 @@ pub enum ChangeRequest {
         /// Skip the check of `max_removed_percent`.
         force: bool,
     },
-    /// Starts or ends maintenance of the director itself; answered by
+    /// Starts or ends maintenance of the director; answered by
     /// [`DirectorStatus`](lvs_api::daemon::DirectorStatus).
     Maintenance(MaintenanceSpec),
 }

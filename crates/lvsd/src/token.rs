@@ -11,7 +11,7 @@ use subtle::ConstantTimeEq;
 /// Characters that a token has at least, and at most.
 const LENGTH: std::ops::RangeInclusive<usize> = 16..=256;
 
-/// A token; nothing shows it.
+/// A token, which is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
 

@@ -1,4 +1,5 @@
-//! The verdict about each service and about the whole director: a state, and one line (pure).
+//! The verdict about each service and about the whole director: a state and a line of text (pure:
+//! no I/O).
 
 use lvs_api::daemon::{AdminState, DataplaneStatus, ServerStatus, ServiceStatus, Status};
 
@@ -19,7 +20,8 @@ const OLD_MS: u64 = 5_000;
 /// The state of a service; the worst is the least.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ServiceState {
-    /// It has no usable server, is below its quorum, or is not in use as configured: see [`trouble`].
+    /// The service has no usable server, is below its quorum, or is not in use as configured: see
+    /// [`trouble`].
     Broken,
     /// Servers are down.
     Degraded,
@@ -175,7 +177,7 @@ impl Level {
 pub struct Verdict {
     /// The urgency.
     pub level: Level,
-    /// The reasons in one line.
+    /// The reasons, in one line.
     pub words: String,
     /// Performance data for monitoring.
     pub numbers: Vec<(&'static str, usize)>,

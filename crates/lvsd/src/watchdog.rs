@@ -47,7 +47,7 @@ impl Pulse {
         self.start.elapsed().saturating_sub(last)
     }
 
-    /// Beats as long as the runtime that this is called on does anything.
+    /// Renews the pulse as long as the current runtime runs tasks.
     pub async fn keep(self, pause: Duration) {
         loop {
             self.beat();
@@ -56,14 +56,14 @@ impl Pulse {
     }
 }
 
-/// All that has to go on.
+/// The pulses of all loops that must not hang.
 #[derive(Clone, Debug, Default)]
 pub struct Pulses {
-    /// The event loop runs.
+    /// Renewed while the runtime of the event loop runs tasks.
     pub event_loop: Pulse,
-    /// And takes one thing after the other.
+    /// Renewed when the main loop begins an iteration.
     pub turns: Pulse,
-    /// The checks' thread runs.
+    /// Renewed while the runtime of the checks runs tasks.
     pub checks: Pulse,
 }
 

@@ -88,7 +88,7 @@ calls! {
         /// List services with their real servers. Answer: items
         /// [`ServiceInfo`](super::ServiceInfo), then [`ListEnd`](super::ListEnd).
         "service.list" ServiceList {
-            /// Only this one; an unknown one is the error `no_service`.
+            /// Only this service; an unknown service is the error `no_service`.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             service: Option<ServiceId>,
         },
@@ -126,7 +126,7 @@ calls! {
             /// Its firewall mark; without it, the dataplane's rules for marks decide.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             mark: Option<u32>,
-            /// The interface on which it arrives, for rules that name one.
+            /// The interface on which the packet arrives, for rules that depend on it.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             interface: Option<String>,
         },
@@ -162,8 +162,8 @@ calls! {
         /// connection. Answer: items [`CapturedPacket`](super::CapturedPacket); one without a frame
         /// for each second without packets.
         ///
-        /// It changes nothing, but needs write access: it shows the traffic of other hosts, as a
-        /// packet socket does, and the host grants that to the same users.
+        /// Nothing is changed, but write access is needed: the client sees the traffic of other
+        /// hosts, as through a packet socket, for which a user needs similar rights.
         "capture" Capture(CaptureFilter),
         /// Apply all of these changes, or none: all are checked before the first is applied, each
         /// against the state after its predecessors. Packets that open connections do not wait for
@@ -196,10 +196,10 @@ calls! {
         },
         /// Delete every service. Answer: [`Done`](super::Done).
         "service.flush" ServiceFlush {},
-        /// Zero the counters of one service and its servers, or of everything. Answer:
+        /// Zero the counters of one service and its servers, or all counters. Answer:
         /// [`Done`](super::Done).
         "service.zero" ServiceZero {
-            /// Only this one.
+            /// Only this service.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             service: Option<ServiceId>,
         },
@@ -225,7 +225,7 @@ calls! {
             /// Addresses and ports of servers.
             servers: Vec<SocketAddr>,
         },
-        /// Set the timeouts that `ipvsadm --set` sets; 0 leaves one unchanged. Answer:
+        /// Set the timeouts of `ipvsadm --set`; 0 leaves a timeout unchanged. Answer:
         /// [`Done`](super::Done).
         "timeouts.set" TimeoutsSet(Timeouts),
         /// Write a sysctl. Answer: [`Done`](super::Done).
@@ -236,7 +236,7 @@ calls! {
         "daemon.stop" DaemonStop {
             /// Master or backup.
             role: SyncRole,
-            /// Its identity; the kernel ignores it.
+            /// The daemon's sync ID; the kernel ignores it.
             #[serde(default)]
             syncid: u8,
         },
@@ -250,7 +250,7 @@ calls! {
         },
         /// Delete a rule for marks. Answer: [`Done`](super::Done).
         "mark.delete" MarkDelete {
-            /// Its place in the list, from 1.
+            /// Its position in the list, from 1.
             position: usize,
         },
         /// Replace all rules for marks. Answer: [`Done`](super::Done).
@@ -261,14 +261,14 @@ calls! {
         /// Replace the filter of a service, or the director's. Open connections continue. Answer:
         /// [`Done`](super::Done).
         "filter.set" FilterSet(FilterSpec),
-        /// Virtual addresses that the dataplane owns: it answers ARP for them and announces them.
-        /// Replaces the set. Answer: [`Done`](super::Done).
+        /// Set the virtual addresses that the dataplane owns: it answers ARP for them and announces
+        /// them. Replaces the previous set. Answer: [`Done`](super::Done).
         "vips.own" VipsOwn {
             /// The addresses.
             addresses: Vec<core::net::IpAddr>,
         },
-        /// Replace the local addresses of full NAT. Connections keep theirs. Answer:
-        /// [`Done`](super::Done).
+        /// Replace the local addresses of full NAT. Existing connections continue to use their
+        /// addresses. Answer: [`Done`](super::Done).
         "local.set" LocalSet(LocalPool),
     }
 }

@@ -11,7 +11,7 @@ use crate::filter::{FilterLists, SourceFilter};
 use crate::stats::{Counts, Stats};
 use crate::{Error, Family, Protocol, ServerConfig, ServiceConfig, ServiceKey};
 
-/// Version of the protocol; both sides must speak the same one.
+/// Version of the protocol; client and dataplane must use the same version.
 pub const VERSION: u32 = 1;
 
 /// The abstract Unix socket (without its leading NUL) that a dataplane uses by default. Every
@@ -135,7 +135,7 @@ pub struct ServerSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LocalPool {
-    /// The host's own, or ones that the dataplane answers for.
+    /// Addresses of the host, or addresses for which the dataplane answers ARP.
     pub addresses: Vec<core::net::IpAddr>,
     /// Source NAT as well, if replies would otherwise bypass the director.
     #[serde(default)]
@@ -159,7 +159,7 @@ pub struct LocalAddressInfo {
     pub address: core::net::IpAddr,
     /// The first port that is used.
     pub first: u16,
-    /// The last one.
+    /// The last port.
     pub last: u16,
     /// Connections that use it.
     pub connections: u64,
@@ -179,7 +179,7 @@ pub struct ReturnPath {
 pub struct Forwarder {
     /// Its MAC address.
     pub mac: String,
-    /// Its IP address, if the host's neighbour table has it.
+    /// The forwarder's IP address, if the host's neighbour table contains it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<core::net::IpAddr>,
     /// The interface on which the reply arrived.
@@ -197,7 +197,7 @@ pub struct Hello {
     pub dataplane: String,
     /// Size of the connection table as the kernel prints it (`size=4096`).
     pub table_size: u32,
-    /// The client may change things.
+    /// Whether the client has write access.
     pub writable: bool,
 }
 
@@ -215,7 +215,7 @@ pub struct Info {
     pub capacity: u64,
     /// Network interfaces in use.
     pub interfaces: Vec<InterfaceInfo>,
-    /// Configured interfaces and addresses that this host does not have yet, or that cannot be used.
+    /// Configured interfaces and addresses that do not exist on this host yet, or cannot be used.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub waiting: Vec<Waiting>,
     /// Virtual addresses that the dataplane owns.
@@ -280,7 +280,7 @@ impl core::fmt::Display for Confinement {
     }
 }
 
-/// A packet worker: a thread with its own part of the connections.
+/// A packet worker: a thread with a separate part of the connection table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WorkerInfo {
@@ -290,22 +290,22 @@ pub struct WorkerInfo {
     pub cpu: Option<u32>,
     /// Connections now.
     pub connections: u64,
-    /// Connections that its part of the table holds at most.
+    /// Maximum of connections in its part of the table.
     pub capacity: u64,
-    /// Frames that it has received.
+    /// Frames that the worker has received.
     pub packets: u64,
     /// Frames that arrived faster than it read them, and were lost.
     pub lost: u64,
-    /// Frames that it has received and handed over to the worker that they belong to.
+    /// Frames that the worker has received and passed to the worker that has their connection.
     pub handed_over: u64,
     /// Frames that it received from other workers.
     pub taken: u64,
-    /// Frames for which such a worker had no room: dropped.
+    /// Frames that were dropped because the queue of that worker was full.
     pub busy: u64,
     /// Number of times that it used more than half of a processor and was demoted from real-time
     /// scheduling.
     pub demoted: u64,
-    /// Packets and bytes that it has forwarded.
+    /// Packets and bytes that the worker has forwarded.
     pub counts: Counts,
 }
 
@@ -317,7 +317,7 @@ pub struct SyncCounts {
     pub sent: u64,
     /// Bytes of the sent messages.
     pub sent_bytes: u64,
-    /// Messages that were not sent, because as many as may (`sync_qlen_max`) waited already.
+    /// Messages that were not sent, because the queue had its maximum length (`sync_qlen_max`).
     pub queue_full: u64,
     /// Messages that the interface did not take.
     pub not_sent: u64,
@@ -331,7 +331,7 @@ pub struct SyncCounts {
     pub lost: u64,
     /// Datagrams that are longer than messages may be.
     pub too_long: u64,
-    /// Messages that were damaged, or parts of which were.
+    /// Messages that were damaged as a whole or in part.
     pub malformed: u64,
     /// Messages with another syncid.
     pub other_id: u64,
@@ -362,8 +362,8 @@ impl SyncCounts {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SyncState {
-    /// It has the connections of its peers, or was configured not to wait for them; always true
-    /// without peers. It stays true.
+    /// Whether this director has received the connections of its peers, or is configured not to
+    /// wait for them. Always true without peers, and stays true.
     pub ready: bool,
     /// The pending steps before it is ready.
     pub waits_for: String,
@@ -372,7 +372,8 @@ pub struct SyncState {
     pub listen: Option<SocketAddr>,
     /// Peer directors.
     pub peers: Vec<PeerInfo>,
-    /// Connections that this director owns and replicates: those whose packets arrive here.
+    /// Connections that this director owns and replicates: those whose packets arrive at this
+    /// director.
     pub replicated: u64,
     /// Items sent to peers: connections, templates, and removals of connections.
     pub items_sent: u64,
@@ -382,9 +383,10 @@ pub struct SyncState {
     pub items_received: u64,
     /// Items that were taken over, or brought up to date.
     pub taken: u64,
-    /// Connections removed here because they ended at a peer.
+    /// Connections that were removed because they ended at a peer.
     pub ended: u64,
-    /// Borrowed connections whose packets arrived here later.
+    /// Borrowed connections that this director owns now, because their packets arrived here later
+    /// than at the peer.
     pub kept: u64,
     /// Items that make no sense.
     pub nonsense: u64,
@@ -422,7 +424,7 @@ pub struct TablesInfo {
     /// Number of services that differ.
     #[serde(default)]
     pub differ: u64,
-    /// Seconds for which one of them has differed.
+    /// Seconds for which a service has differed.
     #[serde(default)]
     pub seconds: u64,
 }
@@ -434,7 +436,7 @@ pub enum TablesState {
     /// Unknown: the peer is disconnected, or has not sent all of its digests yet.
     #[default]
     Unknown,
-    /// The peer does not send them: it runs an older version.
+    /// The peer sends no digests of its services, because it runs an older version.
     Older,
     /// The tables are alike.
     Alike,
@@ -457,12 +459,12 @@ impl TablesState {
     }
 }
 
-/// A service in which another director differs from this one.
+/// A service whose settings or servers differ at a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TableDifference {
     /// The service.
     pub service: ServiceId,
-    /// Seconds for which it has differed.
+    /// Seconds for which the service has differed.
     pub seconds: u64,
     /// Whether this director has the service.
     pub here: bool,
@@ -500,7 +502,7 @@ impl Standing {
         }
     }
 
-    /// The protocol of its route, if it has one.
+    /// The protocol number of its route; `None` without a route.
     pub const fn protocol(self) -> Option<u8> {
         match self {
             Self::Withdrawn => None,
@@ -524,7 +526,7 @@ pub struct AnnounceSpec {
 /// Addresses that a dataplane announces by routes, at most.
 pub const ANNOUNCED_MAX: usize = 4096;
 
-/// One of [`AnnounceSpec::addresses`].
+/// One address of [`AnnounceSpec::addresses`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AnnounceVip {
@@ -538,7 +540,7 @@ pub struct AnnounceVip {
 /// Answer to [`Call::VipsAnnounce`](super::Call::VipsAnnounce).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Announcements {
-    /// The routes that there are.
+    /// The routes that are announced now.
     pub announced: Vec<AnnouncedVip>,
 }
 
@@ -547,7 +549,7 @@ pub struct Announcements {
 pub struct AnnouncedVip {
     /// The address.
     pub address: core::net::IpAddr,
-    /// The route that there is.
+    /// The kind of the announced route.
     pub standing: Standing,
     /// The reason why the route differs from the request.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -571,7 +573,7 @@ pub struct PeerInfo {
     /// Connections borrowed from it.
     #[serde(default)]
     pub borrowed: u64,
-    /// Least number of its connections that are missing here.
+    /// Lower bound for the number of the peer's connections that this director does not have.
     #[serde(default)]
     pub missing: u64,
     /// Milliseconds since it was last compared.
@@ -586,13 +588,13 @@ pub struct PeerInfo {
     /// Age of the full sync, in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bulk_ago: Option<u64>,
-    /// Whether it receives the connections of this director.
+    /// Whether the peer receives the connections of this director.
     #[serde(default)]
     pub listens: bool,
     /// Milliseconds until it confirmed the last update.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lag_ms: Option<u64>,
-    /// The first services in which it differs from this director.
+    /// The first services that differ at the peer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tables: Vec<TableDifference>,
 }
@@ -604,7 +606,7 @@ pub struct PeerStanding {
     pub peer: SocketAddr,
     /// As [`PeerInfo::state`].
     pub state: String,
-    /// Seconds since it was last in step, or since this dataplane began; 0 while it is.
+    /// Seconds since the peer was last in sync, or since this dataplane started; 0 while in sync.
     #[serde(default)]
     pub seconds: u64,
     /// As [`PeerInfo::missing`].
@@ -624,7 +626,7 @@ impl PeerStanding {
         self.state == "in step"
     }
 
-    /// Whether it has been out of sync for so long that an operator should examine it.
+    /// Whether the peer has been out of sync for so long that an operator should examine it.
     pub fn is_alarming(&self) -> bool {
         !self.is_in_step() && self.seconds >= Self::ALARM
     }
@@ -640,7 +642,8 @@ pub struct FastPathInfo {
     pub active: bool,
     /// Attachment method of its programs, if the fast path was opened: `tcx` or `clsact`.
     pub attached_by: String,
-    /// The reason why none is used, though it is configured; empty otherwise.
+    /// The reason why no packets are offloaded although the kernel fast path is configured; empty
+    /// otherwise.
     pub reason: String,
     /// Fix for that reason.
     #[serde(alias = "remedy")]
@@ -670,7 +673,7 @@ pub struct Conflict {
     pub address: core::net::IpAddr,
     /// Link-layer address of the neighbour.
     pub mac: String,
-    /// The address of its own that the host of the dataplane knows.
+    /// The host's MAC address in this host's own neighbour table.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<core::net::IpAddr>,
 }
@@ -680,7 +683,7 @@ pub struct Conflict {
 pub struct SilentHop {
     /// Its address.
     pub address: core::net::IpAddr,
-    /// The interface on which it was asked for.
+    /// The interface on which the address is requested.
     pub interface: String,
 }
 
@@ -700,8 +703,8 @@ pub struct InterfaceInfo {
     pub lost: u64,
 }
 
-/// A configured interface or address that the dataplane waits for: it uses it as soon as it is
-/// there.
+/// A configured interface or address that does not exist or cannot be used yet: the dataplane uses
+/// it as soon as it can.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Waiting {
@@ -709,7 +712,7 @@ pub struct Waiting {
     pub code: String,
     /// Condition as text.
     pub what: String,
-    /// The command or setting that ends it.
+    /// A command or setting that resolves the condition.
     pub fix: String,
 }
 
@@ -729,7 +732,7 @@ pub struct ServiceInfo {
     /// filter), since the service was added.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub refused: u64,
-    /// Its real servers in the kernel's list order: the one added last comes first.
+    /// Its real servers in the kernel's list order: the most recently added one is first.
     pub servers: Vec<ServerInfo>,
 }
 
@@ -750,21 +753,21 @@ pub struct ServerInfo {
     pub inactive: u32,
     /// Persistence templates.
     pub persistent: u32,
-    /// Whether it has reached its upper threshold.
+    /// Whether the server has reached its upper threshold.
     pub overloaded: bool,
-    /// The weight that it had before it got none; absent if it has one, and if the scheduler does
-    /// not go by that.
+    /// The server's weight before it became 0; absent if the weight is not 0, or the scheduler does
+    /// not use this value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_weight: Option<i32>,
-    /// Percentage of the weight during a slow start; absent outside of one.
+    /// Percentage of the weight that applies during a slow start; absent otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slow_start: Option<u8>,
     /// Microseconds until it answers a new connection, a moving average; absent without a
     /// measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_us: Option<u64>,
-    /// Consecutive new connections that it has refused or not answered in time; absent without a
-    /// measurement.
+    /// Consecutive new connections that the server has refused or not answered in time; absent
+    /// without a measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unanswered: Option<u32>,
     /// TCP connections that clients opened to it; absent if there were none.
@@ -877,7 +880,7 @@ pub struct FilterItem {
 /// A rule that sets marks, in a listing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MarkText {
-    /// Its place, from 1.
+    /// Its position in the list, from 1.
     pub position: usize,
     /// Its words.
     pub rule: String,
@@ -931,20 +934,20 @@ pub struct CaptureFilter {
 pub struct CapturedPacket {
     /// Microseconds since 1970.
     pub time_us: u64,
-    /// The interface on which it arrived.
+    /// The interface on which the packet arrived.
     pub interface: String,
     /// The frame begins with an Ethernet header; else with an IP header.
     pub ethernet: bool,
     /// The frame as it arrived, in hexadecimal; empty in an item that only shows that the dataplane
     /// runs.
     pub frame: String,
-    /// Decision about the packet.
+    /// The dataplane's decision about the packet.
     pub verdict: String,
-    /// Packets that this capture has lost so far, because its reader was too slow.
+    /// Number of packets that this capture has lost so far, because its client reads too slowly.
     pub lost: u64,
 }
 
-/// One line of an answer.
+/// A line of an answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer<T> {
     /// The request's number.
@@ -960,9 +963,9 @@ pub struct Answer<T> {
 pub enum Body<T> {
     /// One entry of a listing; further lines follow.
     Item(T),
-    /// The end of a successful answer.
+    /// The last line of a successful answer.
     Result(T),
-    /// The end of a failed one; nothing has changed.
+    /// The last line of a failed answer; nothing has changed.
     Error(Failure),
 }
 
@@ -1020,9 +1023,9 @@ impl From<Error> for Failure {
 pub enum FailureCode {
     /// The service or server exists already (EEXIST).
     Exists,
-    /// No such service (ESRCH).
+    /// The service does not exist (ESRCH).
     NoService,
-    /// No such real server (ENOENT).
+    /// The real server does not exist (ENOENT).
     NoServer,
     /// No such scheduler or persistence engine (ENOENT).
     NoScheduler,
@@ -1034,7 +1037,7 @@ pub enum FailureCode {
     Full,
     /// The caller may not do this (EPERM).
     Permission,
-    /// No such network interface (ENODEV).
+    /// The network interface does not exist (ENODEV).
     NoDevice,
     /// The interface of a synchronisation daemon is down (ENETUNREACH).
     Unreachable,
@@ -1044,12 +1047,12 @@ pub enum FailureCode {
     Running,
     /// Full NAT without a local address.
     NoLocalAddress,
-    /// Not possible with this dataplane, or not yet.
+    /// This dataplane does not support the call, or not yet.
     Unsupported,
     /// The line is not a request.
     Malformed,
     /// The client speaks another version of the protocol.
     Version,
-    /// The dataplane itself failed.
+    /// An internal error of the dataplane.
     Internal,
 }

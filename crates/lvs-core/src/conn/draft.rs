@@ -1,4 +1,4 @@
-//! A connection before it has a place in the table, or copied out of it.
+//! A connection outside of the table: before its entry is made, or a copy of its entry.
 
 use core::net::SocketAddr;
 
@@ -29,8 +29,8 @@ pub(crate) struct Draft {
     pub(crate) timeout: u32,
     /// Index of the server's record, or [`NO_SLOT`].
     pub(crate) server: u32,
-    /// The entry that controls this one, or [`NO_SLOT`]; with [`TEMPLATE_BIT`], a template of the
-    /// control half.
+    /// The controlling entry, or [`NO_SLOT`]; with [`TEMPLATE_BIT`], a template of the control
+    /// half.
     pub(crate) control: u32,
     /// Packets from the client.
     pub(crate) in_packets: u32,

@@ -26,7 +26,7 @@ pub(crate) struct Template {
     pub(crate) engine: Option<(&'static str, Box<[u8]>)>,
     /// Seconds to which each new connection sets the timer.
     pub(crate) timeout: AtomicU32,
-    /// Whether one of its connections was established.
+    /// Whether one of the template's connections was established.
     pub(crate) assured: AtomicBool,
     /// Connections made from it.
     pub(crate) controlled: AtomicU32,
@@ -36,7 +36,8 @@ pub(crate) struct Template {
     pub(crate) sync_end: AtomicU32,
     /// Adjustment of sequence numbers, received by synchronisation.
     sequences: [AtomicU32; 6],
-    /// The server is removed or quiesced: look-ups skip the template, and it ends at its deadline.
+    /// The server is removed or quiesced: look-ups skip the template, and the template ends at its
+    /// deadline.
     pub(crate) invalid: AtomicBool,
 }
 
@@ -84,8 +85,8 @@ impl Template {
         }
     }
 
-    /// A connection made from it is gone. `true` if it was the last one and the template does not
-    /// outlive that when connections are ended by force.
+    /// Counts that a connection of the template has ended. `true` if it was the last one, and the
+    /// template must end with it when connections are removed by force.
     pub(crate) fn release(&self) -> bool {
         self.controlled.fetch_sub(1, Relaxed) == 1 && !self.assured.load(Relaxed)
     }

@@ -30,11 +30,11 @@ impl Control {
         Some((self.shard_with(number, table)?, adoption))
     }
 
-    /// Takes over inherited connections, and visits at most `budget` slots; call it until it
-    /// returns false. Connections keep state, timeout and deadline. A connection keeps the server
-    /// with its address in its service, or has none, like one that was received by synchronisation.
-    /// New clients create templates again. Connections of full NAT are removed, because other users
-    /// of their local ports are not known.
+    /// Takes over inherited connections from at most `budget` slots; call it until it returns
+    /// false. State, timeout and deadline are unchanged. A connection is bound to the server with
+    /// its address in its service. Without such a server it stays unbound, like a connection that
+    /// was received by synchronisation. Templates are not inherited. Connections of full NAT are
+    /// removed, because other uses of their local ports are unknown.
     pub fn adopt(
         &self,
         shard: &mut Shard,
@@ -61,10 +61,10 @@ impl Control {
         shard.adopt(adoption, now, budget, pool, local, keep)
     }
 
-    /// Copies connections that another process left in `memory` into these shards, if the number or
-    /// the size of their tables differs: each into the shard that `home` returns for its client.
-    /// Otherwise as [`adopt`](Self::adopt), in one step. The clock of the other process is `ahead`
-    /// of this one. Returns the number of connections without a free slot.
+    /// Copies the connections that another process left in `memory` into these shards, for tables
+    /// of another number or size: each connection into the shard that `home` returns for its
+    /// client. Otherwise as [`adopt`](Self::adopt), in one step. The clock of the other process is
+    /// `ahead` of this one. Returns the number of connections without a free slot.
     pub fn move_in(
         &self,
         shards: &mut [Shard],

@@ -39,7 +39,7 @@ pub(crate) trait View {
 /// The facts about a service that checks use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
-    /// Its number in the director, if it is there.
+    /// The number of the service, if it exists.
     pub(crate) number: Option<u32>,
     pub(crate) one_packet: bool,
     /// Whether its scheduler uses the latency of the servers' answers.
@@ -151,7 +151,7 @@ fn scheduler(
     Ok(scheduler)
 }
 
-/// The service is there.
+/// Checks that the service exists.
 #[cfg(feature = "api")]
 pub(crate) fn service(view: &impl View, key: &ServiceKey) -> Result<(), Error> {
     view.service(key).map(drop).ok_or(Error::NoService)
@@ -177,8 +177,8 @@ pub(crate) fn add_server(
     unicast(addr.ip())
 }
 
-/// With synchronisation, a server must have its service's family: messages about connections cannot
-/// contain another one.
+/// Checks that a server has the family of its service if synchronisation is used: a message about a
+/// connection contains addresses of one family.
 fn synchronised(view: &impl View, key: &ServiceKey, addr: SocketAddr) -> Result<(), Error> {
     let runs = view.runs(SyncRole::Master) || view.runs(SyncRole::Backup);
     if runs && is_mixed(key, addr) {
@@ -240,7 +240,8 @@ pub(crate) fn local_pool(
     Ok(())
 }
 
-/// A message about a connection has room for one family only.
+/// Checks that all servers have the family of their service: a message about a connection contains
+/// addresses of one family.
 pub(crate) fn families(view: &impl View) -> Result<(), Error> {
     if view.mixed() > 0 {
         return Err(Error::FamilyMismatch);

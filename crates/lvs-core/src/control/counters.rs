@@ -5,7 +5,7 @@ use crate::stats::{Counts, Stats};
 use crate::{Error, ServiceKey};
 
 impl Control {
-    /// Counters and rates of everything.
+    /// Counters and rates, summed over all services.
     pub fn total_stats(&self) -> Stats {
         self.total.stats()
     }
@@ -31,7 +31,7 @@ impl Control {
         self.total.add(counts);
     }
 
-    /// Zeroes the shown counters of one service and its servers, or of everything
+    /// Zeroes the shown counters of one service and its servers, or all counters
     /// (`ip_vs_zero_service`, `ip_vs_zero_all`).
     ///
     /// # Errors

@@ -14,7 +14,7 @@ use crate::settings::Sysctls;
 /// Interval of the checks of free memory.
 pub(crate) const PERIOD: Duration = Duration::from_secs(1);
 
-/// The part of the tables' slots below which few are left.
+/// Few slots are left if fewer than one in this many are free.
 const RESERVE: usize = 8;
 
 /// The state of the defences.
@@ -25,14 +25,14 @@ pub(crate) struct Defense {
     /// Slots without a connection, and all slots.
     free: usize,
     slots: usize,
-    /// One of this many packets that open a connection is dropped; 0 drops none.
+    /// One in this many packets that open a connection is dropped; 0 drops none.
     rate: u64,
     counter: u64,
     pub(crate) drops_entries: bool,
     pub(crate) secure: bool,
     lottery: [u8; 9],
     random: SplitMix64,
-    /// Slots that were not visited yet, in parts of a slot.
+    /// The remainder of the number of slots to visit, as a fraction of a slot.
     visits: u64,
 }
 
@@ -61,7 +61,7 @@ impl Defense {
         (self.free, self.slots) = (free, slots);
     }
 
-    /// Whether any defence has anything to do with the memory or the clock.
+    /// Whether a defence is configured that needs the memory or the clock.
     pub(crate) fn is_needed(sysctls: &Sysctls) -> bool {
         sysctls.drop_entry != 0 || sysctls.drop_packet != 0 || sysctls.secure_tcp != 0
     }
@@ -115,12 +115,12 @@ impl Defense {
         self.rate != 0 && self.counter <= 1
     }
 
-    /// Drops one of this number of packets; 0 for none.
+    /// One in this many packets is dropped; 0 drops none.
     pub(crate) const fn rate(&self) -> u64 {
         self.rate
     }
 
-    /// How many slots of `len` to visit this second: one in 32.
+    /// Number of slots to visit this second, of `len`: one in 32.
     pub(crate) fn visits(&mut self, len: usize) -> usize {
         self.visits += len as u64;
         let visits = self.visits / 32;

@@ -25,13 +25,13 @@ use crate::{
 pub struct Explanation {
     /// The packet's mark; 0 for none.
     pub mark: u32,
-    /// Origin of the mark; empty without one.
+    /// The rule or setting from which the mark is; empty without a mark.
     pub mark_why: String,
-    /// The service that takes it: `TCP 192.0.2.1:80`.
+    /// The service that the packet matches: `TCP 192.0.2.1:80`.
     pub service: Option<String>,
     /// Reason why that service matches, or why none does.
     pub service_why: String,
-    /// The connection that it belongs to.
+    /// The connection to which the packet belongs.
     pub connection: Option<String>,
     /// The persistence template that would decide.
     pub template: Option<String>,
@@ -50,15 +50,16 @@ pub struct Explanation {
     /// The reason why the packet opens no connection: the name of a [`DropReason`] or an
     /// [`AcceptReason`]. Empty if it opens one, or if the result cannot be predicted.
     pub reason: String,
-    /// Whether its connection is offloaded, if it belongs to one or would open one. The dataplane
-    /// sets it, not the core.
+    /// Whether the packet's connection is offloaded, if the packet belongs to one or would open
+    /// one. The dataplane sets this field, not the core.
     pub fast_path: Option<bool>,
-    /// The reason why they are not; empty if they are.
+    /// The reason why packets are not offloaded; empty if they are.
     pub fast_path_why: String,
 }
 
 impl Explanation {
-    /// Whether it belongs to a connection, or would open one, within the limits of a preview.
+    /// Whether the packet belongs to a connection, or would open one, as far as a preview can
+    /// determine.
     pub const fn has_connection(&self) -> bool {
         self.connection.is_some() || self.server.is_some()
     }
@@ -145,7 +146,7 @@ impl Control {
         explanation
     }
 
-    /// The verdict about a packet of no connection, and its reason.
+    /// The verdict about a packet without a connection, and its reason.
     fn explain_new(
         &self,
         shard: &Shard,
@@ -285,7 +286,7 @@ impl Control {
 
 /// A connection that a packet would open.
 struct Forecast {
-    /// `None`: it is sent to its own destination.
+    /// The chosen server; `None`: the packet is sent to its own destination.
     server: Option<SocketAddr>,
     /// Whether a template exists already, or would be created.
     by: By<bool>,
@@ -299,7 +300,7 @@ enum Unknown {
     Scheduler,
 }
 
-/// The state as a decision would find it. Nothing is changed.
+/// A view of the state for a decision that changes nothing.
 struct Preview<'a> {
     control: &'a Control,
     shard: &'a Shard,

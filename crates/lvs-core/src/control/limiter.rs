@@ -12,7 +12,8 @@ use core::ops::Range;
 use core::time::Duration;
 use siphasher::sip::SipHasher13;
 
-/// Sources in one set; a new source evicts the one that has opened the fewest connections lately.
+/// Sources in one set; a new source evicts the source that has opened the fewest connections
+/// recently.
 const WAYS: usize = 4;
 
 /// Sets of sources: 16,384 sources, 256 KiB for each service with such a limit.
@@ -35,7 +36,7 @@ pub(crate) struct Limiter {
     looked: Option<Instant>,
 }
 
-/// A token bucket that holds a second's worth, as the time at which it is full again.
+/// A token bucket with the tokens of one second, stored as the time at which it is full again.
 #[derive(Clone, Copy, Debug, Default)]
 struct Meter(u64);
 
@@ -62,8 +63,8 @@ struct Source {
 }
 
 impl Limiter {
-    /// The limit that a new connection from `client` would exceed, if there is one; otherwise the
-    /// connection is counted. `seed` keys the hash of sources.
+    /// The limit that a new connection from `client` would exceed; `None` counts the connection.
+    /// `seed` is the key of the hash of sources.
     pub(crate) fn check<'a>(
         &mut self,
         limits: &Limits,
@@ -97,7 +98,7 @@ impl Limiter {
         }
     }
 
-    /// The places of the sources that a prefix is one of.
+    /// The slots in which a source prefix may be stored.
     fn set(&self, prefix: u64) -> Range<usize> {
         let sets = (self.sources.len() / WAYS).max(1);
         let set = usize::try_from(prefix % sets as u64).unwrap_or(0) * WAYS;

@@ -1,4 +1,4 @@
-//! The half of a director that its workers share: services, real servers, and the decision about
+//! The half of a director that all workers share: services, real servers, and the decision about
 //! new connections.
 
 mod admit;
@@ -190,7 +190,7 @@ pub struct Control {
     templates: Templates,
     evicted_templates: u64,
     defense: Defense,
-    /// Connections of each shard when it was here last.
+    /// Number of connections of each shard at its last visit.
     occupancy: Vec<usize>,
     /// The synchronisation backup that runs.
     backup: Option<Backup>,
@@ -223,8 +223,9 @@ impl Control {
         Self::try_new(options).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// A director without services, if there is memory for the persistence templates that
-    /// [`Options::max_connections`] asks for. Memory is asked for at once, and taken as it is used.
+    /// A director without services. The address space for the persistence templates of
+    /// [`Options::max_connections`] is reserved at once; the memory is used when templates are
+    /// created.
     ///
     /// # Errors
     /// [`OutOfMemory`]
@@ -284,8 +285,8 @@ impl Control {
         })
     }
 
-    /// Shard `number`, without connections; `None` if it is not below [`Options::shards`]. To be
-    /// asked for once each: two of one number count the same twice.
+    /// Shard `number`, without connections; `None` if it is not below [`Options::shards`]. Request
+    /// each number once: two shards of one number count the same events twice.
     ///
     /// # Panics
     /// If there is no memory for its connections: see [`Memory::try_heap`] and
@@ -317,7 +318,7 @@ impl Control {
         Some(shard)
     }
 
-    /// Whether `shard` is one of this director's.
+    /// Whether `shard` belongs to this director.
     pub(crate) fn owns(&self, shard: &Shard) -> bool {
         shard.is_of(&self.shared)
     }
@@ -341,7 +342,7 @@ mod tests {
         SocketAddr::from(([10, 0, 0, u8::try_from(n).unwrap()], 80))
     }
 
-    /// Templates belong to all shards: there may be as many as with one shard that has them all.
+    /// All shards share the templates: their maximum does not depend on the number of shards.
     #[test]
     fn shards_do_not_divide_the_table_of_templates() {
         let templates = |shards: usize| {

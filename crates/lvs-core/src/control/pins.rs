@@ -19,7 +19,7 @@ const LIFE: Duration = Duration::from_secs(10);
 /// Protocol and address of the client, and the number of the service.
 type From = (u8, SocketAddr, u32);
 
-/// The pins, few and short-lived: those of checks that are about to begin.
+/// The pins of health checks that are about to start. There are few, and they are short-lived.
 #[derive(Debug, Default)]
 pub(super) struct Pins {
     all: BTreeMap<From, (SocketAddr, Instant)>,

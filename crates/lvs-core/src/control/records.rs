@@ -18,7 +18,8 @@ const TRASH_IDLE: Duration = Duration::from_secs(120);
 /// Changes that are remembered at least; of more records, as many as there are.
 const LOG_MIN: usize = 1024;
 
-/// All state of a server except its record: it outlives its entry in a service.
+/// All state of a server except its record: it remains after the server was removed from its
+/// service.
 #[derive(Debug)]
 pub(crate) struct Registered {
     pub(crate) server: Arc<Server>,
@@ -32,7 +33,7 @@ pub(crate) struct Registered {
 
 #[derive(Clone, Copy, Debug)]
 struct Trashed {
-    /// Time since which the timer has found no reference to it.
+    /// Time since which the timer has found no reference to the record.
     idle_since: Option<Instant>,
 }
 
@@ -59,24 +60,24 @@ impl Registered {
 #[derive(Debug, Default)]
 pub(crate) struct Records {
     places: Vec<Option<Registered>>,
-    /// Places without a record; the first is taken first.
+    /// Indexes without a record; the lowest is used first.
     free: BTreeSet<u32>,
-    /// Records in the trash; of one service and address there is at most one.
+    /// Records of removed servers; at most one for each service and address.
     trash: BTreeMap<(ServiceKeyOrd, SocketAddr), u32>,
     /// The record in the trash that was looked at last, until all have been.
     looked_at: Option<(ServiceKeyOrd, SocketAddr)>,
-    /// Records by their servers' addresses, while there is a reader for them.
+    /// Records by the addresses of their servers, if a reader has requested this index.
     addresses: Option<BTreeSet<(SocketAddr, u32)>>,
     /// Records that have changed, in the order of their changes.
     log: Vec<u32>,
     /// The number of the first change in the log, from the first ever.
     log_start: u64,
-    /// The bits by which servers request another examination by their schedulers.
+    /// The bits with which servers request that their schedulers examine them again.
     marks: Marks,
 }
 
 impl Records {
-    /// Places, with and without a record.
+    /// Number of indexes, with and without a record.
     pub(crate) const fn len(&self) -> usize {
         self.places.len()
     }
@@ -103,8 +104,8 @@ impl Records {
         self.places.iter_mut().flatten()
     }
 
-    /// Takes a snapshot of the counters of servers in services, in these places; also of the attempts to removed
-    /// servers, whose connections may still expire.
+    /// Takes a snapshot of the counters of the servers with these indexes. This includes the
+    /// connection attempts to removed servers, which may still expire.
     pub(crate) fn tick(&mut self, places: Range<usize>) {
         let entries = self.places.get_mut(places).unwrap_or_default();
         for entry in entries.iter_mut().flatten() {
@@ -115,7 +116,7 @@ impl Records {
         }
     }
 
-    /// Records of servers at this address, that of the highest number first; none unless they are
+    /// Records of the servers at this address, the highest number first; empty unless they are
     /// [indexed](Self::index_addresses).
     pub(crate) fn at(&self, addr: SocketAddr) -> impl Iterator<Item = &Registered> {
         let index = self.addresses.iter();
@@ -134,8 +135,8 @@ impl Records {
         self.addresses = wanted.then(|| addresses.collect());
     }
 
-    /// The record of a new server of service `number`: one out of the trash, with its connections,
-    /// or a new one.
+    /// The record for a new server of service `number`: one of a removed server, with its
+    /// connections, or a new one.
     pub(crate) fn enter(
         &mut self,
         number: u32,
@@ -232,7 +233,7 @@ impl Records {
         }
     }
 
-    /// Whether nothing has referred to a record in the trash for long enough.
+    /// Whether a record of a removed server has been without references for long enough.
     fn is_to_be_freed(&mut self, place: u32, now: Instant) -> bool {
         let Some(entry) = self.get_mut(ServerId(place)) else {
             return false;
@@ -271,7 +272,7 @@ impl Records {
         self.log.push(place);
     }
 
-    /// Number of changes so far.
+    /// Number of changes since the start.
     pub(crate) fn changes(&self) -> u64 {
         self.log_start + self.log.len() as u64
     }

@@ -21,7 +21,7 @@ pub struct Service {
     /// Time of the scheduler's next call; none until the clock was set, or if the scheduler needs
     /// none.
     pub(super) next_tick: Option<Instant>,
-    /// Servers that get their share bit by bit.
+    /// Servers in a slow start.
     pub(crate) slow: SlowStart,
     /// Present use of its limits.
     pub(crate) limiter: Limiter,
@@ -47,7 +47,7 @@ impl Service {
         self.owner.as_deref()
     }
 
-    /// Its real servers in the kernel's order: the one added last comes first.
+    /// Its real servers in the kernel's order: the most recently added one is first.
     pub fn servers(&self) -> &[Arc<Server>] {
         self.pool.servers()
     }

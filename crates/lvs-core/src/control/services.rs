@@ -1,4 +1,4 @@
-//! Services: added, edited, deleted, found.
+//! Adds, edits, deletes and finds services.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -67,8 +67,8 @@ impl Control {
         Ok(())
     }
 
-    /// Replaces all settings of a service (`ip_vs_edit_service`). A scheduler that stays the same
-    /// keeps its state.
+    /// Replaces all settings of a service (`ip_vs_edit_service`). If the scheduler stays the same,
+    /// it keeps its state.
     ///
     /// # Errors
     /// [`Error::NoService`], [`Error::NeedsReplies`], and as [`add_service`](Self::add_service).
@@ -131,7 +131,7 @@ impl Control {
         Ok(())
     }
 
-    /// Filters that are not off: the director's first, then those of services.
+    /// Filters that are not off: the director's filter first, then those of services.
     pub fn filters(&self) -> impl Iterator<Item = (Option<ServiceKey>, SourceFilter)> + '_ {
         let director = [(None, self.filters.director.clone())].into_iter();
         let services = self.filters.services.iter().filter_map(|(number, filter)| {
@@ -144,7 +144,7 @@ impl Control {
     }
 
     /// Deletes a service (`ip_vs_del_service`). Its connections stay; their packets are dropped
-    /// until they end, unless the servers come back.
+    /// until they expire, unless the servers are added again.
     ///
     /// # Errors
     /// [`Error::NoService`].
@@ -183,7 +183,7 @@ impl Control {
         self.retire_some(usize::MAX, now);
     }
 
-    /// [Takes](Self::take_service) one service; `false` if there is none.
+    /// [Takes](Self::take_service) one service; `false` if no service remains.
     pub(crate) fn take_one(&mut self) -> bool {
         let Some(key) = self.services.values().next().map(|service| service.key) else {
             return false;

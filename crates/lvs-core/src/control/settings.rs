@@ -19,8 +19,8 @@ impl Control {
         self.settings.timeouts.settable()
     }
 
-    /// Sets those three; 0 leaves one as it is. Connections take the new value with their next
-    /// packet.
+    /// Sets the three timeouts; 0 leaves a timeout unchanged. A connection uses the new value from
+    /// its next packet on.
     ///
     /// # Errors
     /// [`Error::TimeoutRange`].

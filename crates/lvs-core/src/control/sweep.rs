@@ -10,11 +10,11 @@ use crate::shard::{ServerLink, Shard};
 /// Work of a shard's next sweep.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SweepWork {
-    /// End the connections of removed servers.
+    /// Remove the connections of removed servers.
     pub(super) flush_removed: bool,
     /// Rounds of `drop_entry`.
     pub(super) drop_entry: u32,
-    /// End the connections of servers that went down, as their services require.
+    /// Close the connections of failed servers, as their services require.
     pub(super) end_down: bool,
 }
 

@@ -45,11 +45,11 @@ pub struct TakenOver {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Heard {
-    /// Connections taken over.
+    /// Connections that were taken over.
     pub taken: TakenOver,
     /// Connections that have ended.
     pub ended: u64,
-    /// Connections that stay unchanged, because their packets arrive here.
+    /// Connections that stay unchanged, because this director owns them.
     pub kept: u64,
 }
 
@@ -96,12 +96,12 @@ impl Control {
         taken
     }
 
-    /// Applies the updates of a peer ([`bulk::parse`](crate::sync::bulk::parse)): connections go to
-    /// `shard`, which listens to it ([`Shard::listen_to`]), templates to the control half. A
-    /// connection that a packet has just reached belongs to the peer. Of the other owned
-    /// connections, this director keeps those whose packets arrived here later than at the peer. If
-    /// the order is not known, it keeps them if `keeps_ties`, which must be true for one of the two
-    /// directors.
+    /// Applies the updates of a peer ([`bulk::parse`](crate::sync::bulk::parse)): connections are
+    /// stored in `shard`, which must receive from this peer ([`Shard::listen_to`]), and templates
+    /// in the control half. If a packet of a connection has just arrived at the peer, the peer owns
+    /// the connection. This director stays the owner of the other connections whose packets arrived
+    /// here later than at the peer. If the order is not known, it keeps them if `keeps_ties`, which
+    /// must be true for one of the two directors.
     pub fn hear(
         &mut self,
         shard: &mut Shard,
@@ -199,7 +199,8 @@ impl Control {
         }
     }
 
-    /// Whether an entry makes sense; whether it is a template, and its flags here.
+    /// Checks that an entry is consistent. Returns whether it is a template, and its flags at this
+    /// director.
     fn check_entry(&self, entry: &mut Entry) -> Result<(bool, u32), Refused> {
         let template = entry.flags & flag::TEMPLATE != 0;
         if entry.flags & flag::ONE_PACKET != 0 || (template && entry.flags & flag::NO_CPORT != 0) {
@@ -229,8 +230,8 @@ impl Control {
         Ok((template, entry.flags & TAKEN | flag::SYNC))
     }
 
-    /// Takes over a connection, whose timer fires after `left` or else after its timeout. A report
-    /// of the end of a connection that does not exist is ignored.
+    /// Takes over a connection. Its timer fires after `left`, or without it after its timeout. A
+    /// report of the end of an unknown connection is ignored.
     fn take_over_connection(
         &mut self,
         shard: &mut Shard,
@@ -321,8 +322,9 @@ impl Control {
         Ok(Some(index))
     }
 
-    /// Binds a borrowed connection whose server was not known when it was received, because a
-    /// packet of it has arrived. If the server is known now, the next packet is forwarded.
+    /// Binds a borrowed connection, of which a packet has arrived, to its server, if the server was
+    /// unknown when the connection was received. If the server exists now, the next packet is
+    /// forwarded.
     pub fn bind_unbound(&mut self, shard: &mut Shard, tuple: &Tuple) {
         if !self.owns(shard) {
             return;
@@ -340,7 +342,8 @@ impl Control {
         }
     }
 
-    /// Binds a connection that was received without a server to one (`ip_vs_try_bind_dest`).
+    /// Binds a connection to its server, if it was received before the server was added
+    /// (`ip_vs_try_bind_dest`).
     fn bind_late(&mut self, shard: &mut Shard, index: u32) {
         let slot = shard.conn(index);
         let entry = Entry {
@@ -459,7 +462,8 @@ impl Control {
     }
 }
 
-/// A connection borrowed from a peer has ended there; returns whether it has here.
+/// Removes a connection that was borrowed from a peer and has ended there; returns whether it was
+/// removed.
 fn hear_end(shard: &mut Shard, peer: usize, entry: &Entry) -> bool {
     let found = shard.find_from_client(&Key {
         protocol: entry.protocol,

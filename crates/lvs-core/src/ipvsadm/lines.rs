@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-/// The longest word; a longer one is split into words of this length.
+/// Maximum length of a word; a longer word is split into words of this length.
 pub const WORD_MAX: usize = 4096;
 
 /// Command lines from a stream that arrives in pieces. Words are separated by spaces, tabs and
@@ -23,7 +23,7 @@ impl Lines {
         }
     }
 
-    /// Adds one byte; returns the words of a non-empty line at its end.
+    /// Adds one byte. At the end of a non-empty line, returns its words.
     pub fn push(&mut self, byte: u8) -> Option<Vec<Vec<u8>>> {
         match byte {
             b' ' | b'\t' | b'\r' => self.end_word(),

@@ -34,7 +34,7 @@ pub struct Refusal {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// The command line is wrong.
+    /// The command line is invalid.
     Fail,
     /// The line does not begin with a command.
     Try,
@@ -120,10 +120,10 @@ fn option_problem(problem: Problem, word: &[u8]) -> Refusal {
     }
 }
 
-/// Reads the words of one command line. `words` does not hold the program's name, which is
+/// Reads the words of one command line. `words` does not contain the program's name, which is
 /// `program`.
 ///
-/// A line without words lists everything.
+/// An empty line lists all services.
 ///
 /// # Errors
 /// A [`Refusal`], for which nothing must be done.
@@ -295,7 +295,7 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// Handles one option: first whether it is new, then its value.
+    /// Processes one option: checks whether it was already given, and reads its value.
     fn option(&mut self, meaning: Meaning, argument: Option<&'a [u8]>) -> Result<(), Refusal> {
         let word = argument.unwrap_or(&[]);
         match meaning {

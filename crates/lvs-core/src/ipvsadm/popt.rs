@@ -30,11 +30,11 @@ pub(super) type Found<'a> = (&'static OptionSpec, Option<&'a [u8]>);
 pub(super) struct Words<'a, W> {
     words: &'a [W],
     next: usize,
-    /// Look-up of a long option.
+    /// Looks up a long option by its name.
     long: fn(&[u8]) -> Option<&'static OptionSpec>,
     /// The unread rest of a word of short options.
     glued: &'a [u8],
-    /// `--` was found: no more options.
+    /// Whether `--` was read, after which no options follow.
     ended: bool,
     /// Words that are not options, in order.
     leftovers: Vec<&'a [u8]>,

@@ -8,7 +8,7 @@ use Flag as F;
 
 use crate::tunnel::TunnelType;
 
-/// The commands of ipvsadm, in the order in which it numbers them.
+/// The commands of ipvsadm, in the order of their numbers in ipvsadm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CommandName {
     /// `-A`
@@ -147,13 +147,13 @@ impl CommandName {
 /// Whether a command requires, permits or refuses an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// Must be given.
+    /// The option is required.
     Needed,
-    /// At most one of these.
+    /// At most one of the options with this rule is allowed.
     OneOf,
-    /// May be given.
+    /// The option is allowed.
     Free,
-    /// Must not be given.
+    /// The option is refused.
     Illegal,
 }
 
@@ -287,7 +287,7 @@ impl Flags {
         self.0 & (1 << flag as u64) != 0
     }
 
-    /// Adds `flag`; `false` if it was in it already.
+    /// Adds `flag`; `false` if it is already set.
     pub const fn add(&mut self, flag: Flag) -> bool {
         let new = !self.has(flag);
         self.0 |= 1 << flag as u64;
@@ -329,7 +329,7 @@ pub enum Meaning {
 pub struct OptionSpec {
     /// Long name, without `--`.
     pub long: &'static str,
-    /// Short name, if it has one.
+    /// Its short name, if it has one.
     pub short: Option<u8>,
     /// Its argument.
     pub argument: Argument,

@@ -18,7 +18,8 @@ pub(super) fn number(word: &[u8], min: i64, max: i64) -> Option<i64> {
     (rest.is_empty() && (min..=max).contains(&value)).then_some(value)
 }
 
-/// The number at the start of a word, and the rest. `None` if there is no digit or it does not fit.
+/// The number at the start of a word, and the text after it. `None` if there is no digit or the
+/// number is too large.
 fn leading_number(word: &[u8]) -> Option<(i64, &[u8])> {
     let start = word.iter().position(|&b| !is_space(b))?;
     let (negative, digits) = match &word[start..] {

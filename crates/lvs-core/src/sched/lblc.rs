@@ -94,8 +94,8 @@ impl Scheduler for LocalityLeastConnections {
     }
 }
 
-/// Whether `server` has more active connections than its weight while another one has less than
-/// half of its own (`is_overloaded`).
+/// Whether `server` has more active connections than its weight while another server has fewer than
+/// half of its weight (`is_overloaded`).
 pub(super) fn is_overloaded(server: &Server, servers: &[Arc<Server>]) -> bool {
     let active = |server: &Server| i64::from(server.active());
     active(server) > i64::from(server.weight())

@@ -23,8 +23,8 @@ pub(super) const ABOUT: About = About {
     ..About::USUAL
 };
 
-/// Keeps a destination address on a set of servers that grows while they have too much and shrinks
-/// when it has not changed for a while.
+/// Assigns each destination address to a set of servers. The set grows while its servers are
+/// overloaded, and shrinks if it has not changed for a while.
 #[derive(Clone, Debug)]
 pub struct LocalityLeastConnectionsReplicated {
     cache: Cache<Set>,

@@ -1,4 +1,4 @@
-//! The least of many servers, found without comparing all of them.
+//! Finds the least loaded of many servers without comparing all of them.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -13,7 +13,7 @@ use crate::{Request, Scheduler, Server};
 
 /// Number of servers above which the scheduler does not compare all of them.
 const MANY: usize = 64;
-/// A place without a server.
+/// Marks an unused position of the tree.
 const NONE: u32 = u32::MAX;
 
 /// A scheduler whose choice is the server with the smallest quotient, the first of equals.
@@ -106,7 +106,7 @@ impl<S: ByQuotient> Scheduler for Following<S> {
 }
 
 struct Tree {
-    /// Quotients by place in the list.
+    /// Quotients by position in the list.
     quotients: Vec<Quotient>,
     /// The place of the least below each node: the root is node 1, the nodes below `n` are `2 n`
     /// and `2 n + 1`, and the leaves come last.
@@ -122,7 +122,7 @@ struct Marks {
     word: Arc<AtomicU64>,
     /// The bits of servers of this list.
     mask: u64,
-    /// Their places in the list.
+    /// The positions of the servers in the list.
     places: Box<[u32; 64]>,
 }
 
@@ -211,7 +211,8 @@ impl Tree {
         }
     }
 
-    /// The less of the two below a node; of equals the left one, which comes first in the list.
+    /// The lesser of the two nodes below a node; among equals the left one, which is earlier in the
+    /// list.
     fn less_below(&self, node: usize) -> u32 {
         let (left, right) = (self.nodes[2 * node], self.nodes[2 * node + 1]);
         let of = |place: u32| {

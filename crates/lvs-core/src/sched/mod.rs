@@ -45,7 +45,7 @@ use crate::{Request, Scheduler, Server, ServiceFlags};
 /// Meaning of weights for a scheduler. A server with a weight of 0 never receives new connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
-    /// A share of the connections.
+    /// The weight is a share of the connections.
     Share,
     /// The scheduler ignores it: all servers are alike.
     Ignored,
@@ -66,7 +66,7 @@ pub struct About {
     pub summary: &'static str,
     /// Meaning of weights.
     pub weights: Weights,
-    /// Its behaviour for a client whose server has a weight of 0.
+    /// Its behaviour towards a client whose server has weight 0.
     pub at_zero: AtZero,
     /// It uses the times of the servers' answers, so it accepts servers behind NAT only.
     pub needs_replies: bool,
@@ -75,17 +75,18 @@ pub struct About {
     /// The names of the flags of its services, in the order of their bits; [`ANY_FLAGS`] for flags
     /// without a name.
     pub flags: &'static [(&'static str, u32)],
-    /// Whether it chooses at random, so that a preview is one of several outcomes.
+    /// Whether the scheduler chooses at random, so that a preview is only one of several possible
+    /// results.
     pub draws_lots: bool,
     /// Its choice depends on the order of the servers, also while they stay the same: directors
     /// that are to choose alike need the same order.
     pub goes_by_order: bool,
-    /// Makes one for a service.
+    /// Makes a scheduler for a service.
     pub make: fn() -> Box<dyn Scheduler>,
 }
 
 impl About {
-    /// Properties that most schedulers share.
+    /// The properties of most schedulers.
     const USUAL: Self = Self {
         name: "",
         summary: "",
@@ -171,7 +172,7 @@ pub const BUILT_IN: &[About] = &[
     NoScheduler::ABOUT,
 ];
 
-/// `none`: no connection is ever taken.
+/// `none`: no connection is ever accepted.
 #[derive(Clone, Copy, Debug, Default)]
 struct NoScheduler;
 

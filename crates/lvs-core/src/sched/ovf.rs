@@ -17,8 +17,8 @@ pub(super) const ABOUT: About = About {
     ..About::USUAL
 };
 
-/// The server of the highest weight until it has more active connections than its weight, then the
-/// next one.
+/// Chooses the server with the highest weight until it has more active connections than its weight,
+/// then the server with the next lower weight.
 ///
 /// Only active connections count, so UDP never overflows.
 #[derive(Clone, Copy, Debug, Default)]

@@ -16,7 +16,8 @@ pub(super) const ABOUT: About = About {
     ..About::USUAL
 };
 
-/// Draws two servers at random by weight and chooses the one with less load for its weight.
+/// Chooses two servers at random by weight, and uses the one with less load in relation to its
+/// weight.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RandomTwos {
     /// The kernel's numbers cannot be foretold; these follow from the director's seed.

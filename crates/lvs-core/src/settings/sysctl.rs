@@ -67,7 +67,7 @@ macro_rules! sysctls {
 }
 
 sysctls! {
-    /// Drop rate of `drop_packet` mode 3: one of so many connections. Default 10.
+    /// Drop rate of `drop_packet` mode 3: one connection in this many is dropped. Default 10.
     am_droprate: i32 = 10, NUMBER;
     /// Pages of free memory below which the automatic defences act. Default 1024.
     amemthresh: i32 = 1024, NUMBER;
@@ -95,7 +95,7 @@ sysctls! {
     est_nice: i32 = 0, Within(-20..=19);
     /// End connections of removed servers at once, and let a SYN leave a quiesced server. Default off.
     expire_nodest_conn: bool = false, SWITCH;
-    /// Let clients leave a persistent server whose weight is 0. Default off.
+    /// Allow clients to leave a persistent server whose weight is 0. Default off.
     expire_quiescent_template: bool = false, SWITCH;
     /// Pass the inner packets of tunnels that the host decapsulates to the host. Default off. The
     /// embedding program decides which packets these are.
@@ -129,8 +129,8 @@ sysctls! {
     sync_ports: u32 = 1, POWER_OF_TWO;
     /// Messages that wait to be sent at most. Default 16384 (the kernel's depends on its memory).
     sync_qlen_max: i32 = 16_384, NUMBER;
-    /// Interval in seconds in which a connection is synchronised about once; 0 means that
-    /// `sync_threshold` applies. Default 0.
+    /// Interval in seconds at which a connection is synchronised; 0 means that `sync_threshold`
+    /// applies. Default 0.
     sync_refresh_period: u32 = 0, POSITIVE;
     /// Further messages about a connection when it is refreshed, 0 to 3. Default 0.
     sync_retries: u32 = 0, Within(0..=3);
@@ -186,7 +186,7 @@ trait Takes<T> {
     fn values(&self) -> String;
 }
 
-/// A kind of values: its parser, and its description.
+/// A type of values: its parser, and its description.
 struct Kind<T>(fn(&str) -> Result<T, Error>, &'static str);
 
 impl<T> Takes<T> for Kind<T> {
@@ -199,7 +199,7 @@ impl<T> Takes<T> for Kind<T> {
     }
 }
 
-/// Whole numbers in a range.
+/// Values that are whole numbers in a range.
 struct Within<T>(RangeInclusive<T>);
 
 impl<T: TryFrom<i32> + PartialOrd + Display> Takes<T> for Within<T> {
@@ -229,7 +229,7 @@ const THRESHOLD: Kind<(u32, u32)> = Kind(
     "two whole numbers, the first below the second unless that is 0, such as \"3 50\"",
 );
 
-/// A whole number.
+/// Parses a whole number.
 fn number(value: &str) -> Result<i32, Error> {
     value.trim().parse().map_err(|_| Error::SysctlValue)
 }
@@ -248,7 +248,7 @@ fn power_of_two(value: &str) -> Result<u32, Error> {
     }
 }
 
-/// Numbers and ranges with commas between them, or nothing.
+/// Parses a list of numbers and ranges, separated by commas; the list may be empty.
 fn cpu_list(value: &str) -> Result<String, Error> {
     let list = value.trim();
     match is_cpu_list(list) {
@@ -264,7 +264,7 @@ impl Sysctls {
     }
 }
 
-/// Numbers and ranges with commas between them, or nothing.
+/// Whether a text is a list of numbers and ranges, separated by commas; the list may be empty.
 fn is_cpu_list(list: &str) -> bool {
     let number = |text: &str| text.parse::<u32>().ok();
     list.is_empty()

@@ -1,5 +1,5 @@
-//! Packets that the shard alone can decide on: their connection, the changes to it, and their
-//! destination.
+//! Decisions about packets for which the shard alone suffices: their connection, its changes, and
+//! their destination.
 
 use core::net::SocketAddr;
 use core::sync::atomic::Ordering;
@@ -144,8 +144,8 @@ impl Shard {
             }
     }
 
-    /// Whether a packet that opens a connection replaces the one with its addresses and ports
-    /// (`is_new_conn`, `is_new_conn_expected`).
+    /// Whether a packet that opens a connection replaces the existing connection with its addresses
+    /// and ports (`is_new_conn`, `is_new_conn_expected`).
     fn is_replaced_by(&self, index: u32, meta: &PacketMeta<'_>) -> bool {
         if !opens(meta) {
             return false;
@@ -294,8 +294,7 @@ impl Shard {
         }
     }
 
-    /// Local address and port that connection `index` uses towards its server, if both ends are
-    /// translated.
+    /// Local address and port of connection `index` towards its server, if it uses full NAT.
     #[inline]
     pub(super) fn local_of(&self, index: u32) -> Option<SocketAddr> {
         match self.table.get(index).method() {
@@ -456,7 +455,7 @@ impl Shard {
         }
     }
 
-    /// Protects the template of a connection from eviction when its connections end.
+    /// Protects the template of a connection, so that it is not evicted when its connections end.
     fn assure(&mut self, index: u32) {
         if let Some(Some(template)) = self.templates.get(index) {
             template.assured.store(true, Ordering::Relaxed);
@@ -487,7 +486,7 @@ impl Shard {
 /// ISAKMP, which IPsec packets follow (RFC 2408).
 const ISAKMP: u16 = 500;
 
-/// Protocols that connections are kept of.
+/// Whether connections of this protocol are tracked.
 pub(crate) fn is_balanced(protocol: Protocol) -> bool {
     matches!(
         protocol,

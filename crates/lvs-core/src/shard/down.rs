@@ -27,7 +27,7 @@ use crate::{
 use alloc::vec::Vec;
 use core::time::Duration;
 
-/// Packets of a connection whose client has repeated its SYN once.
+/// Number of packets of a connection whose client has repeated its SYN once.
 const SYN_AND_REPEAT: u32 = 2;
 
 /// Longest time that packets of silently ended connections are dropped.
@@ -36,10 +36,10 @@ const SILENCE: u32 = 120;
 /// Sequence numbers of a TCP segment (RFC 9293 section 3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Numbers {
-    /// Next expected sequence number: that of the segment, plus its payload in bytes, plus one each
-    /// for SYN and FIN.
+    /// Next expected sequence number: that of the segment, plus its payload in bytes, plus one for
+    /// a SYN and one for a FIN.
     next: u32,
-    /// The acknowledgement number, if it has one.
+    /// The acknowledgement number, if the segment has one.
     ack: Option<u32>,
     /// Whether the packet is a SYN: the sequence numbers start again.
     syn: bool,
@@ -78,12 +78,12 @@ pub struct Reset {
     /// A SYN+ACK instead of the reset: the receiver answers with an acknowledgement, which gets the
     /// reset.
     pub asks: bool,
-    /// Its sequence number: the one that the receiver expects next, or expected at one time.
+    /// The sequence number: the one that the receiver expects next, or expected earlier.
     pub seq: u32,
-    /// Its acknowledgement number, if known; without it the segment has no ACK bit.
+    /// The acknowledgement number, if known; without it, the segment has no ACK bit.
     pub ack: Option<u32>,
-    /// How it gets to the server, like any packet of the client; `None` for the one to the client,
-    /// which is routed.
+    /// The way in which the reset is forwarded to the server, like a packet of the client; `None`
+    /// for a reset to the client, which is routed.
     pub forward: Option<Forward>,
 }
 
@@ -98,7 +98,7 @@ pub(crate) struct Expected {
     missed: bool,
 }
 
-/// A shard's part in it.
+/// The state of a shard's walk over the connections of failed servers.
 #[derive(Debug, Default)]
 pub(crate) struct Down {
     /// By the indices of connections that are tracked.
@@ -185,7 +185,7 @@ impl Shard {
         }
     }
 
-    /// Whether [`end_down`](Self::end_down) has something to do.
+    /// Whether [`end_down`](Self::end_down) must be called.
     pub fn has_down(&self) -> bool {
         self.down.at.is_some() || !self.down.resets.is_empty()
     }
@@ -215,7 +215,8 @@ impl Shard {
         core::mem::take(&mut self.down.resets)
     }
 
-    /// The resets to servers whose clients have answered a probe of [`end_down`](Self::end_down).
+    /// Returns the resets to servers whose clients have answered a probe of
+    /// [`end_down`](Self::end_down).
     pub fn take_late_resets(&mut self) -> Vec<Reset> {
         core::mem::take(&mut self.down.late)
     }
@@ -226,7 +227,7 @@ impl Shard {
             && self.link(index).is_some_and(|link| link.server.has_gone())
     }
 
-    /// Ends a connection whose server went down.
+    /// Closes a connection whose server went down.
     pub(crate) fn end_orphan(&mut self, index: u32, now: Instant) {
         let on_down = self.on_down(index);
         let slot = self.table.get(index);
@@ -251,7 +252,7 @@ impl Shard {
         }
     }
 
-    /// Resets both ends of a TCP connection whose expected numbers are known.
+    /// Sends resets to both sides of a TCP connection whose expected sequence numbers are known.
     fn reset_both(&mut self, index: u32, now: Instant) {
         let slot = self.table.get(index);
         if matches!(slot.state(), State::TCP_TIME_WAIT | State::TCP_CLOSE) {

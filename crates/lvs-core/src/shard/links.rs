@@ -8,7 +8,7 @@ use core::net::SocketAddr;
 use crate::stats::Counters;
 use crate::{Protocol, Server};
 
-/// A server's record and the counters that this shard keeps of it.
+/// A server's record, and this shard's counters of the server.
 #[derive(Clone, Debug)]
 pub(crate) struct ServerLink {
     pub(crate) server: Arc<Server>,
@@ -23,7 +23,7 @@ pub(crate) struct Links {
     links: Vec<Option<ServerLink>>,
     /// Changes of records that are followed.
     seen: Option<u64>,
-    /// Whether it matters where servers behind NAT are.
+    /// Whether decisions depend on the networks of servers behind NAT.
     heeded: bool,
     /// Translated addresses by record, with the protocol of their service or 0 for any.
     translated: BTreeMap<u32, (SocketAddr, u8)>,
@@ -58,7 +58,7 @@ impl Links {
         }
     }
 
-    /// Replaces the link to one record.
+    /// Replaces the link to the record with the index `place`.
     pub(crate) fn set(&mut self, place: u32, link: NewLink) {
         let index = place as usize;
         if self.links.len() <= index {

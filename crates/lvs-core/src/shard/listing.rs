@@ -44,7 +44,7 @@ impl Shard {
         self.connections_in(start..self.slots(), now)
     }
 
-    /// Slots that hold or may hold connections.
+    /// Number of slots that may contain connections.
     pub const fn slots(&self) -> usize {
         self.table.slots_len()
     }
@@ -63,8 +63,8 @@ impl Shard {
         (piece.collect(), next)
     }
 
-    /// Connections in these slots: each piece of [`slots`](Self::slots) takes the same short time,
-    /// for a full table or an empty one.
+    /// The connections in these slots. Listing a piece of [`slots`](Self::slots) takes the same
+    /// short time for a full table and an empty one.
     pub fn connections_in(
         &self,
         slots: Range<usize>,

@@ -29,8 +29,8 @@ use crate::{Instant, Protocol};
 /// Linux server keeps TIME_WAIT (`TCP_TIMEWAIT_LEN`). A connection that the table itself has kept
 /// in TIME_WAIT is older than that.
 const QUIET: Duration = Duration::from_secs(60);
-/// Ports of one local address that are looked at for one connection. More than one only while
-/// connections of an earlier range of ports are still there.
+/// Maximum of ports of one local address that are tried for one connection. More than one is needed
+/// only while connections still use ports of an earlier range.
 const TRIES: usize = 32;
 /// Pairs of server and local address below which unused ones are not looked for.
 const TUPLES_MIN: usize = 1024;
@@ -47,7 +47,7 @@ pub struct LocalAddress {
 }
 
 impl LocalAddress {
-    /// All ports above the privileged ones.
+    /// A local address with all unprivileged ports.
     pub const fn new(addr: IpAddr) -> Self {
         Self {
             addr,
@@ -62,7 +62,7 @@ pub const fn worker_of(port: u16, workers: usize) -> usize {
     port as usize % workers
 }
 
-/// Ports of one local address towards one server.
+/// The ports of one local address towards one server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Tuple {
     protocol: Protocol,
@@ -76,13 +76,13 @@ struct Free {
     /// Start of the ports that have never been used: `fresh` ports from number `from` on.
     from: u16,
     fresh: u16,
-    /// Ports of these that connections of an earlier director have or had; their release is as of
-    /// ports that were taken here.
+    /// Ports in this range that connections of an earlier director use or used; they are released
+    /// as if they were taken here.
     apart: BTreeSet<u16>,
     /// Released ports with the times of their last packets; the port that was unused for the
     /// longest time is first.
     released: BinaryHeap<Reverse<(Instant, u16)>>,
-    /// Time from which all of them have been quiet for long enough.
+    /// Time at which all ports will have been unused for long enough.
     quiet_at: Instant,
     used: u32,
 }
@@ -96,7 +96,7 @@ impl Free {
     }
 }
 
-/// A taken port, with its range.
+/// A used port, with its range.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Taken {
     local: LocalAddress,
@@ -122,7 +122,7 @@ pub(crate) struct LocalPorts {
     workers: u16,
     hash_keys: (u64, u64),
     tuples: BTreeMap<Tuple, Free>,
-    /// Tuples at which unused ones are looked for.
+    /// Number of tuples at which unused ones are searched for and removed.
     tuples_max: usize,
     entries: Sparse<Option<Entry>>,
     buckets: Vec<u32>,
@@ -210,7 +210,7 @@ impl LocalPorts {
         None
     }
 
-    /// Whether [`take`](Self::take) would find a port.
+    /// Whether [`take`](Self::take) would return a port.
     pub(crate) fn has_free(
         &self,
         protocol: Protocol,
@@ -269,7 +269,7 @@ impl LocalPorts {
         Some(port)
     }
 
-    /// Loads the free ports of a tuple, if they are not known.
+    /// Creates the list of free ports of a tuple, if there is none.
     fn remember(&mut self, tuple: &Tuple, now: Instant) {
         if !self.tuples.contains_key(tuple) {
             self.forget_unused(now);

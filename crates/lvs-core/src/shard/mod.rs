@@ -1,4 +1,5 @@
-//! The half of a director that belongs to one worker: its connections, their timers, its counters.
+//! The half of a director that belongs to one worker: its connections, their timers, and its
+//! counters.
 
 mod decide;
 mod down;
@@ -77,7 +78,7 @@ pub struct Shard {
     generation: u32,
     /// The templates that connections were made from, by the connections' indices.
     templates: Sparse<Option<Arc<Template>>>,
-    /// Local addresses and ports of connections that are translated at both ends.
+    /// Local addresses and ports of full NAT connections.
     local_ports: LocalPorts,
     /// Local ends that connections have bound and released, if the caller requested them.
     local_changes: Option<VecDeque<LocalChange>>,
@@ -108,7 +109,8 @@ pub struct NeedsControl {
     pub(crate) replaced: Option<u32>,
     /// The shard's copies are out of date and must be read again.
     pub(crate) stale: bool,
-    /// From a server, of no connection; a persistence engine may open one.
+    /// Whether the packet is from a server and belongs to no connection; a persistence engine may
+    /// open one.
     pub(crate) outbound: bool,
 }
 
@@ -163,7 +165,7 @@ impl Shard {
         }
     }
 
-    /// Whether it is one of the director that `shared` is of.
+    /// Whether the shard belongs to the director of `shared`.
     pub(crate) fn is_of(&self, shared: &Arc<Shared>) -> bool {
         Arc::ptr_eq(&self.shared, shared)
     }
@@ -182,8 +184,8 @@ impl Shard {
         self.handle_packet_ahead(meta, &Ahead::NONE, now)
     }
 
-    /// As [`handle_packet`](Self::handle_packet), of a packet for which [`ahead`](Self::ahead) and
-    /// [`aim`](Self::aim) have found out where to look. The verdict is the same.
+    /// As [`handle_packet`](Self::handle_packet), with the hint that [`ahead`](Self::ahead) and
+    /// [`aim`](Self::aim) have prepared for the packet. The verdict is the same.
     ///
     /// # Errors
     /// As [`handle_packet`](Self::handle_packet).
@@ -247,7 +249,7 @@ impl Shard {
         self.table.aim(ahead, load);
     }
 
-    /// Whether there is a connection between these two addresses, in either direction.
+    /// Whether a connection between these two addresses exists, in either direction.
     pub fn knows(&self, tuple: &Tuple) -> bool {
         let Tuple { protocol, src, dst } = *tuple;
         let request = Key {
@@ -258,7 +260,7 @@ impl Shard {
         self.find_reply(protocol, src, dst).is_some() || self.table.find_in(&request).is_some()
     }
 
-    /// Ends due connections, at most `budget` of them. `true` if there may be more.
+    /// Runs the timers of due connections, at most `budget` of them. `true` if more may be due.
     pub fn advance(&mut self, now: Instant, budget: usize) -> bool {
         self.reap();
         let mut left = budget;
@@ -286,7 +288,7 @@ impl Shard {
         self.table.len()
     }
 
-    /// Whether there are none.
+    /// Whether the shard has no connections.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -302,12 +304,12 @@ impl Shard {
         self.table.get(index)
     }
 
-    /// Whether there is a connection `index`.
+    /// Whether connection `index` exists.
     pub(crate) fn has(&self, index: u32) -> bool {
         self.table.is_used(index)
     }
 
-    /// Whether connection `index` controls others.
+    /// Whether connection `index` controls other connections.
     pub(crate) fn has_controlled(&self, index: u32) -> bool {
         self.table.controlled(index) > 0
     }
@@ -332,7 +334,7 @@ impl Shard {
         self.table.populated_len()
     }
 
-    /// The connection in one of the [`places`](Self::places), if there is one.
+    /// The connection in one of the [`places`](Self::places), if the place is used.
     pub(crate) fn drawn(&self, place: usize) -> Option<u32> {
         let index = self.table.populated_slot(place)?;
         self.table.is_used(index).then_some(index)
@@ -406,7 +408,8 @@ impl Shard {
         self.table.due_tick(limit, budget)
     }
 
-    /// Ends the connections that are due in the first such tick; whether there were any.
+    /// Runs the timers of the connections that are due in the first such tick; returns whether
+    /// there were any.
     pub(crate) fn expire_due(&mut self, limit: Instant, budget: &mut usize) -> bool {
         let due = self.table.take_due(limit, budget);
         let any = !due.is_empty();
@@ -459,7 +462,7 @@ impl Shard {
         self.number
     }
 
-    /// Whether its copies have this generation.
+    /// Whether the shard's copies have this generation.
     pub(crate) fn is_at(&self, generation: u32) -> bool {
         self.generation == generation && self.links.seen().is_some()
     }

@@ -24,7 +24,7 @@ const REASONS: [(u32, Unpublished); 10] = [
     (flag::DYING, Unpublished::Ended),
 ];
 
-/// Each flag that keeps packets in userspace has its reason, and no other has one.
+/// Checks that each flag that prevents offloading has a reason, and that no other flag has one.
 const _: () = {
     let (mut all, mut number) = (0, 0);
     while number < REASONS.len() {
@@ -40,17 +40,19 @@ const _: () = {
 pub enum Unpublished {
     /// The connection has ended.
     Ended,
-    /// Its next packet may change its state.
+    /// The next packet may change the connection's state.
     NotEstablished,
-    /// Neither TCP nor UDP.
+    /// The protocol is neither TCP nor UDP.
     Protocol,
-    /// Its service is a persistent one of UDP, and no server has answered its client yet. That answer makes the template of the client last.
+    /// The service is persistent and of UDP, and no server has answered its client yet. The answer
+    /// protects the client's template.
     PersistentUdp,
-    /// A health check through its service opened it, and each reply is checked for its sender.
+    /// A through-VIP health check opened the connection, and the sender of each reply must be
+    /// checked.
     HealthCheck,
     /// A helper inspects its payload.
     Helped,
-    /// The connection is for one packet.
+    /// The connection ends with its first packet.
     OnePacket,
     /// The server went down, and the connection does not continue when the server returns.
     ServerDown,
@@ -58,15 +60,15 @@ pub enum Unpublished {
     Timed,
     /// Its sequence numbers are adjusted.
     Adjusted,
-    /// Its client's port is not known yet, or is 0.
+    /// The client's port is unknown or 0.
     NoClientPort,
     /// The connection controls other entries.
     Controls,
     /// The entry is a persistence template.
     Template,
-    /// Its server has not answered yet.
+    /// The server has not answered yet.
     Unanswered,
-    /// The kernel fast path does not support its forwarding method.
+    /// The kernel fast path does not support the server's forwarding method.
     Method,
     /// The connection has lost its server.
     NoServer,
@@ -74,11 +76,11 @@ pub enum Unpublished {
     NoLocalPort,
     /// The connection is among the table's exceptions.
     Exception,
-    /// There is no service of its family.
+    /// No service of the connection's address family exists.
     Family,
     /// A local address of full NAT is its client or its virtual address.
     LocalAddress,
-    /// A backup forwards nothing.
+    /// The director is only a backup, and forwards no packets.
     BackupOnly,
     /// The client of the connection is a server behind NAT.
     ClientIsServer,
@@ -117,7 +119,7 @@ impl fmt::Display for Unpublished {
 
 impl core::error::Error for Unpublished {}
 
-/// Reason why the next packets may change the state of a connection, if there is one.
+/// The reason why the next packets may change the state of a connection; `None` if they cannot.
 #[inline]
 fn what_changes(entry: Entry<'_>) -> Option<Unpublished> {
     match entry.protocol() {
@@ -249,12 +251,13 @@ impl Shard {
         self.table.at_home()
     }
 
-    /// Whether an [`offer`](Self::offer) is worth trying. The connection has had this many packets
-    /// from its client, or a multiple of that, or was offloaded in another epoch. It is not
-    /// offloaded in this one, and nothing in the connection itself prevents it. 0 is no epoch.
+    /// Whether the caller should call [`offer`](Self::offer). This is so if the connection is not
+    /// offloaded in this epoch, nothing in the connection prevents it, and its client has sent
+    /// `packets` packets or a multiple of this number, or the connection was offloaded in another
+    /// epoch. 0 is no epoch.
     ///
-    /// Thus one that cannot be published for another reason is looked at now and then, not with
-    /// every packet.
+    /// So a connection that cannot be offloaded for another reason is examined periodically, and
+    /// not with every packet.
     #[inline]
     pub fn is_offload_due(&self, conn: ConnId, packets: u32, epoch: u16) -> bool {
         let entry = self.table.get(conn.0);
@@ -349,7 +352,7 @@ impl Shard {
         Some(reason)
     }
 
-    /// Local end of connection `index` towards its server, if both ends are translated.
+    /// Local address and port of connection `index` towards its server, if it uses full NAT.
     pub(super) fn local_end(&self, index: u32) -> Option<LocalEnd> {
         let entry = self.table.get(index);
         Some(LocalEnd {

@@ -42,7 +42,7 @@ impl Shard {
         }
     }
 
-    /// Whether there is something in [`take_changes`](Self::take_changes).
+    /// Whether [`take_changes`](Self::take_changes) would return changes.
     pub fn has_changes(&self) -> bool {
         self.replicas
             .as_ref()
@@ -78,8 +78,8 @@ impl Shard {
     }
 
     /// Items about connections from slot `from` on, and the next slot, like
-    /// [`connections_piece`](Self::connections_piece). Connections that are worth replicating and
-    /// have no owner become owned.
+    /// [`connections_piece`](Self::connections_piece). This director becomes the owner of
+    /// connections that should be replicated and have no owner.
     pub fn replicated_piece(
         &mut self,
         from: usize,
@@ -196,7 +196,8 @@ impl Shard {
         self.say(index, kind, now);
     }
 
-    /// Ends the replication of a connection. The removal of an owned one is reported to the peers.
+    /// Stops the replication of a connection. If this director owned it, its removal is reported to
+    /// the peers.
     pub(crate) fn strike(&mut self, index: u32) {
         if self.table.get(index).has(flag::REPLICATED) {
             self.say(index, Kind::Ended, Instant::ZERO);
@@ -316,7 +317,7 @@ pub(super) mod tests {
     use crate::sync::bulk::{self, Differences, Pass, Ranges};
     use crate::*;
 
-    /// A director with its shard, which listens to another one as its peer 3.
+    /// A director with its shard, which receives from another director as its peer 3.
     pub(in crate::shard) struct Side {
         pub(in crate::shard) control: Control,
         pub(in crate::shard) shard: Shard,

@@ -18,7 +18,7 @@ use crate::{Instant, Protocol};
 use core::cmp::Reverse;
 use core::time::Duration;
 
-/// Windows that are looked at for one connection, at most.
+/// Maximum of windows that are searched for one connection.
 const WINDOWS: usize = 4;
 
 /// Packets that a connection has had from its client at most while it counts as unused: a
@@ -51,7 +51,7 @@ pub(crate) struct Hand {
 }
 
 impl Shard {
-    /// Connections that were ended to make room for new ones.
+    /// Number of connections that were evicted to make room for new ones.
     pub const fn evictions(&self) -> Evictions {
         self.hand.taken
     }
@@ -85,7 +85,7 @@ impl Shard {
         self.table.len() < self.table.capacity() || evicts && self.evictable(now).is_some()
     }
 
-    /// The connection that would be evicted for a new one.
+    /// The connection that would be evicted to make room for a new one.
     fn evictable(&self, now: Instant) -> Option<(Worth, u32)> {
         let mut found: Option<(Worth, Reverse<Duration>, u32)> = None;
         for window in scattered(self.hand.at, self.table.populated_len(), WINDOWS) {

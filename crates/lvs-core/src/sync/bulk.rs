@@ -23,10 +23,10 @@ use super::wire::{self, Entry};
 use crate::Protocol;
 use crate::conn::sip13;
 
-/// Directors that one listens to, at most.
+/// Maximum of peers from which a director receives connections.
 pub const PEERS_MAX: usize = 8;
 
-/// Parts of a digest.
+/// Number of ranges in a digest.
 pub const RANGES: usize = 1 << RANGE_BITS;
 const RANGE_BITS: u32 = 10;
 
@@ -65,7 +65,7 @@ pub struct Item {
 }
 
 impl Item {
-    /// Appends it; nothing if an item cannot contain it.
+    /// Appends the item; appends nothing if the connection does not fit into an item.
     pub fn write(&self, out: &mut Vec<u8>) {
         let Some(len) = self.entry.len(1).and_then(|len| u16::try_from(len).ok()) else {
             return;
@@ -86,7 +86,8 @@ impl Item {
     }
 }
 
-/// Whether a connection between these has a place in an item: there is room for one family.
+/// Whether a connection between these addresses fits into an item: an item has addresses of one
+/// family.
 pub(crate) fn has_place(client: SocketAddr, virt: SocketAddr, server: SocketAddr) -> bool {
     [virt, server]
         .iter()
@@ -97,10 +98,10 @@ pub(crate) fn has_place(client: SocketAddr, virt: SocketAddr, server: SocketAddr
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 
-/// Items, one behind the other.
+/// Parses consecutive items.
 ///
 /// # Errors
-/// If there is anything else among them.
+/// If the bytes contain anything else.
 pub fn parse(mut bytes: &[u8]) -> Result<Vec<Item>, Malformed> {
     let mut items = Vec::with_capacity(bytes.len() / 44);
     while !bytes.is_empty() {
@@ -163,7 +164,7 @@ pub fn portions(mut items: &[u8], most: usize) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// The sum of connections with the same first bits of their hashes.
+/// The sum of the hashes of connections whose hashes have the same first bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Range {
     sum: u64,
@@ -204,7 +205,8 @@ impl Digest {
         self.0.iter().map(|range| u64::from(range.count)).sum()
     }
 
-    /// Adds the connections of another digest with the same keys, none of which is in this one.
+    /// Adds the connections of another digest with the same keys. The two digests must have no
+    /// connection in common.
     pub fn merge(&mut self, other: &Self) {
         for (range, more) in self.0.iter_mut().zip(&other.0) {
             range.sum ^= more.sum;
@@ -256,7 +258,7 @@ impl Digest {
     }
 }
 
-/// Comparison of a director's digest with the replicas of another one.
+/// The result of comparing a peer's digest with the replicas of its connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Differences {
     /// Connections that it owns.
@@ -372,7 +374,7 @@ impl Replicas {
         }
     }
 
-    /// Adds a connection to the owned ones, or removes it.
+    /// Adds a connection to the owned connections, or with `is` false removes it.
     pub(crate) fn tell(&mut self, identity: &Identity, is: bool) {
         let hash = identity.hash(self.keys);
         if is {
@@ -382,7 +384,7 @@ impl Replicas {
         }
     }
 
-    /// Whether an owned connection is in one of these ranges.
+    /// Whether a connection is owned and in one of these ranges.
     pub(crate) fn is_replicated_in(&self, ranges: &Ranges, identity: &Identity) -> bool {
         ranges.has(identity.hash(self.keys))
     }
@@ -405,7 +407,7 @@ impl Replicas {
         }
     }
 
-    /// A peer from which nothing is borrowed yet hashes with these keys.
+    /// Sets the keys with which a peer hashes. Nothing may be borrowed from the peer yet.
     pub(crate) fn listen_to(&mut self, peer: usize, keys: [u64; 2]) {
         if let Some(borrowed) = self.borrowed.get_mut(peer) {
             let digest = Digest::default();
@@ -530,7 +532,7 @@ mod tests {
         assert_eq!(Digest::parse(&bytes[1..]), Err(Malformed));
     }
 
-    /// This does not depend on how each director divides the connections among its shards.
+    /// A director's digest does not depend on how its connections are divided among its shards.
     #[test]
     fn digests_of_shards_make_digest_of_director() {
         let mut whole = Replicas::new([1, 2]);

@@ -24,7 +24,7 @@ pub(crate) struct Queue {
     ports: Vec<PortQueue>,
 }
 
-/// Messages for one port, the last one still being filled.
+/// Messages for one port; the last one is still being filled.
 #[derive(Debug, Default)]
 struct PortQueue {
     buffer: Vec<u8>,
@@ -73,7 +73,7 @@ impl Queue {
         }
     }
 
-    /// Messages that found no room.
+    /// Number of messages that were dropped because the queue was full.
     pub(crate) fn lost(&self) -> u64 {
         self.ports.iter().map(|queue| queue.lost).sum()
     }
@@ -221,8 +221,8 @@ pub(crate) fn needed(
     Some(end)
 }
 
-/// The latest packet of a client, of those after `before` up to `packets`, whose number alone makes
-/// [`needed`] send the connection, if there is one.
+/// The number of the latest client packet, after `before` and up to `packets`, for which [`needed`]
+/// sends the connection because of the number alone.
 pub(crate) fn latest_due(before: u32, packets: u32, sysctls: &Sysctls) -> Option<u32> {
     let (threshold, period) = sysctls.sync_threshold;
     let passed = packets.wrapping_sub(before);

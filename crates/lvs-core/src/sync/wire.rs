@@ -33,7 +33,7 @@ pub struct Entry {
     pub protocol: Protocol,
     /// Client; port 0 for a template.
     pub client: SocketAddr,
-    /// Virtual address and port; the mark for a template of one.
+    /// Virtual address and port; for the template of a firewall mark, the mark.
     pub virt: SocketAddr,
     /// Real server's address and port.
     pub server: SocketAddr,
@@ -54,7 +54,8 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Length in a message of `version`, without padding; `None` if it has no place in one.
+    /// Length in a message of `version`, without padding; `None` if this version cannot contain the
+    /// entry.
     pub(crate) fn len(&self, version: u32) -> Option<usize> {
         let sequences = self.flags & SEQ_MASK != 0;
         if version == 0 {
@@ -164,7 +165,7 @@ pub struct Entries {
 /// Reasons to ignore a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unread {
-    /// It is too short for a header, or its length field is wrong.
+    /// The message is too short for a header, or its length field is wrong.
     Malformed,
     /// The master has another syncid.
     OtherId,
@@ -218,8 +219,8 @@ fn parse_v1(message: &[u8], count: u8) -> Entries {
     all
 }
 
-/// One connection of version 1; `Ok(None)` if only this entry is to be ignored. The error ends the
-/// message.
+/// Parses a connection of version 1; `Ok(None)` if only this entry must be ignored. An error ends
+/// the message.
 pub(super) fn parse_entry(bytes: &[u8], size: usize) -> Result<Option<Entry>, ()> {
     let word = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
     let long = |at: usize| u32::from(word(at)) << 16 | u32::from(word(at + 2));

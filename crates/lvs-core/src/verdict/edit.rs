@@ -14,7 +14,7 @@ pub struct Edit {
     pub replacement: Option<Replacement>,
 }
 
-/// Text of a TCP segment that is replaced by another one.
+/// A part of a TCP segment's text, and the text that replaces it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Replacement {
     start: u16,

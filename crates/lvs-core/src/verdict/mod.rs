@@ -27,13 +27,13 @@ impl ConnId {
     }
 }
 
-/// A real server's record (one server in one service); an index that stays the same for the life of
-/// the record.
+/// A real server's record (one server in one service): an index that stays the same as long as the
+/// record exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServerId(pub(crate) u32);
 
 impl ServerId {
-    /// The record's index, for tables with the same index (such as next hops).
+    /// The record's index, for tables with the same index, such as next hops.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
@@ -118,7 +118,7 @@ macro_rules! reasons {
             /// Every reason, in the order of their indices.
             pub const ALL: &[Self] = &[$(Self::$variant,)+];
 
-            /// Its place in [`Self::ALL`], for arrays of counters.
+            /// Its index in [`Self::ALL`], for arrays of counters.
             #[inline]
             pub const fn index(self) -> usize {
                 self as usize
@@ -156,12 +156,11 @@ reasons! {
         NoServer => "no_server",
         /// The connection table is full.
         TableFull => "table_full",
-        /// The service has as many connections as its limit allows.
+        /// The service has reached its limit of connections.
         ServiceFull => "service_full",
         /// The service has had as many new connections in a second as its limit allows.
         ServiceRate => "service_rate",
-        /// Its source has opened as many connections of the service in a second as the limit for
-        /// one source allows.
+        /// The source has reached the limit of new connections a second for one source.
         SourceRate => "source_rate",
         /// The service's filter, or the director's, denies the source.
         Filtered => "filtered",
@@ -173,7 +172,7 @@ reasons! {
         IcmpChecksum => "icmp_checksum",
         /// The defence `drop_packet` chose it.
         DropPacket => "drop_packet",
-        /// The persistence engine found nothing to go by.
+        /// The persistence engine found no key in the packet.
         PersistenceEngine => "persistence_engine",
         /// Packet from a real server without a connection; the server receives an ICMP error
         /// (`nat_icmp_send`).
@@ -210,9 +209,9 @@ reasons! {
         SourcePort20 => "source_port_20",
         /// The port is FTP data, which the service captures only if it is persistent.
         FtpData => "ftp_data",
-        /// An ICMP error about no connection.
+        /// An ICMP error that belongs to no connection.
         UnrelatedIcmp => "unrelated_icmp",
-        /// A reply of no connection, to be routed as it is.
+        /// A reply that belongs to no connection; it is routed unchanged.
         NoConnection => "no_connection",
         /// A backup daemon runs and `backup_only` is set.
         BackupOnly => "backup_only",

@@ -30,7 +30,7 @@ impl Shift {
         self.before == 0 && self.after == 0
     }
 
-    /// The sequence number at the receiver for one of the sender.
+    /// The sequence number at the receiver for a sequence number of the sender.
     pub const fn sequence(self, sent: u32) -> u32 {
         sent.wrapping_add_signed(self.offset(sent))
     }
@@ -63,8 +63,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// A stream of segments, some of which are replaced: the receiver gets its bytes without
-        /// gap or overlap, and its acknowledgements mean the same byte for the sender.
+        /// Some segments of a stream are replaced: the receiver gets the bytes without gap or
+        /// overlap, and its acknowledgements mean the same bytes for the sender.
         #[test]
         fn shifted_streams_stay_complete(first: u32, segments in proptest::collection::vec((1u32..100, any::<bool>(), 1u32..100), 1..50)) {
             let mut shift = Shift::default();

@@ -815,7 +815,7 @@ fn consecutive_failed_attempts_are_counted() {
     assert_eq!(count(&direct), 0);
 }
 
-/// Attempts and unanswered ones of the only server.
+/// Numbers of all attempts and of unanswered attempts of the only server.
 fn attempts(director: &Director) -> (u64, u64) {
     let service = director.control.services().next().unwrap();
     let id = service.servers()[0].id();
@@ -823,7 +823,7 @@ fn attempts(director: &Director) -> (u64, u64) {
     (total.opened, total.unanswered)
 }
 
-/// Sends SYNs of one client in these seconds; lets the connection expire.
+/// Sends SYNs of one client in these seconds, and lets the connection expire.
 fn syns_alone(method: Forwarding, seconds: &[u64]) -> (u64, u64) {
     let key = ServiceKey::tcp(addr(VIP));
     let mut director = director(key, service("rr", Extras::default()), method, 1);
@@ -906,8 +906,9 @@ fn has_suspect(director: &Director) -> bool {
     })
 }
 
-/// Three servers, and ten clients every two seconds: one sends a SYN, the server's `answer` to the client of this
-/// number arrives if there is one, and then the client's next packet. Returns whether a server became suspicious.
+/// Three servers, and ten clients every two seconds: each client sends a SYN, the server sends the
+/// `answer` to the client with this number, if it returns one, and then the client sends its next
+/// packet. Returns whether a server became suspicious.
 fn blames(
     method: Forwarding,
     answer: impl Fn(u16, SocketAddr) -> Option<u8>,

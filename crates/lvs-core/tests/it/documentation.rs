@@ -14,7 +14,7 @@ fn text(path: &str) -> String {
     fs::read_to_string(root.join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// The part of a page from a heading to the next one of the same or a higher rank.
+/// The part of a page from a heading to the next heading of the same or a higher level.
 fn section(path: &str, heading: &str) -> String {
     let page = text(path);
     let rank = heading.bytes().take_while(|&byte| byte == b'#').count();
@@ -113,7 +113,7 @@ fn every_call_is_documented() {
     }
 }
 
-/// The places that ARCHITECTURE sends a reader to are there.
+/// The files that ARCHITECTURE names exist.
 #[test]
 fn code_map_names_existing_files() {
     let map = section("ARCHITECTURE.md", "## Code map");

@@ -15,7 +15,7 @@ use crate::common::{VIP, addr, packet, server};
 const SYN: u8 = TcpFlags::SYN;
 const ACK: u8 = TcpFlags::ACK;
 
-/// Source `n` of as many as one likes.
+/// The source with number `n`; there are 2^32 of them.
 fn source(n: u32) -> SocketAddr {
     let [_, a, b, c] = n.to_be_bytes();
     SocketAddr::from(([10 + (n >> 24) as u8, a, b, c], 1024 + (n % 60_000) as u16))
@@ -316,8 +316,8 @@ fn full_template_table_refuses_next_template() {
     assert_eq!(bed.director.control.evicted_templates(), 0);
 }
 
-/// A flood leaves more templates with one deadline than one call removes: it removes 4,096, and the next call is due at
-/// once.
+/// A flood leaves more templates with the same deadline than one call removes (4,096); the next
+/// call is due at once.
 #[test]
 fn templates_that_end_together_end_in_portions() {
     const ALL: usize = 10_000;

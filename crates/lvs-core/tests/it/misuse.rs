@@ -68,7 +68,7 @@ fn seen(control: &Control) -> String {
     )
 }
 
-/// Each of `refusals` must fail with its error and change nothing.
+/// Checks that each of `refusals` fails with its error and changes nothing.
 fn refused(control: &mut Control, refusals: Vec<(Error, Call<'_>)>) {
     for (number, (error, call)) in refusals.into_iter().enumerate() {
         let before = seen(control);

@@ -351,7 +351,7 @@ proptest! {
     }
 }
 
-/// The property is useful only if packets take the fast path.
+/// The comparison with the slow path is useful only if packets take the fast path.
 #[test]
 fn established_connection_uses_fast_path() {
     let client: SocketAddrV4 = "192.0.2.1:1000".parse().expect("an address");

@@ -416,8 +416,8 @@ fn drop_packet_spares_existing_connections() {
     }
 }
 
-/// The kernel visits one in 32 buckets of its hash table at random; here it is one in 32 slots,
-/// with the same states spared: the one difference in this matter.
+/// The kernel visits one in 32 buckets of its hash table at random; here it is one in 32 slots. The
+/// spared states are the same.
 #[test]
 fn drop_entry_ends_one_in_32_half_open_connections_a_second() {
     let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 2);
@@ -731,7 +731,8 @@ fn sent(director: &mut Director, now: Instant) -> Vec<(u16, Vec<sync::wire::Entr
         .collect()
 }
 
-/// `ip_vs_sync_conn`: a connection's messages go to one port, and connections to all of them.
+/// `ip_vs_sync_conn`: all messages about a connection go to one port; the connections are spread
+/// over all ports.
 #[test]
 fn sync_messages_of_connection_use_one_port() {
     let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 3);
@@ -789,7 +790,7 @@ fn sync_message_ends_at_its_entry_count() {
     assert_eq!(counts(master.counted()), [255, 45]);
 }
 
-/// A master that is stopped sends its queued entries, and no later ones.
+/// A stopped master sends its queued entries, and none that are queued later.
 #[test]
 fn stopped_master_sends_its_queue() {
     let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 3);

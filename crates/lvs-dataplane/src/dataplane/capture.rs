@@ -21,7 +21,7 @@ pub(super) const QUEUE: usize = 4096;
 pub(super) struct Readers(Arc<AtomicUsize>);
 
 impl Readers {
-    /// Reserves a place for another reader; `None` if there are [`READERS_MAX`]. Dropping the place
+    /// Reserves a slot for another reader; `None` if there are [`READERS_MAX`]. Dropping the slot
     /// frees it.
     pub(super) fn take(&self) -> Option<ReaderPlace> {
         self.0
@@ -33,7 +33,7 @@ impl Readers {
     }
 }
 
-/// The place of one reader.
+/// The slot of one reader.
 #[derive(Debug)]
 pub(super) struct ReaderPlace(Readers);
 

@@ -51,7 +51,8 @@ pub struct Config {
     /// Packets from the client after which a connection is offloaded; `None` for
     /// [16](crate::fast_path::OFFLOAD_AFTER).
     pub fast_path_after: Option<NonZeroU32>,
-    /// The state keeper: it keeps connections for a warm restart if there is no kernel fast path.
+    /// The state keeper, which stores connections for a warm restart if there is no kernel fast
+    /// path.
     pub warm_restart: Option<StateKeeper>,
     /// Packet workers, [`WORKERS_MAX`] at most; `None` for one. Each of several is pinned to a
     /// processor of its own, unless the process may use fewer.
@@ -86,7 +87,7 @@ pub struct Config {
     pub max_ipv6: Option<usize>,
     /// Policy for a new connection if the table is full.
     pub when_full: WhenFull,
-    /// Sysctls to set before anything else, as name and value.
+    /// Sysctls that are set first, as name and value.
     pub sysctls: Vec<(String, String)>,
     /// Rules in the form of `ipvsadm-save`, to be applied at the start: the text, and its name for
     /// errors.

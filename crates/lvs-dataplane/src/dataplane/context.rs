@@ -26,7 +26,8 @@ pub(super) struct Context {
     control: Mutex<Control>,
     /// Packet workers that wait for the lock of the control half.
     wanted: AtomicUsize,
-    /// Held during a change: changes are followed in the order in which they are made.
+    /// Locked during a change, so that changes are applied to the host in the order in which they
+    /// are made.
     changing: Mutex<()>,
     started: SystemInstant,
     stop: AtomicBool,
@@ -57,8 +58,8 @@ impl Context {
         Arc::new(Self::new(control, Err(FastPathInfo::default())))
     }
 
-    /// The director's control half. The lock is held for one short operation at a time, never while
-    /// waiting for anything. A packet that waits for it goes first.
+    /// The director's control half. The lock is held for one short operation at a time, and never
+    /// while a thread waits. A packet worker that waits for the lock gets it before other threads.
     pub(super) fn control(&self) -> MutexGuard<'_, Control> {
         let mut patience = PATIENCE;
         while patience > 0 && self.wanted.load(Ordering::Acquire) > 0 {

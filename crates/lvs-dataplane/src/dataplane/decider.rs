@@ -1,4 +1,4 @@
-//! The director, for the packet pipeline of one worker.
+//! Decides about the packets of one worker, with the director's tables.
 
 use std::net::SocketAddrV4;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub(super) struct Question {
     pub(super) tuple: Tuple,
     /// Its mark; `None` if the rules for marks decide.
     pub(super) mark: Option<u32>,
-    /// The interface on which it arrives.
+    /// The interface on which the packet arrives.
     pub(super) interface: Option<String>,
 }
 

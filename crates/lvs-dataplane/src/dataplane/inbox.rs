@@ -22,7 +22,7 @@ pub(crate) const BYTES_MAX: usize = 16 << 20;
 /// A packet for another worker, with the port that received it.
 #[derive(Debug)]
 pub(super) enum Parcel {
-    /// A frame as it was received.
+    /// An unprocessed frame.
     Frame(PortId, Frame),
     /// A datagram that was reassembled from fragments.
     Whole(PortId, Box<Whole>),

@@ -174,7 +174,7 @@ pub(super) struct Against {
     fix: &'static str,
 }
 
-/// The obstacle in the settings, if there is one.
+/// The setting that prevents the kernel fast path; `None` if no setting does.
 pub(super) fn against(hooked: bool, backend: Backend, settings: &Settings) -> Option<Against> {
     let (why, fix) = if hooked {
         (

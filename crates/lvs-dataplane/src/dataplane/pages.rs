@@ -9,8 +9,8 @@ use tracing::debug;
 
 use lvs_sys::{TablePages, table_memory};
 
-/// Inverse of the share of a table's connections at which large pages are requested: by then nearly
-/// every small page has one of them.
+/// Large pages are requested when one connection slot in this many is used: by then nearly every
+/// small page contains a connection.
 const PART: usize = 16;
 /// The pause between two pages for other requests.
 const PAUSE: Duration = Duration::from_millis(2);

@@ -9,11 +9,11 @@ use std::{io, thread};
 
 use lvs_core::api::ReasonCount;
 
-/// The time between two samples.
+/// Interval between two samples.
 const PERIOD: Duration = Duration::from_secs(10);
 /// The recent time.
 const WINDOW: Duration = Duration::from_secs(300);
-/// Samples of the recent time and one before it.
+/// Number of samples of the recent time, including one at its start.
 const SAMPLES: usize = 31;
 
 /// Action and name of a reason.
@@ -24,7 +24,7 @@ type Name = (String, String);
 pub(super) struct Recent {
     /// The counts that were not 0, oldest first.
     samples: VecDeque<(Instant, BTreeMap<Name, u64>)>,
-    /// The time of the sample in which a counter last differed from the one before.
+    /// The time of the last sample in which a counter differed from the previous sample.
     changed: BTreeMap<Name, Instant>,
 }
 

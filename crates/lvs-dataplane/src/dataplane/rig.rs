@@ -25,11 +25,11 @@ use lvs_packet::settings::Settings;
 /// The only port: link 1 of the network.
 const PORT: PortId = PortId(1);
 
-/// Workers of one director. They process frames as the workers of a dataplane do, and neither receive
-/// nor send.
+/// Workers of one director without a network: they process frames as the workers of a dataplane do,
+/// and neither receive nor send.
 #[derive(Debug)]
 pub struct Rig {
-    /// The workers; each may be taken to a thread of its own.
+    /// The workers. A caller may move each one to a separate thread.
     pub workers: Vec<RigWorker>,
 }
 

@@ -275,8 +275,8 @@ impl ConnTables {
         })
     }
 
-    /// The worker of each connection: `steering`, or that of a predecessor, whose connections are
-    /// in place.
+    /// The rule that assigns connections to workers: `steering`, or the predecessor's, because its
+    /// connections are stored by that rule.
     fn steering(&self, steering: Steering) -> Steering {
         match &self.kernel {
             Ok(fast_path) => fast_path.steering().clone(),
@@ -356,7 +356,8 @@ impl OnHost {
         })
     }
 
-    /// Takes over the connections of a predecessor. Returns its synchronisation daemons.
+    /// Takes over the connections of a predecessor. Returns the predecessor's synchronisation
+    /// daemons.
     fn take_over(&mut self) -> Vec<SyncDaemon> {
         let Some(state) = self.handle.keeping.state() else {
             return Vec::new();
@@ -443,7 +444,7 @@ struct Run {
     offload_after: u32,
 }
 
-/// The time between two attempts to start a daemon whose interface is missing.
+/// Interval between two attempts to start a daemon whose interface is missing.
 const AGAIN: Duration = Duration::from_millis(500);
 
 /// Starts the synchronisation daemons of a predecessor. Returns the daemons whose interface is down

@@ -38,7 +38,7 @@ pub(super) struct Keeping {
     unkept: AtomicBool,
     /// Held while state is stored.
     storing: Mutex<()>,
-    /// Time at which counters, and services if there are many, are stored again.
+    /// Time at which counters are stored again, and services, too, if there are many.
     rests_until: Mutex<Option<SystemInstant>>,
 }
 
@@ -63,7 +63,7 @@ impl Keeping {
     }
 
     /// Stores a change at once if there are few services and servers; otherwise
-    /// [`keep`](Self::keep) does.
+    /// [`keep`](Self::keep) stores it later.
     pub(super) fn has_changed(&self, context: &Context) {
         let Some(state) = &self.state else { return };
         if !is_small(&context.control()) {
@@ -207,7 +207,7 @@ fn is_small(control: &Control) -> bool {
     control.endpoint_places() < FEW && control.services().take(FEW).count() < FEW
 }
 
-/// Decodes a call of another version; `None` if this version does not have it.
+/// Decodes a stored call; `None` if it is from another version and this version does not have it.
 fn known(call: Value) -> Option<Call> {
     let known = serde_json::from_value(call);
     known
@@ -274,7 +274,7 @@ pub(super) enum Inheritance {
     Elsewhere(Vec<Memory>),
 }
 
-/// Shards, and connections that they are to take over.
+/// Shards, and the connections that they take over.
 pub(super) type Shards = (Vec<Shard>, Option<Inheritance>);
 
 /// The shards of a dataplane with tables in `memories`. `left`: tables of a predecessor in other

@@ -36,8 +36,8 @@ pub(super) trait WarmState: Debug + Send + Sync {
     /// Records that the dataplane runs.
     fn is_alive(&self, _now: Instant) {}
 
-    /// Stores the counters of servers in these places. Returns the first place behind them, if there
-    /// are more.
+    /// Stores the counters of the servers in these slots. Returns the first slot after them, if
+    /// there are more.
     fn keep_portion(&self, places: Range<usize>, context: &Context) -> Option<usize>;
 
     /// Stores counters. The control half is locked for a portion of the servers at a time, because
@@ -138,7 +138,7 @@ impl WarmState for FastPath {
     }
 }
 
-/// Memory that a state keeper holds.
+/// State in memory that a state keeper holds open.
 impl WarmState for WarmRestart {
     fn is_found(&self) -> bool {
         self.is_successor()

@@ -98,7 +98,7 @@ impl Arrays {
         })
     }
 
-    /// Names and arrays, without the growing ones.
+    /// Names and arrays, without the arrays that grow.
     pub(super) fn all(&self) -> [(&'static str, &SharedArray); 13] {
         [
             ("lvs_about", &self.about),

@@ -40,8 +40,8 @@ impl Drop for Attached {
 }
 
 impl FastPath {
-    /// Puts the program at the ingress of an interface, whose packet socket has the filter; and with
-    /// `xdp` the one that is before there is a socket buffer.
+    /// Attaches the program to the ingress of an interface, whose packet socket has the filter.
+    /// With `xdp`, also attaches the program that runs before the kernel allocates a socket buffer.
     ///
     /// # Errors
     /// As [`Program::attach`].
@@ -78,8 +78,8 @@ impl FastPath {
         Ok(attached)
     }
 
-    /// Whether the program is the first one at the ingress of an interface: another one in front
-    /// could drop frames.
+    /// Whether the program is the first one at the ingress of an interface: an earlier one could
+    /// drop frames.
     pub(crate) fn is_first_at(&self, ifindex: u32) -> bool {
         let Some(filters) = &self.filters else {
             let first = self.ingress.is_first_at(self.ingress_id, ifindex);

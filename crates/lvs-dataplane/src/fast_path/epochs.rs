@@ -13,7 +13,7 @@ use crate::lock::lock;
 #[derive(Debug)]
 pub(super) struct Epochs {
     pub(super) number: u16,
-    /// The number of [`Held`] values: while there is one, a change is in progress.
+    /// The number of [`Held`] values: while it is not 0, a change is in progress.
     pub(super) held: u32,
     /// All epoch numbers are used. All offloaded connections have to be removed before the numbers
     /// start again.

@@ -7,7 +7,7 @@ use lvs_core::api::FastPathInfo;
 /// The reason why the kernel fast path is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum FastPathError {
-    /// The kernel does not permit it.
+    /// The kernel does not permit the kernel fast path.
     #[error(
         "the kernel fast path is not permitted: it needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN in the first user namespace, that is, \
          root outside of containers: {0}"

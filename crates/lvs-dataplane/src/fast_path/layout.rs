@@ -29,7 +29,8 @@ pub(super) mod conf {
 /// are divided among them.
 pub(super) const HOST_WORDS: usize = 4;
 pub(super) const ABOUT_WORDS: usize = HOST_WORDS + Layout::HEADER_WORDS + conf::DIVISION_WORDS;
-/// Words of a virtual service, and the bit of one whose clients open data connections to other ports.
+/// Words of a virtual service, and the bit that marks a service whose clients open data connections
+/// to other ports.
 pub(super) const SERVICE_WORDS: usize = 3;
 pub(super) const SERVICE_DATA: u64 = 1 << 32;
 /// Rules for marks, with a range of ports each, and the words of one.
@@ -46,7 +47,7 @@ pub(super) const HOP_WORDS: usize = 4;
 pub(super) const TUNNEL_WORDS: usize = 16;
 /// Words of a server's counters, on one processor: packets and bytes of requests, then of replies.
 pub(super) const COUNT_WORDS: usize = 4;
-/// Words of the counters of fates, on one processor.
+/// Words of the counters of fates, for one processor.
 pub(super) const SHARE_WORDS: usize = 16;
 /// Words of an interface and its link-layer address, and how many there are.
 pub(super) const MAC_WORDS: usize = 2;
@@ -54,7 +55,7 @@ pub(super) const MAC_PLACES: u32 = 4096;
 /// Bytes of a decision that the filter passes to the ingress program.
 pub(super) const TOLD_BYTES: u32 = 760;
 
-/// Programs that continue another one (tail calls).
+/// Programs that continue a program by a tail call.
 pub(super) mod next {
     pub(crate) const ALONE: u32 = 0;
     pub(crate) const INGRESS: u32 = 1;

@@ -33,7 +33,7 @@ use lvs_sys::{MapPlace, SharedMap};
 const PLACE: &str = "lvs_locals";
 const ENDS: &str = "lvs_local_ends";
 
-/// [`Layout::WAYS`].
+/// Slots in one bucket of the map ([`Layout::WAYS`]).
 const WAYS: u32 = 8;
 const _: () = assert!(WAYS as usize == Layout::WAYS);
 
@@ -44,7 +44,8 @@ type Key = [u64; LOCAL_KEY_WORDS];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LocalsAre {
     Ready,
-    /// The caller that gets this [creates](FastPath::make_locals) the map; no other caller gets it.
+    /// The map is needed. The caller that gets this value [creates](FastPath::make_locals) it; no
+    /// other caller gets this value.
     Wanted,
     Coming,
     Impossible,
@@ -65,7 +66,7 @@ pub(super) struct Locals {
     slots: Slots,
 }
 
-/// The slots of each worker's region: narrow ones, then wide ones, then those of the overflow.
+/// The slots of each worker's region: the narrow slots, then the wide ones, then the overflow.
 #[derive(Clone, Copy, Debug)]
 struct Slots {
     workers: u32,
@@ -90,8 +91,8 @@ impl Slots {
         one.saturating_mul(self.workers)
     }
 
-    /// The number by which the programs know a worker's slot, and 1 if it is a wide one. Those of
-    /// the overflow, which no program finds, have numbers behind the wide ones.
+    /// The number by which the programs address a worker's slot, and 1 if the slot is wide. Slots
+    /// of the overflow, which the programs never look up, have the numbers after the wide slots.
     fn number(self, worker: usize, slot: u32) -> (u64, u64) {
         let worker = worker as u64;
         let of_region = |slot: u32, slots: u32| u64::from(slot) + worker * u64::from(slots);
@@ -134,7 +135,7 @@ impl Locals {
         self.place.pin(&pins.path(PLACE))
     }
 
-    /// As it was when it was made.
+    /// Resets the map to its initial state.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn forget(&mut self) {
         self.place.clear();
@@ -185,14 +186,14 @@ impl Locals {
     }
 }
 
-/// By which replies find a connection.
+/// The key with which replies find a connection.
 fn reply(end: &LocalEnd) -> Key {
     let [a, b, c] = words(end.protocol, end.server);
     let [d, e, f] = words(end.protocol, end.local);
     [a, b, c, d, e, f]
 }
 
-/// One end, as programs read it from a packet.
+/// An address and port, in the form in which programs read them from a packet.
 fn words(protocol: Protocol, end: SocketAddr) -> [u64; 3] {
     let rest = u64::from(end.port().to_be()) << 32 | u64::from(protocol.0) << 48;
     match end.ip() {
@@ -217,7 +218,7 @@ fn halves(octets: [u8; 16]) -> [u64; 2] {
     })
 }
 
-/// The local end of an entry, of the family of `like`.
+/// The local address and port of an entry, in the family of `like`.
 fn end_of(value: &[u64; LOCAL_WORDS], like: SocketAddr) -> SocketAddr {
     let [port, rest @ ..] = [
         value[local::PORT],
@@ -338,7 +339,7 @@ impl FastPath {
 pub(crate) struct LocalsLeft<'a> {
     kernel: &'a FastPath,
     ends: Ends,
-    /// Entries of the map whose connection has not been found yet.
+    /// Entries of the map for which no connection has been found yet.
     left: RefCell<HashMap<Key, [u64; LOCAL_WORDS]>>,
 }
 

@@ -82,7 +82,7 @@ use lvs_sys::{Jump, PacketSocket, Program, ProgramArray, SharedSet};
 /// Packets from the client after which a connection is published: shorter ones stay with the
 /// dataplane, and a flood publishes nothing.
 pub const OFFLOAD_AFTER: NonZeroU32 = NonZeroU32::new(16).unwrap();
-/// A dataplane that runs for this time has proved that the inherited state does not crash it.
+/// A dataplane that has run for this time shows that the inherited state does not crash it.
 const LONG_ENOUGH: Duration = Duration::from_secs(30);
 /// How long a slot that was published is not used again: a program may be looking at it.
 const QUARANTINE: Duration = Duration::from_millis(200);
@@ -113,26 +113,27 @@ pub struct Shares {
     pub unknown: u64,
     /// Handed up: the connection is not published, or not since the last change.
     pub unpublished: u64,
-    /// Passed to userspace: it may change the connection, or does not fit the MTU of its path.
+    /// Passed to userspace, because the packet may change the connection or exceeds the MTU of its
+    /// path.
     pub unfit: u64,
     /// Handed up: neither TCP nor UDP, or with options, fragments, tags of VLANs.
     pub other: u64,
-    /// Dropped while there was no dataplane: their senders repeat them.
+    /// Dropped while no dataplane ran; their senders repeat them.
     pub waiting: u64,
     /// Dropped for lack of memory, or passed to a program that did not run.
     pub lost: u64,
-    /// Forwarded to either side before there was a socket buffer.
+    /// Forwarded in either direction by XDP, before the kernel allocated a socket buffer.
     pub xdp: u64,
 }
 
 #[derive(Debug, Default)]
 struct Hops {
     known: HashMap<WayOut, u16>,
-    /// They have run out, and rest until then.
+    /// All next hops are in use; none is requested until this time.
     rests_until: Instant,
 }
 
-/// The programs and the maps that they share with the dataplane.
+/// The BPF programs, and the maps that they share with the dataplane.
 pub struct FastPath {
     arrays: Arrays,
     filter: Program,
@@ -155,7 +156,7 @@ pub struct FastPath {
     ways: Mutex<()>,
     /// The counters of each record when they were last added.
     taken: Mutex<Vec<[u64; COUNT_WORDS]>>,
-    /// Records beyond this have nothing counted.
+    /// Server records with a higher number have no counters.
     records: AtomicU32,
     /// The local addresses and ports of full NAT.
     locals: Locals,
@@ -173,7 +174,7 @@ pub struct FastPath {
     opened: u64,
     /// A take-over runs: the connections that the predecessor has offloaded stay in force.
     taking_over: AtomicBool,
-    /// Interfaces whose ingress has the program.
+    /// Interfaces at whose ingress the program is attached.
     attached: Mutex<HashSet<u32>>,
     /// The filters that attach the program if the kernel has no tcx.
     filters: Option<Mutex<Filters>>,
@@ -184,7 +185,8 @@ pub struct FastPath {
 }
 
 impl Drop for FastPath {
-    /// An orderly end. State that was found and not taken over stays for another successor.
+    /// Removes the state at an orderly exit. State that was found and not taken over stays for
+    /// another successor.
     fn drop(&mut self) {
         if self.taking_over.load(Relaxed) {
             self.arrays.conf.words()[conf::TRIES].fetch_sub(1, Relaxed);
@@ -286,7 +288,7 @@ impl FastPath {
         self.set(conf::HOMES, u64::from(narrow) | u64::from(wide) << 1);
     }
 
-    /// Sets the clock to which the connections' deadlines refer; it shows `now`.
+    /// Sets the clock of the connections' deadlines; its present time is `now`.
     pub fn set_clock(&self, now: Instant) {
         self.set(
             conf::BASE,
@@ -447,7 +449,7 @@ impl FastPath {
         }
     }
 
-    /// The fates of frames so far.
+    /// The fates of all frames since the start.
     pub fn shares(&self) -> Shares {
         let mut sums = [0_u64; SHARE_WORDS];
         for words in self.arrays.shares.words().chunks_exact(SHARE_WORDS) {
@@ -468,8 +470,8 @@ impl FastPath {
 
     // --- whether the programs are run ------------------------------------------------------------
 
-    /// Whether the program at an interface did not handle a frame that was meant for it. From then
-    /// on it gets no more frames.
+    /// Whether the program at an interface failed to handle a frame for which it was responsible.
+    /// If so, it is no longer used.
     pub(crate) fn has_missed(&self) -> bool {
         self.arrays.conf.words()[conf::MISSED].load(Relaxed) != 0
     }
@@ -479,7 +481,7 @@ impl FastPath {
         self.set(conf::MISSED, 0);
     }
 
-    /// Nothing is forwarded for this reason, about which that can be done; or it is again.
+    /// Stores why nothing is forwarded, and the fix; `None` if packets are forwarded again.
     pub(crate) fn stands_aside(&self, why: Option<(String, String)>) {
         *lock(&self.aside) = why;
     }

@@ -3,11 +3,11 @@
 
 use lvs_sys::Instruction;
 
-/// A program, and where the numbers of maps belong into it.
+/// A BPF program, and the instructions into which the numbers of maps must be written.
 #[derive(Debug)]
 pub(super) struct Code {
     pub(super) instructions: Vec<Instruction>,
-    /// Places of instructions, and the maps that they load.
+    /// Positions of instructions, and the maps that they load.
     pub(super) maps: Vec<(usize, String)>,
 }
 

@@ -174,10 +174,10 @@ impl FastPath {
         })
     }
 
-    /// Resets everything for another director. That is faster than to open it again.
+    /// Resets all maps for another director. This is faster than to open the fast path again.
     ///
     /// # Panics
-    /// If there is still a table in its memory.
+    /// If a table still uses its memory.
     #[cfg(any(test, feature = "testing"))]
     pub fn forget(&mut self) {
         let done = self.arrays.zero();

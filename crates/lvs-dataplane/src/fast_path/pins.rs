@@ -1,11 +1,12 @@
 //! The maps and links that outlive the dataplane, pinned in a BPF file system: a directory for each
 //! network namespace.
 //!
-//! The directory is named by the namespace's inode, which the kernel gives to another namespace when
-//! this one is gone. The maps say which one they are of, by its cookie, which is never used again.
+//! The directory is named by the namespace's inode, which the kernel gives to another namespace
+//! when this one is gone. The maps contain the cookie of their namespace, which is never used
+//! again.
 //!
-//! A killed dataplane leaves them, and its connections continue. Its successor opens them. A dataplane
-//! that ends in an orderly way removes them.
+//! A killed dataplane leaves them, and its connections continue. Its successor opens them. A
+//! dataplane that exits in an orderly way removes them.
 
 use std::fs::{self, DirBuilder, File, Metadata};
 use std::io;
@@ -45,7 +46,7 @@ pub(super) const ANOTHER: &str =
     "another dataplane of this network namespace uses the kernel fast path";
 /// Time limit for other dataplanes to finish a claim or a sweep of a directory.
 const TURN: Duration = Duration::from_secs(1);
-/// Pause between two attempts.
+/// Pause between two attempts to lock the directory.
 const PAUSE: Duration = Duration::from_millis(1);
 /// Attempts to lock a directory that other dataplanes remove.
 const ATTEMPTS: usize = 100;
@@ -66,7 +67,7 @@ impl Pins {
         Self::if_mounted()
     }
 
-    /// As [`here`](Self::here), without mounting a BPF file system.
+    /// As [`here`](Self::here), but does not mount a BPF file system.
     ///
     /// # Errors
     /// If the network namespace cannot be determined.
@@ -141,10 +142,10 @@ impl Pins {
         Some(all)
     }
 
-    /// Locks the directory; `None` if it was taken away meanwhile.
+    /// Locks the directory; `None` if another process has removed it meanwhile.
     ///
     /// # Errors
-    /// If there is another dataplane, or the directory is not this user's alone.
+    /// If another dataplane uses it, or other users have access to the directory.
     fn lock(&self) -> io::Result<Option<File>> {
         let there = |meta: io::Result<Metadata>| match meta {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -195,7 +196,7 @@ impl Pins {
         self.path(&format!("{XDP_LINK}{ifindex}"))
     }
 
-    /// Interfaces whose ingress has a link.
+    /// Interfaces with a pinned link at their ingress.
     pub(super) fn links(&self) -> Vec<u32> {
         self.numbers(LINK)
     }
@@ -232,7 +233,7 @@ impl Pins {
         had
     }
 
-    /// The same, but for the directory.
+    /// Removes the same, but keeps the directory.
     pub(super) fn empty(&self) -> usize {
         let mut names = self.names();
         names.sort_by_key(|name| !(name.starts_with(LINK) || name.starts_with(XDP_LINK)));

@@ -9,7 +9,7 @@ use super::error::FastPathError;
 /// The size of the maps next to the connection table: services, settings, servers, next hops.
 const BESIDE: u64 = 16 << 20;
 
-/// How much memory the maps may take.
+/// The memory that the maps may use.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Room {
     /// Free memory in bytes; `None` for no limit.

@@ -23,7 +23,7 @@ const FTP: u16 = 21;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HeldServices {
     services: HashSet<Key>,
-    /// In their order, one for each range of ports.
+    /// The rules in their order, one for each range of ports.
     rules: Vec<Rule>,
 }
 

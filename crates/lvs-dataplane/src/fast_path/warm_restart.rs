@@ -123,7 +123,7 @@ impl FastPath {
         (end < all).then_some(end)
     }
 
-    /// Removes all state, because the dataplane ends in an orderly way.
+    /// Removes all state, because the dataplane exits in an orderly way.
     pub(crate) fn leave_nothing(&self) {
         if let Some(pins) = &self.pins {
             self.sweep_filters();

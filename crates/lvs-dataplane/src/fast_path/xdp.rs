@@ -43,7 +43,7 @@ pub(super) struct Xdp {
     memory: XdpMemory,
     /// Interfaces that have the program.
     interfaces: Mutex<HashSet<u32>>,
-    /// Interfaces that take frames.
+    /// Interfaces that accept redirected frames.
     takers: Mutex<HashSet<u32>>,
 }
 
@@ -64,8 +64,8 @@ impl Xdp {
         }
     }
 
-    /// Reserves the place of an interface in the array of addresses; fails if another interface has
-    /// the same place.
+    /// Reserves the interface's entry in the array of MAC addresses; fails if another interface
+    /// uses the same entry.
     fn take_up(&self, ifindex: u32) -> io::Result<()> {
         let mut interfaces = lock(&self.interfaces);
         let place = ifindex % MAC_PLACES;
@@ -78,7 +78,7 @@ impl Xdp {
         Ok(())
     }
 
-    /// Frames to this address concern the host, on that interface; without one, none do.
+    /// Sets the MAC address of an interface: frames to it are processed. `None`: no frame is.
     fn know(&self, ifindex: u32, addr: Option<Mac>) {
         if !lock(&self.interfaces).contains(&ifindex) {
             return;

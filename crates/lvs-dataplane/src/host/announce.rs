@@ -171,7 +171,7 @@ impl Announced {
         }
     }
 
-    /// Withdraws all routes: the dataplane ends.
+    /// Withdraws all routes, because the dataplane stops.
     pub(super) fn withdraw_all(&mut self, routes: &mut Routes<'_>) {
         for (addr, mut vip) in std::mem::take(&mut self.all) {
             routes.set(addr, &mut vip, Standing::Withdrawn);

@@ -30,12 +30,13 @@ pub(super) enum Interception {
         /// The program that reinjects frames into the host on an interface.
         turn: Option<TurnBack>,
     },
-    /// The host routes them through a device, in both directions.
+    /// The host routes the packets through a TUN or veth device, in both directions.
     Routed {
         steering: Steering,
-        /// Addresses of services that are the host's own: their packets never get here.
+        /// Addresses of services that the host itself has: their packets are not routed through the
+        /// device.
         kept: BTreeSet<IpAddr>,
-        /// The device, if a state keeper shall keep it.
+        /// The device, if a state keeper is to store its descriptor.
         device: Option<OwnedFd>,
     },
 }
@@ -104,7 +105,7 @@ impl Interception {
         }
     }
 
-    /// Whether the host routes everything.
+    /// Whether the host routes the packets through a device.
     pub(super) const fn is_routed(&self) -> bool {
         matches!(self, Self::Routed { .. })
     }

@@ -394,7 +394,7 @@ impl Keeper {
         );
     }
 
-    /// Renames an interface; the rest of its state stays. Its port gets the name with the other
+    /// Renames an interface; its other state is unchanged. Its port gets the name with the other
     /// properties.
     fn rename(&mut self, old: &str, name: &str) {
         info!("{old} is called {name} now");

@@ -11,7 +11,7 @@ use lvs_core::Instant;
 use lvs_packet::mld::Query;
 use lvs_packet::net::PortId;
 
-/// The shortest time between two answers to the same query.
+/// Shortest interval between two answers to the same query.
 const AGAIN: Duration = Duration::from_secs(1);
 /// The longest delay of an answer; queries may allow up to 140 minutes.
 const LATEST: Duration = Duration::from_secs(10);

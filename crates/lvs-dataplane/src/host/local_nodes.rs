@@ -38,7 +38,8 @@ pub(crate) fn ephemeral_ports() -> (u16, u16) {
     }
 }
 
-/// The longer part of a range outside of `low` to `high`; the whole range if no part is outside.
+/// The part of a range below `low` or above `high`, whichever is longer; the whole range if both
+/// are empty.
 fn free_ports(all: LocalAddress, low: u16, high: u16) -> LocalAddress {
     let below = low.saturating_sub(all.first);
     let above = all.last.saturating_sub(high);

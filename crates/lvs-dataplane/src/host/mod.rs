@@ -130,6 +130,6 @@ pub(crate) trait DataplaneSide: Send + Sync {
 pub(crate) struct NeighbourNews {
     pub(crate) port: PortId,
     pub(crate) addr: IpAddr,
-    /// Whether it does not answer; otherwise its link-layer address is in the view.
+    /// Whether the neighbour does not answer; otherwise its link-layer address is in the view.
     pub(crate) failed: bool,
 }

@@ -1,8 +1,8 @@
 //! Regions of addresses with the same route.
 //!
 //! The route of an address applies to all addresses between the nearest two boundaries of prefixes
-//! around it. So one search gives a packet worker the route of a whole region: there are few
-//! regions, even with many clients.
+//! around it. So one search finds the route of a whole region. There are few regions, even with
+//! many clients.
 
 use std::net::IpAddr;
 
@@ -32,7 +32,7 @@ impl Regions {
         }
     }
 
-    /// Number of regions of both families.
+    /// Number of regions of both address families.
     pub(crate) fn len(&self) -> usize {
         let v4 = self.v4.as_deref().map_or(0, <[u32]>::len);
         v4 + self.v6.as_deref().map_or(0, <[u128]>::len)

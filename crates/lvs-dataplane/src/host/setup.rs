@@ -30,7 +30,7 @@ pub(crate) struct Setup {
     pub(crate) fast_path: Option<Arc<FastPath>>,
     /// The interfaces that get the XDP program.
     pub(crate) xdp: Vec<String>,
-    /// The division of packets among several workers; `None` for one worker.
+    /// The rule that divides packets among several workers; `None` for one worker.
     pub(crate) steering: Option<Arc<Steering>>,
     /// The TUN device that a warm restart keeps.
     pub(crate) warm_restart: Outliving,

@@ -174,7 +174,7 @@ impl Steering {
         self.read()
     }
 
-    /// Refuses a host that forwards nothing at all on the interfaces in use.
+    /// Refuses a host that forwards no packets on the interfaces in use.
     ///
     /// # Errors
     /// [`SteeringError::NotForwarding`].
@@ -232,7 +232,7 @@ impl Steering {
     }
 
     /// Replaces the entries by `wanted`. It adds the missing entries before it deletes the others,
-    /// so that no packet loses its route in between.
+    /// so that every packet has a route in between.
     fn apply(&mut self, wanted: &BTreeSet<Entry>) -> Result<(), SteeringError> {
         let added = self.add(wanted);
         failed(added.or(self.delete_others(wanted)))
@@ -389,7 +389,7 @@ impl Steering {
         }
     }
 
-    /// Warns once about interfaces and families that the host does not forward.
+    /// Logs one warning for each interface and address family that the host does not forward.
     fn complain(&mut self, wanted: &BTreeSet<Entry>) {
         let uses = |ipv6: bool| {
             let mut entries = wanted.iter();

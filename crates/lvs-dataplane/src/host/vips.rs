@@ -42,7 +42,7 @@ const WATCHED: usize = 64;
 /// the network (RFC 5227 section 2.4, DEFEND_INTERVAL).
 const DEFENCES: usize = 2;
 const DEFEND_PERIOD: Duration = Duration::from_secs(10);
-/// The shortest time between two log lines about the same conflict.
+/// Shortest interval between two log lines about the same conflict.
 const COMPLAINT_PERIOD: Duration = Duration::from_secs(60);
 
 /// The time between two probes for the other host of a conflict, and the number of probes without an answer after
@@ -59,7 +59,7 @@ const HANDOVER: Duration = Duration::from_secs(3);
 struct Claim {
     mac: Mac,
     port: PortId,
-    /// The time at which it becomes a conflict.
+    /// Time at which the claim becomes a conflict.
     due: Instant,
 }
 
@@ -95,7 +95,7 @@ impl Burst {
         }
     }
 
-    /// Schedules all announcements again. `last` is the time of the last one.
+    /// Schedules all announcements again. `last` is the time of the previous one.
     fn renew(&mut self, last: Instant) {
         *self = Self {
             left: GAPS.len() + 1,
@@ -103,7 +103,7 @@ impl Burst {
         };
     }
 
-    /// Whether an announcement is due; if so, it counts as sent.
+    /// Whether an announcement is due. If so, it is counted as sent.
     fn take(&mut self, now: Instant) -> bool {
         if self.left == 0 || now < self.next {
             return false;
@@ -126,7 +126,7 @@ pub(super) struct Vips {
     /// Interfaces on which all own addresses are announced again, and the time of the last
     /// announcement there.
     again: HashMap<PortId, (Burst, Instant)>,
-    /// Time at which the next announcement may be due.
+    /// Earliest time at which the next announcement can be due.
     next_announcement: Option<Instant>,
     /// The remaining probes for other hosts with the services' addresses.
     probing: BTreeMap<IpAddr, u8>,
@@ -262,8 +262,7 @@ impl Vips {
         }
     }
 
-    /// Reports an unclaimed address, as [`report_unclaimed`](Self::report_unclaimed), for one
-    /// additional address.
+    /// As [`report_unclaimed`](Self::report_unclaimed), for an additional address.
     pub(super) fn report_also_unclaimed(
         &mut self,
         addr: IpAddr,
@@ -307,8 +306,9 @@ impl Vips {
         self.send_on_all(&probes, &[], tables);
     }
 
-    /// Schedules one probe for each of the next addresses of this director, if the next round is due: a host that has
-    /// such an address later may never announce it, and answers requests of clients.
+    /// Schedules one probe for each of the next addresses of this director, if the next round is
+    /// due. The probes find a host that adds such an address later without an announcement, and
+    /// then answers requests of clients.
     fn watch(&mut self, tables: &Tables, now: Instant) {
         if now < self.next_watch {
             return;

@@ -127,13 +127,13 @@ impl AfPacket {
         self.inlet.lost() + firsts + self.receiver.cut
     }
 
-    /// To be called now and then between two calls of `recv`: gives up a ring that stands still,
-    /// and receives by system calls from then on. `true` if it did.
+    /// Call this periodically between two calls of `recv`. It closes a ring that is stuck, and from
+    /// then on receives by system calls. Returns `true` if it closed the ring.
     ///
-    /// The kernel keeps the slot of a frame for which it has no virtio header, and loses whatever
-    /// comes after it: a datagram of a guest's that its host is to fragment
+    /// The kernel keeps the slot of a frame for which it has no virtio header, and loses all later
+    /// frames. One datagram of a virtual machine that its host must fragment
     /// (`VIRTIO_NET_HDR_GSO_UDP`) suffices (Linux 6.18, `tpacket_rcv()`). The queue of a socket
-    /// loses that frame alone.
+    /// loses only that frame.
     pub fn keep(&mut self) -> bool {
         let Some(ring) = &self.inlet.ring else {
             return false;
@@ -335,8 +335,8 @@ impl Firsts {
 }
 
 /// The caller's frames after those that receive data. Buffers and vacant frames are exchanged with
-/// them. So two interfaces that share a batch, one with frames of a ring and one with frames of a
-/// socket queue, do not allocate a buffer for each frame that the other one has replaced.
+/// them. So two interfaces can share a batch without allocating buffers, if one receives into a
+/// ring and the other into the queue of a socket.
 struct Rest<'a> {
     frames: &'a mut [Frame],
     /// From here on no frame is vacant.
@@ -381,7 +381,7 @@ impl<'a> Rest<'a> {
     }
 }
 
-/// The result of one reading of a ring.
+/// The frames that one read of a ring yielded.
 struct Taken {
     /// The number of frames.
     count: usize,

@@ -93,7 +93,8 @@ impl HopDevice {
         Ok(HopSender(self.host.sender()?))
     }
 
-    /// Packets for which there was no room in the device's queues since it was created.
+    /// Number of packets that were dropped since the device was created because its queues were
+    /// full.
     pub fn drops(&self) -> u64 {
         let text = fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
         transmit_drops(&text, self.name()).unwrap_or(0)

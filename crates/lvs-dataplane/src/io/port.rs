@@ -13,8 +13,8 @@ use super::{Capabilities, PacketIo};
 use lvs_packet::frame::Frame;
 use lvs_packet::net::PortId;
 
-/// One attachment to a network. The packet path uses all backends through this type: one match a
-/// batch, no indirect call a frame.
+/// One attachment to a network. The packet path uses all backends through this type: one match for
+/// each batch, and no indirect call for each frame.
 #[derive(Debug)]
 pub enum Port {
     /// A packet socket on an Ethernet interface.
@@ -118,7 +118,7 @@ impl Port {
         }
     }
 
-    /// Maintains the backend. Call it from time to time, while none of its frames is in use.
+    /// Maintains the backend. Call it periodically, while none of its frames is in use.
     pub fn keep(&mut self) {
         if let Self::AfPacket(io) = self {
             io.keep();

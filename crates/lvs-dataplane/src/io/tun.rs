@@ -16,7 +16,7 @@ use lvs_sys::{TunDevice, TunOptions};
 /// The reason why a TUN device cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TunError {
-    /// The kernel has no TUN driver, or this container does not show it.
+    /// The kernel has no TUN driver, or this container has no `/dev/net/tun`.
     #[error("/dev/net/tun is missing: load the module tun, or add the device to the container")]
     NoDriver,
     /// The process has no permission to open `/dev/net/tun`.
@@ -32,7 +32,7 @@ pub enum TunError {
         /// The device.
         name: String,
     },
-    /// A device of this name exists already.
+    /// A device of this name already exists.
     #[error(
         "the device {name} exists already: another dataplane runs in this network namespace, or one that was killed has left it \
          (`lvs-dataplane --cleanup`, or `ip link delete {name}`)"
@@ -87,7 +87,7 @@ impl Tun {
         Self::open(name, Ok(TunDevice::of(descriptor)))
     }
 
-    /// Opens one more queue of the device, if it was created with several.
+    /// Opens another queue of the device, if it was created with several queues.
     ///
     /// # Errors
     /// See [`TunError`].
@@ -337,7 +337,8 @@ pub(super) fn failed(name: &str, step: &'static str) -> impl FnOnce(io::Error) -
     move |source| TunError::Os { name, step, source }
 }
 
-/// Settings that were moved out of `all.rp_filter`, in the order in which they are put back.
+/// Settings that were moved from `all.rp_filter` to the interfaces, in the order in which they are
+/// restored.
 #[derive(Debug, Default)]
 struct RpFilter {
     moved: Vec<Moved>,

@@ -151,7 +151,7 @@ impl Filters {
     }
 
     /// The kernel's number of the program that is the first filter at the ingress of an interface;
-    /// 0 if the first one is something else.
+    /// 0 if the first filter is not a BPF program.
     ///
     /// # Errors
     /// If the kernel does not answer.

@@ -6,12 +6,12 @@
 /// Length of `nlmsghdr`.
 pub(crate) const HEADER: usize = 16;
 
-/// Builds messages, one behind the other, in one buffer.
+/// Builds messages, one after the other, in one buffer.
 #[derive(Debug, Default)]
 pub(crate) struct Builder {
     buf: Vec<u8>,
     message: usize,
-    /// Messages begun so far, and the sequence number of the last.
+    /// Number of messages, and sequence number of the last one.
     pub(crate) seq: u32,
 }
 
@@ -37,7 +37,7 @@ impl Builder {
         self.pad();
     }
 
-    /// Ends the message that was begun last.
+    /// Completes the current message.
     pub(crate) fn end(&mut self) {
         let len = u32::try_from(self.buf.len() - self.message).unwrap_or(u32::MAX);
         self.buf[self.message..self.message + 4].copy_from_slice(&len.to_ne_bytes());

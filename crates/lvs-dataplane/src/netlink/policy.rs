@@ -287,7 +287,7 @@ impl Proxy {
         header
     }
 
-    /// Reads a proxy neighbour, and whether it has our protocol number.
+    /// Parses a proxy neighbour; true if it has the dataplane's protocol number.
     fn parse(message: &Message<'_>) -> Option<(Self, bool)> {
         let payload = message.payload;
         if message.kind != libc::RTM_NEWNEIGH || payload.get(10)? & libc::NTF_PROXY == 0 {
@@ -307,7 +307,7 @@ impl Proxy {
     }
 }
 
-/// Length of a prefix that is one host.
+/// Length of the prefix that matches one address.
 pub(crate) const fn host_bits(addr: IpAddr) -> u8 {
     match addr {
         IpAddr::V4(_) => 32,

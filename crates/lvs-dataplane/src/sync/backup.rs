@@ -18,7 +18,7 @@ use lvs_sys::Poller;
 
 /// The interval at which the interface is checked.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Maximum of datagrams of one socket before the next socket is read.
+/// Number of datagrams that are read from one socket before the next socket is read.
 const DATAGRAMS_PER_TURN: usize = 32;
 /// Connections that a packet worker takes over at once: some ten microseconds.
 const PORTION: usize = 32;
@@ -170,13 +170,13 @@ pub(crate) struct Ticket {
 }
 
 impl Ticket {
-    /// Counts the result for the portion, or for a part of it.
+    /// Counts the result of the portion, or of a part of it.
     pub(crate) fn done(self, done: TakenOver) {
         self.counts.took_over(done);
     }
 }
 
-/// A portion's place in a [`Limiter`].
+/// A portion's slot in a [`Limiter`].
 #[derive(Debug)]
 struct Place(Arc<Limiter>);
 
@@ -200,7 +200,7 @@ mod tests {
     use super::*;
     use lvs_sys::EventFd;
 
-    /// A director that keeps portions until the test releases them.
+    /// A director that stores portions until the test releases them.
     #[derive(Default)]
     struct Slow {
         portions: Mutex<Vec<(usize, Ticket)>>,

@@ -65,9 +65,9 @@ pub(super) fn run(
 /// The manner of sending messages.
 struct Manner<'a> {
     stop: &'a Stop,
-    /// The last one was sent.
+    /// Whether the last message was sent.
     well: bool,
-    /// Time at which a stopping master discards its remaining messages.
+    /// Time at which a stopping master discards its unsent messages.
     last: Option<Instant>,
 }
 

@@ -40,11 +40,11 @@ use lvs_sys::EventFd;
 
 /// The director, as the daemons' threads need it.
 pub(crate) trait Director: Send + Sync {
-    /// Due messages that do not come from a packet worker.
+    /// Due messages of the control half.
     fn messages(&self) -> Vec<Message>;
 
-    /// Passes connections to the packet workers that own them. The ticket is kept until they are
-    /// taken over.
+    /// Passes connections to the packet workers that own them. The ticket is dropped when the
+    /// workers have taken them over.
     fn take_over(&self, entries: Vec<Entry>, ticket: Ticket);
 }
 
@@ -84,7 +84,7 @@ impl Stop {
 }
 
 /// A daemon whose sockets and thread are ready, and whose thread waits for the start. Dropping it
-/// ends the daemon without any effect.
+/// ends the thread, and no message is sent.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     running: Running,
@@ -170,8 +170,8 @@ impl Daemons {
         })
     }
 
-    /// Starts the prepared daemons and stops the running ones that are not `wanted`. It returns
-    /// after the threads of stopped daemons have ended.
+    /// Starts the prepared daemons, and stops the running daemons that are not in `wanted`. It
+    /// returns after the threads of stopped daemons have ended.
     pub(crate) fn follow(&self, wanted: &[SyncDaemon], prepared: Vec<Prepared>) {
         let mut running = lock(&self.running);
         // A daemon that is stopped and started again may have other ports and buffers.

@@ -40,7 +40,7 @@ impl Outbox {
         lock(&self.queued)
     }
 
-    /// Adds a message, unless `max` wait already; `false` if there is no room.
+    /// Adds a message, unless `max` messages wait already; `false` if it was not added.
     pub(crate) fn push(&self, message: Message, max: usize) -> bool {
         let first = {
             let mut queued = self.queued();

@@ -253,8 +253,8 @@ impl WarmRestart {
         self.mapped.memories()
     }
 
-    /// The tables of the earlier dataplane whose connections have to move into
-    /// [`memories`](Self::memories); `None` if they are there already.
+    /// The tables of the earlier dataplane whose connections must move into
+    /// [`memories`](Self::memories); `None` if they already are there.
     ///
     /// # Errors
     /// None at present.
@@ -309,7 +309,7 @@ impl WarmRestart {
         (end < all).then_some(end)
     }
 
-    /// Sets the clock to which the connections' deadlines refer; it shows `now`.
+    /// Sets the clock of the connections' deadlines; its present time is `now`.
     pub(crate) fn set_clock(&self, now: Instant) {
         set_clock(&self.mapped, now);
     }
@@ -325,8 +325,8 @@ impl WarmRestart {
         Duration::from_nanos(then.saturating_sub(now.as_nanos()))
     }
 
-    /// Ends the state keeper at an orderly end of the dataplane, so that the next one starts
-    /// without state.
+    /// Stops the state keeper at an orderly exit of the dataplane, so that the next dataplane
+    /// starts without state.
     pub(crate) fn end(&self) {
         self.mapped.set(head::ALIVE, 0);
         self.state_keeper.end();

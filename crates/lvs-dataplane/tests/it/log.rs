@@ -14,7 +14,7 @@ use lvs_api::{Address, Client};
 use lvs_core::api::{Call, Info};
 use serde::de::IgnoredAny;
 
-/// Long enough for a machine that does much else.
+/// Time limit that suffices on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 struct Dataplane {

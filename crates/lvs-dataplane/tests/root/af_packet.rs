@@ -92,8 +92,8 @@ impl Wire {
     }
 }
 
-/// Two hosts with addresses 10.0.0.1 and 10.0.0.2, and between them one without addresses, whose
-/// interfaces are `wa` and `wb`.
+/// Two hosts with the addresses 10.0.0.1 and 10.0.0.2, and between them a host without addresses,
+/// whose interfaces are `wa` and `wb`.
 fn hosts() -> (Host, Host, Host) {
     let (left, middle, right) = (Host::new(), Host::new(), Host::new());
     left.veth("wl", &middle, "wa");
@@ -227,7 +227,7 @@ fn numbered(number: u32, len: usize) -> Frame {
     Frame::from_bytes(&bytes)
 }
 
-/// The number of such a frame, if it is one, and whether it is as it was made.
+/// The number in a test frame, and whether the frame is unchanged; `None` for other frames.
 fn number_of(frame: &Frame) -> Option<(u32, bool)> {
     let bytes = frame.bytes();
     let number = u32::from_be_bytes(bytes.get(14..18)?.try_into().unwrap());

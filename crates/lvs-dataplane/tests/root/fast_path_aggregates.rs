@@ -1,5 +1,5 @@
-//! Aggregates of datagrams in front of the program at an interface's ingress: those that it
-//! forwards, whole, and those that it leaves to the dataplane.
+//! GSO super-packets of datagrams at the program of an interface's ingress: those that it forwards
+//! as a whole, and those that it passes to the dataplane.
 
 use lvs_core::{
     Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, ServerConfig, ServiceConfig,

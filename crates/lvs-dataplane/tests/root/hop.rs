@@ -96,7 +96,7 @@ fn spec(vip: &str, server: &str, port: u16) -> Intercept {
 /// A host between two links, with a device to steer to.
 struct Router {
     host: Host,
-    /// Held, so that its links stay up.
+    /// Stored so that the hosts' links stay up.
     _others: [Host; 2],
     device: HopDevice,
     links: BTreeMap<u32, String>,

@@ -11,7 +11,7 @@ fn addr(s: &str) -> IpAddr {
     s.parse().unwrap()
 }
 
-/// Applies events until `done` holds.
+/// Processes events until `done` returns true.
 fn follow(
     netlink: &mut Netlink,
     state: &mut NetState,

@@ -95,7 +95,7 @@ fn echo(host: &Host, at: &str) {
     });
 }
 
-/// Checks whether an echo of this size is answered.
+/// Checks whether an echo request of this size is answered.
 fn assert_echo(host: &Host, to: &str, size: usize, wanted: bool) {
     let address: SocketAddr = to.parse().unwrap();
     let echoed = host.run(move || {
@@ -111,7 +111,7 @@ fn assert_echo(host: &Host, to: &str, size: usize, wanted: bool) {
     assert_eq!(echoed, wanted, "{size} bytes to {to}");
 }
 
-/// Whether a packet socket sees a frame that `wanted` accepts within `limit`.
+/// Whether a packet socket receives a frame that `wanted` accepts within `limit`.
 fn saw(packets: &mut AfPacket, limit: Duration, wanted: impl Fn(&[u8]) -> bool) -> bool {
     let mut frames: Vec<_> = (0..BATCH).map(|_| Frame::new()).collect();
     let mut poller = lvs_sys::Poller::new();

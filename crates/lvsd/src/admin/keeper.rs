@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use super::StoredOverride;
 use crate::replace::replace_for_good;
 
-/// Files that are put aside.
+/// Maximum of renamed copies of damaged files.
 const ASIDE_MAX: u32 = 100;
 
 /// Writes the file.
@@ -110,12 +110,12 @@ impl Keeper {
         Kept(Some(reported))
     }
 
-    /// Whether there is something to be written, or being written.
+    /// Whether data waits to be written, or is being written.
     pub(super) fn is_writing(&self) -> bool {
         self.lock().writing
     }
 
-    /// Writes until nothing waits any more.
+    /// Writes until no data waits.
     fn write_all(&self) {
         loop {
             let mut state = self.lock();

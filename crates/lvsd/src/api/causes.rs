@@ -28,7 +28,7 @@ pub struct Cause {
     #[serde(skip_serializing_if = "String::is_empty")]
     #[cfg_attr(test, serde(default))]
     pub fix: String,
-    /// The host that they have in common, if it has the fault in several services.
+    /// The common host, if the host's servers have the fault in several services.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(test, serde(default))]
     pub host: Option<IpAddr>,
@@ -57,7 +57,7 @@ struct Fault<'a> {
     since: Option<u64>,
 }
 
-/// The first causes, those of most servers first, and the total number.
+/// The causes that concern most servers, and the total number of causes.
 pub(super) fn causes(services: &[ServiceStatus]) -> (Vec<Cause>, usize) {
     let faults: Vec<Fault<'_>> = services
         .iter()
@@ -137,7 +137,7 @@ fn order(cause: &Cause) -> (u8, usize, Option<IpAddr>, Option<&str>, &str) {
     )
 }
 
-/// The fault of a server, if it has one.
+/// The fault of a server; `None` if it serves as configured.
 fn fault<'a>(service: &'a ServiceStatus, server: &'a ServerStatus) -> Option<Fault<'a>> {
     let falls = server.checks.map_or(0, |checks| checks.falls_in_day);
     let (health, reason, since) = match server.health.as_str() {

@@ -8,9 +8,9 @@ use serde::Serialize;
 
 use crate::snapshot::Snapshot;
 
-/// Time between two points.
+/// Interval between two points.
 pub const STEP: Duration = Duration::from_secs(15);
-/// Points that are kept: an hour.
+/// Maximum of stored points: those of one hour.
 const POINTS_MAX: usize = 240;
 /// Maximum of services with a history, the first of the file: 24 bytes a point.
 const SERVICES_MAX: usize = 4096;
@@ -32,7 +32,7 @@ struct Series {
     points: VecDeque<Point>,
 }
 
-/// Rates a second over the step before, and health at its end.
+/// Rates a second over the last interval, and the health at its end.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Point {
     usable: u32,
@@ -43,7 +43,7 @@ struct Point {
     out_bytes: f32,
 }
 
-/// A history in the API: columns of one length.
+/// A history in the API: columns of equal length.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[cfg_attr(test, derive(serde::Deserialize))]
 pub struct Curves {
@@ -51,13 +51,13 @@ pub struct Curves {
     pub step: u64,
     /// Seconds since 1970.
     pub time: Vec<u64>,
-    /// Servers that took new connections.
+    /// Servers that received new connections.
     pub usable: Vec<u32>,
     /// Servers in the file.
     pub servers: Vec<u32>,
     /// New connections a second.
     pub connections: Vec<f32>,
-    /// Packets a second, both ways.
+    /// Packets a second in both directions.
     pub packets: Vec<f32>,
     /// Bytes a second from clients.
     pub in_bytes: Vec<f32>,
@@ -155,7 +155,8 @@ impl History {
         true
     }
 
-    /// The history of a service, or of everything; `None` for a service without one.
+    /// The history of a service, or without a name the sums of all services; `None` for an unknown
+    /// service.
     pub fn curves(&self, service: Option<&str>) -> Option<Curves> {
         let series = match service {
             Some(name) => self.services.get(name)?,

@@ -71,7 +71,7 @@ const DATAPLANE: &str = "lvs-dataplane";
 /// Servers that have metrics of their own, at most.
 const SERVERS_MAX: usize = 5000;
 
-/// Labels of something.
+/// The names and values of a metric's labels.
 type Labels<'a, const N: usize> = [(&'static str, &'a str); N];
 
 /// All metrics in the text format of OpenMetrics 1.0.0.
@@ -84,8 +84,8 @@ pub fn open_metrics(snapshot: Arc<Snapshot>, counts: counters::Counts) -> String
     out
 }
 
-/// The same in Prometheus' own text format 0.0.4, in which a counter's name has its suffix at its
-/// description, too, and nothing marks the end.
+/// Converts OpenMetrics to the Prometheus text format 0.0.4: a counter's description has the name
+/// with the suffix `_total`, too, and there is no end marker.
 pub fn plain(open_metrics: &str) -> String {
     let mut out = String::with_capacity(open_metrics.len());
     let mut help = None;
@@ -141,7 +141,8 @@ impl<'a> Service<'a> {
         self.dataplane.map(|info| info.refused)
     }
 
-    /// Whether its connections are known: it is a proxied service, or the dataplane answers.
+    /// Whether the number of the service's connections is known: lvsd proxies the service, or the
+    /// dataplane answers.
     const fn is_known(&self, connected: bool) -> bool {
         connected || self.status.proxied
     }
@@ -167,7 +168,7 @@ struct Server<'a> {
     address: String,
 }
 
-/// Descriptions and values, one metric after the other.
+/// Writes descriptions and values, one metric after the other.
 struct Out<'e>(DescriptorEncoder<'e>);
 
 impl Out<'_> {

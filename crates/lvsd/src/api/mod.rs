@@ -55,11 +55,11 @@ pub(crate) use places::{ConnectionSlot, Holder};
 
 /// Time for which a snapshot is fresh.
 const FRESH: Duration = Duration::from_millis(500);
-/// Longest time that the daemon's loop may take to return its status.
+/// Longest time that the daemon's main loop may take to return its status.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum of events that are stored for later requests.
 const EVENTS_MAX: usize = 1000;
-/// Period of the log lines about wrong tokens.
+/// Shortest interval between two log lines about wrong tokens.
 const WRONG_TOKENS: Duration = Duration::from_secs(60);
 /// Longest time that the removal of files may take.
 const ENDING: Duration = Duration::from_secs(3);
@@ -76,7 +76,7 @@ pub struct Api {
     seen: tokio::sync::Mutex<Option<(Instant, Arc<Snapshot>)>>,
     pages: Pages,
     own: Own,
-    /// Start of this daemon in milliseconds since 1970: its events count from this time.
+    /// Start time of this daemon in milliseconds since 1970; event numbers count from this start.
     started_ms: u64,
     token: Mutex<Result<Option<Token>, String>>,
     past: Mutex<VecDeque<Arc<Event>>>,
@@ -165,8 +165,8 @@ impl Api {
         self.token.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Logs that `source` has sent a wrong token: the first one, and once a minute how many others
-    /// there were.
+    /// Logs that `source` has sent a wrong token: at the first wrong token, and then once a minute
+    /// the number of further ones.
     fn log_wrong_token(&self, source: IpAddr) {
         let mut reported = self
             .wrong_tokens
@@ -186,7 +186,7 @@ impl Api {
         *last = Some(Instant::now());
     }
 
-    /// `status` in JSON, as written for all who ask at the same time.
+    /// The status in JSON. Clients that request it at the same time share one copy.
     ///
     /// # Errors
     /// As [`snapshot`](Self::snapshot).
@@ -222,7 +222,7 @@ pub struct Served {
 }
 
 impl Served {
-    /// Ends the API, and removes its files.
+    /// Stops the API, and removes its files.
     pub fn end(mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {

@@ -36,9 +36,9 @@ pub struct Overview {
     pub version: String,
     /// Its file.
     pub config: String,
-    /// Seconds for which it has run.
+    /// Seconds since its start.
     pub uptime: u64,
-    /// The last reading of the file.
+    /// The result of the last read of the file.
     pub loaded: LoadStatus,
     /// The state of the dataplane.
     pub dataplane: DataplaneStatus,
@@ -54,9 +54,9 @@ pub struct Overview {
     pub director: DirectorStatus,
     /// The sources of servers and services besides the file.
     pub sources: Vec<SourceStatus>,
-    /// Rates a second of everything.
+    /// Rates a second, summed over all services.
     pub rates: Counts,
-    /// Milliseconds that checks have waited for their turn at most, lately.
+    /// Longest recent delay of a check's start after its due time, in milliseconds.
     pub check_lag_ms: u64,
     /// The first manual changes, as text.
     pub drift: Vec<String>,
@@ -68,7 +68,7 @@ pub struct Overview {
     pub left_out: usize,
     /// Servers in the file.
     pub servers: usize,
-    /// Servers that take new connections.
+    /// Servers that receive new connections.
     pub usable: usize,
     /// Servers that are down, all of them.
     pub down: usize,
@@ -76,13 +76,13 @@ pub struct Overview {
     pub suspicious: usize,
     /// The first that are down, then the first that are suspicious.
     pub broken: Vec<Broken>,
-    /// The faults of all servers, grouped; those of most servers first.
+    /// The faults of all servers, grouped by cause; the causes with most servers come first.
     pub causes: Vec<Cause>,
-    /// The number of causes, the unlisted ones included.
+    /// The number of all causes, including those that are not listed.
     pub causes_in_all: usize,
-    /// The services, the broken ones first, and otherwise in the order of the file.
+    /// The services: broken ones first, then the others in the order of the file.
     pub services: Vec<Summary>,
-    /// Reasons for which packets were dropped.
+    /// Numbers of dropped packets by reason.
     pub drops: Vec<ReasonCount>,
 }
 
@@ -107,7 +107,7 @@ pub struct Broken {
     #[serde(skip_serializing_if = "String::is_empty")]
     #[cfg_attr(test, serde(default))]
     pub fix: String,
-    /// Seconds for which it has been so.
+    /// Seconds since it broke.
     pub since: Option<u64>,
     /// Its administrative state.
     pub admin: AdminState,
@@ -126,8 +126,8 @@ pub struct Summary {
     pub service: ServiceId,
     /// The address as text: `tcp 192.0.2.10:80`.
     pub address: String,
-    /// How it is: `ok`, `suspicious` (clients of a server get no answer), `degraded` (servers are down), or `broken` (it
-    /// does not serve as it should).
+    /// `ok`, `suspicious` (a server does not answer clients), `degraded` (servers are down), or
+    /// `broken` (the service does not serve as configured).
     pub state: String,
     /// The faults, as text.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -135,11 +135,11 @@ pub struct Summary {
     pub trouble: String,
     /// Servers in the file.
     pub servers: usize,
-    /// Servers that take new connections.
+    /// Servers that receive new connections.
     pub usable: usize,
     /// Servers whose checks fail.
     pub down: usize,
-    /// Servers whose clients get no answer.
+    /// Servers that do not answer clients.
     pub suspicious: usize,
     /// Servers that an operator keeps from new connections.
     pub out_of_service: usize,
@@ -263,7 +263,7 @@ fn summary(service: &ServiceStatus, dataplane: Option<&ServiceInfo>) -> Summary 
     }
 }
 
-/// The services called `name`, of which there is one for each of its addresses.
+/// The services named `name`: one for each of its addresses.
 pub fn details(snapshot: &Snapshot, name: &str) -> Vec<Detail> {
     let named = snapshot.status.services.iter().filter(|s| s.name == name);
     named
@@ -290,7 +290,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::dataplane::{DataplaneView, Found};
 
-    /// A service with one server that is up and one that is down.
+    /// A state with one service, which has a server that is up and a server that is down.
     pub(crate) fn snapshot(name: &str) -> Snapshot {
         let service = ServiceId::Tcp {
             address: ([192, 0, 2, 10], 80).into(),

@@ -9,17 +9,19 @@ use tokio::sync::Mutex;
 
 use crate::snapshot::Snapshot;
 
-/// Maximum of versions of one page for slow readers; a further reader gets the last version.
+/// Maximum of versions of one page that are stored for slow clients; a further client receives the
+/// last version.
 const HELD_MAX: usize = 3;
 
-/// Bytes of answers of one's own that slow readers may hold, all together.
+/// Maximum, in bytes, of all answers for single clients that wait to be sent.
 pub(super) const OWN_MAX: usize = 32 << 20;
 
 /// Answers that belong to a single reader.
 #[derive(Clone, Debug, Default)]
 pub struct Own(Arc<AtomicUsize>);
 
-/// One of them, counted until its last byte is sent or its reader is gone.
+/// An answer for a single client. It counts until its last byte is sent or its client has
+/// disconnected.
 struct Held {
     bytes: Vec<u8>,
     all: Own,
@@ -38,8 +40,8 @@ impl Drop for Held {
 }
 
 impl Own {
-    /// Stores an answer; `None` if slow readers hold too much already. A single reader gets an
-    /// answer of any length.
+    /// Stores an answer; `None` if the stored answers for slow clients exceed the limit. A single
+    /// client gets an answer of any length.
     pub(super) fn hold(&self, bytes: Vec<u8>) -> Option<Bytes> {
         let room = |held: usize| {
             let all = held.checked_add(bytes.len())?;
@@ -56,7 +58,7 @@ impl Own {
     }
 }
 
-/// The pages that are kept.
+/// The cached pages.
 #[derive(Debug, Default)]
 pub struct Pages {
     pub(super) metrics: Page,
@@ -77,7 +79,7 @@ impl Pages {
     }
 }
 
-/// One of them.
+/// A cached page.
 #[derive(Debug, Default)]
 pub struct Page(Mutex<Versions>);
 

@@ -24,7 +24,7 @@ pub(crate) enum Peer {
     Local {
         /// Its user in a word.
         who: String,
-        /// The reason why it may not change things.
+        /// The reason why the client has no write access.
         denied: Option<String>,
     },
 }

@@ -17,7 +17,7 @@ pub(super) const STREAMS_MAX: usize = 8;
 const LOCAL_MAX: usize = 64;
 /// Connections over the Unix socket of users with read access.
 const READERS_MAX: usize = 32;
-/// Connections over the Unix socket of one such user.
+/// Maximum of connections over the Unix socket for a user with read access.
 const READER_MAX: usize = 8;
 
 /// The client that a place is for.
@@ -25,7 +25,7 @@ const READER_MAX: usize = 8;
 pub(crate) enum Holder {
     /// A source over TCP.
     Tcp(IpAddr),
-    /// The same, for a stream of events, beside the place of its connection.
+    /// A source with a stream of events over TCP. The stream counts in addition to its connection.
     Stream(IpAddr),
     /// Users of the Unix socket with write access, together.
     Operators,
@@ -33,7 +33,7 @@ pub(crate) enum Holder {
     Reader(u32),
 }
 
-/// The places that are taken.
+/// Counts the open connections of each client.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ConnectionLimits(Arc<Mutex<HashMap<Holder, usize>>>);
 

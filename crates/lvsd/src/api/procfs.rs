@@ -21,7 +21,7 @@ use crate::snapshot::Snapshot;
 
 /// Period of writing.
 const EVERY: Duration = Duration::from_secs(2);
-/// The inverse of the share of time that writing connections may take.
+/// One part in this many of the time may be used to write connections.
 const SHARE: u32 = 20;
 /// Longest silence of a dataplane.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -100,7 +100,7 @@ pub(super) async fn keep(api: Arc<Api>, dataplane: Address, mut stopped: watch::
     }
 }
 
-/// The content of one round.
+/// The content of all files at one update.
 struct Round {
     tree: Tree,
     snapshot: Arc<Snapshot>,
@@ -213,7 +213,7 @@ enum Refused {
     TooMany,
 }
 
-/// The directory that is like `/proc`.
+/// The directory whose files imitate `/proc`.
 struct Tree(PathBuf);
 
 impl Tree {
@@ -234,7 +234,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Replaces a file as a whole.
+    /// Replaces a file in one step.
     fn put(&self, name: &str, text: &str) -> io::Result<()> {
         let file = self.0.join(name);
         let (Some(directory), Some(base)) = (file.parent(), file.file_name()) else {

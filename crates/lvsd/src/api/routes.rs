@@ -32,7 +32,7 @@ const EVENTS: &str = "text/event-stream";
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const PLAIN_METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// The description of everything below `/v1`.
+/// The OpenAPI description of all paths below `/v1`.
 pub(super) const OPENAPI: &str = include_str!("openapi.json");
 
 /// The dashboard: path, type, content.
@@ -110,7 +110,7 @@ pub(super) struct Whoami {
     why: String,
 }
 
-/// Events that are kept.
+/// The stored events.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(Deserialize))]
 pub(super) struct Past {
@@ -251,7 +251,7 @@ fn is_known(path: &str) -> bool {
         || ASSETS.iter().any(|(known, ..)| *known == path)
 }
 
-/// Answers a request that changes nothing.
+/// Answers a read-only request.
 async fn show(api: &Arc<Api>, head: &Parts, peer: &Peer) -> Result<Reply, Refusal> {
     let path = head.uri.path();
     let snapshot = || async { api.snapshot().await.map_err(Refusal::unavailable) };
@@ -414,7 +414,7 @@ async fn authorize(api: &Api, head: &Parts, peer: &Peer) -> Result<String, Refus
     ))
 }
 
-/// Returns the rights of the client. A wrong token is an error; a missing one is not.
+/// Returns the rights of the client. A wrong token is an error; a missing token is not.
 async fn whoami(api: &Api, head: &Parts, peer: &Peer) -> Result<Whoami, Refusal> {
     let wrong = head.headers.contains_key(header::AUTHORIZATION);
     match authorize(api, head, peer).await {

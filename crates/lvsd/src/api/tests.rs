@@ -15,7 +15,7 @@ use super::peer::Peer;
 use super::*;
 use crate::requests::{answer, channel};
 
-/// An API in front of a daemon with one service; its requests to the daemon are received here.
+/// An API for a fake daemon with one service; the receiver gets the API's requests to the daemon.
 fn api(name: &str) -> (Arc<Api>, mpsc::UnboundedReceiver<(ChangeRequest, String)>) {
     let (sender, mut requests) = channel();
     let (done, deeds) = mpsc::unbounded_channel();
@@ -543,7 +543,7 @@ fn event(message: &str) -> Arc<Event> {
 
 const STREAM: &str = "GET /v1/events HTTP/1.1\r\nhost: x\r\naccept: text/event-stream\r\n\r\n";
 
-/// Reads until `wanted` has arrived.
+/// Reads until `wanted` has been received.
 async fn read_to(client: &mut DuplexStream, wanted: &str) -> String {
     let mut text = String::new();
     while !text.contains(wanted) {

@@ -18,7 +18,7 @@ pub(super) fn connect(dataplane: &Address) -> Result<Client, String> {
     })
 }
 
-/// Requests a reload from the daemon; does nothing if there is none.
+/// Requests a reload from the daemon; `None` if no daemon runs.
 pub(super) fn reload(dataplane: &Address, force: bool) -> Result<Option<Reloaded>, String> {
     let Some(mut client) = starting::connect_daemon(dataplane)? else {
         return Ok(None);

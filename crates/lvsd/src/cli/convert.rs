@@ -18,7 +18,7 @@ const EXIT_LOSSY: u8 = 4;
 /// keepalived could not run.
 const EXIT_NOT_COMPARED: u8 = 5;
 
-/// A kind of file, as it is named on the command line.
+/// A format of source files, as it is named on the command line.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub(super) enum From {
     /// keepalived.conf

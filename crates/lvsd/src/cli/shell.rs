@@ -14,7 +14,7 @@ pub(super) fn man() -> Vec<u8> {
     page
 }
 
-/// One page for all commands: those of a command of their own would have to be shipped, too.
+/// Writes one page for all commands: separate pages would have to be packaged one by one.
 fn write_page(page: &mut Vec<u8>) -> io::Result<()> {
     let command = Arguments::command();
     let man = Man::new(command.clone())

@@ -142,7 +142,7 @@ pub(super) fn watch(dataplane: &Address, selection: &Selection) -> Result<(), St
     }
 }
 
-/// As much of a text as a window of so many lines shows.
+/// The first `lines` lines of a text, which fit into the terminal.
 fn first_lines(text: &str, lines: usize) -> String {
     let all = text.lines().count();
     if all < lines {
@@ -256,7 +256,7 @@ fn one_line(text: &str) -> String {
     text.chars().map(plain).collect()
 }
 
-/// Begins or ends the maintenance of the director, and prints its state among its peers.
+/// Begins or ends the maintenance of the director, and prints its VRRP state.
 pub(super) fn maintenance(
     dataplane: &Address,
     on: Option<bool>,
@@ -557,7 +557,7 @@ fn tables_part(text: &mut String, tables: &TablesInfo) {
     let _ = writeln!(text, "; {said}");
 }
 
-/// A director, and how it differs from this one.
+/// One line about a director, with its differences from this director.
 fn director_line(text: &mut String, director: &DirectorSeen, all: &[DirectorSeen]) {
     let _ = write!(
         text,

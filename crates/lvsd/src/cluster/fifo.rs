@@ -15,9 +15,9 @@ use tokio::task::JoinHandle;
 
 use super::INSTANCE;
 
-/// The longest line that is taken.
+/// Longest accepted line.
 const LINE_MAX: usize = 512;
-/// Interval of the checks that the FIFO still has its name, and of attempts to open one.
+/// Interval of the checks that the FIFO's file still exists, and of attempts to open it.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// The VRRP state of the instance.
@@ -56,12 +56,12 @@ impl State {
     }
 }
 
-/// The messages received so far.
+/// The messages that have been received.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Heard {
     /// The last state that keepalived has reported, if any.
     pub(super) state: Option<State>,
-    /// The number of states that it has reported.
+    /// Number of received states.
     pub(super) changes: u64,
     /// Lines that were not understood, or too long.
     pub(super) ignored: u64,
@@ -190,14 +190,15 @@ fn set_trouble(sender: &watch::Sender<Heard>, trouble: Option<String>) {
     });
 }
 
-/// The result of reading a FIFO.
+/// An open FIFO from which messages are read.
 #[derive(Debug)]
 struct Source {
     receiver: Receiver,
     lines: Lines,
 }
 
-/// Reads the next messages of a source, if there is one; returns whether it has ended.
+/// Reads the next messages; returns whether the FIFO has reached its end. Without a FIFO, never
+/// returns.
 async fn next(source: Option<&mut Source>, sender: &watch::Sender<Heard>) -> bool {
     let Some(source) = source else {
         return std::future::pending().await;
@@ -224,7 +225,8 @@ async fn next(source: Option<&mut Source>, sender: &watch::Sender<Heard>) -> boo
 #[derive(Debug)]
 struct Fifo {
     source: Source,
-    /// An open writer of this process, so that the FIFO does not end when other writers close it.
+    /// A writer of this process, so that the FIFO does not reach its end when the other writers
+    /// close it.
     _writer: File,
     number: (u64, u64),
 }

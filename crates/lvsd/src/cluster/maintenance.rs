@@ -1,4 +1,5 @@
-//! That a director is in maintenance, kept in the state directory: a reboot does not end it.
+//! Stores in the state directory that a director is in maintenance, so that maintenance survives a
+//! reboot.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,12 +10,12 @@ use serde::{Deserialize, Serialize};
 use crate::clock::{Moment, Now};
 use crate::replace::replace_for_good;
 
-/// A maintenance, as it is kept.
+/// A maintenance, as it is stored.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Kept {
     #[serde(flatten)]
     pub(super) wish: Maintenance,
-    /// Its begin by the clock that does not step.
+    /// Its start on the boot-time clock, which is not adjusted when the wall clock is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) began: Option<Moment>,
 }

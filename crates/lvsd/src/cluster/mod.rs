@@ -134,7 +134,7 @@ impl Cluster {
         self.follow();
     }
 
-    /// Sets the announcements of addresses; `None` leaves an address as it was.
+    /// Sets the announcements of addresses; `None` leaves an address unchanged.
     pub(crate) fn announce(
         &mut self,
         addresses: BTreeMap<IpAddr, Option<api::Standing>>,
@@ -301,14 +301,14 @@ impl Cluster {
         self.follow_announces();
     }
 
-    /// Makes this director unfit: the dataplane ends with the daemon.
+    /// Marks this director as unfit, because the dataplane exits with the daemon.
     pub(crate) fn leave(&self) {
         if let Some(running) = &self.running {
             running.put(track::UNFIT);
         }
     }
 
-    /// Writes the track file, if another number belongs into it.
+    /// Writes the track file if the fitness has changed.
     fn follow(&mut self) {
         let (quorum, maintenance) = (self.quorum, self.maintenance.is_some());
         let Some(running) = &mut self.running else {

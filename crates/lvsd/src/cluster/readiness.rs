@@ -7,7 +7,7 @@ use lvs_api::{Address, Client};
 use lvs_core::api::{Call, SyncState};
 use tokio::sync::watch;
 
-/// Pause between two queries.
+/// Interval between two queries.
 const PERIOD: Duration = Duration::from_millis(100);
 /// A dataplane that does not answer for this time is assumed not to forward packets.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
@@ -47,7 +47,7 @@ pub(super) fn watch(address: Address) -> watch::Receiver<Option<Readiness>> {
     receiver
 }
 
-/// Asks a dataplane once.
+/// Sends one query to a dataplane.
 pub(super) fn ask(address: &Address, client: &mut Option<Client>) -> Readiness {
     let unready = |why: String| Readiness {
         ready: false,

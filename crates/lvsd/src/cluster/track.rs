@@ -16,9 +16,9 @@ pub(super) const UNFIT: i16 = -254;
 /// The fitness of a director to be active.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fitness {
-    /// Whether it has received the connections of its peers.
+    /// Whether this director has received the connections of its peers.
     pub(super) ready: bool,
-    /// All its services have their quorum.
+    /// Whether all its services have their quorum.
     pub(super) quorum: bool,
     /// Whether it is in maintenance.
     pub(super) maintenance: bool,

@@ -27,7 +27,7 @@ pub(crate) struct Clash<P> {
     pub(crate) help: &'static str,
     /// The position of the other service, and the message for it.
     pub(crate) first: (P, &'static str),
-    /// Whether it concerns `vip`, not the address.
+    /// Whether the message is about `vip` instead of the address.
     pub(crate) about_vip: bool,
 }
 
@@ -43,7 +43,7 @@ impl<P> Default for Taken<P> {
 }
 
 impl<P: Clone> Taken<P> {
-    /// Adds a service, whose address is at `address` and whose `vip` at `vip`.
+    /// Adds a service. Its `address` is at position `address`, and its `vip` at position `vip`.
     pub(crate) fn take(&mut self, service: &Service, address: P, vip: P) {
         self.ids.insert(service.id, address.clone());
         if let Some(many) = &service.ports {
@@ -77,7 +77,7 @@ impl<P: Clone> Taken<P> {
         })
     }
 
-    /// Two services of many ports must not take the same packets.
+    /// Checks that two services of several ports do not match the same packets.
     fn overlap(&self, service: &Service) -> Option<Clash<P>> {
         let many = service.ports.as_ref()?;
         let beside = self.many.get(&(many.protocol, many.ip));
@@ -148,7 +148,7 @@ pub(crate) fn is_it(server: SocketAddr, other: &Service) -> bool {
     matches!(other.vip, VipMode::Own | VipMode::Announce) || its_port
 }
 
-/// Whether a service is proxied at all addresses of this host.
+/// Whether the service is proxied and listens on all addresses of this host.
 pub(crate) fn listens_everywhere(service: &Service) -> bool {
     let own = service.id.endpoint().filter(|_| service.proxy.is_some());
     own.is_some_and(|(_, own)| own.ip().is_unspecified())

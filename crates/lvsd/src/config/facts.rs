@@ -84,7 +84,7 @@ impl Facts {
         self.groups.iter().flatten().map(|(name, _)| name.as_str())
     }
 
-    /// Whether there is an interface of this name.
+    /// Whether an interface of this name exists.
     pub(super) fn has_interface(&self, name: &str) -> bool {
         #[cfg(test)]
         if let Some(all) = &self.interfaces {

@@ -61,7 +61,7 @@ pub struct Config {
     pub api: Api,
     /// Options of a dataplane that the daemon starts.
     pub dataplane: Dataplane,
-    /// The synchronisation daemons of the dataplane; `None` does not change them.
+    /// The synchronisation daemons of the dataplane; `None` leaves them unchanged.
     pub sync: Option<Vec<SyncDaemon>>,
     /// If set, the dataplane owns the virtual addresses only while keepalived is active.
     pub vrrp: Option<Vrrp>,
@@ -92,9 +92,10 @@ pub struct Discovery {
     pub source: Source,
     /// Its line.
     pub line: usize,
-    /// The port of servers without one.
+    /// The port of discovered servers for which the source has no port.
     pub port: u16,
-    /// Their settings in the dataplane, with the weight of servers without one.
+    /// The dataplane's settings of discovered servers, with the weight of servers for which the
+    /// source has none.
     pub config: ServerConfig,
     /// The health check.
     pub check: Option<Check>,
@@ -217,7 +218,7 @@ pub struct Dataplane {
     pub max_ipv6: Option<u32>,
     /// `drop`.
     pub when_full: Option<String>,
-    /// Peers, with which it replicates connections.
+    /// Peers, with which the dataplane replicates connections.
     pub peers: Option<Peers>,
     /// Path of the dataplane.
     pub program: Option<String>,
@@ -228,11 +229,11 @@ pub struct Dataplane {
 pub struct Vrrp {
     /// The interface for VRRP advertisements.
     pub interface: String,
-    /// The number that directors of one cluster share.
+    /// The virtual router number, which is the same on all directors of a cluster.
     pub router_id: u8,
     /// Before this director's state is added.
     pub priority: u8,
-    /// Between two advertisements.
+    /// The time between two advertisements.
     pub advert: Duration,
     /// The addresses of the other directors, if VRRP does not use multicast.
     pub peers: Vec<IpAddr>,
@@ -251,7 +252,7 @@ impl Vrrp {
     pub const FIFO: &'static str = "/run/lvs/vrrp.fifo";
     /// The default time between advertisements.
     pub const ADVERT: Duration = Duration::from_millis(300);
-    /// The priority, if the file does not set it.
+    /// The default priority.
     pub const PRIORITY: u8 = 200;
     /// The addition to the priority during maintenance: an able director takes over.
     pub const MAINTENANCE: i16 = -100;
@@ -295,9 +296,9 @@ pub struct HostAddress {
 pub struct Peers {
     /// Their addresses.
     pub addresses: Vec<String>,
-    /// File with the key that they share.
+    /// File with the key that all peers use.
     pub key_file: String,
-    /// The address on which this director accepts them.
+    /// The address on which this director accepts connections of its peers.
     pub listen: Option<String>,
     /// Longest wait at the start for unreachable peers.
     pub wait: Option<Duration>,
@@ -414,9 +415,10 @@ pub enum VipMode {
     /// Owned by the dataplane, unless the host has it when the file is loaded.
     #[default]
     Auto,
-    /// The dataplane's: it answers ARP for it and announces it.
+    /// The dataplane owns the VIP: it answers ARP for the address and announces it.
     Own,
-    /// The host's, or routed here; the dataplane does not answer for it.
+    /// The host has the VIP, or a router routes it to this host; the dataplane does not answer ARP
+    /// for it.
     Host,
     /// Several dataplanes own it at the same time: each announces a route to it, and none answers
     /// ARP or neighbour discovery for it.
@@ -426,10 +428,11 @@ pub enum VipMode {
 /// The action if the check of a server fails.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnCheckFailure {
-    /// Weight 0: no new connections, the existing ones continue.
+    /// Weight 0: the server gets no new connections, and existing ones continue.
     #[default]
     Quiesce,
-    /// The server is deleted: nothing reaches it, its connections hang until it is back.
+    /// The server is deleted: no packet is forwarded to it, and its connections stall until it is
+    /// added again.
     Remove,
 }
 
@@ -444,19 +447,19 @@ pub struct Service {
     pub id: ServiceId,
     /// Its settings in the dataplane.
     pub config: ServiceConfig,
-    /// The ports of its mark, if it has many.
+    /// The ports that its mark stands for, if the service has several.
     pub ports: Option<ManyPorts>,
     /// The owner of the VIP.
     pub vip: VipMode,
     /// The filter of its new connections.
     pub filter: SourceFilter,
-    /// Proxy settings, if lvsd serves it; `None` if a dataplane does.
+    /// Proxy settings if lvsd proxies the service; `None` if the dataplane forwards it.
     pub proxy: Option<proxy::Options>,
     /// The action if the check of a server fails.
     pub on_check_failure: OnCheckFailure,
-    /// Whether a server with weight 0 gets no new connections, and the others get them.
+    /// Whether new connections for a server with weight 0 go to the other servers.
     pub quiesces_at_zero: bool,
-    /// Time for which a server that was removed from the file keeps its connections.
+    /// Time for which the connections of a server that was removed from the file continue.
     pub drain: Duration,
     /// Number of servers that it requires.
     pub quorum: Quorum,
@@ -464,7 +467,7 @@ pub struct Service {
     pub below_quorum: BelowQuorum,
     /// Its servers are down until a check has passed, even if they serve when the daemon starts.
     pub alpha: bool,
-    /// Whether it is removed when the daemon ends.
+    /// Whether the service is removed when the daemon exits.
     pub omega: bool,
     /// Least percentage of its servers that are up; below it, all count as up. 0 for no minimum.
     pub min_share: u8,
@@ -475,19 +478,19 @@ pub struct Service {
     /// The list of servers is incomplete: the dataplane may have servers that belong to it. Always
     /// false for the file alone.
     pub incomplete: bool,
-    /// Their source has never answered. Never so in the file alone.
+    /// The source of its servers has not answered yet. Never set for a service whose servers are in
+    /// the file.
     pub unheard: bool,
-    /// Real servers, in the order of the file; behind them those that DNS and etcd name.
+    /// Real servers: first those of the file in its order, then those of DNS and etcd.
     pub servers: Vec<Server>,
 }
 
-/// Servers that a service needs: it has its quorum from `up` usable ones on, and loses it below
-/// `down`.
+/// Numbers of usable servers: at `up` a service gains its quorum, and below `down` it loses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quorum {
     /// Number of servers from which on the service has its quorum.
     pub up: u32,
-    /// Number of servers below which it loses its quorum; at most `up`.
+    /// The service loses its quorum below this number of servers; at most `up`.
     pub down: u32,
 }
 
@@ -503,12 +506,12 @@ pub enum BelowQuorum {
     /// The dataplane continues to own it.
     #[default]
     Keep,
-    /// The dataplane releases it, so that another director can take it over.
+    /// The dataplane releases the VIP, so that another director can take it over.
     GiveUp,
 }
 
 impl Service {
-    /// The virtual address, if there is one.
+    /// The virtual address; `None` for a service with a mark.
     pub fn address(&self) -> Option<SocketAddr> {
         self.id.address()
     }
@@ -537,7 +540,7 @@ pub struct Server {
     pub line: usize,
     /// Address and port.
     pub address: SocketAddr,
-    /// Its settings in the dataplane while it is healthy.
+    /// The dataplane's settings of the server while it is healthy.
     pub config: ServerConfig,
     /// The health check; without it, the server counts as healthy.
     pub check: Option<Check>,

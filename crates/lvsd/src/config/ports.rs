@@ -80,13 +80,13 @@ impl ManyPorts {
         Family::of(&self.ip)
     }
 
-    /// Whether `port` is one of them.
+    /// Whether `port` is one of the service's ports.
     pub(super) fn has(&self, port: u16) -> bool {
         let mut ranges = self.ports.iter();
         self.ports.is_empty() || ranges.any(|range| (range.0..=range.1).contains(&port))
     }
 
-    /// Whether both take some packet.
+    /// Whether a packet can match both services.
     pub(super) fn overlaps(&self, other: &Self) -> bool {
         let all = [PortRange(0, u16::MAX)];
         let ports = |many: &Self| {
@@ -148,12 +148,12 @@ impl std::fmt::Display for ManyPorts {
     }
 }
 
-/// Whether a rule in the dataplane's words is one of these.
+/// Whether lvsd has generated this rule for a service of several ports.
 pub(crate) fn is_generated(rule: &str) -> bool {
     generated_mark(rule).is_some()
 }
 
-/// The mark that a rule of the dataplane sets, if it is one of these.
+/// The mark that a rule sets, if lvsd has generated the rule for a service of several ports.
 pub(crate) fn generated_mark(rule: &str) -> Option<u32> {
     let words: Vec<&str> = rule.split_whitespace().collect();
     match MarkRule::parse(&words).ok()?.action {
@@ -177,7 +177,7 @@ fn read(text: &str) -> Result<Vec<PortRange>, String> {
     }
 }
 
-/// A range without one of its ports.
+/// Removes one port from a range.
 fn without(range: PortRange, port: u16) -> Vec<PortRange> {
     let PortRange(first, last) = range;
     if !(first..=last).contains(&port) {

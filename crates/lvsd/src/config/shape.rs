@@ -40,7 +40,7 @@ pub(super) fn shape(text: &str, defaults: &str) -> (Option<RawConfig>, Findings)
     (raw, reader.findings)
 }
 
-/// The errors of a main file that has further files beside it.
+/// Checks a main file that has further files in `conf.d`.
 pub(super) fn main_file(text: &str) -> Findings {
     match syntax::parse(text) {
         Ok(_) => Findings::default(),
@@ -80,11 +80,11 @@ pub(super) fn part(text: &str) -> Findings {
     reader.findings
 }
 
-/// Checks the text of a service in etcd: a file of `conf.d` with one service and nothing else. It must
-/// not contain settings that run programs on this host.
+/// Checks the text of a service in etcd: the same text as a file of `conf.d` with one service only.
+/// It must not contain settings that run programs on this host.
 ///
 /// # Errors
-/// The first error, in words.
+/// The first error, as text.
 pub(super) fn remote(text: &str) -> Result<(), String> {
     if let Some(finding) = part(text).into_kept().into_iter().next() {
         let line = 1 + text[..finding.primary.0.start.min(text.len())]
@@ -217,7 +217,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// `servers = { dns = ... }`, as it was written once.
+    /// Reports `servers = { dns = ... }`, which an earlier version accepted.
     fn discovery_as_servers(&mut self, service: &mut DeTable<'a>) {
         if let Some(servers) = service.get(&key("servers"))
             && matches!(servers.get_ref(), DeValue::Table(_))
@@ -230,7 +230,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// `[sync] peers = [...]`, as it was written once.
+    /// Reports `[sync] peers = [...]`, which an earlier version accepted.
     fn peers_of_sync(&mut self, file: &mut DeTable<'a>) {
         let Some(DeValue::Table(sync)) = file.get_mut(&key("sync")).map(Spanned::get_mut) else {
             return;
@@ -310,7 +310,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A value as `T`, without its invalid parts; `None` if nothing remains.
+    /// Deserializes a value as `T` without its invalid parts; `None` if no part is valid.
     fn read<T: Deserialize<'a>>(&mut self, mut value: Spanned<DeValue<'a>>) -> Option<T> {
         self.read_in(&mut value)
     }
@@ -333,7 +333,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Removes the part at `span` that `message` reports, and its siblings with the same error;
-    /// false if there is no such part.
+    /// false if no such part exists.
     fn cut(&mut self, value: &mut DeValue<'a>, span: &Range<usize>, message: &str) -> bool {
         match value {
             DeValue::Table(table) => self.cut_entry(table, span, message),
@@ -467,7 +467,7 @@ fn nowhere(table: DeTable<'_>) -> DeTable<'_> {
     all
 }
 
-/// A table as text, without its place.
+/// A table as text, without its position.
 fn as_text(table: &DeTable<'_>) -> String {
     let value = Spanned::new(0..0, DeValue::Table(table.clone()));
     let table = toml::Table::deserialize(ValueDeserializer::from(value));
@@ -478,7 +478,7 @@ fn key(name: &str) -> Spanned<Cow<'_, str>> {
     Spanned::new(0..0, Cow::Borrowed(name))
 }
 
-/// The items of an array, which the table no longer has then; nothing if it is not one.
+/// Moves the items of an array out of the table; empty if the value is not an array.
 fn take_array<'a>(table: &mut DeTable<'a>, name: &'a str) -> Vec<Spanned<DeValue<'a>>> {
     let there = table.get(&key(name)).map(Spanned::get_ref);
     if !matches!(there, Some(DeValue::Array(_))) {
@@ -490,7 +490,7 @@ fn take_array<'a>(table: &mut DeTable<'a>, name: &'a str) -> Vec<Spanned<DeValue
     }
 }
 
-/// Reads the entries of a table in the same way.
+/// Moves the entries of a table in the same way out of the table that contains it.
 fn take_table<'a>(
     table: &mut DeTable<'a>,
     name: &'a str,
@@ -505,7 +505,7 @@ fn take_table<'a>(
     }
 }
 
-/// The keys that a table has, out of serde's message about one that it does not have.
+/// The keys that a table accepts, extracted from serde's message about an unknown key.
 fn known_keys(message: &str) -> Option<Vec<&str>> {
     // serde writes: unknown field `x`, expected one of `a`, `b` (or: expected `a`, or: there are no
     // fields).
@@ -561,7 +561,7 @@ fn explain(message: &str, span: &Range<usize>, text: &str) -> Diagnostic {
     Diagnostic::error(span.clone(), one_line(message))
 }
 
-/// The value in an array of one value.
+/// The value in an array of one item.
 fn only_item(array: &str) -> Option<&str> {
     let item = array.strip_prefix('[')?.strip_suffix(']')?.trim();
     let item = item.strip_suffix(',').unwrap_or(item).trim_end();

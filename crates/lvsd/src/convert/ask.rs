@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 /// Longest time that keepalived may take to print.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Interval of the checks whether it has ended.
+/// Interval of the checks whether keepalived has exited.
 const LOOK: Duration = Duration::from_millis(20);
 /// Maximum of that it may print, in bytes.
 const PRINTED_MAX: u64 = 64 << 20;
@@ -127,7 +127,7 @@ fn confine(programs: &[PathBuf], directory: &Path) -> Result<(), String> {
     }
 }
 
-/// Runs keepalived until it has printed its configuration, or ends without.
+/// Runs keepalived until it has printed its configuration, or exits without.
 fn run(command: &mut Command, output: &Path) -> Result<String, String> {
     let mut child = command
         .spawn()

@@ -10,7 +10,8 @@ use crate::config::Config;
 /// A check's keys and their values, in TOML.
 pub(super) type Check = Keys;
 
-/// A kind of keepalived's: its name, ours, and the words that are read of it, beside [`RHYTHM`].
+/// A check of keepalived: its name there, its name here, and the converted keywords besides
+/// [`RHYTHM`].
 type Known = (&'static str, &'static str, &'static [&'static str]);
 
 const KNOWN: &[Known] = &[
@@ -77,7 +78,7 @@ pub(super) const WARMUP: &str =
 
 /// The surroundings of a check.
 pub(super) struct Context<'a> {
-    /// The blocks whose settings are its defaults, the innermost first.
+    /// The blocks whose settings are the defaults of this block, the innermost one first.
     pub(super) around: [&'a Item; 2],
     /// The server's port, or 0.
     pub(super) port: u16,
@@ -111,7 +112,7 @@ pub(super) fn none() -> Check {
     Check::from([("none", String::new())])
 }
 
-/// The error of `lvsd` about a check, if it refuses it.
+/// The error with which `lvsd` refuses a check; `None` if the check is valid.
 pub(super) fn refused(check: &Check) -> Option<String> {
     let text = format!(
         "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\ncheck = {}\n\
@@ -122,7 +123,7 @@ pub(super) fn refused(check: &Check) -> Option<String> {
     super::refused(&text)
 }
 
-/// Removes from a check the keys for which `lvsd` refuses it, and returns them with the reasons.
+/// Removes the keys that make `lvsd` refuse a check, and returns them with the reasons.
 pub(super) fn repaired(
     check: &mut Check,
     optional: &[&'static str],
@@ -159,7 +160,7 @@ fn timing(item: &Item, of_check: bool) -> Option<f64> {
     (number >= least).then_some(number)
 }
 
-/// The message about a timing that keepalived does not use as written.
+/// The message about a time that keepalived does not use as it is written.
 pub(super) fn bad_timing(item: &Item, of_check: bool) -> Option<String> {
     let name = item.name();
     let most = match name {
@@ -352,7 +353,8 @@ fn rhythm(item: &Item, around: &[&Item], check: &mut Check) {
     }
 }
 
-/// The word beside `regex` that makes it another check and has no counterpart, if there is one.
+/// The keyword next to `regex` that changes the check and that lvsd has no counterpart for; `None`
+/// if there is no such keyword.
 fn changes_meaning(url: &Item) -> Option<String> {
     for word in ["regex_no_match", "regex_min_offset", "regex_max_offset"] {
         if url.find(word).is_some() {

@@ -18,7 +18,8 @@ pub struct Compared {
     pub services: usize,
     /// Their servers.
     pub servers: usize,
-    /// keepalived has printed its configuration; else it has only named services and servers.
+    /// Whether keepalived has printed its complete configuration; else it has printed only the
+    /// names of services and servers.
     pub whole: bool,
     /// One message for each difference.
     pub differences: Vec<String>,

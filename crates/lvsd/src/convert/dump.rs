@@ -1,4 +1,5 @@
-//! Reads the output of `keepalived --dump-conf`: keepalived's own reading of its file.
+//! Reads the output of `keepalived --dump-conf`: the configuration, as keepalived itself interprets
+//! its file.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -47,7 +48,8 @@ pub(super) struct Check {
 #[derive(Debug, Default)]
 pub(super) struct Dump {
     pub(super) services: Services,
-    /// It is the whole dump; else keepalived has only named services and servers.
+    /// Whether the dump is complete; else keepalived has printed only the names of services and
+    /// servers.
     pub(super) whole: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Files that are converted, and those that they include.
+//! Files to convert, and the files that they include.
 
 use std::io::Read as _;
 use std::path::{Component, Path, PathBuf};

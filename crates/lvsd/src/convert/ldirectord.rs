@@ -11,7 +11,7 @@ use super::service::{
 };
 use super::{ADDRESSES_MAX, Read};
 
-/// A line that was read: its number and its text.
+/// A line of the file: its number and its text.
 #[derive(Clone, Debug, Default)]
 struct Said {
     line: usize,
@@ -43,7 +43,7 @@ struct Settings {
 }
 
 impl Settings {
-    /// Reads a line; false if it has another key.
+    /// Reads a line; false if the key is not a setting of this kind.
     fn take(&mut self, key: &str, value: &str, said: &Said, lost: &mut Vec<String>) -> bool {
         let number = digits(value).parse::<f64>().ok();
         let number = number.filter(|n| *n > 0.0 && n.is_finite());
@@ -235,7 +235,7 @@ struct Building {
     persistent: Option<u64>,
     netmask: Option<(Said, String)>,
     one_packet: Option<Said>,
-    /// Flags of the scheduler, and their places.
+    /// Flags of the scheduler, and the positions of their lines.
     flags: Vec<String>,
     flags_said: Said,
     bad: Option<&'static str>,

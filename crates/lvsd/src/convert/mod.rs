@@ -75,7 +75,7 @@ pub fn kind(name: &str, text: &str) -> Option<SourceFormat> {
     }
 }
 
-/// The longest file; a longer one is refused.
+/// Maximum length of a file; a longer file is refused.
 pub const LENGTH_MAX: u64 = 16 << 20;
 /// Files that may be included, and how deep.
 const INCLUDES_MAX: usize = 256;
@@ -86,11 +86,11 @@ const ADDRESSES_MAX: usize = 65_536;
 /// reason why they are missing.
 pub type Include<'a> = &'a dyn Fn(&Path, &str) -> Result<Vec<(String, String)>, String>;
 
-/// Settings of reading a file.
+/// Settings of the conversion.
 pub struct Options<'a> {
     /// Reads included files of keepalived.
     pub include: Include<'a>,
-    /// The host whose lines (`@ID`) are read, as `keepalived --config-id` names it.
+    /// The host whose lines (`@ID`) are read: the argument of `keepalived --config-id`.
     pub config_id: Option<&'a str>,
 }
 
@@ -189,7 +189,7 @@ fn shorten(message: &mut String) {
     }
 }
 
-/// A text without the byte order mark that editors put before it.
+/// A text without the byte order mark with which some editors begin a file.
 fn without_mark(text: &str) -> &str {
     text.strip_prefix('\u{FEFF}').unwrap_or(text)
 }
@@ -214,7 +214,7 @@ fn begin(name: &str, local_addresses: &[IpAddr]) -> String {
     toml
 }
 
-/// The reason why a file gave no result, and the lost parts.
+/// The reason why the conversion of a file has no result, and the parts that were not converted.
 fn nothing(name: &str, lost: &[String]) -> String {
     /// Statements that are listed.
     const TOLD: usize = 3;
@@ -231,7 +231,7 @@ fn nothing(name: &str, lost: &[String]) -> String {
     }
 }
 
-/// keepalived adds the servers of a virtual server to an earlier one of the same addresses.
+/// Joins virtual servers with the same addresses, as keepalived does.
 fn join_twins(services: &mut Vec<Service>) {
     let mut places: HashMap<String, usize> = HashMap::new();
     let mut joined: Vec<Service> = Vec::new();
@@ -249,7 +249,7 @@ fn join_twins(services: &mut Vec<Service>) {
     *services = joined;
 }
 
-/// Removes each address and mark from all services but the first one with it.
+/// Removes each address and mark from all services but the first service that has it.
 fn without_twins(services: &mut Vec<Service>, lost: &mut Vec<String>) {
     let mut seen: HashMap<(String, String), String> = HashMap::new();
     services.retain_mut(|service| {
@@ -284,7 +284,7 @@ fn without_twins(services: &mut Vec<Service>, lost: &mut Vec<String>) {
     });
 }
 
-/// Makes names unique: the first service keeps its name.
+/// Makes the names of services unique: the first service of a name keeps it.
 fn unique_names(services: &mut [Service]) {
     let mut seen = HashSet::new();
     for service in services {
@@ -328,8 +328,8 @@ fn without_loops(services: &mut [Service]) {
     }
 }
 
-/// Maximum of services that are removed one by one when `lvsd` refuses a file: each attempt checks
-/// all services before it.
+/// Maximum of services that are removed one by one if `lvsd` refuses a file: each attempt checks
+/// all previous services again.
 const TRIED_MAX: usize = 256;
 
 /// Last resort: omits services that `lvsd` refuses for any other reason.

@@ -7,7 +7,7 @@
 use std::iter::Peekable;
 use std::str::Chars;
 
-/// The end of the text, or before the newline at it.
+/// Matches at the end of the text, or before a final newline.
 const END: &str = r"(?:\n?\z)";
 
 /// The reason why an expression is refused.
@@ -37,7 +37,7 @@ pub(super) fn converted(regex: &str, caseless: bool) -> Result<String, Why> {
 struct Reader<'a> {
     rest: Peekable<Chars<'a>>,
     out: String,
-    /// Whether a part of it counts bytes, where the crate counts characters.
+    /// Whether a part of the pattern counts bytes, while the crate counts characters.
     by_bytes: bool,
     /// `$` matches at the end of each line.
     lines: bool,
@@ -46,7 +46,7 @@ struct Reader<'a> {
 /// A member of a class.
 enum Member {
     Byte(u8),
-    /// `\d`, `[:alpha:]`: written like this.
+    /// A class such as `\d` or `[:alpha:]`, in the syntax of the crate.
     Set(String),
 }
 
@@ -390,7 +390,8 @@ impl Reader<'_> {
     }
 }
 
-/// Signs of the crate that have a meaning in a class, beside those that have one everywhere.
+/// Characters with a special meaning in a class of the crate, besides those that have one
+/// everywhere.
 const IN_CLASS: &str = "#&-~";
 
 /// Adds a literal byte; `more` signs have a meaning there.

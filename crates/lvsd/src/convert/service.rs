@@ -14,7 +14,7 @@ pub(super) type Keys = BTreeMap<&'static str, String>;
 /// A service.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Service {
-    /// Its position in its file.
+    /// File and line in which it begins.
     pub(super) at: String,
     pub(super) addresses: Vec<String>,
     pub(super) fwmark: Option<(u32, bool)>,
@@ -31,7 +31,7 @@ pub(super) struct Service {
 /// A quorum by weight.
 #[derive(Clone, Debug)]
 pub(super) struct Quorum {
-    /// Its position in its file.
+    /// File and line in which it is set.
     pub(super) at: String,
     pub(super) quorum: u64,
     pub(super) hysteresis: u64,
@@ -40,7 +40,7 @@ pub(super) struct Quorum {
 /// A server for the time below the quorum.
 #[derive(Clone, Debug)]
 pub(super) struct Sorry {
-    /// Its position in its file, and its kind.
+    /// File and line in which it is set, and its keyword.
     pub(super) said: String,
     pub(super) ip: IpAddr,
     pub(super) port: Option<u16>,
@@ -51,7 +51,7 @@ pub(super) struct Sorry {
 /// A server.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Server {
-    /// Its position in its file.
+    /// File and line in which it begins.
     pub(super) at: String,
     pub(super) address: String,
     pub(super) keys: Keys,
@@ -91,7 +91,7 @@ impl Service {
         address.unwrap_or_else(|| format!("mark {}", self.fwmark.unwrap_or_default().0))
     }
 
-    /// Its quorum, which `item` is about.
+    /// The quorum of the service, which the statement `item` sets.
     pub(super) fn quorum_of(&mut self, item: &Item) -> &mut Quorum {
         self.quorum.get_or_insert(Quorum {
             at: item.at().to_string(),
@@ -122,7 +122,7 @@ impl Service {
         }
     }
 
-    /// Keeps the first of several servers with one address.
+    /// Removes all but the first of several servers with the same address.
     pub(super) fn without_twins(&mut self) {
         let ports: HashSet<u16> = self.endpoints().map(|at| at.port()).collect();
         let only = ports.iter().next().copied().filter(|_| ports.len() == 1);
@@ -162,7 +162,7 @@ impl Service {
         self.lost.extend(other.lost);
     }
 
-    /// The one port of all its addresses.
+    /// The port, if all addresses have the same one.
     fn only_port(&self) -> Option<u16> {
         let ports: HashSet<u16> = self.endpoints().map(|at| at.port()).collect();
         let only = ports.iter().next().copied();
@@ -320,12 +320,12 @@ impl Server {
         format!("{}: server {}: {why}", self.at, self.address)
     }
 
-    /// Address and port, if it has one.
+    /// Address and port; `None` if one of them is missing.
     pub(super) fn endpoint(&self) -> Option<SocketAddr> {
         self.address.parse().ok()
     }
 
-    /// Its address, and its port if it has one.
+    /// The address and the port, as far as they are set.
     pub(super) fn place(&self) -> (Option<IpAddr>, Option<u16>) {
         match self.endpoint() {
             Some(at) => (Some(at.ip()), Some(at.port())),
@@ -333,7 +333,7 @@ impl Server {
         }
     }
 
-    /// Removes its port, and sets it in its own check.
+    /// Removes the server's port, and sets it as the port of the server's check.
     pub(super) fn take_port(&mut self) {
         let Some(at) = self.endpoint() else {
             return;
@@ -474,7 +474,7 @@ pub(super) fn scheduler(word: &str) -> Result<&'static str, String> {
         .ok_or_else(|| format!("scheduler {word}: unknown scheduler; wlc is used"))
 }
 
-/// A port by number, or by one of the names that such files have.
+/// Parses a port as a number or as a service name that is common in such files.
 pub(super) fn port(word: &str) -> Option<u16> {
     if let Ok(port) = word.parse() {
         return Some(port);

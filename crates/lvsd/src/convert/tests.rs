@@ -57,7 +57,8 @@ virtual_server fwmark 7
 }
 "#;
 
-/// ldirectord checks the port that it does not forward to.
+/// With direct routing, ldirectord checks the port of the real server although packets are not
+/// forwarded to that port.
 #[test]
 fn port_ignored_by_direct_routing_is_checked() {
     let text = "virtual=192.0.2.1:80\n\treal=10.0.0.2:8080 gate\n\treal=10.0.0.3:80 gate\n\tservice=http\n";
@@ -863,7 +864,8 @@ fn loopback_servers_are_named_since_the_dataplane_does_not_reach_them() {
     }
 }
 
-/// As keepalived 2.2.7 does it: macros in the path, for the whole line, and a list of includes.
+/// Includes as keepalived 2.2.7 reads them: macros in the path, macros for the whole line, and
+/// lists.
 #[test]
 fn keepalived_include_by_macros_is_read() {
     let service = |port: u16| {
@@ -898,7 +900,7 @@ fn keepalived_include_by_macros_is_read() {
     assert!(named, "{:?}", done.lost);
 }
 
-/// The part of a result about one server.
+/// The part of the converted TOML about one server.
 fn server_of<'a>(toml: &'a str, address: &str) -> &'a str {
     let (_, rest) = toml
         .split_once(&format!("address = \"{address}\"\n"))

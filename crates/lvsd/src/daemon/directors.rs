@@ -1,4 +1,4 @@
-//! The directors of the cluster in etcd: this one's entry, and the entries of all.
+//! The directors of the cluster in etcd: the record of this director, and the records of all.
 
 use lvs_api::daemon::DirectorSeen;
 

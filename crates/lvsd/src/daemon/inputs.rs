@@ -43,13 +43,13 @@ pub(super) struct Inputs<P> {
     pub(super) admin: Admin,
     /// Servers that an operator has set ready although they were drained by hand in the dataplane.
     pub(super) readied: HashSet<Key>,
-    /// This director's state among its peers.
+    /// The state of this director in the VRRP instances and its peers' states.
     pub(super) cluster: Cluster,
     /// The answers of DNS and etcd.
     pub(super) sources: Sources,
     /// The dataplane as the daemon last saw it.
     pub(super) dataplane: Observed,
-    /// Servers whose clients get no answer.
+    /// Servers that accept health checks, but do not answer connections of clients.
     pub(super) suspects: HashMap<Key, Suspicion>,
 }
 
@@ -236,7 +236,7 @@ impl<P: Prober> Inputs<P> {
         }
         out
     }
-    /// The state of services and servers in one line.
+    /// The state of services and servers in one line, for the service manager and the log.
     pub(super) fn summary(&self) -> String {
         let found = &self.dataplane.found;
         let refused = found.refused.len();

@@ -69,7 +69,7 @@ pub enum Signal {
     Reload,
     /// Reload the file, however many servers that removes (SIGUSR1).
     ForcedReload,
-    /// End, and leave the dataplane as it is (SIGTERM).
+    /// Exit, and let the dataplane keep its configuration (SIGTERM).
     Stop,
     /// End the dataplane and the daemon (SIGINT).
     StopAll,
@@ -80,7 +80,7 @@ pub enum Signal {
 pub struct Options {
     /// The path of the configuration, for reloads.
     pub path: PathBuf,
-    /// Wait for a dataplane instead of starting one.
+    /// Wait for a running dataplane instead of starting one.
     pub attach: bool,
     /// The result of reading the file at the start.
     pub loaded: LoadStatus,
@@ -98,8 +98,8 @@ pub struct Options {
     pub counters: Arc<Counters>,
     /// Publishes `[api]` settings to the HTTP server.
     pub api: Option<watch::Sender<config::Api>>,
-    /// The runtime of the health checks: a thread of their own, so that nothing delays them.
-    /// Without one they run in the loop's thread.
+    /// The runtime of the health checks: a separate thread, so that nothing delays them. `None`
+    /// runs the checks in the main loop's thread.
     pub checks: Option<Handle>,
     /// The paths and connections of a director with peers.
     pub cluster: Option<cluster::ClusterPaths>,
@@ -155,7 +155,7 @@ struct Daemon<P> {
 
 /// An event of the daemon's loop.
 enum Event {
-    /// The daemon has to end.
+    /// The daemon must exit.
     Stop {
         /// The dataplane, too.
         all: bool,
@@ -165,13 +165,13 @@ enum Event {
         /// However many servers that removes.
         forced: bool,
     },
-    /// A reading of file or sources is done.
+    /// The file or the sources have been read.
     Read(Box<Done>),
     /// DNS or etcd has another answer.
     Sources,
     /// An input has changed.
     Input(Input),
-    /// The next step is due.
+    /// The next pass of the main loop is due.
     Step,
 }
 
@@ -185,10 +185,10 @@ enum Input {
     Request(Request),
 }
 
-/// Runs until a signal ends it.
+/// Runs until a signal stops the daemon.
 ///
 /// # Errors
-/// At start-up only: there is no dataplane and none can be started.
+/// At start-up only: no dataplane runs and none can be started.
 pub async fn run<P: Prober>(
     options: Options,
     config: Config,
@@ -343,7 +343,7 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    /// Takes a report of a check, and all that have arrived with it, for one step.
+    /// Processes a report of a check, and all reports that have arrived since, in one pass.
     fn take_reports(&mut self, report: health::Report) {
         let mut report = Some(report);
         let mut changed = false;
@@ -511,8 +511,8 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    /// Removes the services that end with the daemon, and reports that. With `all` the dataplane
-    /// removes them itself, as it ends.
+    /// Removes the services that are configured with `remove_on_exit`, and reports that. With `all`
+    /// the dataplane exits, too, and so removes all services.
     ///
     /// # Errors
     /// As [`step`](Self::step).

@@ -12,7 +12,7 @@ use crate::config::{Service, VipMode};
 use crate::decide::{self, Decision};
 use crate::health::Prober;
 
-/// The decisions about services.
+/// Decides which servers of each service receive connections.
 #[derive(Debug, Default)]
 pub(super) struct Policy {
     /// The last decision about each service; quorum has hysteresis.
@@ -25,7 +25,7 @@ pub(super) struct Policy {
     unknown: usize,
 }
 
-/// A decision that differs from the one before.
+/// A decision about a service that differs from the previous one.
 #[derive(Debug)]
 pub(super) struct Transition {
     pub(super) id: ServiceId,
@@ -93,7 +93,7 @@ impl Policy {
         transitions
     }
 
-    /// The decision about a service.
+    /// The present decision about a service.
     pub(super) fn decision(&self, id: &ServiceId) -> Decision {
         self.decisions.get(id).copied().unwrap_or_default()
     }

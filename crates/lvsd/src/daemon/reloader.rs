@@ -21,7 +21,7 @@ use crate::requests::{Answer, answer};
 use crate::sources::{Gathered, Wanted};
 use crate::words::counted;
 
-/// The object of a reading.
+/// What is read again: the file, the sources, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Reading {
     /// The answers of DNS and etcd, with the file in force.
@@ -30,7 +30,7 @@ pub(super) enum Reading {
     File,
 }
 
-/// The result of a reading.
+/// The result of reading the file or the sources.
 pub(super) struct Done {
     gathered: Gathered,
     read: Result<Read, LoadError>,
@@ -40,7 +40,7 @@ pub(super) struct Done {
 pub(super) struct Read {
     config: Arc<Config>,
     expanded: Expanded,
-    /// The warnings about the file; `None` if it was not read again.
+    /// The warnings about the file; `None` if the file was not read again.
     report: Option<Report>,
 }
 
@@ -51,15 +51,15 @@ struct Standing {
     of_kubernetes: bool,
 }
 
-/// Reads the configuration again, and keeps the results of the last reading.
+/// Reads the configuration again on request, and stores the last result.
 pub(super) struct Reloader {
     /// The path of the configuration.
     pub(super) path: PathBuf,
     /// The copy of the last good configuration.
     pub(super) last_good: Option<PathBuf>,
-    /// The reading in progress.
+    /// The read that is in progress.
     reading: Option<Reading>,
-    /// The reading that has to follow it.
+    /// The read that starts when the present one is done.
     again: Option<Reading>,
     done: (mpsc::Sender<Box<Done>>, mpsc::Receiver<Box<Done>>),
     /// The next file may remove any number of servers.
@@ -96,12 +96,12 @@ impl Reloader {
         }
     }
 
-    /// The next result of a reading.
+    /// Waits for the next result.
     pub(super) async fn done(&mut self) -> Option<Box<Done>> {
         self.done.1.recv().await
     }
 
-    /// Whether a reading of the file is in progress or due.
+    /// Whether the file is being read, or will be read after the present read.
     pub(super) fn reads_file(&self) -> bool {
         self.reading.max(self.again) == Some(Reading::File)
     }

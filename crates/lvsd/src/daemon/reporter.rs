@@ -30,7 +30,8 @@ pub(super) struct Reporter {
     notify: Notify,
     /// The settings of the notify command.
     notice: watch::Sender<Notice>,
-    /// The task of the notify command: a signal to end it, and its end.
+    /// The task of the notify command: the sender of its stop signal, and the handle to wait for
+    /// its exit.
     commands: (oneshot::Sender<()>, JoinHandle<()>),
     pub(super) started: Instant,
     /// `READY=1` was sent once.
@@ -137,8 +138,8 @@ impl Reporter {
         self.events.send(event, about, words);
     }
 
-    /// Reports that clients of a server get no answer, for this reason and with this fix, or that they get answers
-    /// again.
+    /// Reports that a server does not answer connections of clients, with the reason and a fix, or
+    /// that it answers them again.
     pub(super) fn suspicion<P: Prober>(
         &mut self,
         inputs: &Inputs<P>,
@@ -200,7 +201,7 @@ impl Reporter {
         }
     }
 
-    /// Reports a decision about a service.
+    /// Reports a changed decision about a service.
     pub(super) fn decision(&mut self, transition: &Transition) {
         let Transition {
             id,

@@ -30,7 +30,7 @@ pub(super) async fn next(requests: &mut Option<mpsc::Receiver<Request>>) -> Opti
 }
 
 impl<P: Prober> Daemon<P> {
-    /// Answers a request, at once or when its change is done.
+    /// Answers a request, at once or when the requested change is done.
     pub(super) fn take_request(&mut self, request: Request) {
         let (change, who, reply) = match request {
             Request::Change { change, who, reply } => (change, who, reply),
@@ -161,7 +161,7 @@ impl<P: Prober> Daemon<P> {
         Ok((AdminDone { servers, warnings }, kept))
     }
 
-    /// Refuses to take these servers if they are the last usable ones of a service.
+    /// Refuses to take these servers out of service if a service would have no usable server left.
     fn spare_last(&self, servers: &[(ServiceId, SocketAddr)]) -> Result<(), String> {
         let taken: HashSet<_> = servers.iter().collect();
         let mut left_alone = Vec::new();

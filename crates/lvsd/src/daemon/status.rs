@@ -242,7 +242,7 @@ fn silent_hops(info: &Info, services: &[ServiceStatus]) -> Vec<SilentHop> {
     hops.filter(|hop| !is_told(hop)).cloned().collect()
 }
 
-/// A time in whole milliseconds.
+/// A duration in whole milliseconds.
 fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

@@ -1,5 +1,5 @@
-//! Servers whose clients get no answer although their checks may be good, as the dataplane counts the connections of
-//! clients.
+//! Servers that do not answer connections of clients although their checks may succeed. The
+//! dataplane counts the unanswered connections.
 
 use lvs_core::api::ServiceInfo;
 use tokio::time::Instant;
@@ -13,7 +13,7 @@ use crate::reconcile::Health;
 #[derive(Debug, PartialEq, Eq)]
 struct Change {
     key: Key,
-    /// `None`: its clients are answered again.
+    /// `None`: the server answers clients again.
     suspicion: Option<Suspicion>,
 }
 

@@ -1,5 +1,5 @@
-//! Applies a list of changes to the dataplane: in one request if it accepts all of them, else
-//! without the refused ones.
+//! Applies a list of changes to the dataplane: in one request, or, if it refuses one, without the
+//! refused changes.
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
@@ -18,15 +18,16 @@ use crate::words::counted;
 /// applies results of health checks.
 const PIECE: usize = lvs_core::api::CHANGES_MAX / 8;
 
-/// Maximum of changes that are logged one by one, as of a server that went down. The others, as of a start or a large
-/// reload, have one line together, and details at the level `debug`.
+/// Maximum of changes that are logged one by one, such as those of a failed server. More changes,
+/// such as those of a start or a large reload, share one log line; the details have the level
+/// `debug`.
 const LOGGED_MAX: usize = 20;
 
 /// The remaining changes and the results so far.
 pub(super) struct CarryOut<'a> {
     control: &'a mut dyn DataplaneControl,
     names: &'a Names<'a>,
-    /// Services that the dataplane does not take: their servers wait for them.
+    /// Services that the dataplane refuses: the changes of their servers are not sent.
     broken: HashSet<ServiceId>,
     /// The numbers of changes that have no line of their own in the log.
     unlogged: Numbers,
@@ -36,7 +37,7 @@ pub(super) struct CarryOut<'a> {
     pub(super) weights: Weights,
     /// The VIPs that lvsd last set as owned.
     pub(super) own_vips: Option<BTreeSet<IpAddr>>,
-    /// Our services as they are after it.
+    /// The state of lvsd's services after the changes.
     pub(super) base: Base,
 }
 
@@ -58,8 +59,8 @@ impl<'a> CarryOut<'a> {
         }
     }
 
-    /// Has the changes made, in their order. It stops early where there is `news`, which belongs
-    /// before the rest; false then.
+    /// Makes the changes in their order. If `news` is set, it stops early and returns false,
+    /// because the new input must be processed before the remaining changes.
     ///
     /// # Errors
     /// The dataplane is lost.
@@ -121,7 +122,7 @@ impl<'a> CarryOut<'a> {
         Ok(())
     }
 
-    /// Makes all of these changes, or none; the refusal, if it is one.
+    /// Makes all of these changes or none. Returns the refusal, if the dataplane refuses a change.
     fn attempt(&mut self, changes: &[Call]) -> Result<Option<Failure>, Loss> {
         if changes.is_empty() {
             return Ok(None);
@@ -199,7 +200,7 @@ impl Numbers {
         }
     }
 
-    /// Empty if nothing was counted.
+    /// The numbers as text; empty if all are 0.
     fn words(&self) -> String {
         let of = |[new, changed, gone]: [usize; 3], thing: &str| {
             [(new, "new"), (changed, "changed"), (gone, "removed")]

@@ -16,7 +16,7 @@ use crate::words::counted;
 /// The grammatical form in which a change is described.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tense {
-    /// `add server ...`, with its place in the file.
+    /// `add server ...`, with its line in the file.
     Wish,
     /// `added server ...`
     Done,
@@ -192,8 +192,8 @@ const fn role(role: SyncRole) -> &'static str {
     }
 }
 
-/// The fate of packets while there is no dataplane. `how`: how its process ended, if known; `seen`:
-/// the last known dataplane.
+/// The effect on packets while no dataplane runs. `how`: how its process ended, if known; `seen`:
+/// the last observed state of the dataplane.
 pub(super) fn without_dataplane(how: Option<&str>, seen: &DataplaneView) -> &'static str {
     // A dataplane that stops takes its programs out of the kernel.
     let stopped = how.is_some_and(|how| how.ends_with("exit status: 0"));

@@ -98,7 +98,7 @@ enum ManualChange {
     Marks(Vec<String>),
 }
 
-/// The object of a manual change.
+/// The item that a manual change concerns.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum ChangedItem {
     Vip(IpAddr),
@@ -108,12 +108,12 @@ enum ChangedItem {
     Server(ServiceKey, SocketAddr),
 }
 
-/// The manual changes since the last comparison, and those that are left as they are.
+/// The manual changes since the last comparison, and the manual changes that lvsd does not revert.
 #[derive(Debug, Default)]
 pub(super) struct Drift {
     base: Option<Base>,
     left: BTreeMap<ChangedItem, ManualChange>,
-    /// The file that all this was found under.
+    /// The number of the configuration to which these manual changes belong.
     file: u64,
 }
 
@@ -237,7 +237,7 @@ impl Drift {
         deeds
     }
 
-    /// Makes the kept manual changes part of the desired state.
+    /// Adds the manual changes that lvsd does not revert to the desired state.
     fn leave(&self, desired: &mut Desired) {
         if self.left.is_empty() {
             return;
@@ -292,7 +292,7 @@ fn is_awaited(desired: &Desired, place: &ChangedItem) -> bool {
     }
 }
 
-/// Makes a kept manual change of a service part of its desired state.
+/// Adds one such change to the desired state of a service.
 fn leave_in(service: &mut DesiredService, place: &ChangedItem, deed: &ManualChange) {
     match (place, deed) {
         (ChangedItem::Service(_), ManualChange::Service(config)) => service.config = config.clone(),

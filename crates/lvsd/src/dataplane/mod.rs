@@ -59,10 +59,10 @@ const START_POLL: Duration = Duration::from_millis(20);
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 /// The interval of checks whether the dataplane's process still exists, which cost little.
 const POLL: Duration = Duration::from_millis(200);
-/// Pauses between starts of a dataplane that keeps dying.
+/// Shortest and longest pause between starts of a dataplane that exits again and again.
 const BACKOFF: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(200)..=Duration::from_secs(30);
-/// The time after which lvsd starts a dataplane in place of one that it did not start.
+/// Delay before lvsd starts a dataplane in place of one that another program had started.
 const FOREIGN_GRACE: Duration = Duration::from_secs(3);
 /// The lifetime after which a dataplane is started again without a pause.
 const STABLE: Duration = Duration::from_secs(60);
@@ -86,7 +86,7 @@ pub enum ConnectError {
     Silent {
         /// The reason as text.
         why: String,
-        /// Its process id, if known.
+        /// The process id of the dataplane, if known.
         pid: Option<u32>,
     },
 }
@@ -105,16 +105,18 @@ pub trait Host: Send + 'static {
     /// In words, with a fix.
     fn start(&mut self, options: &Dataplane) -> Result<(), String>;
 
-    /// The end, as text, of the dataplane that [`start`](Self::start) started, if it has ended.
+    /// The exit status, as text, of the dataplane that [`start`](Self::start) started; `None` while
+    /// it runs.
     fn ended(&mut self) -> Option<String>;
 
     /// Kills a dataplane that was started and never answered.
     fn kill(&mut self);
 
-    /// Ends the dataplane `pid`, which an lvsd has started and which hangs, and waits until it has ended.
+    /// Kills the dataplane `pid`, which an lvsd has started and which does not answer, and waits
+    /// until it has exited.
     ///
     /// # Errors
-    /// In words.
+    /// The reason, as text.
     fn end(&mut self, pid: u32) -> Result<(), String>;
 
     /// Whether the process `pid` still exists.
@@ -184,7 +186,7 @@ pub enum Step {
     },
     /// New input arrived before all changes were made. The next step handles it.
     Interrupted,
-    /// There is no dataplane yet. The next step is due after this time.
+    /// No dataplane runs yet. The next step is due after this time.
     Waiting(Duration),
     /// No dataplane is available; at start-up only.
     Fatal(String),
@@ -195,7 +197,7 @@ pub enum Step {
 pub struct Found {
     /// The refusals of the dataplane, as text.
     pub refused: Vec<String>,
-    /// Services whose addresses are occupied by services that lvsd does not own.
+    /// Services whose addresses belong to services of other programs.
     pub conflicts: HashSet<ServiceId>,
     /// Servers with weight 0 by a manual change.
     pub drained: HashSet<(ServiceId, SocketAddr)>,
@@ -210,7 +212,7 @@ pub struct Found {
     pub servers: HashMap<(ServiceId, SocketAddr), ObservedServer>,
     /// The dataplane's own report, before the changes of this step.
     pub seen: Arc<DataplaneView>,
-    /// The report of the proxy in this process, if both serve.
+    /// The report of the proxy in this process, if the dataplane and the proxy both serve.
     pub proxied: Arc<DataplaneView>,
 }
 
@@ -225,14 +227,14 @@ pub struct DataplaneView {
     pub reasons: Vec<ReasonCount>,
     /// The size of its connection table in the kernel's format.
     pub table_size: u32,
-    /// Its version; empty before its first answer.
+    /// The dataplane's version; empty before its first answer.
     pub version: String,
 }
 
 /// A server in a dataplane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ObservedServer {
-    /// Its weight, after the changes of this step.
+    /// The weight after the changes of this step.
     pub weight: i32,
     /// Active connections, before them.
     pub active: u32,
@@ -247,9 +249,9 @@ pub struct ObservedServer {
 /// The result of a request to stop the dataplane.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Stopped {
-    /// The dataplane has answered, or there is none.
+    /// The dataplane has accepted the request to stop, or none runs.
     Asked,
-    /// The dataplane had ended already; contains its exit status, if available.
+    /// The dataplane had exited before; contains its exit status, if available.
     Already(String),
     /// The dataplane did not answer and was killed; the reason.
     Killed(String),
@@ -263,7 +265,7 @@ pub struct Link {
     control: Option<Box<dyn DataplaneControl>>,
     /// The process id of the dataplane, if known.
     pid: Option<u32>,
-    /// A daemon like this one has started the dataplane.
+    /// An lvsd has started the dataplane.
     ours: bool,
     /// The VIPs that lvsd last set in this dataplane.
     stated: Option<BTreeSet<IpAddr>>,
@@ -273,7 +275,7 @@ pub struct Link {
     found: Arc<Found>,
     memory: Memory,
     starts: Starts,
-    /// Set by a caller that has input for the next step, which precedes the rest of this one.
+    /// A caller sets it when it has input for the next step. The present step then ends early.
     news: Arc<AtomicBool>,
     /// Logged errors that still apply.
     complaints: HashSet<String>,
@@ -292,15 +294,15 @@ struct Memory {
     weights: Weights,
 }
 
-/// The starts of dataplanes, and the pauses between them.
+/// Starts dataplanes, and schedules the pauses between the starts.
 struct Starts {
     /// This daemon starts no dataplane.
     attach: bool,
-    /// A dataplane has answered once; from then on nothing is fatal.
+    /// A dataplane has answered once; from then on no error stops lvsd.
     ever: bool,
     /// The time of the last connection.
     connected: Instant,
-    /// The time at which a dataplane was started that has not answered yet.
+    /// The start time of a dataplane that has not answered yet.
     starting: Option<Instant>,
     /// The earliest time of the next start.
     not_before: Instant,
@@ -318,7 +320,8 @@ impl std::fmt::Debug for Link {
 }
 
 impl Link {
-    /// A link without a connection. With `attach` it waits for a dataplane instead of starting one.
+    /// A link without a connection. With `attach` it waits for a running dataplane instead of
+    /// starting one.
     pub fn new(host: Box<dyn Host>, attach: bool, now: Instant) -> Self {
         Self {
             host,
@@ -357,8 +360,8 @@ impl Link {
         self.news = news;
     }
 
-    /// Whether a dataplane answers. Without a connection and with `look`, connects to a running
-    /// dataplane. Never starts one.
+    /// Whether a dataplane answers. If there is no connection and `look` is set, connects to a
+    /// running dataplane. Never starts one.
     fn is_there(&mut self, look: bool, now: Instant) -> bool {
         if self.control.is_none()
             && look
@@ -372,7 +375,7 @@ impl Link {
         self.control.is_some()
     }
 
-    /// Makes one step towards `goal`. `changed`: the goal differs from the last one.
+    /// Makes one step towards `goal`. `changed`: the goal differs from the previous one.
     pub fn step(&mut self, goal: &Goal, changed: bool, now: Instant) -> Step {
         if let Some(pid) = self.pid
             && !self.host.alive(pid)
@@ -752,8 +755,8 @@ impl Link {
         Ok(plan::planned_changes(&desired, &actual, gone))
     }
 
-    /// The desired and the actual state of this dataplane. If it does not answer: nothing, with the
-    /// reason among the refusals.
+    /// Compares the desired and the actual state of this dataplane. If it does not answer, the
+    /// result is empty and the refusals contain the reason.
     fn look(
         &mut self,
         goal: &Goal,
@@ -822,7 +825,7 @@ impl Link {
         }
     }
 
-    /// Logs new refusals, and removes those that have ended.
+    /// Logs the refusals that are new, and stores all; returns their number.
     fn remember(&mut self, refusals: Vec<String>) -> usize {
         let count = refusals.len();
         for refusal in &refusals {
@@ -899,7 +902,8 @@ impl Link {
         }
     }
 
-    /// The end, as text, of a dataplane that no longer answers, if it has ended.
+    /// The exit status, as text, of a dataplane that no longer answers; `None` if it has not
+    /// exited.
     fn gone(&mut self) -> Option<String> {
         if let Some(how) = self.host.ended() {
             return Some(how);
@@ -961,7 +965,7 @@ fn log_drained(names: &Names<'_>, changes: &[given::DrainChange]) {
 #[derive(Debug)]
 struct Loss {
     why: String,
-    /// Whether it exists and does not answer.
+    /// Whether the dataplane runs and does not answer.
     silent: bool,
 }
 

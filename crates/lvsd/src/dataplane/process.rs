@@ -22,7 +22,7 @@ use crate::dataplane::{ConnectError, Given, Host};
 use crate::host_addresses::Addresses;
 use crate::replace::replace;
 
-/// The environment variable of dataplanes that lvsd has started; it distinguishes them from others.
+/// The environment variable that marks dataplanes that lvsd has started.
 const MARK: (&str, &str) = ("LVS_STARTED_BY", "lvsd");
 
 /// The suffix of the file with the settings of a dataplane, after the name of its socket.
@@ -48,11 +48,11 @@ impl Machine {
     }
 }
 
-/// Makes this daemon the only one for the dataplane at `address` in this network namespace, until what
-/// it gives is dropped.
+/// Locks the dataplane at `address` in this network namespace for this daemon, until the returned
+/// value is dropped.
 ///
 /// # Errors
-/// There is another one, in words.
+/// Another daemon has the lock; the text names it.
 pub fn lock(address: &Address) -> Result<Steering, String> {
     // A command that checks whether a daemon runs (`lvsd reload`) has the lock for a moment.
     let mut tries = 0..10;
@@ -266,7 +266,7 @@ pub fn send(pid: u32, signal: Signal) -> Result<(), String> {
     signalled(pid, signal).map(drop)
 }
 
-/// Sends a signal to process `pid` and waits until it has ended.
+/// Sends a signal to process `pid` and waits until it has exited.
 ///
 /// # Errors
 /// In words.

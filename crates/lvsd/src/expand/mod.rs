@@ -31,7 +31,8 @@ use lvs_proxy as proxy;
 /// The services that there should be.
 #[derive(Clone, Debug, Default)]
 pub struct Expanded {
-    /// The services of the file in its order, then those of etcd, and then those of Kubernetes.
+    /// All services: those of the file in its order, then those of etcd, and then those of
+    /// Kubernetes.
     pub services: Vec<Service>,
     /// Rules that set the marks of services with many ports, in the syntax of the dataplane.
     pub port_marks: Vec<String>,
@@ -45,7 +46,7 @@ pub struct Expanded {
     pub revision: Revision,
     /// The services of Kubernetes that are in force, and those that are refused.
     pub kubernetes: Made,
-    /// Number of services, the last ones, that are from Kubernetes.
+    /// Number of services from Kubernetes, which are the last ones.
     of_kubernetes: usize,
     /// etcd or Kubernetes has not answered yet, so the list of services may be incomplete.
     pub awaits_services: bool,
@@ -210,14 +211,14 @@ impl Expanded {
         self.services.iter().map(|s| s.servers.len()).sum()
     }
 
-    /// The services of the file and of etcd, and those of Kubernetes.
+    /// The services of the file and of etcd together, and those of Kubernetes.
     pub(crate) fn by_origin(&self) -> (&[Service], &[Service]) {
         self.services
             .split_at(self.services.len() - self.of_kubernetes)
     }
 
-    /// Whether the dataplane's service `id`, or some of its servers, stay unchanged until their
-    /// source has answered.
+    /// Whether the dataplane's service `id`, or some of its servers, must stay unchanged because
+    /// their source has not answered yet.
     pub fn awaits(&self, id: ServiceId) -> bool {
         let mut services = self.services.iter();
         match services.find(|service| service.id == id) {

@@ -135,7 +135,7 @@ fn merged(gathered: &Gathered) -> Expanded {
     expand(&read(MAIN), gathered)
 }
 
-/// The virtual addresses that there are.
+/// The virtual addresses of the expanded services.
 fn vips(expanded: &Expanded) -> Vec<String> {
     let services = expanded.services.iter();
     services

@@ -9,12 +9,13 @@ pub enum Weight {
     Exactly(i32),
 }
 
-/// The advice of a check. A missing value leaves the one before.
+/// The advice in a server's answer to a check. If a value is missing, the previous one still
+/// applies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Advice {
     /// The requested weight; `None` without a request.
     pub weight: Option<Weight>,
-    /// Whether the server refuses new connections; `None` if it does not report it.
+    /// Whether the server refuses new connections; `None` if the answer does not contain this.
     pub drains: Option<bool>,
 }
 
@@ -41,7 +42,7 @@ impl Advice {
         *self != before
     }
 
-    /// The weight of a server whose configured one is `configured`.
+    /// The weight of a server with the weight `configured` in the file.
     pub fn apply(&self, configured: i32) -> i32 {
         if self.drains == Some(true) {
             return 0;

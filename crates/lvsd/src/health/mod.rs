@@ -54,7 +54,7 @@ pub type Key = (ServiceId, SocketAddr);
 /// The state of the dataplane that checks depend on.
 #[derive(Clone, Debug, Default)]
 pub struct Serving {
-    /// Servers that it gives connections to.
+    /// Servers that the dataplane sends connections to.
     pub servers: HashSet<SocketAddr>,
     /// Virtual addresses that it answers for; `None` where these are all.
     pub vips: Option<BTreeSet<IpAddr>>,
@@ -69,7 +69,7 @@ pub struct Report {
     check: Arc<Check>,
     /// The reporting task; reports of a replaced task are ignored.
     task: u64,
-    /// `None` as long as nothing is known.
+    /// `None` until the first result.
     up: Option<bool>,
     /// The reason why it is down; empty while it is up.
     reason: Reason,
@@ -92,7 +92,7 @@ pub struct NotMade {
 /// The news in a report.
 #[derive(Clone, Debug, Default)]
 pub struct News {
-    /// Changes of state, one for each service that asks.
+    /// Changes of state, one for each service that uses the check.
     pub changes: Vec<Change>,
     /// Servers that are still down, for a reason that was not logged since they went down.
     pub reasons: Vec<(Key, Reason)>,
@@ -118,7 +118,7 @@ pub struct Change {
 pub struct Timing {
     /// Delay from the due time of a check to its start.
     pub lag: Quantiles,
-    /// Time from its start to its result.
+    /// Time from the start of a check to its result.
     pub duration: Quantiles,
     /// Counts by kind and result, for metrics.
     counters: Arc<Counters>,
@@ -145,7 +145,7 @@ pub struct Checks<P> {
 enum Prompt {
     /// Starts a check at once: this number of connection attempts has failed.
     Ask(u32),
-    /// Takes the server out, for this reason.
+    /// Sets the server down, for this reason.
     TakeOut(String),
 }
 
@@ -180,15 +180,15 @@ struct Task {
 /// The state of a checked server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known {
-    /// Whether it is up; `None` until known.
+    /// Whether the server is up; `None` until the first result.
     pub up: Option<bool>,
     /// The reason why it is down now.
     pub reason: Reason,
-    /// Time for which it has been so.
+    /// Duration of this state.
     pub lasted: Duration,
-    /// Set while this host cannot make its check.
+    /// Set while this host cannot perform the check.
     pub not_made: Option<NotMade>,
-    /// The durations of its checks, its falls and its downtime; `None` before the first check.
+    /// The durations of its checks, its failures and its downtime; `None` before the first check.
     pub record: Option<CheckStatus>,
 }
 
@@ -199,8 +199,8 @@ impl Drop for Task {
 }
 
 impl<P: Prober> Checks<P> {
-    /// No checks yet; what they find comes out of the receiver. They run on `runtime`, or on the
-    /// one that this is called on.
+    /// Makes an empty set of checks, and the receiver of their reports. The checks run on
+    /// `runtime`; `None` is the current runtime.
     pub fn new(prober: P, runtime: Option<Handle>) -> (Self, mpsc::UnboundedReceiver<Report>) {
         Self::counted_in(prober, runtime, Arc::default())
     }
@@ -324,8 +324,8 @@ impl<P: Prober> Checks<P> {
         }
     }
 
-    /// Takes a report, and gives the news in it: none if it comes from a check that no longer
-    /// exists.
+    /// Processes a report, and returns the changes in it. The report of a check that no longer
+    /// exists changes nothing.
     pub fn take(&mut self, report: Report) -> News {
         let Some(task) = self.tasks.get_mut(&report.check) else {
             return News::default();
@@ -368,17 +368,17 @@ impl<P: Prober> Checks<P> {
         news
     }
 
-    /// Sets the state of the dataplane. One failed check does not take out a server that gets
-    /// connections and has no other result. No check uses a virtual address that the dataplane does
-    /// not answer for.
+    /// Sets the state of the dataplane. One failed check does not set down a server that receives
+    /// connections and has no earlier result. No check uses a virtual address that the dataplane
+    /// does not answer for.
     pub fn take_serving(&self, serving: Serving) {
         self.serving.send_replace(Some(Arc::new(serving)));
     }
 
-    /// Takes the attempts to connect in a row that the dataplane has seen fail, for each server that
-    /// is in several services once each. After as many as its check allows (`passive`) it is
-    /// asked at once, and one bad answer is enough. Attempts alone say nothing: any stranger
-    /// can make some that fail.
+    /// Processes the number of consecutive unanswered connection attempts of clients that the
+    /// dataplane has counted, for each server. At the limit of the check (`passive`), the server is
+    /// checked at once, and one failure sets it down. The attempts alone do not: any client can
+    /// cause unanswered attempts.
     pub fn take_unanswered(&mut self, counts: impl Iterator<Item = (Key, u32)>) {
         for (key, count) in counts {
             let Some(question) = self.questions.get(&key) else {
@@ -409,8 +409,8 @@ impl<P: Prober> Checks<P> {
         question.is_some_and(|question| question.passive == Some(Passive::TakesOut))
     }
 
-    /// Takes a server out that is up, as if its check had failed: its clients get no answer, for this `cause`. Good
-    /// checks bring it back, `OUT` later at the earliest.
+    /// Sets an up server down, as if its check had failed: its clients get no answer, for this
+    /// `cause`. Successful checks set it up again, but not before `OUT` has passed.
     pub fn take_out(&self, key: &Key, cause: String) {
         if let Some(task) = self.task(key)
             && task.up == Some(true)
@@ -498,7 +498,7 @@ impl<P: Prober> Checks<P> {
     }
 }
 
-/// The endless task of one check.
+/// The task of one check, which runs until the check is removed.
 struct Runner<P> {
     prober: Arc<P>,
     permits: Arc<Permits>,
@@ -506,7 +506,7 @@ struct Runner<P> {
     serving: watch::Receiver<Option<Arc<Serving>>>,
     sender: mpsc::UnboundedSender<Report>,
     prompts: mpsc::Receiver<Prompt>,
-    /// Time until which good checks do not count: clients got no answer.
+    /// Time until which successful checks have no effect, because clients got no answer.
     out_until: Option<Instant>,
     record: Arc<Mutex<Record>>,
     task: u64,
@@ -522,19 +522,19 @@ struct Runner<P> {
 #[derive(Debug, Default)]
 struct Unmade {
     count: u32,
-    /// The row as it was last noted, with the reason of its last check.
+    /// The row of failed attempts, with the reason of the last one.
     row: Option<NotMade>,
 }
 
 impl Unmade {
-    /// Notes another one.
+    /// Counts another attempt that could not be made.
     fn note(&mut self, reason: String) {
         self.count = self.count.saturating_add(1);
         let since = self.row.take().map_or_else(Instant::now, |row| row.since);
         self.row = Some(NotMade { since, reason });
     }
 
-    /// The row, once it is long enough to be reported.
+    /// The row of failed attempts, once it is long enough to be reported.
     fn long(&self) -> Option<NotMade> {
         self.row.clone().filter(|_| self.count >= NOT_MADE_MIN)
     }
@@ -746,16 +746,17 @@ impl<P: Prober> Runner<P> {
     }
 }
 
-/// How long good checks do not count after clients got no answer: the check may be good while they get none. The
-/// window by which a server is judged is as long.
+/// Time for which successful checks have no effect after clients got no answer: a check may succeed
+/// while clients get no answer. It is as long as the period in which a server's unanswered clients
+/// are counted.
 const OUT: Duration = Duration::from_secs(60);
 
 /// Checks in a row that could not be made, before that is reported: some time without a check is
 /// nothing, and a server that has failed meanwhile would have been noticed by then.
 const NOT_MADE_MIN: u32 = 3;
 
-/// Reasons that are logged of a server that is down, until it is up again: a program may give
-/// another one each time.
+/// Maximum of different reasons that are logged for a server that is down: a program may print a
+/// new reason each time.
 const REASONS_MAX: usize = 8;
 
 /// A number from 0 to 1, different each time; nothing depends on how random it is.

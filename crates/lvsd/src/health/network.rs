@@ -12,7 +12,8 @@ use super::{Advice, Check, Code, Pins, ProbeError, Reason, reverse_path};
 
 /// Makes health checks.
 pub trait Prober: Send + Sync + 'static {
-    /// Makes one check, within its timeout. The reason of a failed one may take as long again.
+    /// Performs one check within its timeout. To find the reason of a failure may take as long
+    /// again.
     fn probe(&self, check: &Check) -> impl Future<Output = Result<Advice, ProbeError>> + Send;
 }
 
@@ -28,9 +29,9 @@ pub struct Network {
 enum OwnAddress {
     /// The check succeeded.
     Good,
-    /// It failed for this reason.
+    /// The check failed for this reason.
     Failed(Reason),
-    /// It got no answer either.
+    /// The address did not answer either.
     Silent,
 }
 

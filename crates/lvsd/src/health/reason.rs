@@ -8,7 +8,7 @@ const LEN_MAX: usize = 256;
 /// The kind of a fault of a server, for programs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Code {
-    /// The check got another answer than the expected one.
+    /// The check received an unexpected answer.
     #[default]
     CheckFailed,
     /// The connection was refused.
@@ -23,9 +23,9 @@ pub enum Code {
     Silent,
     /// The server accepted the connection, and then sent no complete answer.
     Stalled,
-    /// The server's own address answers, the way of clients does not.
+    /// The server answers on its own address, but not on the path of clients.
     ClientPath,
-    /// The replies come by way of another router.
+    /// The replies arrive through another router.
     OtherGateway,
     /// The reverse path filter of this host drops the replies.
     ReversePath,
@@ -35,7 +35,7 @@ pub enum Code {
     ClientsUnanswered,
     /// The server is up, and went down several times recently.
     Flapping,
-    /// The server is up, and its checks take long.
+    /// The server is up, but its checks are slow.
     Slow,
 }
 
@@ -92,14 +92,14 @@ pub struct Reason {
 }
 
 impl Reason {
-    /// The same, with a fix.
+    /// Adds a fix to the reason.
     #[must_use]
     pub fn with_fix(mut self, fix: String) -> Self {
         self.fix = fix;
         self
     }
 
-    /// The same of another kind.
+    /// Replaces the code of the reason.
     #[must_use]
     pub(super) const fn of(mut self, code: Code) -> Self {
         self.code = code;

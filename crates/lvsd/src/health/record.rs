@@ -1,4 +1,5 @@
-//! The record of a check: its durations, and the falls and downtime of its server. Its size does not grow with time.
+//! The statistics of a check: its durations, and the failures and downtime of its server. Their
+//! size does not grow with time.
 
 use std::time::Duration;
 
@@ -27,12 +28,12 @@ const DAY: u64 = 24;
 pub(super) struct Record {
     begun: Instant,
     last: Duration,
-    /// Checks up to the last one that took [`SLOW`] or more.
+    /// Number of checks at the last one that took [`SLOW`] or longer.
     slow: u64,
     all: Times,
-    /// The last minutes; the place of each is its number modulo 5.
+    /// The last minutes. The index of each is its number modulo 5.
     minutes: [Minute; 5],
-    /// The last hours; the place of each is its number modulo 24.
+    /// The last hours. The index of each is its number modulo 24.
     hours: [Hour; 24],
     /// The second up to which downtime is counted.
     counted: u64,

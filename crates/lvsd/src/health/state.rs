@@ -38,17 +38,17 @@ impl State {
         self.up
     }
 
-    /// The last results speak against what is known, or nothing is known: the next one is wanted
-    /// soon.
+    /// The last results contradict the state, or there is no state yet: the next check is due soon.
     pub const fn is_uncertain(&self) -> bool {
         self.up.is_none() || self.against > 0
     }
 
-    /// Takes a result; gives the new state if it has changed.
+    /// Processes a result; returns the new state if it has changed.
     ///
     /// The first result decides at once: a daemon that has just started must not send connections
-    /// to a dead server for `fall` intervals, nor keep a good one waiting for `rise` of them. Where
-    /// the server `serves` as far as others know, it takes `fall` failed ones.
+    /// to a dead server for `fall` intervals, nor delay a good one for `rise` of them. If the
+    /// dataplane already sends connections to the server (`serves`), `fall` failed checks are
+    /// needed.
     pub fn observe(&mut self, good: bool, serves: bool) -> Option<bool> {
         let Some(up) = self.up else {
             self.against += 1;

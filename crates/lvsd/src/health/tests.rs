@@ -3,7 +3,7 @@ use std::sync::Mutex;
 use super::*;
 use crate::config::{Config, checks_of};
 
-/// A probe that succeeds unless set otherwise, and records its calls.
+/// A prober that succeeds unless a test sets another result, and that records its calls.
 #[derive(Clone, Default)]
 struct Well {
     down: Arc<Mutex<bool>>,
@@ -159,7 +159,7 @@ async fn first_failed_check_of_serving_server_is_repeated() {
     }
 }
 
-/// Clients alone take no server out: any client can let any number of attempts fail.
+/// Unanswered clients alone do not set a server down: any client can cause unanswered attempts.
 #[tokio::test(start_paused = true)]
 async fn unanswered_clients_trigger_a_check_at_once() {
     let well = Well::default();

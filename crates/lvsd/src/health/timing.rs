@@ -50,12 +50,12 @@ impl Quantiles {
         Duration::from_micros(self.total_us.load(Relaxed))
     }
 
-    /// The longest one.
+    /// The longest duration.
     pub fn longest(&self) -> Duration {
         Duration::from_micros(self.longest_us.load(Relaxed))
     }
 
-    /// The longest one since this was last asked.
+    /// The longest duration since the last call.
     pub fn take_longest(&self) -> Duration {
         Duration::from_micros(self.longest_us.swap(0, Relaxed))
     }

@@ -45,15 +45,15 @@ pub struct Desired {
     pub vips: BTreeSet<IpAddr>,
     /// Sysctls.
     pub sysctls: Vec<(String, String)>,
-    /// Synchronisation daemons; `None` does not change them.
+    /// Synchronisation daemons; `None` leaves the dataplane's daemons unchanged.
     pub sync: Option<Vec<SyncDaemon>>,
-    /// Rules for marks; `None` does not change them.
+    /// Rules for marks; `None` leaves the dataplane's rules unchanged.
     pub marks: Option<Vec<String>>,
     /// Rules that set the marks of services with many ports, after the other rules.
     pub port_marks: Vec<String>,
-    /// The source filter of all services; `None` keeps the present one.
+    /// The source filter of all services; `None` leaves the dataplane's filter unchanged.
     pub filter: Option<SourceFilter>,
-    /// Local addresses of full NAT; `None` keeps the present ones.
+    /// Local addresses of full NAT; `None` leaves the dataplane's addresses unchanged.
     pub local: Option<LocalPool>,
     /// If set, the list of services may be incomplete: services of the dataplane stay until all
     /// sources have answered.
@@ -74,7 +74,7 @@ pub struct Unnamed {
     pub beside: Option<BTreeSet<IpAddr>>,
 }
 
-/// A service as it should be.
+/// The desired state of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DesiredService {
     /// The service.
@@ -96,13 +96,15 @@ pub struct DesiredService {
     /// The list of servers may be incomplete: servers of the dataplane stay until the source has
     /// answered.
     pub incomplete: bool,
-    /// The sorry server while the decision is open: if the dataplane has it, it stays.
+    /// The sorry server while it is not decided whether the service needs it: if the dataplane has
+    /// it, it is not removed.
     pub undecided: Option<SocketAddr>,
-    /// The sorry server, if it must not drain: weight 0 would not keep its persistent clients away.
+    /// The sorry server, if it is removed at once instead of drained: weight 0 would not send its
+    /// persistent clients away.
     pub removed_at_once: Option<SocketAddr>,
 }
 
-/// A server as it should be.
+/// The desired state of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DesiredServer {
     /// Address and port.
@@ -113,10 +115,10 @@ pub struct DesiredServer {
     pub config: ServerConfig,
     /// Whether it is.
     pub health: Health,
-    /// Whether it stays while it gets no connections, with weight 0, because its checks are
-    /// through-VIP checks.
+    /// Whether a server without new connections stays with weight 0 instead of being removed,
+    /// because its checks are through-VIP checks.
     pub stays: bool,
-    /// It is in maintenance: it is removed like a server that is no longer in the file.
+    /// The server is in maintenance: it is removed like a server that is no longer configured.
     pub leaves: bool,
 }
 
@@ -127,17 +129,18 @@ pub struct Actual {
     pub services: Vec<ServiceInfo>,
     /// VIPs that it owns for us.
     pub vips: BTreeSet<IpAddr>,
-    /// The dataplane's values of the desired sysctls, if it has them.
+    /// The dataplane's values of the desired sysctls that it supports.
     pub sysctls: Vec<(String, String)>,
     /// Its synchronisation daemons.
     pub daemons: Vec<SyncDaemon>,
     /// Its rules for marks.
     pub marks: Vec<String>,
-    /// Its filters that are not off, by service; without one, that of all.
+    /// The dataplane's filters that are not off, by service; the key `None` is the filter of all
+    /// services.
     pub filters: HashMap<Option<ServiceId>, FilterLists>,
     /// Its local addresses, if some are desired.
     pub local: LocalPool,
-    /// Removed servers whose time has ended.
+    /// Removed servers whose drain time has ended.
     pub overdue: HashSet<(ServiceId, SocketAddr)>,
 }
 
@@ -148,13 +151,13 @@ pub struct Plan {
     pub changes: Vec<Call>,
     /// Desired services that exist and have another owner; they stay unchanged.
     pub conflicts: Vec<ServiceId>,
-    /// Removed servers that keep their connections for a while.
+    /// Removed servers whose connections continue for the drain time.
     pub draining: Vec<(ServiceId, SocketAddr, Duration)>,
     /// Removed servers that stay until their replacements have been checked.
     pub held: Vec<(ServiceId, SocketAddr)>,
     /// Services that no source names, and that stay until all sources have answered.
     pub unnamed: Vec<ServiceId>,
-    /// Number of first changes that concern servers whose health has changed.
+    /// Number of changes at the start of the list that concern servers whose health has changed.
     pub urgent: usize,
 }
 
@@ -302,8 +305,9 @@ fn own(vips: &BTreeSet<IpAddr>) -> Call {
     }
 }
 
-/// The rules for marks that the dataplane should have: those of the file, or those that others have
-/// set, and behind them those for services of many ports, also for those of them that `stay`.
+/// The desired rules for marks: the rules of the file, or, if the file has none, the rules that
+/// other programs have set. The rules for services of several ports follow, including the services
+/// in `stay`.
 fn marks(desired: &Desired, actual: &Actual, stay: &[ServiceId]) -> Vec<String> {
     let others = || {
         let rules = actual.marks.iter();

@@ -227,8 +227,8 @@ fn local_addresses_are_added_before_servers_and_removed_after_them() {
 }
 
 proptest! {
-    /// Any dataplane accepts the plan as one list. Afterwards it has the desired state, other
-    /// settings are unchanged, and a second plan is empty.
+    /// The dataplane accepts the plan as one list from any state. Afterwards it has the desired
+    /// state, all other settings are unchanged, and a second plan is empty.
     #[test]
     fn changes_from_any_state_reach_the_goal(desired in desired(), history in history()) {
         let mut dataplane = dataplane(&history);
@@ -281,7 +281,7 @@ proptest! {
         }
     }
 
-    /// Between two changes a service never has fewer good servers than both before and after.
+    /// Between two changes a service never has fewer usable servers than before and after both.
     #[test]
     fn changes_leave_no_service_without_servers(desired in desired(), history in history()) {
         let mut dataplane = dataplane(&history);
@@ -512,8 +512,8 @@ fn changed_tunnel_is_an_edit() {
     }
 }
 
-/// A service with the servers `there`, each with its weight and active connections, as it
-/// should be.
+/// The desired service whose servers replace the servers `there`, each with its weight and active
+/// connections.
 fn replaced(
     there: &[(u8, i32, u32)],
     wanted: &[(u8, Health)],

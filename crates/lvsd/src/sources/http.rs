@@ -20,7 +20,7 @@ use crate::health::probe::Tls;
 pub(super) const ANSWER_MAX: usize = 8 << 20;
 /// Bytes of an answer's head.
 const HEAD_MAX: usize = 16 << 10;
-/// Characters of why something is refused.
+/// Maximum length, in characters, of the reason in an error response.
 const REFUSAL_MAX: usize = 300;
 
 /// A server of HTTP.
@@ -75,7 +75,7 @@ impl fmt::Display for Endpoint {
 /// The reason why a request has no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Error {
-    /// No answer, or an invalid one; as text.
+    /// No answer, or an invalid one; the text is the reason.
     Failed(String),
     /// The answer is longer than is read.
     TooLong,
@@ -96,7 +96,7 @@ pub(super) fn plain(words: &str) -> String {
     plain.take(REFUSAL_MAX).collect()
 }
 
-/// An open connection. It is closed when this is dropped.
+/// An open connection. Dropping this closes it.
 struct Connection {
     sender: http1::SendRequest<Full<Bytes>>,
     driver: JoinHandle<()>,
@@ -191,7 +191,7 @@ impl Lines {
         }
     }
 
-    /// The next line; `None` at the end of the body. Nothing is lost if it is dropped before.
+    /// The next line; `None` at the end of the body. A caller that drops the future loses no data.
     pub(super) async fn next(&mut self) -> Result<Option<Vec<u8>>, Error> {
         loop {
             let end = self.text[self.seen..].iter().position(|b| *b == b'\n');
@@ -232,7 +232,7 @@ where
     Ok(Connection { sender, driver })
 }
 
-/// Reads a whole body.
+/// Reads a complete body.
 pub(super) async fn collect(body: Incoming) -> Result<Vec<u8>, Error> {
     let mut body = pin!(body);
     let mut all = Vec::new();

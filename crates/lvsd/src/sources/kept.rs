@@ -11,7 +11,7 @@ use crate::replace::replace_for_good;
 
 /// The longest file that is read.
 const FILE_MAX: u64 = 64 << 20;
-/// Time between two writes.
+/// Shortest interval between two writes of the file.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// Its path, for the daemon with the file at `config`.

@@ -50,10 +50,10 @@ const RETRY_MAX: Duration = Duration::from_secs(30);
 pub struct Gathered {
     /// The servers of each name in DNS that was ever answered.
     pub dns: BTreeMap<String, Vec<Record>>,
-    /// Services and servers in etcd, if it has ever answered.
+    /// Services and servers in etcd; `None` until etcd has answered once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub etcd: Option<Etcd>,
-    /// Services in Kubernetes, if it has ever answered.
+    /// Services in Kubernetes; `None` until Kubernetes has answered once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kubernetes: Option<Kubernetes>,
 }
@@ -63,10 +63,10 @@ pub struct Gathered {
 pub struct Record {
     /// Its address.
     pub ip: IpAddr,
-    /// Its port, if the source sets it.
+    /// The server's port, if the source sets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
-    /// Its weight, if the source sets it.
+    /// The server's weight, if the source sets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u16>,
 }
@@ -96,7 +96,7 @@ fn random() -> f64 {
 /// The state of a source.
 #[derive(Clone, Debug, Default)]
 struct SourceState {
-    /// When it last answered, in seconds since 1970; nothing if that was a daemon before this one.
+    /// Time of the last answer, in seconds since 1970; `None` if this lvsd has not received one.
     answered: Option<u64>,
     /// The error since the last success.
     trouble: Option<String>,
@@ -326,7 +326,7 @@ pub(crate) struct Sources {
     shared: Arc<Shared>,
     /// Path of the stored copy.
     path: Option<PathBuf>,
-    /// Their thread, from the first one on.
+    /// The runtime of the sources' thread, which the first source starts.
     runtime: Option<Handle>,
     keeper: Option<JoinHandle<()>>,
     lookups: Lookups,
@@ -347,7 +347,7 @@ pub(crate) struct Wanted<'a> {
 /// The daemon's judgement of the services of a source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Made {
-    /// The services that are right: their keys and texts.
+    /// The valid services: their keys and texts.
     pub in_force: Vec<(String, String)>,
     /// The keys whose text is not in force, with the reason.
     pub refused: BTreeMap<String, String>,
@@ -364,8 +364,8 @@ impl Drop for Sources {
 }
 
 impl Sources {
-    /// Starts with the answers that are stored in the file at `path`; they apply until there are
-    /// new ones.
+    /// Starts with the answers that are stored in the file at `path`; they are used until new ones
+    /// arrive.
     pub(crate) fn recall(path: Option<PathBuf>) -> Self {
         let shared = Arc::new(Shared::default());
         if let Some(path) = &path {

@@ -12,10 +12,10 @@ use lvs_process::log;
 use super::Files;
 use crate::words::counted;
 
-/// Findings that are shown; of the rest, how many there are.
+/// Maximum of findings that are printed; for the others, their number is printed.
 const SHOWN_MAX: usize = 20;
 
-/// Errors that are kept, and warnings; the rest is counted.
+/// Maximum of errors that are stored, and maximum of warnings; further ones are only counted.
 pub(crate) const KEPT_MAX: usize = 1000;
 
 /// A file with as many errors is read no further.
@@ -57,7 +57,7 @@ pub struct Diagnostic {
 /// Bytes of a title, a label or a fix, at most. They quote words of the file, whose length has no bound.
 const TEXT_MAX: usize = 600;
 
-/// A text of some [`TEXT_MAX`] bytes at most: of a longer one, the beginning and the end.
+/// Shortens a text of more than [`TEXT_MAX`] bytes to its beginning and its end.
 fn shortened(text: String) -> String {
     if text.len() <= TEXT_MAX {
         return text;
@@ -95,7 +95,7 @@ impl Diagnostic {
         self
     }
 
-    /// Shows another place.
+    /// Adds another position that the report shows.
     #[must_use]
     pub fn context(mut self, span: Range<usize>, text: impl Into<String>) -> Self {
         self.context.push((span, shortened(text.into())));
@@ -189,7 +189,7 @@ fn window<'a>(
     part.start + start..end.map_or(part.end, |at| last + at + 1)
 }
 
-/// The lines of `window` with their numbers in `part`.
+/// The lines of `window`, with their line numbers in `part`.
 fn source<'a, T: Clone>(
     text: &'a str,
     part: &Range<usize>,
@@ -200,7 +200,7 @@ fn source<'a, T: Clone>(
     Snippet::source(&text[window.clone()]).line_start(line)
 }
 
-/// The findings of one reading, bounded: a generated file can be wrong in a million places.
+/// The findings of one read, limited in number: a generated file can have a million errors.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Findings {
     /// The first [`KEPT_MAX`] of each severity.
@@ -230,7 +230,7 @@ impl Findings {
         }
     }
 
-    /// Adds the findings of another reading.
+    /// Adds the findings of another read.
     pub(crate) fn append(&mut self, other: Self) {
         let more = other.more();
         other
@@ -258,7 +258,7 @@ impl Findings {
         self.counts == [0, 0]
     }
 
-    /// Whether there are so many errors that the rest of the file need not be read.
+    /// Whether the limit of errors is reached, so that the rest of the file need not be read.
     pub(crate) const fn is_full(&self) -> bool {
         self.counts[Severity::Error as usize] >= COUNTED_MAX
     }
@@ -280,11 +280,11 @@ impl Findings {
 pub struct Report {
     /// Name of the file.
     pub path: String,
-    /// Its text, with that of the files of `conf.d` behind it.
+    /// The text of the file, followed by the files of `conf.d`.
     pub text: String,
     /// The files in the text.
     pub files: Files,
-    /// The findings, in the order of the text; the first ones, if there are very many.
+    /// The findings in the order of the text; if there are too many, the first ones.
     pub findings: Vec<Diagnostic>,
     /// Number of further errors and warnings.
     pub more: [usize; 2],

@@ -1,4 +1,4 @@
-//! The files that a text was joined from, and reading one that has a bounded length.
+//! The files that a text was joined from. Also reads files of limited length.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
@@ -15,7 +15,7 @@ pub struct Files {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Part {
     path: String,
-    /// Its first byte in the whole text.
+    /// Position of its first byte in the joined text.
     start: usize,
     /// The lines before it.
     lines: usize,
@@ -44,7 +44,7 @@ impl Files {
         }
     }
 
-    /// The same files with `text` as their whole text.
+    /// The same files with `text` as their joined text.
     pub(crate) fn of(mut self, text: &str) -> Self {
         self.lines = lines(text);
         self
@@ -83,7 +83,7 @@ impl Files {
     }
 }
 
-/// The lines of a text, of which the last one may have no end.
+/// The number of lines of a text. The last line need not have a line break.
 fn lines(text: &str) -> usize {
     1 + text.bytes().filter(|byte| *byte == b'\n').count()
 }

@@ -12,7 +12,7 @@ use toml::Spanned;
 pub(crate) enum Value {
     /// `"..."`
     String(String),
-    /// A whole number; one out of range becomes the nearest in range.
+    /// A whole number. A number outside the range of the type becomes its lowest or highest value.
     Integer(i64),
     /// A number with a fraction.
     Float(f64),

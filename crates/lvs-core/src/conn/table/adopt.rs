@@ -142,7 +142,7 @@ impl ConnTable {
         self.start(handle);
     }
 
-    /// Counts an entry and lets its timer run.
+    /// Counts an entry, and starts its timer.
     fn start(&mut self, handle: u32) {
         let entry = self.slots.entry(handle);
         self.strangers.forget(entry.client(), entry.protocol());

@@ -372,8 +372,8 @@ impl ConnTable {
         }
     }
 
-    /// Passes to `load` the words that a look-up of a packet between these two addresses will read,
-    /// with either of them as the client; see [`aim`](Self::aim).
+    /// Calls `load` with the words that a look-up of a packet between these two addresses will
+    /// read, with either address as the client; see [`aim`](Self::aim).
     #[inline]
     pub(crate) fn ahead(
         &self,
@@ -512,8 +512,8 @@ impl ConnTable {
     }
 }
 
-/// A hint where a look-up finds its entry. It affects only speed, and is valid for the shard that
-/// made it.
+/// A hint at which slot a look-up finds its entry. It affects only the speed, and is valid for the
+/// shard that made it.
 #[derive(Clone, Copy, Debug)]
 pub struct Ahead {
     narrow: bool,
@@ -522,7 +522,7 @@ pub struct Ahead {
 }
 
 impl Ahead {
-    /// No aim is known.
+    /// A hint without an aim.
     pub(crate) const NONE: Self = Self {
         narrow: true,
         sides: [Aim::NONE; 2],
@@ -539,15 +539,15 @@ impl Ahead {
     }
 }
 
-/// An invalid identity: each valid one is within [`IDENTITY`]. 0 is valid: the template of a mark
-/// has it.
+/// An invalid identity: all valid ones are within [`IDENTITY`]. 0 is valid: the template of a mark
+/// uses it.
 const NOBODY: u64 = u64::MAX;
 const _: () = assert!(IDENTITY != NOBODY);
 
-/// Position of the entry of one end, if there is one.
+/// Expected position of the entry of one side, if one is known.
 #[derive(Clone, Copy, Debug)]
 struct Aim {
-    /// [`NOBODY`] without a hint.
+    /// The identity that the entry must have; [`NOBODY`] without a hint.
     identity: u64,
     hash: u64,
     /// Its probable slot, or [`NO_SLOT`].
@@ -562,8 +562,8 @@ impl Aim {
     };
 }
 
-/// Recent source and destination addresses and ports that are not clients: mostly virtual addresses
-/// and servers. Addresses with the same hash share one slot.
+/// Recent source and destination addresses with ports that do not belong to clients: mostly virtual
+/// addresses and servers. Addresses with the same hash share one slot.
 pub(super) struct Strangers([AtomicU64; Self::PLACES]);
 
 impl Strangers {

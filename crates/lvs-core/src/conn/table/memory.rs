@@ -62,7 +62,7 @@ impl core::error::Error for OutOfMemory {}
 pub enum LayoutError {
     /// The memory does not begin with a table's description.
     Foreign,
-    /// It was written by a version of this crate with another layout, which is this number.
+    /// Another version of this crate wrote it, with the layout of this version number.
     Version(u64),
     /// Its numbers contradict each other, or the memory is too short for them.
     Damaged,
@@ -167,10 +167,10 @@ impl Layout {
         words
     }
 
-    /// Reads a description that was found.
+    /// Reads the layout from the header of existing memory.
     ///
     /// # Errors
-    /// If it is none, is of another version, or contradicts itself.
+    /// If the header is invalid, inconsistent, or of another version.
     pub fn from_words(words: &[u64; Self::HEADER_WORDS]) -> Result<Self, LayoutError> {
         let &[magic, version, ways, narrow, wide, rest @ ..] = words;
         if magic != Self::MAGIC {
@@ -219,7 +219,7 @@ pub struct Region {
 enum Store {
     Heap(Box<[AtomicU64]>),
     Borrowed(&'static [AtomicU64]),
-    /// The words, and the owner that keeps them mapped.
+    /// Shared memory, and the owner that keeps it mapped.
     Shared(
         &'static [AtomicU64],
         #[expect(dead_code, reason = "its life is what matters")] Arc<dyn Any + Send + Sync>,
@@ -319,7 +319,7 @@ impl Memory {
         Self::try_heap(layout).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// On the heap, if there is enough memory.
+    /// Memory on the heap.
     ///
     /// # Errors
     /// [`OutOfMemory`]
@@ -337,8 +337,8 @@ impl Memory {
         })
     }
 
-    /// Of regions as the layout wants them: narrow slots, their tags, wide slots, their tags,
-    /// overflow. They begin at a cache line each.
+    /// Memory in the given regions: narrow slots, their tags, wide slots, their tags, overflow.
+    /// Each region begins at a cache line.
     ///
     /// # Errors
     /// [`LayoutError::Damaged`] if a region is too short.

@@ -34,10 +34,10 @@ use super::memory::Layout;
 use crate::conn::{Draft, Key, NO_SLOT, TEMPLATE_BIT, flag};
 use crate::{Forwarding, Instant, Protocol, State};
 
-/// Eight words: a narrow slot, or half a wide one.
+/// Eight words: a narrow slot, or half of a wide slot.
 pub(super) type Line = [AtomicU64; 8];
 
-/// The hashed part of w0: everything except the kind.
+/// The hashed bits of w0: all bits except those of the kind.
 pub(super) const IDENTITY: u64 = (1 << 56) - 1;
 /// In w1 and w2 of a narrow slot: address and port.
 pub(super) const PEER: u64 = (1 << 48) - 1;
@@ -66,7 +66,7 @@ pub(crate) mod kind {
     pub(crate) const LIVE: u64 = bit(0);
     /// A persistence template.
     pub(crate) const TEMPLATE: u64 = bit(1);
-    /// The client's port is not known yet.
+    /// The client's port is unknown.
     pub(crate) const NO_CPORT: u64 = bit(2);
     /// A template that is not found any more.
     pub(crate) const HIDDEN: u64 = bit(3);
@@ -157,7 +157,7 @@ const fn unwire(word: u64) -> u16 {
     u16::from_be(word as u16)
 }
 
-/// The client's part of w0 of a narrow slot, and address and port of either other end.
+/// The client's bits in w0 of a narrow slot; also the encoding of the other addresses and ports.
 #[inline]
 pub(super) const fn narrow(addr: [u8; 4], port: u16) -> u64 {
     u32::from_ne_bytes(addr) as u64 | wire(port) << 32
@@ -168,7 +168,7 @@ fn unnarrow(word: u64) -> SocketAddrV4 {
     SocketAddrV4::new(low(word).to_ne_bytes().into(), unwire(word >> 32))
 }
 
-/// A protocol's part of w0.
+/// The protocol's bits in w0.
 #[inline]
 pub(super) const fn protocol_part(protocol: Protocol) -> u64 {
     (protocol.0 as u64) << 48
@@ -256,7 +256,7 @@ impl Draft {
 /// An entry in its slot.
 #[derive(Clone, Copy)]
 pub(crate) struct Entry<'a> {
-    /// The words that look-ups compare.
+    /// The line with the words that look-ups compare.
     front: &'a Line,
     /// The words 3 to 7, which packets change. A narrow slot has them in the same line, a wide slot
     /// in the second line.
@@ -447,7 +447,7 @@ impl<'a> Entry<'a> {
         self.update_counted(|word| word | both(0, flags));
     }
 
-    /// Clears such flags.
+    /// Clears the bits that are set in `flags`.
     #[inline]
     pub(crate) fn clear(self, flags: u32) {
         self.update_counted(|word| word & !both(0, flags));
@@ -468,7 +468,7 @@ impl<'a> Entry<'a> {
         Forwarding::from_bits(self.flags() & flag::METHOD)
     }
 
-    /// The entry that controls this one, or [`NO_SLOT`]; with [`TEMPLATE_BIT`], a template.
+    /// The controlling entry, or [`NO_SLOT`]; with [`TEMPLATE_BIT`], a template.
     #[inline]
     pub(crate) fn control(self) -> u32 {
         low(self.hot(HOT_CONTROL))
@@ -484,7 +484,7 @@ impl<'a> Entry<'a> {
         (control != NO_SLOT && control & TEMPLATE_BIT != 0).then_some(control & !TEMPLATE_BIT)
     }
 
-    /// The connection that controls this one.
+    /// The controlling connection.
     pub(crate) fn controller(self) -> Option<u32> {
         Some(self.control()).filter(|control| control & TEMPLATE_BIT == 0)
     }
@@ -532,7 +532,7 @@ impl<'a> Entry<'a> {
         self.front(0) & kind::LIVE != 0
     }
 
-    /// The epoch in which it was published last; 0 if it never was.
+    /// The epoch in which the connection was last offloaded; 0 if it never was.
     #[inline]
     pub(crate) fn epoch(self) -> u16 {
         (self.hot(HOT_STATE) >> 16 & 0xffff) as u16
@@ -601,7 +601,8 @@ impl<'a> Entry<'a> {
         self.write_armed(draft, self.armed(), self.epoch());
     }
 
-    /// Writes a free slot: nothing of it is read, so that the processor does not wait for its line.
+    /// Writes a free slot. It reads none of its words, so that the processor does not wait for the
+    /// cache line.
     pub(super) fn fill(self, draft: &Draft, expires: Instant, armed: u32) {
         self.set_expires(expires);
         self.write_armed(draft, armed, 0);

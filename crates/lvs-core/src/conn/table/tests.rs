@@ -1,4 +1,4 @@
-//! The table against a naive one: the same operations, the same answers.
+//! Compares the table with a naive model: the same operations give the same results.
 
 use std::boxed::Box;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -228,8 +228,9 @@ fn nat(client: u16, virt: SocketAddr, server: SocketAddr) -> Draft {
     draft
 }
 
-/// One client's port to every port of an address, and to one port of as many addresses with one
-/// server: the hash of the client alone leads all of them to the same buckets.
+/// One client port with connections to every port of an address, and to one port of as many
+/// addresses with one server. The buckets depend only on the client, so all entries have the same
+/// buckets.
 #[test]
 fn many_destinations_of_one_client_port_make_no_long_chain() {
     let mut table = ConnTable::new(1 << 17, 1);
@@ -294,7 +295,7 @@ fn full_table_refuses_and_recovers() {
     }
 }
 
-/// An entry whose buckets are both full is found in the overflow, up to the size of the overflow.
+/// An entry whose buckets are both full is stored in the overflow, until the overflow is full.
 #[test]
 fn full_buckets_overflow_and_the_overflow_is_bounded() {
     let layout = Layout {

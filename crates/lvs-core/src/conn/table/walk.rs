@@ -5,7 +5,7 @@ use core::ops::Range;
 
 use super::{ConnTable, PART};
 
-/// Free slots whose visit costs as much as one listed entry.
+/// Number of free slots whose visit takes as long as one listed entry.
 const ENTRY_COST: usize = 16;
 
 impl ConnTable {

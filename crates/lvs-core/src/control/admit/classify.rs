@@ -1,8 +1,8 @@
 //! The steps of the decision about a packet that may open a connection (`ip_vs_schedule`).
 //!
-//! The steps and their order are here, and only here. [`Control::admit`] takes them with
-//! [`Admission`](super::Admission), which changes the state. [`Control::explain`] takes them with a
-//! preview, which changes nothing.
+//! Only this module contains the steps and their order. [`Control::admit`] executes them with
+//! [`Admission`](super::Admission), which changes the state. [`Control::explain`] executes them
+//! with a preview, which changes nothing.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -111,7 +111,7 @@ pub(in crate::control) trait State {
         now: Instant,
     ) -> Option<(Self::Template, Arc<Server>)>;
 
-    /// Stores a new template; `None` if there is no room for it.
+    /// Stores a new template; `None` if the table of templates is full.
     fn make_template(
         &mut self,
         template: Template,

@@ -42,7 +42,7 @@ pub(super) struct Ask<'a> {
 enum Opened {
     /// A connection in the shard's table.
     Entry(u32),
-    /// A connection of one packet, with the template that it was made from.
+    /// A one-packet connection, with its template.
     Once(Draft, Option<(u32, Arc<Template>)>),
 }
 
@@ -212,7 +212,7 @@ impl Control {
         }
     }
 
-    /// Opens a connection for a packet, if it may and a server can take it.
+    /// Opens a connection for a packet, if the settings allow it and a server is available.
     fn open(
         &mut self,
         shard: &mut Shard,
@@ -294,7 +294,7 @@ impl Control {
         index
     }
 
-    /// Forgets a connection of one packet.
+    /// Removes a one-packet connection.
     fn close_once(
         &mut self,
         shard: &mut Shard,
@@ -360,7 +360,7 @@ impl<'a> Ask<'a> {
     }
 }
 
-/// The real state: decisions take effect.
+/// The director's state: decisions change it.
 struct Admission<'a> {
     control: &'a mut Control,
     shard: &'a mut Shard,

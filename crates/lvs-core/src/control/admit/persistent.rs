@@ -1,4 +1,4 @@
-//! Persistence templates: their keys, and the usable ones.
+//! Persistence templates: their keys, and the search for a usable template.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 

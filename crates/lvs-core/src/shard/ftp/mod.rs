@@ -133,7 +133,7 @@ struct Tcp<'a> {
     offer: Option<Offer>,
     options: &'a [u8],
     payload: &'a [u8],
-    /// Its header is there, with a possible length.
+    /// Whether the segment has a complete header with a valid length.
     whole: bool,
 }
 
@@ -194,8 +194,8 @@ impl<'a> Tcp<'a> {
 }
 
 impl Shard {
-    /// Whether a client's SYN belongs to control connection `index` as it is tracked, rather than
-    /// to a new one on the same addresses and ports.
+    /// Whether a client's SYN belongs to the tracked control connection `index`, rather than to a
+    /// new connection with the same addresses and ports.
     pub(super) fn is_same_control(&self, index: u32, meta: &PacketMeta<'_>) -> bool {
         let mut session = self.session(index);
         meta.segment.is_intact(&meta.tuple)
@@ -343,8 +343,8 @@ impl Shard {
         Replacement::new(&place, mode, virt)?.moved(at)
     }
 
-    /// Creates the data connection with `key` to `server`, or uses the `known` one, and sets it to
-    /// wait for its first packet (`ip_vs_tcp_conn_listen`). Returns its index.
+    /// Creates the data connection with `key` to `server`, or uses the existing connection `known`.
+    /// The connection waits for its first packet (`ip_vs_tcp_conn_listen`). Returns its index.
     #[expect(clippy::too_many_arguments, reason = "what a connection consists of")]
     fn expect(
         &mut self,

@@ -25,11 +25,11 @@ pub(super) enum From {
 /// Relation of a segment to the tracked connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Relation {
-    /// The segment belongs to the connection.
+    /// The segment belongs to the tracked connection.
     Known,
     /// The tracking begins with it.
     New,
-    /// The segment belongs to no connection.
+    /// The segment does not belong to the tracked connection.
     Foreign,
 }
 
@@ -159,14 +159,14 @@ impl Offer {
     }
 }
 
-/// The stream of one side.
+/// The sequence numbers of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Stream {
     /// Past the last byte that was sent.
     end: u32,
-    /// End of the other side's window.
+    /// End of the receiver's window.
     limit: u32,
-    /// The largest window that this side has announced; 0 until it has sent something.
+    /// The largest window that the sender has announced; 0 until its first segment.
     window: u32,
     /// The scale of its window.
     scale: u8,
@@ -235,7 +235,7 @@ pub(super) struct Track {
     client: Stream,
     server: Stream,
     last: Last,
-    /// The other side has answered.
+    /// Whether the other side has answered.
     replied: bool,
     /// The connection had segments in both directions.
     assured: bool,
@@ -333,8 +333,8 @@ impl Track {
         }
     }
 
-    /// Follows a segment; `true` if it belongs to the connection. `goes_on` becomes `false` if it
-    /// ends the tracking.
+    /// Tracks a segment; `true` if it belongs to the connection. Sets `goes_on` to `false` if
+    /// tracking ends with this segment.
     fn follow(
         &mut self,
         from: From,

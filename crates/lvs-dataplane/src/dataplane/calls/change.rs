@@ -192,7 +192,7 @@ impl Host for WithDaemons<'_> {
     }
 }
 
-/// The host, as if every daemon got its sockets.
+/// The host's view, for a check that assumes that every daemon can open its sockets.
 struct Willing<'a>(&'a View);
 
 impl Host for Willing<'_> {

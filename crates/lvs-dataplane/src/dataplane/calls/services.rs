@@ -8,8 +8,8 @@ use super::end;
 use crate::dataplane::handle::Handle;
 use lvs_process::server::Sink;
 
-/// Servers that are copied with the control half locked: packets that open connections have their
-/// turn in between.
+/// Number of servers that are copied during one lock of the control half; between two such pieces,
+/// packet workers can lock it.
 const PIECE: usize = 256;
 
 impl Handle {
@@ -41,7 +41,7 @@ impl Handle {
         keys.iter().map(|key| self.service_info(key, now)).collect()
     }
 
-    /// Describes one service, with its servers in pieces.
+    /// Describes one service, and copies its servers in pieces.
     fn service_info(&self, key: &ServiceKey, now: Instant) -> Result<ServiceInfo, Failure> {
         let mut reported: Option<ServiceInfo> = None;
         loop {

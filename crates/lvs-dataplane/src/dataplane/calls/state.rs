@@ -119,7 +119,7 @@ impl Handle {
         Ok(Announcements { announced })
     }
 
-    /// The counters of packets by reason, with their recent part.
+    /// The counters of packets by reason, with the counts of the recent time.
     pub(super) fn reasons(&self) -> Result<Vec<ReasonCount>, Failure> {
         let mut reasons = self.counted_reasons()?;
         lock(&self.recent).apply(&mut reasons, Instant::now());
@@ -162,7 +162,7 @@ impl Handle {
         end(out)
     }
 
-    /// The filters by source, long ones in pieces.
+    /// The filters by source; long ones are sent in pieces.
     pub(super) fn list_filters(&self, out: &mut Sink<'_>) -> Result<Value, Failure> {
         const PIECE: usize = 1000;
         let filters: Vec<_> = self.context.control().filters().collect();

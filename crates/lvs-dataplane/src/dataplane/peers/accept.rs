@@ -18,12 +18,12 @@ use lvs_sys::Poller;
 
 /// The longest time until a peer has sent its proof.
 const PROOF: Duration = Duration::from_secs(3);
-/// The most connections from one address without a proof.
+/// Maximum of unauthenticated connections from one address.
 const GREETINGS_MAX: usize = 2;
 /// The longest wait until this director owns the connections borrowed from an earlier run of a
 /// peer.
 const SETTLE: Duration = Duration::from_secs(10);
-/// The shortest time between two log lines about clients that are not peers.
+/// Shortest interval between two log lines about clients that are not peers.
 const COMPLAIN: Duration = Duration::from_secs(60);
 
 /// The time between two attempts to listen on an address that the host does not have.
@@ -124,7 +124,7 @@ fn plain(ip: IpAddr) -> IpAddr {
     ip.to_canonical()
 }
 
-/// The handshake, in which both sides prove within three seconds that they have the key.
+/// Performs the handshake, in which both sides prove within three seconds that they have the key.
 fn greet(peers: &Peers, peer: &Peer, stream: &TcpStream) -> Option<Handshake> {
     let met = try_greet(peers, peer, stream);
     match met {

@@ -43,7 +43,7 @@ pub(super) const PAYLOAD_MAX: usize = 8 + DIGEST_LEN + SERVICES_MAX * SERVICE_LE
 const HEADER_LEN: usize = 5;
 const CODE_LEN: usize = 16;
 
-/// The key that the peers share.
+/// The secret key that all peers have.
 #[derive(Clone)]
 pub(super) struct Key(Vec<u8>);
 
@@ -152,7 +152,7 @@ impl Handshake {
         }
     }
 
-    /// Whether the peers compare their services in this session.
+    /// Whether both peers of this session compare their services.
     pub(super) fn compares_services(&self) -> bool {
         self.services
     }
@@ -247,7 +247,7 @@ pub(super) enum FrameError {
     /// The code of a frame is wrong: another sender wrote it, or it was changed, repeated or
     /// reordered.
     Forged,
-    /// The code is right, but the payload does not follow the protocol.
+    /// The authentication code is valid, but the payload violates the protocol.
     Malformed,
 }
 

@@ -9,10 +9,10 @@ use lvs_core::sync::bulk::{DIGEST_LEN, Digest};
 
 use crate::lock::lock;
 
-/// Bytes that may wait for one peer. If they exceed it, the peer receives a full sync.
+/// Maximum of bytes that may wait for one peer. If they exceed it, the peer receives a full sync.
 const WAITING_MAX: usize = 16 << 20;
-/// A session stops taking messages from its queue when it has this many bytes; the last message may
-/// exceed it.
+/// Number of bytes after which a session sends before it reads more messages from its queue. The
+/// last message may exceed it.
 const PORTION: usize = 256 << 10;
 /// The most ranges that a peer may request again.
 const WANTED_MAX: usize = lvs_core::sync::bulk::RANGES;
@@ -88,7 +88,7 @@ struct Gathering {
     behind: Vec<Said>,
 }
 
-/// The outgoing queue of one peer, and the ranges that this peer has requested again.
+/// The outgoing queue of one peer, and the ranges that the peer has requested again.
 #[derive(Debug, Default)]
 pub(super) struct Outgoing {
     queue: Mutex<Queue>,
@@ -99,7 +99,7 @@ pub(super) struct Outgoing {
 struct Queue {
     said: VecDeque<Said>,
     gathering: Option<Gathering>,
-    /// Bytes of all messages, also of those that go behind a digest.
+    /// Bytes of all messages, including those that are queued after a digest.
     bytes: usize,
     lost: bool,
     closed: bool,
@@ -107,7 +107,7 @@ struct Queue {
 }
 
 impl Queue {
-    /// Accounts for a message; `false` if there is no room for it.
+    /// Accounts for a message; `false` if the queue has no room for it.
     fn has_room(&mut self, said: &Said) -> bool {
         let bytes = self.bytes + said.len();
         if bytes > WAITING_MAX {
@@ -163,8 +163,8 @@ impl Outgoing {
         }
     }
 
-    /// Begins a digest, to which each of `workers` packet workers is to
-    /// [add its connections](Self::add_to_digest); `false` while an earlier one is incomplete.
+    /// Begins a digest, to which each of `workers` packet workers [adds its
+    /// connections](Self::add_to_digest); `false` while an earlier digest is incomplete.
     pub(super) fn begin_digest(&self, workers: usize) -> bool {
         let mut queue = self.queue();
         if queue.closed || queue.gathering.is_some() {
@@ -306,7 +306,7 @@ mod tests {
         assert!(hub.remove(&slow));
     }
 
-    /// A digest of connections `numbers`, as a worker has it: here the hash is the number.
+    /// A worker's digest of the connections `numbers`; the hash of each is its number.
     fn digest_of(numbers: &[u8]) -> Digest {
         let mut bytes = vec![0; DIGEST_LEN];
         let sum = numbers.iter().fold(0, |sum, number| sum ^ number);
@@ -316,8 +316,8 @@ mod tests {
         Digest::parse(&bytes).expect("it is in order")
     }
 
-    /// Each order in which three workers add their connections to a digest, with changes in
-    /// between: the digest is that of the items before it.
+    /// Three workers add their connections to a digest in each order, with changes in between. The
+    /// digest describes the items that were queued before it.
     #[test]
     fn digest_of_several_workers_describes_items_before_it() {
         const ORDERS: [[usize; 3]; 6] = [

@@ -54,7 +54,7 @@ use lvs_sys::EventFd;
 /// The longest time that a packet worker may take to answer.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A peer is silent if it has sent no digest for this time; it sends one every 2 seconds.
+/// A peer is silent if no digest arrived from it for this time; a peer sends one every 2 seconds.
 const SILENT: Duration = Duration::from_secs(4);
 /// The time in which the peers of an ending director can receive its last messages.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -72,10 +72,10 @@ pub(in crate::dataplane) struct Peers {
     /// The keys of the digests.
     keys: [u64; 2],
     listen: SocketAddr,
-    /// Whether the socket accepts peers. It does not while the host does not have the address.
+    /// Whether the socket accepts peers. It is false while the host does not have the address.
     listens: AtomicBool,
     wait: Duration,
-    /// The time for which services may differ before it is an alarm.
+    /// The time for which services may differ before an alarm is raised.
     alarm: Duration,
     tables: Mutex<tables::Own>,
     started: Instant,
@@ -116,7 +116,7 @@ struct Place {
     from: usize,
 }
 
-/// One peer.
+/// A peer.
 #[derive(Debug)]
 struct Peer {
     /// Its index among the peers.
@@ -133,7 +133,7 @@ struct State {
     /// The identity of the peer's run from which this director receives.
     identity: Option<[u8; 16]>,
     stream: Option<TcpStream>,
-    /// This director has borrowed connections of the peer that it does not own yet.
+    /// This director has borrowed connections of the peer, and does not own them yet.
     lends: bool,
     trouble: Option<(Trouble, String)>,
     /// The connections received in the full sync so far.
@@ -429,7 +429,7 @@ impl Peers {
         own.digests()
     }
 
-    /// The configured listening address, if the host does not have it yet.
+    /// The configured listening address, if the host does not have this address yet.
     pub(super) fn waiting(&self) -> Option<Waiting> {
         let listen = self.listen;
         (!self.listens.load(Ordering::Acquire)).then(|| Waiting {
@@ -594,8 +594,8 @@ fn bind(listen: SocketAddr) -> io::Result<TcpListener> {
     Ok(socket)
 }
 
-/// Whether the host does not have the address, or the interface of its scope. Both may appear
-/// later.
+/// Whether the error means that the host lacks the address, or the interface of its scope. Both may
+/// appear later.
 fn is_missing(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::AddrNotAvailable || error.raw_os_error() == Some(libc::ENODEV)
 }
@@ -728,13 +728,13 @@ impl Peer {
         drop(self.changed.wait_timeout_while(state, patience, old));
     }
 
-    /// Whether there is a connection to the peer, or from it.
+    /// Whether a connection to or from the peer exists.
     fn talks(&self) -> bool {
         let state = self.state();
         state.stream.is_some() || state.tells.is_some()
     }
 
-    /// Closes the receiving connection, and with `tells` also the sending one.
+    /// Closes the receiving connection, and with `tells` also the sending connection.
     fn hang_up(&self, tells: bool) {
         let state = self.state();
         let tells = state.tells.as_ref().filter(|_| tells);

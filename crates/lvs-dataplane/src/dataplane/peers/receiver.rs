@@ -1,5 +1,4 @@
-//! Receiving from a peer: the dataplane takes over its connections, and compares them with its
-//! digests.
+//! Receives from a peer: takes over its connections, and compares them with its digests.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -18,7 +17,7 @@ use super::tables::Said;
 use super::{Peer, Peers, Place, Step, Trouble, frame};
 use crate::random::random;
 
-/// The longest time until a peer accepts a connection, and until it has sent its proof.
+/// Time limit for a peer to accept a connection, and to send its proof.
 const CONNECT: Duration = Duration::from_secs(2);
 /// The longest time without a frame: a peer sends a digest every two seconds.
 const SILENCE: Duration = Duration::from_secs(10);
@@ -32,7 +31,8 @@ const PORTION: usize = 64;
 const PORTIONS_MAX: usize = 2;
 /// Slots that the packet worker examines at once.
 const PIECE: usize = 8192;
-/// Consecutive digests that may each request repairs. After these, only one in this many does.
+/// Number of consecutive digests that may each request repairs. Afterwards only one digest in this
+/// many does.
 const REPAIRS_IN_A_ROW: u32 = 3;
 const REPAIRS_LATER: u32 = 15;
 
@@ -114,7 +114,7 @@ fn listen(peers: &Arc<Peers>, peer: &Arc<Peer>, borrowed: &mut bool) -> Result<(
     }
 }
 
-/// The handshake, in which both sides prove that they have the key.
+/// Performs the handshake, in which both sides prove that they have the key.
 fn introduce(peers: &Peers, stream: &mut TcpStream) -> Result<([u8; 16], Handshake), Ended> {
     let until = Instant::now() + CONNECT;
     stream.set_write_timeout(Some(CONNECT)).map_err(away)?;
@@ -147,7 +147,7 @@ fn introduce(peers: &Peers, stream: &mut TcpStream) -> Result<([u8; 16], Handsha
     Ok((theirs.identity, handshake))
 }
 
-/// Portions on their way to the packet workers.
+/// Received portions that are sent to the packet workers.
 struct Portions<'a> {
     peers: &'a Peers,
     number: usize,
@@ -202,7 +202,7 @@ impl<'a> Portions<'a> {
         }
     }
 
-    /// Posts a portion to a packet worker when there is a free place.
+    /// Sends a portion to a packet worker, as soon as fewer than the maximum are pending.
     fn post(&mut self, worker: usize, portion: Vec<Item>) -> bool {
         while self.under_way[worker] >= PORTIONS_MAX {
             if !self.wait() {
@@ -342,8 +342,8 @@ fn compare_services(peers: &Peers, peer: &Peer, theirs: &ServiceDigests) {
     say(peer, said);
 }
 
-/// Makes this director the owner of connections that it borrowed from a peer; it replicates them
-/// from now on.
+/// Makes this director the owner of connections that it borrowed from a peer. From now on it
+/// replicates them.
 fn adopt(peers: &Peers, peer: &Peer, ranges: Option<&Ranges>) {
     let mut next = Some(Place::default());
     while let Some(place) = next {

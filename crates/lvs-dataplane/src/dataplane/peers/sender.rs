@@ -24,9 +24,10 @@ const AHEAD: usize = 256 << 10;
 const ITEMS_MAX: usize = 64 << 10;
 /// Queued items are combined up to this many bytes, so that a frame becomes nearly full.
 const PORTION: usize = ITEMS_MAX / 4;
-/// The time between two digests.
+/// Interval between two digests.
 const DIGEST_PERIOD: Duration = Duration::from_secs(2);
-/// The time between two walks that send connections with packets since the last one.
+/// Interval between two walks over the table, which send the connections that had packets since the
+/// previous walk.
 const REFRESH_PERIOD: Duration = Duration::from_secs(30);
 /// The wait for more changes, so that they are sent together.
 const LINGER: Duration = Duration::from_millis(10);
@@ -36,7 +37,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// A walk over the tables of all packet workers.
 struct Walk {
     pass: Pass,
-    /// The place at which the walk continues; `None` if the templates are next.
+    /// The slot at which the walk continues; `None` if the templates are next.
     next: Option<Place>,
     templates: Option<usize>,
     begun: lvs_core::Instant,

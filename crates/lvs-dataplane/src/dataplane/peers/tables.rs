@@ -1,4 +1,5 @@
-//! Whether a peer schedules like this director: compares the digests of both directors' services.
+//! Compares the digests of both directors' services, to find whether a peer's scheduler chooses the
+//! same servers.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -57,7 +58,7 @@ impl Own {
     }
 }
 
-/// A log line about a comparison.
+/// The last log line about a comparison.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Said {
     /// The directors have differed for too long.
@@ -70,7 +71,7 @@ pub(super) enum Said {
 #[derive(Debug, Default)]
 pub(super) struct Comparison {
     identity: Option<[u8; 16]>,
-    /// There is a session in which the peer sends no digests of services.
+    /// The peer's version sends no digests of services.
     older: bool,
     /// The peer has sent digests in this session.
     compared: bool,
@@ -104,7 +105,7 @@ impl Comparison {
         (self.older, self.compared) = (false, false);
     }
 
-    /// Compares the digests of a peer with `ours`; returns the log line, if there is one.
+    /// Compares the digests of a peer with `ours`; returns the log line, if the result has changed.
     pub(super) fn compare(
         &mut self,
         ours: &ServiceDigests,

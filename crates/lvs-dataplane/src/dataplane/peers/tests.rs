@@ -51,12 +51,12 @@ pub(super) fn parts(control: Control, workers: usize) -> Parts {
     (context, Arc::new(threads))
 }
 
-/// One peer of a dataplane whose packet worker is gone.
+/// A dataplane with one peer, whose packet worker has exited.
 fn peers(address: SocketAddr) -> Arc<Peers> {
     peers_of(None, address)
 }
 
-/// One peer of a dataplane.
+/// A dataplane with one peer.
 pub(super) fn peers_of(parts: Option<&Parts>, address: SocketAddr) -> Arc<Peers> {
     let peer = Peer {
         number: 0,
@@ -123,7 +123,7 @@ fn listener() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
-/// A receiving peer with its end of the connection.
+/// A receiving peer, with its side of the connection.
 struct Listens {
     peers: Arc<Peers>,
     stream: TcpStream,
@@ -201,7 +201,7 @@ fn changed(mut frame: Vec<u8>) -> Vec<u8> {
     frame
 }
 
-/// A frame whose kind an attacker has changed to an unknown one.
+/// A frame whose kind an attacker has replaced by an unknown one.
 fn unknown(mut frame: Vec<u8>) -> Vec<u8> {
     frame[4] = 255;
     frame
@@ -255,7 +255,7 @@ fn invalid_frame_of_receiver_closes_session_and_is_counted() {
     }
 }
 
-/// The beginning of a frame of one byte more than any has.
+/// The header of a frame that is one byte longer than the maximum.
 fn too_long() -> Vec<u8> {
     let len = u32::try_from(PAYLOAD_MAX + 1).expect("it fits");
     let mut bytes = len.to_be_bytes().to_vec();
@@ -566,7 +566,7 @@ impl Director {
         self.packets(ports, 0x10);
     }
 
-    /// The connections that the workers own, and those that they have borrowed.
+    /// The number of connections that the workers own, and of those that they have borrowed.
     fn counts(&mut self) -> (u64, u64) {
         let mut counts = (0, 0);
         for worker in &mut self.workers {
@@ -598,7 +598,7 @@ fn tuple(port: u16) -> Tuple {
     Tuple::tcp(([192, 0, 2, 1], port).into(), virt)
 }
 
-/// Lets the workers of all directors work until `done`.
+/// Runs the workers of all directors until `done` returns true.
 fn run_until(
     what: &str,
     directors: &mut [Director; 2],

@@ -19,20 +19,23 @@ const BUSY: Duration = Duration::from_millis(50);
 const LOCALS_WAITING: usize = 1 << 16;
 /// The local ports that are written at a time: each takes two system calls.
 const LOCALS_AT_ONCE: usize = 512;
-/// Slots of one portion of the walk for the synchronisation master, and the pause behind it.
+/// Number of slots in one portion of the walk for the synchronisation master; a pause follows each
+/// portion.
 const SYNC_BUDGET: usize = 1 << 16;
 const SYNC_PAUSE: Duration = Duration::from_millis(1);
-/// Slots whose connections are evicted in one round of housekeeping, if all must be evicted.
+/// Number of slots whose connections are evicted in one round of housekeeping, if all must be
+/// evicted.
 const WITHDRAW_BUDGET: usize = 1 << 20;
 
 /// The state of a worker for the kernel fast path.
 #[derive(Default)]
 pub(super) struct KernelSide {
-    /// The path, if there is one.
+    /// The kernel fast path, if it is used.
     pub(super) path: Option<Arc<FastPath>>,
     /// Last time at which all received packets had been sent on.
     pub(super) quiet: Instant,
-    /// As long as there are captures, nothing passes them by in the kernel.
+    /// Set while there are captures: the kernel fast path then forwards no packets, so that all of
+    /// them can be captured.
     pub(super) shown: Option<Held>,
     /// Next slot of the walk for the synchronisation master, and the time of the next step.
     pub(super) synced: Option<(usize, Instant)>,

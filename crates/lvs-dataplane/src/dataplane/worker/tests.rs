@@ -35,7 +35,7 @@ fn syn(arena: &Arc<Arena>, slot: usize, port: u16) -> Frame {
     Frame::lent(lent, 64..64 + bytes.len(), Offload::default())
 }
 
-/// Two workers of one director with a service, which divide packets like this.
+/// Two workers of one director with a service. Packets are divided among the workers by this rule.
 struct Bed {
     context: Arc<Context>,
     threads: Arc<Threads<Worker>>,
@@ -248,7 +248,7 @@ fn packet_at_wrong_worker_is_passed_to_its_owner() {
     assert_eq!(server.inactive() + server.active(), 40);
 }
 
-/// A SYN with FIN or ACK opens a connection, as in the kernel, so it is one.
+/// A SYN with FIN or ACK opens a connection, as in the kernel, so it counts as a SYN.
 #[test]
 fn syn_flood_counts_all_packets_that_open_connections() {
     const ALONE: u8 = 0;
@@ -399,8 +399,8 @@ fn long_round_is_demoted_between_any_two_pieces() {
     assert_eq!(worker.report().workers[0].demoted, 1);
 }
 
-/// A flood for one worker does not displace the packets of other workers for it, and delays no
-/// worker.
+/// A flood of packets for one worker neither displaces packets that other workers pass to it, nor
+/// delays any worker.
 #[test]
 fn stuck_worker_loses_only_its_own_packets() {
     let count = NonZeroUsize::new(WORKERS).expect("two");

@@ -83,7 +83,8 @@ impl<'a> Batch<'a> {
         self.commands == 0
     }
 
-    /// The finished batch, and the sequence number whose acknowledgement confirms it.
+    /// The finished batch, the sequence number of its last message and the one whose
+    /// acknowledgement confirms the batch.
     pub(super) fn finish(mut self) -> (Vec<u8>, u32, u32) {
         // The kernel always reports errors; only the last command requests an acknowledgement.
         self.builder.add_flags(NLM_F_ACK);
@@ -345,7 +346,7 @@ impl RuleBody<'_> {
         self
     }
 
-    /// Counts and drops the packets that match all expressions before this one.
+    /// Counts and drops the packets that match all previous expressions.
     pub(super) fn drop(&mut self) {
         const NF_DROP: u32 = 0;
         self.expression("counter", |_| {});

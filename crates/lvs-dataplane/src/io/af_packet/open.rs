@@ -29,14 +29,14 @@ const FIRST_SLOT: usize = 5 * 64;
 /// ms. 5 MiB.
 const FIRST_SLOTS: usize = 16_384;
 
-/// Several workers share the slots; each has at least 1/`SHARE_LEAST` of them.
+/// Several workers share the slots; each gets at least 1/`SHARE_LEAST` of them.
 const SHARE_LEAST: usize = 4;
 
 /// Receive buffer for SYNs with data (TCP Fast Open).
 const FIRST_BUFFER: i32 = 1 << 20;
 
-/// Additional bytes in front of a frame in its slot: the virtio header and those of the packet
-/// share one cache line, and the headers of a tunnel fit in front.
+/// Additional bytes before a frame in its slot: with them, the virtio header and the packet's
+/// headers share one cache line, and a tunnel's headers fit before the packet.
 const RESERVE: u32 = 62;
 
 /// `PACKET_IGNORE_OUTGOING` of `linux/if_packet.h` (Linux 4.20).
@@ -54,7 +54,7 @@ pub enum OpenError {
         /// The interface.
         interface: String,
     },
-    /// There is no such interface.
+    /// The interface does not exist.
     #[error("there is no interface {interface} (index {ifindex}): `ip link` lists them")]
     NoInterface {
         /// The interface.
@@ -83,7 +83,7 @@ pub enum OpenError {
 ///                                                            the host sees it as it came
 /// ```
 ///
-/// If such a frame leaves the interface nevertheless, no station accepts it ([`lvs_sys::turned`]).
+/// If such a frame leaves the interface nevertheless, no host accepts it ([`lvs_sys::turned`]).
 #[derive(Debug)]
 pub(super) struct Back {
     pub(super) socket: PacketSocket,
@@ -259,9 +259,9 @@ struct Opening<'a> {
     fast_path: Option<&'a Arc<FastPath>>,
     /// Attach the kernel fast path as XDP, that is, before the kernel allocates a socket buffer.
     xdp: bool,
-    /// Workers that share the interface.
+    /// Number of workers that share the interface.
     workers: usize,
-    /// The socket shall not receive yet.
+    /// The socket must not receive yet.
     waits: bool,
 }
 
@@ -370,7 +370,7 @@ impl<'a> Opening<'a> {
         })
     }
 
-    /// A socket that receives nothing yet.
+    /// Opens a socket that does not receive yet.
     fn socket(&self) -> Result<PacketSocket, OpenError> {
         let socket = PacketSocket::new().map_err(self.fail("open a packet socket"))?;
         for (option, step) in [
@@ -396,7 +396,7 @@ impl<'a> Opening<'a> {
         filtered.map_err(self.fail("filter for what comes in"))
     }
 
-    /// Opens the socket for SYNs, and excludes them from `others`. If it cannot be opened, `others`
+    /// Opens the socket for SYNs, and excludes SYNs from `others`. If it cannot be opened, `others`
     /// receives them.
     fn firsts(&self, others: &PacketSocket) -> Option<Box<Firsts>> {
         let opened = self.first_inlet(|socket| others.share_with(socket));

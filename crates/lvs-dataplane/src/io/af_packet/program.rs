@@ -47,7 +47,7 @@ enum Label {
 #[derive(Default)]
 struct Assembler {
     ops: Vec<Op>,
-    /// Jumps whose length is not determined yet.
+    /// Jumps whose distance is not known yet.
     jumps: Vec<(usize, Label)>,
     places: Vec<(Label, usize)>,
 }
@@ -154,7 +154,7 @@ impl Assembler {
         self.jump(Label::Hash);
     }
 
-    /// Mixes the upper bits of the accumulator into the lower ones.
+    /// Mixes the upper bits of the accumulator into its lower bits.
     fn mix(&mut self, bits: u32) {
         self.add(TO_X, 0);
         self.add(SHIFT_RIGHT, bits);

@@ -113,7 +113,7 @@ pub struct RouteHit {
     pub kind: RouteKind,
     /// The interface; 0 if the type has none, such as blackhole.
     pub oif: u32,
-    /// The router; without one the destination is a neighbour.
+    /// The router; `None` if the destination is on the link.
     pub gateway: Option<IpAddr>,
     /// The source address that the route prefers.
     pub prefsrc: Option<IpAddr>,
@@ -124,7 +124,7 @@ pub struct RouteHit {
 /// A neighbour's address on the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Neighbour {
-    /// Its Ethernet address, if it is resolved.
+    /// The neighbour's Ethernet address, if it is resolved.
     pub mac: Option<LinkAddress>,
     /// `NUD_*`.
     pub state: u16,
@@ -168,7 +168,7 @@ pub struct Changes {
     pub routes: bool,
     /// These neighbours (interface and address).
     pub neighbours: Vec<(u32, IpAddr)>,
-    /// Whether one of them has a new link-layer address, or has lost it.
+    /// Whether a neighbour has a new link-layer address, or has lost it.
     pub moved: bool,
     /// A rule, route or proxy neighbour of the TUN backend was deleted.
     pub steering: bool,

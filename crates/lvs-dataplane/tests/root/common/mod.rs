@@ -85,7 +85,7 @@ pub(crate) fn ip(args: &str) {
     sh(&format!("ip {args}"));
 }
 
-/// A shell command in this thread's namespace; its output.
+/// Runs a shell command in this thread's namespace; returns its output.
 pub(crate) fn sh(command: &str) -> String {
     let output = Command::new("sh")
         .args(["-ec", command])

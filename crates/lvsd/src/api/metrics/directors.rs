@@ -10,7 +10,7 @@ use super::Out;
 use crate::clock::unix_time;
 use crate::cluster::vrrp_states;
 
-/// Whether it is in maintenance, and its state with keepalived.
+/// Whether the director is in maintenance, and its VRRP state.
 pub(super) fn alone_or_not(out: &mut Out<'_>, director: &DirectorStatus) -> fmt::Result {
     out.gauge(
         "lvs_maintenance",
@@ -116,7 +116,7 @@ fn label(peer: SocketAddr) -> [(&'static str, String); 1] {
     [("peer", peer.ip().to_string())]
 }
 
-/// Whether this director has the connections of its peers.
+/// Whether this director has received the connections of its peers.
 fn peers(out: &mut Out<'_>, all: &[PeerStanding]) -> fmt::Result {
     let each =
         |value: fn(&PeerStanding) -> u64| all.iter().map(move |one| (label(one.peer), value(one)));
@@ -137,7 +137,7 @@ fn peers(out: &mut Out<'_>, all: &[PeerStanding]) -> fmt::Result {
     )
 }
 
-/// Whether peers choose the same servers as this director.
+/// Whether the peers' schedulers choose the same servers as this director's.
 fn tables(out: &mut Out<'_>, all: &[TablesInfo]) -> fmt::Result {
     let each =
         |value: fn(&TablesInfo) -> u64| all.iter().map(move |one| (label(one.peer), value(one)));

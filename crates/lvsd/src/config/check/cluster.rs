@@ -208,7 +208,7 @@ impl Checker<'_> {
         }
     }
 
-    /// The certificates for connections to a source: of the authority, and those of this client.
+    /// Reads the certificate files of a source: the CA's, and those of this client.
     pub(super) fn source_tls(
         &mut self,
         table: &Range<usize>,
@@ -239,7 +239,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Checks that a certificate and its key are both present, or neither.
+    /// Checks that a certificate and its key are both present, or both absent.
     pub(super) fn certificate_with_key(&mut self, (_, cert, key): Certificates<'_>) {
         for (one, other, missing) in [(cert, key, "key"), (key, cert, "cert")] {
             if let (Some(one), None) = (one, other) {

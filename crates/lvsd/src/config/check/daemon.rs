@@ -91,8 +91,9 @@ impl Checker<'_> {
     }
 }
 
-/// Whether `words` are a filter of the log: a level, and levels of parts, with commas between.
-/// Others would take a misspelt level for the name of a part, and log nothing else.
+/// Whether `words` are a filter of the log: a level, and levels of parts, with commas between. The
+/// filter's own parser would take a misspelt level for the name of a part, and disable all other
+/// messages.
 ///
 /// # Errors
 /// The error and its fix.

@@ -99,7 +99,7 @@ impl Checker<'_> {
         }
     }
 
-    /// One of a few words that are passed to the dataplane as they are.
+    /// Reads a value that is one of a few words, which the dataplane gets unchanged.
     pub(super) fn one_of(
         &mut self,
         value: Option<&Spanned<String>>,
@@ -164,7 +164,7 @@ impl Checker<'_> {
         }
     }
 
-    /// The dataplane does not start with a group that there is not.
+    /// Checks that the groups exist: the dataplane does not start with an unknown group.
     fn groups(&mut self, raw: &RawDataplane) {
         let Some(facts) = self.facts else {
             return;
@@ -439,8 +439,8 @@ fn mark_words(rule: &RawMark) -> Vec<RuleWords> {
     words
 }
 
-/// Reports a rule that the dataplane would refuse for `reason`, at the value that alone causes it,
-/// if there is one.
+/// Reports a rule that the dataplane would refuse for `reason`. The position is that of the value
+/// that causes the error, if one value alone does.
 fn wrong_rule(words: &[RuleWords], reason: &str, whole: Range<usize>) -> Diagnostic {
     let alone = |key: &[String]| -> Vec<String> {
         let mut rule = key.to_vec();
@@ -475,7 +475,7 @@ fn wrong_rule(words: &[RuleWords], reason: &str, whole: Range<usize>) -> Diagnos
     }
 }
 
-/// Whether a key is there and has this value.
+/// Whether a key is present with this value.
 fn is(value: Option<&Spanned<String>>, word: &str) -> bool {
     value.is_some_and(|value| value.get_ref() == word)
 }

@@ -32,7 +32,7 @@ fn a(kind: &TunnelType) -> String {
     format!("{article} {}", kind.title)
 }
 
-/// The types for which `what` is true, as text: `a GUE`.
+/// The tunnel types for which `what` returns true, as text: `a GUE`.
 fn only(what: impl Fn(&TunnelType) -> bool) -> String {
     let types = TunnelType::ALL.iter().filter(|kind| what(kind));
     types.map(|kind| a(kind)).collect::<Vec<_>>().join(" or ")
@@ -159,7 +159,7 @@ impl Checker<'_> {
         self.word(raw, &known)
     }
 
-    /// Checks that a type with a port has one, and that no other type has one.
+    /// Checks that a tunnel type with a port has one, and that other types have none.
     fn tunnel_port(
         &mut self,
         table: &RawTunnelTable,

@@ -16,7 +16,8 @@ use crate::text::{Diagnostic, Findings, Keys, unknown_key};
 
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(5);
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Part of the interval that a check waits for the next one in doubt, and the least of it.
+/// After a changed result the next check starts after this part of the interval, but not sooner
+/// than the minimum.
 const FAST_PART: u32 = 5;
 const FAST_MIN: Duration = Duration::from_millis(100);
 const DEFAULT_JITTER: u8 = 5;
@@ -42,7 +43,7 @@ pub(super) struct CheckPlan {
 }
 
 impl Checker<'_> {
-    /// Checks `check`; `None` if it is missing or wrong.
+    /// Reads `check`; `None` if it is missing or invalid.
     pub(super) fn check_plan(
         &mut self,
         raw: &Spanned<RawCheck>,
@@ -87,7 +88,7 @@ impl Checker<'_> {
         })
     }
 
-    /// The check of the servers of a service, before it is applied to one.
+    /// Reads the check of a service, before it is applied to each server.
     pub(super) fn check(
         &mut self,
         plan: &CheckPlan,
@@ -115,7 +116,7 @@ impl Checker<'_> {
         })
     }
 
-    /// Checks the path through this service, whose VIP has the owner `vip`.
+    /// Checks `via`: the check goes through this service, whose VIP has the owner `vip`.
     fn via(
         &mut self,
         plan: &CheckPlan,

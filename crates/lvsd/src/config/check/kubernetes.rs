@@ -1,4 +1,4 @@
-//! `[kubernetes]`: Services of type `LoadBalancer`, and the addresses that they get.
+//! `[kubernetes]`: Services of type `LoadBalancer`, and the addresses that they are assigned.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use crate::sources::Endpoint;
 use crate::sources::kubernetes::{Access, POD, Pool, Range, Settings, Token, Wrong, is_name};
 use crate::text::Diagnostic;
 
-/// The port of an API server that is named without one.
+/// The default port of an API server.
 const HTTPS: u16 = 443;
 /// Pools.
 const POOLS_MAX: usize = 64;

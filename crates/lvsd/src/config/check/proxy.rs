@@ -21,7 +21,7 @@ pub(super) fn is_word(forward: &Spanned<String>) -> bool {
     forward.get_ref() == "proxy"
 }
 
-/// Whether the daemon serves it itself.
+/// Whether lvsd proxies the service itself.
 pub(super) fn is_proxied(raw: &RawService) -> bool {
     raw.forward.as_ref().is_some_and(is_word)
 }

@@ -16,7 +16,8 @@ use crate::config::OnCheckFailure;
 use crate::config::raw::{RawLimits, RawPersistence, RawService, Whole};
 use crate::text::Diagnostic;
 
-/// Default time for which a server that was removed from the file keeps its connections.
+/// Default of the time for which the connections of a server that was removed from the file
+/// continue.
 const DRAIN: Duration = Duration::from_secs(30);
 const DRAIN_MAX: Duration = Duration::from_secs(86_400);
 
@@ -212,7 +213,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Time for which a server that was removed from the file keeps its connections.
+    /// The time for which the connections of a server that was removed from the file continue.
     pub(super) fn drain(&mut self, raw: &RawService, config: &ServiceConfig) -> Duration {
         let Some(drain) = &raw.drain else {
             if let (Some(at), Some(fallback)) = (&raw.scheduler, refuses_at_weight_0(config)) {
@@ -299,8 +300,8 @@ fn fix(fallback: Option<&str>, key: &str) -> String {
     }
 }
 
-/// If the scheduler refuses a client whose server has weight 0 ([`lvs_core::sched::AtZero`]), its
-/// flag against that, if there is one.
+/// `Some` if the scheduler refuses a client whose server has weight 0
+/// ([`lvs_core::sched::AtZero`]); contains the flag that prevents this, if one exists.
 fn refuses_at_weight_0(config: &ServiceConfig) -> Option<Option<&'static str>> {
     let about = BUILT_IN
         .iter()

@@ -26,7 +26,7 @@ pub(super) struct ServerPlace {
 }
 
 impl Checker<'_> {
-    /// Checks the file as a whole.
+    /// Checks the consistency of the whole file.
     pub(super) fn sense(&mut self, raw: &RawConfig, services: &[Service], marks: &[String]) {
         self.servers_that_are_services(services);
         if !self.complete {
@@ -135,7 +135,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Weights that do nothing, or nothing good.
+    /// Warns about weights that have no effect, or an unwanted one.
     fn weights(&mut self, service: &Spanned<RawService>) {
         let raw = service.get_ref();
         let weights = || {

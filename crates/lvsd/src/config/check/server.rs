@@ -1,4 +1,5 @@
-//! A service's real servers: whether they fit it, and each other.
+//! Checks of a service's real servers: whether they are consistent with the service and with each
+//! other.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
@@ -215,7 +216,7 @@ impl Checker<'_> {
         None
     }
 
-    /// An address with its port, or with `default_port` if it has none.
+    /// An address with its port; `default_port` if the text has no port.
     pub(super) fn socket_address(
         &mut self,
         text: &Spanned<String>,

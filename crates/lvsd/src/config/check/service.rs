@@ -264,7 +264,7 @@ impl Checker<'_> {
         servers
     }
 
-    /// A tunnel for all servers of the service is for one of them at least.
+    /// Checks that at least one server uses the service's tunnel settings.
     fn used_tunnel(&mut self, raw: &RawService, defaults: &ServerDefaults, servers: &[Server]) {
         let Some(tunnel) = &raw.tunnel else {
             return;
@@ -378,7 +378,7 @@ impl Checker<'_> {
     }
 }
 
-/// Whether the text at the position of the port is one number.
+/// Whether the port part of the text is one number.
 fn is_one_number(address: &str) -> bool {
     let port = address.trim().rsplit_once(':').map_or("", |(_, port)| port);
     !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit())

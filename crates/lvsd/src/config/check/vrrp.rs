@@ -41,13 +41,13 @@ fn host_address(text: &str) -> Option<HostAddress> {
     (len <= whole && words.next().is_none()).then_some(HostAddress { ip, len, device })
 }
 
-/// Whether an address may be that of one host on a network.
+/// Whether an address can belong to a host on a network.
 fn is_hosts(ip: IpAddr) -> bool {
     let nobodys = ip.is_unspecified() || ip.is_loopback();
     !nobodys && !ip.is_multicast() && ip != IpAddr::from([255; 4])
 }
 
-/// Whether keepalived reads it as one word.
+/// Whether keepalived parses the name as one word.
 fn is_word(name: &str) -> bool {
     !name.contains(|c: char| c.is_whitespace() || c.is_control() || "\"'{}#!\\$@~".contains(c))
 }

@@ -309,7 +309,7 @@ fn defaults_and_the_full_file() {
     );
 }
 
-/// A service with one server, each with additional lines.
+/// A service with one server. The given lines are added to the service and to the server.
 fn tunnelled(service: &str, server: &str) -> String {
     format!(
         "[[service]]\naddress = \"192.0.2.10:80\"\n{service}\n[[service.server]]\naddress = \"10.0.0.11\"\n{server}\n"

@@ -1,4 +1,4 @@
-//! Reports of findings: their places, their order, their number.
+//! Reports of findings: their positions, order and number.
 
 use super::*;
 
@@ -135,8 +135,8 @@ fn unreadable_file_reports_reason_and_fix() {
     );
 }
 
-/// A typo in each of 37,205 servers, and one in each of as many keys of one table: time and words
-/// stay in proportion.
+/// 37,205 servers, or as many keys of one table, with a typo in each: the time and the length of
+/// the report are proportional to the number.
 #[test]
 fn all_typos_are_reported_together() {
     const N: usize = 37_205;
@@ -244,7 +244,7 @@ fn report_of_a_million_errors_is_bounded() {
     );
 }
 
-/// The renderer gets the lines of the finding only; their numbers are those of the file.
+/// The renderer gets only the lines of the finding, and prints the line numbers of the whole file.
 #[test]
 fn finding_far_down_in_a_file_is_shown_with_its_line() {
     let mut text = "# a comment\n".repeat(5000);

@@ -15,7 +15,7 @@ pub(super) struct Group {
     pub(super) lost: Vec<String>,
 }
 
-/// Whether a word means IPv6.
+/// The address family that a keyword sets: true for IPv6.
 pub(super) fn family(word: &str) -> Option<bool> {
     match word {
         "inet" => Some(false),

@@ -1,4 +1,5 @@
-//! keepalived's file: words and blocks, of which the virtual servers are taken.
+//! keepalived's configuration file, split into words and blocks, from which the virtual servers are
+//! converted.
 
 mod group;
 pub(super) mod item;
@@ -76,11 +77,12 @@ fn vrrp_addresses(item: &Item) -> Vec<IpAddr> {
         .collect()
 }
 
-/// The message about a statement that keepalived does not read.
+/// The reason for a statement that keepalived does not read.
 const BEHIND: &str =
     "keepalived ignores text after another statement in the same line; here it is read";
 
-/// Words that begin a statement behind another one in the same line of a virtual server.
+/// Keywords that begin a new statement if they follow another one in the same line of a virtual
+/// server.
 const KEYWORDS: [&str; 38] = [
     "TCP_CHECK",
     "HTTP_GET",

@@ -9,7 +9,7 @@ use super::words::without_comment;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Fate {
     taken: bool,
-    /// Some of its words are kept.
+    /// Whether some of its words remain in keepalived's file.
     kept: bool,
     /// Whether the statement is within a block that stays.
     within: bool,
@@ -89,8 +89,8 @@ fn needs_definitions(source: &Source, fates: &[Fate]) -> bool {
             .any(|(line, _)| used(&line.text))
 }
 
-/// Copies lines. An include stays, unless some of what it includes goes: then its lines are there
-/// instead. A comment outside blocks belongs to the line below it.
+/// Copies lines. An include stays unless some of the included lines are left out: then the
+/// remaining lines replace it. A comment outside of blocks is copied with the line below it.
 fn copy(source: &Source, fates: &[Fate], range: std::ops::Range<usize>, text: &mut String) {
     let mut at = range.start;
     let mut comments = String::new();

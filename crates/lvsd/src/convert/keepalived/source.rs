@@ -35,14 +35,14 @@ impl fmt::Display for SourcePlace {
     }
 }
 
-/// A line as it is in a file.
+/// A line of a file.
 #[derive(Clone, Debug)]
 pub(super) struct Physical {
     pub(super) text: String,
     pub(super) at: SourcePlace,
     /// Number of includes that lead to it.
     pub(super) depth: usize,
-    /// An `include`, whose lines follow it.
+    /// Whether the line is an `include`. The included lines follow it.
     pub(super) include: bool,
     /// The name that it defines.
     pub(super) defines: Option<String>,
@@ -96,7 +96,7 @@ enum Work {
 pub(super) struct Reader<'a> {
     options: &'a Options<'a>,
     source: Source,
-    /// The files that are being read, each included by the one before it.
+    /// The files that are being read, each included by the previous one.
     open: Vec<String>,
     included: usize,
     macros: HashMap<String, String>,
@@ -104,7 +104,7 @@ pub(super) struct Reader<'a> {
     conditional: HashMap<String, SourcePlace>,
     /// Bytes of files and of expanded macros.
     written: u64,
-    /// The number of open blocks, and the outermost one.
+    /// Number of open blocks, and the name of the outermost block.
     depth: usize,
     top: String,
     reported: HashSet<&'static str>,
@@ -542,7 +542,7 @@ fn included(line: &str) -> Option<String> {
         .then(|| pattern.unwrap_or_default().to_owned())
 }
 
-/// The line without the backslash that it ends in.
+/// The line without the backslash at its end; `None` if it has none.
 fn continued(line: &str) -> Option<&str> {
     line.trim_end().strip_suffix('\\')
 }

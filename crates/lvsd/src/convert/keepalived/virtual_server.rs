@@ -10,7 +10,7 @@ use crate::convert::checks::{self, Check, Context};
 use crate::convert::service::{Keys, Server, Service, Sorry};
 use crate::convert::service::{bare, endpoint, is_mask, port, quote, scheduler};
 
-/// Statements of which keepalived reads one value.
+/// Statements of which keepalived reads only one value.
 const ONE_VALUE: [&str; 14] = [
     "lb_algo",
     "lvs_sched",
@@ -169,7 +169,7 @@ fn scheduler_of(flag: &str) -> &'static str {
 /// A forwarding method with its tunnel.
 struct Method {
     forward: &'static str,
-    /// `None`: that of the block around it.
+    /// `None`: the tunnel of the enclosing block.
     tunnel: Option<String>,
 }
 
@@ -248,7 +248,7 @@ impl Method {
         })
     }
 
-    /// Sets its keys, except the keys that the block around it has already set.
+    /// Sets the keys, except those that the enclosing block sets to the same values.
     fn set(self, keys: &mut Keys, around: Option<&Keys>) {
         keys.insert("forward", quote(self.forward));
         let Some(tunnel) = self.tunnel else {
@@ -264,13 +264,13 @@ impl Method {
     }
 }
 
-/// Settings of a virtual server that depend on others of it.
+/// Settings of a virtual server that depend on other settings of it.
 #[derive(Clone, Debug, Default)]
 struct Parts {
     family: Option<bool>,
     /// Seconds of persistence; 0 for none.
     timeout: Option<u64>,
-    /// Its mask, and its place.
+    /// The netmask of persistence, and its position.
     granularity: Option<(String, Item)>,
     engine: Option<String>,
     one_packet: Option<Item>,
@@ -536,7 +536,7 @@ fn full_nat(item: &Item, outside: &Outside, service: &mut Service) {
     }
 }
 
-/// Sets `on_check_failure`, which is one for all servers of a service.
+/// Sets `on_check_failure`, which applies to all servers of a service.
 fn on_check_failure(service: &mut Service, inhibit: bool) {
     let all_inhibit = inhibit
         || (!service.servers.is_empty() && service.servers.iter().all(|s| s.inhibit.is_some()));
@@ -696,7 +696,8 @@ fn real_server(
     Ok(server)
 }
 
-/// keepalived requires all checks of a server to succeed; here a server has one check: the deepest.
+/// keepalived requires that all checks of a server succeed. lvsd has one check for each server; the
+/// most thorough check is converted.
 fn add_check(server: &mut Server, check: Check, item: &Item) {
     let other = if server.check.is_empty() || checks::depth(&check) > checks::depth(&server.check) {
         std::mem::replace(&mut server.check, check)

@@ -1,6 +1,6 @@
 //! Words, braces, comments and quotes of a line of keepalived's.
 
-/// Stand for `#` and `!` that `${_HASH}` and `${_BANG}` have put there: they begin no comment.
+/// Placeholders for `#` and `!` from `${_HASH}` and `${_BANG}`: these do not begin a comment.
 pub(super) const HASH: char = '\u{F8F3}';
 pub(super) const BANG: char = '\u{F8F1}';
 
@@ -91,7 +91,7 @@ pub(super) fn pieces(line: &str) -> (Vec<Piece>, bool) {
     (all, false)
 }
 
-/// End of the quoted text.
+/// Position of the closing quotation mark.
 fn closing(text: &str) -> Option<usize> {
     let mut escaped = false;
     for (at, c) in text.char_indices() {

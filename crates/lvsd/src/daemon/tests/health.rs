@@ -176,7 +176,7 @@ async fn start_down_ignores_servers_in_use_until_a_check_passes() {
     }
 }
 
-/// With `remove_on_exit` a service ends with the daemon, and others stay.
+/// At exit lvsd removes a service with `remove_on_exit`, and no other service.
 #[tokio::test]
 async fn remove_on_exit_removes_the_service_and_reports_it() {
     let directory = tempfile::tempdir().unwrap();

@@ -58,7 +58,7 @@ async fn start_without_services_accepts_them_later() {
     daemon.stop().await;
 }
 
-/// A reload sends all of its changes to the dataplane in one request.
+/// A reload sends all its changes to the dataplane in one request.
 #[tokio::test]
 async fn reload_sends_one_request() {
     let log = Log::default();

@@ -1,4 +1,4 @@
-//! The sorry server: below the quorum it replaces the others, and does not change them.
+//! The sorry server: below the quorum it replaces the other servers, and their state is unchanged.
 
 use std::collections::HashMap;
 
@@ -120,7 +120,8 @@ async fn sorry_server_stays_over_a_restart_until_all_is_known() {
     again.stop().await;
 }
 
-/// After a restart with a quorum, the first known server does not make the others count as lost.
+/// After a restart, the first server whose check is done does not make the unchecked servers count
+/// as failed.
 #[tokio::test(start_paused = true)]
 async fn sorry_server_waits_for_the_first_checks_of_all() {
     let first = Running::start(World::default(), Dead::default(), &file(""));
@@ -147,7 +148,7 @@ async fn sorry_server_waits_for_the_first_checks_of_all() {
     again.stop().await;
 }
 
-/// A server whose first check takes too long counts as down.
+/// A server whose first check exceeds its time limit counts as failed.
 #[tokio::test(start_paused = true)]
 async fn sorry_server_wait_is_bounded() {
     let slow = Slow::default();
@@ -195,7 +196,8 @@ async fn sorry_server_that_drains_is_reported_as_the_sorry_server() {
     daemon.stop().await;
 }
 
-/// A sorry server that drained would keep its persistent clients, although the servers are back.
+/// A sorry server that drained would keep its persistent clients although the other servers are
+/// usable again.
 #[tokio::test(start_paused = true)]
 async fn sorry_server_with_persistent_clients_is_removed_when_the_quorum_returns() {
     let more = "persistence = { timeout = \"5m\" }";

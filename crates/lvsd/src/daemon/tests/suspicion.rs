@@ -1,4 +1,4 @@
-//! Servers whose clients get no answer.
+//! Servers that do not answer connections of clients.
 
 use super::*;
 

@@ -37,7 +37,7 @@ pub struct Dns {
     port: Port,
     name: String,
     record: u16,
-    /// Codes that are good.
+    /// Accepted response codes.
     codes: Vec<u8>,
     /// Records that the answer has at least.
     answers: u16,
@@ -149,8 +149,8 @@ impl Dns {
     }
 }
 
-/// An identification. Only who sees the question can answer it anyway: the socket takes the
-/// server's datagrams only, and its port is the kernel's choice.
+/// A query identifier. It need not be unpredictable: the socket accepts only datagrams of the
+/// server, and the kernel chooses the local port.
 fn fresh_id() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let step = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -190,7 +190,7 @@ pub(super) struct Answer {
     addresses: Vec<IpAddr>,
 }
 
-/// Reads an answer to `question`; nothing if it is to another one.
+/// Parses an answer to `question`; `None` if the datagram answers another question.
 pub(super) fn read(bytes: &[u8], question: &[u8]) -> Result<Option<Answer>, &'static str> {
     let (Some(head), Some(asked)) = (bytes.get(..12), question.get(12..)) else {
         return Err("less than a header");
@@ -238,7 +238,7 @@ pub(super) fn read(bytes: &[u8], question: &[u8]) -> Result<Option<Answer>, &'st
     Ok(Some(answer))
 }
 
-/// A record: its kind, its data, and what follows.
+/// Splits off a record: its type, its data, and the bytes after it.
 fn record(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     let mut rest = bytes;
     // Its name: whose it is does not matter here, only where it ends.

@@ -152,13 +152,13 @@ async fn finished(
     Ok((status, said))
 }
 
-/// Adds what was read to what is kept, up to [`OUTPUT_MAX`].
+/// Appends the bytes that were read to `said`, up to [`OUTPUT_MAX`].
 fn keep(said: &mut Vec<u8>, read: &[u8]) {
     let room = OUTPUT_MAX - said.len();
     said.extend_from_slice(&read[..read.len().min(room)]);
 }
 
-/// A program, which ends with its process group when its time is up.
+/// A program, which is killed with its process group at its timeout.
 struct Group(Child);
 
 impl Drop for Group {
@@ -258,7 +258,7 @@ mod tests {
         }
     }
 
-    /// A child that writes without end neither fills the memory nor keeps the check.
+    /// A child that writes endlessly neither fills the memory nor delays the end of the check.
     #[tokio::test]
     async fn exec_child_that_writes_endlessly_is_not_waited_for() {
         let server: SocketAddr = "127.0.0.1:81".parse().unwrap();

@@ -16,7 +16,7 @@ use crate::text::{Diagnostic, Keys};
 
 /// Files that are read at a time: each has a thread, and a disk that does not answer keeps it.
 const READS_MAX: usize = 64;
-/// Greatest number of reads in one directory, which is on one disk.
+/// Maximum of concurrent reads in one directory, because it is on one disk.
 const DIRECTORY_MAX: usize = 8;
 
 /// A file's first line.
@@ -91,7 +91,8 @@ impl ProbeKind for File {
     }
 }
 
-/// Files that are being read. One that a disk keeps is not read again until it comes back.
+/// The files that are being read. A file whose read hangs is not read again until that read
+/// returns.
 #[derive(Debug, Default)]
 struct Reads {
     paths: Mutex<HashSet<PathBuf>>,
@@ -111,7 +112,7 @@ impl Reads {
         self.paths.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads one with `read`, in a thread of its own.
+    /// Reads a file with `read`, in a separate thread.
     async fn read<R>(&'static self, path: &Path, limit: Duration, read: R) -> io::Result<Vec<u8>>
     where
         R: FnOnce(&Path) -> io::Result<Vec<u8>> + Send + 'static,
@@ -209,8 +210,8 @@ mod tests {
             Err(ProbeError::Local(_))
         ));
     }
-    /// A disk that does not answer keeps as many threads as it may, and costs files elsewhere
-    /// nothing.
+    /// Reads from a disk that does not answer occupy a limited number of threads, and do not delay
+    /// reads of other disks.
     #[tokio::test]
     async fn hung_disk_blocks_a_bounded_number_of_threads() {
         static READS: LazyLock<Reads> = LazyLock::new(Reads::default);

@@ -24,7 +24,7 @@ pub(super) const BODY_MAX: usize = 256 * 1024;
 const HEAD_MAX: usize = 16 * 1024;
 /// Header lines.
 const HEADERS_MAX: usize = 128;
-/// Pages that one check asks for, each with redirects.
+/// Maximum of pages that one check requests, each with redirects.
 const URLS_MAX: usize = 16;
 const REDIRECTS_MAX: i64 = 10;
 
@@ -39,7 +39,7 @@ pub struct Http {
     pages: Vec<Page>,
 }
 
-/// One of them.
+/// A page that the check requests.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Page {
     /// From `/` on.
@@ -252,7 +252,7 @@ impl Http {
         self.port.address(server)
     }
 
-    /// The name of the server, if the file has it.
+    /// The server's host name, if it is configured.
     pub(super) fn host(&self) -> Option<&str> {
         self.host.as_deref()
     }
@@ -323,7 +323,7 @@ fn authority(server: SocketAddr, scheme: &str) -> String {
     }
 }
 
-/// The path of a redirect: always on the same server, whatever name the redirect has for it.
+/// The path of a redirect: always on the same server, whatever host the redirect names.
 pub(super) fn follow(
     location: &str,
     scheme: &str,
@@ -366,7 +366,7 @@ pub(super) fn follow(
     Ok((host, format!("{slash}{path}")))
 }
 
-/// Asks for one page.
+/// Requests one page.
 pub(super) async fn exchange_page<S>(stream: S, host: &str, path: &str) -> Result<Came, String>
 where
     S: AsyncRead + AsyncWrite + Unpin,

@@ -69,8 +69,7 @@ mod tests {
     use crate::config::Config;
     use crate::health::probe::hostile::{endless, probe, survives};
 
-    /// The beginning of a TLS 1.2 server's answer: a record of a handshake, and what it should
-    /// hold.
+    /// The beginning of a TLS 1.2 server's answer: a handshake record with the expected content.
     const HELLO: &[u8] = &[
         0x16, 0x03, 0x03, 0x00, 0x31, 0x02, 0x00, 0x00, 0x2d, 0x03, 0x03, 1, 2, 3, 4, 5, 6, 7, 8,
         9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31,

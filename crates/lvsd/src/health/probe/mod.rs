@@ -56,7 +56,7 @@ pub enum ProbeError {
 }
 
 impl ProbeError {
-    /// The server does not serve, for this reason.
+    /// An error of the server, with this reason.
     pub fn server(reason: impl Into<Reason>) -> Self {
         Self::Server(reason.into())
     }
@@ -163,8 +163,8 @@ impl Asked<'_> {
         }
     }
 
-    /// A connection to `target`, or by way of the service. It ends with a reset instead of a
-    /// farewell: neither end keeps anything of a probe.
+    /// Connects to `target`, or through the virtual address of the service. The connection is
+    /// closed with a reset, so that neither host keeps state of a probe.
     pub(crate) async fn connect(&self, target: SocketAddr) -> Result<TcpStream, ProbeError> {
         let to = self.via.map_or(target, |via| via.virt);
         if let Some(accepted) = self.accepted {
@@ -320,14 +320,14 @@ fn any(like: SocketAddr) -> SocketAddr {
     }
 }
 
-/// A check that does not fit a server.
+/// A check that cannot be used for a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Misfit {
     pub(crate) title: &'static str,
     pub(crate) help: &'static str,
 }
 
-/// The port that a check asks at: its own, or the server's.
+/// The port that a check connects to: its own, or the server's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Port(Option<u16>);
 
@@ -337,7 +337,7 @@ impl Port {
         keys.port("port").map(Self)
     }
 
-    /// The probe for one server.
+    /// The port for one server.
     pub(crate) fn bind(self, server: SocketAddr) -> Result<Self, Misfit> {
         match self.address(server).port() {
             0 => Err(Misfit {
@@ -372,13 +372,13 @@ pub(crate) fn quoted(bytes: &[u8]) -> String {
 pub(crate) trait ProbeKind: Clone + Sized {
     /// The value of `type` in the file.
     const NAME: &'static str;
-    /// Its own keys, beside those that every check has.
+    /// The keys of this kind, besides those of every check.
     const KEYS: &'static [&'static str];
     /// Default number of consecutive successes that bring a server back.
     const RISE: u32 = 2;
-    /// Failed ones in a row that take it out.
+    /// Default number of consecutive failed checks after which a server is down.
     const FALL: u32 = 3;
-    /// The protocol of the services by whose way it can go.
+    /// The protocol of the services that a through-VIP check can use; `None`: no through-VIP check.
     const VIA: Option<Protocol> = None;
     /// Descriptors that a probe has open at a time.
     const DESCRIPTORS: u32 = 1;
@@ -386,12 +386,12 @@ pub(crate) trait ProbeKind: Clone + Sized {
     /// Reads its own keys. `None` if some are wrong; `keys` has the errors.
     fn parse(keys: &mut Keys<'_>) -> Option<Self>;
 
-    /// Its port, if it has one.
+    /// The port of the check; `None` if this kind has no port.
     fn port(&mut self) -> Option<&mut Port> {
         None
     }
 
-    /// The same for one server: what depends on its address is filled in.
+    /// A copy for one server, in which the values that depend on its address are set.
     fn bind(&self, server: SocketAddr) -> Result<Self, Misfit> {
         let mut bound = self.clone();
         if let Some(port) = bound.port() {
@@ -403,7 +403,7 @@ pub(crate) trait ProbeKind: Clone + Sized {
     /// Its destination, for messages.
     fn target(&self, server: SocketAddr) -> String;
 
-    /// One probe. It is dropped when the check's timeout is over.
+    /// Runs one probe. The future is dropped at the check's timeout.
     fn run(&self, asked: &Asked<'_>) -> impl Future<Output = Result<Advice, ProbeError>> + Send;
 }
 
@@ -453,14 +453,14 @@ macro_rules! kinds {
                 }
             }
 
-            /// The protocol of the services by whose way it can go.
+            /// The protocol of the services that a through-VIP check can use.
             pub(crate) fn via(&self) -> Option<Protocol> {
                 match self {
                     $($(#[$attribute])* Self::$kind(_) => <$module::$kind as ProbeKind>::VIA,)+
                 }
             }
 
-            /// Descriptors that one of it has open at a time.
+            /// Maximum of descriptors that a probe has open at the same time.
             pub(crate) const fn descriptors(&self) -> u32 {
                 match self {
                     $($(#[$attribute])* Self::$kind(_) => <$module::$kind as ProbeKind>::DESCRIPTORS,)+
@@ -542,7 +542,7 @@ mod tests {
         assert_eq!(undocumented(&without), ["smtp.helo", "banner"]);
     }
 
-    /// An error with this number, as the kernel gives it to a socket.
+    /// An error with this number, as the kernel reports it on a socket.
     fn of_number(errno: Errno) -> ProbeError {
         ProbeError::of_socket(&errno.into(), "10.0.0.1:80")
     }

@@ -11,7 +11,7 @@ use crate::text::{Diagnostic, Keys};
 
 /// RFC 5321 has 512 bytes; servers with long greetings exist.
 const LINE_MAX: usize = 2048;
-/// Lines of one answer.
+/// Maximum of lines in one answer.
 const LINES_MAX: usize = 100;
 
 /// A mail server.
@@ -62,7 +62,7 @@ impl ProbeKind for Smtp {
     }
 }
 
-/// Greets, and takes leave.
+/// Sends `HELO`, and then `QUIT`.
 pub(super) async fn talk<S>(stream: S, helo: &str) -> Result<(), String>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -79,7 +79,7 @@ where
     Ok(())
 }
 
-/// An answer of one line or several with this code.
+/// Reads an answer of one or several lines, which must have this code.
 async fn answer<S>(lines: &mut Lines<S>, code: &[u8], what: &str) -> Result<(), String>
 where
     S: AsyncRead + AsyncWrite + Unpin,

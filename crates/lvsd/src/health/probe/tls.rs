@@ -27,7 +27,7 @@ use crate::text::{Diagnostic, Keys};
 /// TLS settings of a connection to a server.
 #[derive(Clone)]
 pub(crate) struct Tls {
-    /// The settings from which it was made: equal settings give equal behaviour.
+    /// The settings of this client: equal settings give equal behaviour.
     made_of: Arc<MadeOf>,
     config: Arc<ClientConfig>,
     /// For another attempt, at a server of TLS 1.2 that requires the curve of its certificate.
@@ -167,10 +167,11 @@ impl Tls {
         }
     }
 
-    /// How a server is met that `ca` has to have signed, and that may want to know who we are.
+    /// A client that accepts only certificates that `ca` has signed, and that can present a
+    /// certificate itself.
     ///
     /// # Errors
-    /// The key where it is wrong, why, and what to do.
+    /// The key with the invalid value, the reason, and a fix.
     pub(crate) fn authenticated(
         ca: Vec<u8>,
         cert: Option<Vec<u8>>,
@@ -242,8 +243,8 @@ impl Tls {
         met.map_err(|error| failed(&error, server))
     }
 
-    /// The same over a connection that `open` makes. Without an authority, a server that refuses the
-    /// handshake is asked once more, over another one.
+    /// The same over a connection that `open` makes. Without a CA, a refused handshake is tried
+    /// once more, with other parameters and over another connection.
     pub(super) async fn meet_by<S, F>(
         &self,
         open: impl Fn() -> F,
@@ -300,7 +301,7 @@ fn of_tls(error: &io::Error) -> Option<&rustls::Error> {
     error.get_ref()?.downcast_ref()
 }
 
-/// Whether a server has found nothing in the handshake that it can do, too.
+/// Whether the server refused the handshake because it supports none of the offered parameters.
 fn is_refused(error: &io::Error) -> bool {
     let inner = of_tls(error);
     let refused = rustls::Error::AlertReceived(AlertDescription::HandshakeFailure);
@@ -424,7 +425,7 @@ impl SupportedKxGroup for CurveName {
     }
 }
 
-/// The same provider, and curves of certificates: P-521, secp256k1 and those of Brainpool.
+/// The same provider with more curves for certificates: P-521, secp256k1 and those of Brainpool.
 fn naming_curves(provider: &CryptoProvider) -> Arc<CryptoProvider> {
     static CURVES: [CurveName; 5] = [
         CurveName(NamedGroup::secp521r1),
@@ -440,7 +441,7 @@ fn naming_curves(provider: &CryptoProvider) -> Arc<CryptoProvider> {
     Arc::new(provider)
 }
 
-/// Every way to sign a handshake that a server may have, beginning with the usual ones.
+/// All signature schemes that a server may use, the usual ones first.
 const SCHEMES: &[SignatureScheme] = &[
     SignatureScheme::ECDSA_NISTP256_SHA256,
     SignatureScheme::ECDSA_NISTP384_SHA384,
@@ -522,7 +523,7 @@ mod tests {
 
     use super::*;
 
-    /// A key whose signatures are wrong, and whose certificate is none.
+    /// A signing key with invalid signatures and an invalid certificate.
     #[derive(Clone, Debug)]
     struct Junk(SignatureScheme, SignatureAlgorithm);
 

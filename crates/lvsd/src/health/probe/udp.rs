@@ -17,7 +17,7 @@ pub struct Udp {
     payload: Vec<u8>,
     /// The first bytes of an answer; `None` for any byte.
     reply: Vec<Option<u8>>,
-    /// No answer is as good as a good one, as long as nothing refuses the datagram.
+    /// Whether a missing answer counts as success, unless an ICMP error refuses the datagram.
     silence_ok: bool,
 }
 
@@ -91,7 +91,7 @@ impl ProbeKind for Udp {
     }
 }
 
-/// Whether an answer begins as it should.
+/// Whether an answer begins with the expected bytes; `None` matches any byte.
 fn fits(answer: &[u8], wanted: &[Option<u8>]) -> bool {
     answer.len() >= wanted.len()
         && answer

@@ -1,4 +1,4 @@
-//! The protocol of HAProxy's agents (`agent-check`): one line of words.
+//! The protocol of HAProxy's agents (`agent-check`): one line of keywords.
 
 use super::quoted;
 use crate::health::{Advice, Weight};
@@ -11,9 +11,9 @@ const PERCENT_MAX: u16 = 25_600;
 /// The content of a line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Said {
-    /// The reason that the server gives for its refusal.
+    /// The reason with which the server refuses connections.
     pub(super) down: Option<String>,
-    /// The rest of it.
+    /// The server's advice, from the other words.
     pub(super) advice: Advice,
 }
 

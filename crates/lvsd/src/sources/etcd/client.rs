@@ -20,7 +20,7 @@ use super::message::{
 use crate::health::probe::Tls;
 use crate::sources::http::{self, Endpoint, Lines, Reopened, collect, failed, plain};
 
-/// gRPC's code for a missing object, such as a lease.
+/// The gRPC code of a missing object, such as a lease.
 const NOT_FOUND: u32 = 5;
 /// gRPC's code for a user without the permission.
 const PERMISSION_DENIED: u32 = 7;
@@ -42,7 +42,7 @@ impl fmt::Debug for Password {
 pub struct Access {
     /// Addresses of the members.
     pub endpoints: Vec<Endpoint>,
-    /// The certificates of both sides.
+    /// The CA that lvsd accepts, and the certificate that lvsd presents.
     pub(crate) tls: Option<Tls>,
     /// The name and password of this client.
     pub login: Option<(String, Password)>,
@@ -53,7 +53,7 @@ pub struct Access {
 /// The reason why a request has no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Error {
-    /// There was no answer, or an invalid one; the reason as text.
+    /// The server sent no answer, or an invalid one; the text is the reason.
     Failed(String),
     /// The answer is longer than is read.
     TooLong,
@@ -106,7 +106,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// One member.
+/// A client of one etcd member.
 pub(crate) struct Client {
     access: Arc<Access>,
     endpoint: Endpoint,
@@ -163,7 +163,7 @@ impl Client {
         message::read(&answer?).map_err(Error::Failed)
     }
 
-    /// Authenticates at the member, unless there is a token already.
+    /// Authenticates at the member, unless the client has a token.
     async fn log_in(&mut self) -> Result<(), Error> {
         let Some((name, password)) = self.access.login.clone() else {
             return Ok(());
@@ -212,8 +212,8 @@ impl Client {
         })
     }
 
-    /// Keys in their order, from `range.key` on, as many as fit into an answer: the client requests
-    /// fewer if they are long.
+    /// Reads keys in their order, from `range.key` on, as many as one answer contains. If the
+    /// values are long, the client requests fewer keys.
     pub(super) async fn range(&mut self, mut range: Range) -> Result<Ranged, Error> {
         loop {
             match self.call::<Ranged>("/v3/kv/range", &range).await {
@@ -260,7 +260,7 @@ impl Client {
         }
     }
 
-    /// Ends a lease, and deletes its keys.
+    /// Revokes a lease. etcd deletes its keys.
     pub(crate) async fn revoke(&mut self, id: i64) -> Result<(), Error> {
         let id = Number(id);
         let revoked = self.call("/v3/lease/revoke", &Lease { id }).await;

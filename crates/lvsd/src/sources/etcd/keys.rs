@@ -52,7 +52,7 @@ pub struct Etcd {
     pub pools: BTreeMap<String, BTreeMap<String, Record>>,
 }
 
-/// A service, as it is written.
+/// A service, in the form in which it is stored in etcd.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Text {
@@ -77,7 +77,7 @@ impl Etcd {
     }
 }
 
-/// A server, as it registers itself.
+/// The record with which a server registers itself.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Registration {
@@ -115,7 +115,7 @@ pub(crate) struct Director {
     /// The revision of the last change that it runs with.
     pub(crate) revision: i64,
     pub(crate) digest: u32,
-    /// Number of services and servers, including those of its file.
+    /// Number of services and servers, including those of the director's file.
     pub(crate) services: usize,
     pub(crate) servers: usize,
     pub(crate) ready: bool,
@@ -246,7 +246,7 @@ impl Model {
         Ok(concerns)
     }
 
-    /// The key without the prefix, if it has the prefix.
+    /// The key without the prefix; `None` if the key does not begin with the prefix.
     fn rest(&self, kv: &KeyValue) -> Option<String> {
         let key = std::str::from_utf8(&kv.key.0).ok()?;
         let rest = key.strip_prefix(&self.etcd.prefix)?;
@@ -263,7 +263,8 @@ impl Model {
         (known && parts.next().is_none()).then(|| rest.to_owned())
     }
 
-    /// Stores a value, or returns the reason why it is invalid and keeps the earlier one.
+    /// Stores a value. If the value is invalid, the previous one stays, and the inner `Err` is the
+    /// reason.
     ///
     /// # Errors
     /// If a limit is exceeded.

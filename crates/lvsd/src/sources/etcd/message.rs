@@ -43,7 +43,7 @@ impl<'de> Deserialize<'de> for Bytes {
     }
 }
 
-/// A number, as a string or as it is.
+/// A number that the JSON contains as a string or as a number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Number(pub(super) i64);
 
@@ -155,7 +155,7 @@ pub(super) struct Grant {
     pub(super) ttl: Number,
 }
 
-/// A lease by its number: to keep it, or to end it.
+/// A lease by its number: the body of a request to renew or revoke it.
 #[derive(Debug, Serialize)]
 pub(super) struct Lease {
     #[serde(rename = "ID")]
@@ -189,7 +189,7 @@ pub(super) struct Create {
     pub(super) key: Bytes,
     pub(super) range_end: Bytes,
     pub(super) start_revision: Number,
-    /// The message is a part of a longer one.
+    /// The message is one fragment of a longer message.
     pub(super) fragment: bool,
 }
 
@@ -205,7 +205,7 @@ pub(super) struct Watched {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(super) struct Event {
-    /// `DELETE`, or nothing.
+    /// `DELETE`; empty for a stored key.
     #[serde(rename = "type")]
     pub(super) kind: String,
     pub(super) kv: KeyValue,

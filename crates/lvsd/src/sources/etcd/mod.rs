@@ -55,7 +55,7 @@ pub(super) struct View {
     pub(super) left_out: Vec<String>,
     /// The directors whose lease is valid.
     pub(super) directors: BTreeMap<String, Director>,
-    /// The reason why this director is not among them.
+    /// The reason why this director's record is missing from etcd.
     pub(super) unannounced: Option<String>,
 }
 
@@ -109,7 +109,7 @@ pub(super) fn follow(settings: Cluster, shared: Arc<Shared>) -> JoinHandle<()> {
     })
 }
 
-/// Waits until that time, if there is one.
+/// Waits until `at`; without it, forever.
 async fn timer(at: Option<Instant>) {
     match at {
         Some(at) => sleep_until(at).await,
@@ -166,7 +166,7 @@ impl Owed {
     }
 }
 
-/// With one member.
+/// The session with one member.
 struct Session<'a> {
     settings: &'a Cluster,
     shared: &'a Shared,
@@ -198,7 +198,7 @@ impl Session<'_> {
         }
     }
 
-    /// Reads all keys, as they are at one moment.
+    /// Reads all keys at one revision.
     async fn list(&mut self) -> Result<(), Error> {
         let prefix = self.settings.prefix.as_bytes();
         let mut range = Range {
@@ -346,7 +346,7 @@ impl Session<'_> {
         Ok(page)
     }
 
-    /// Renews the lease, or requests one.
+    /// Renews the lease, or requests a new one.
     async fn keep(&mut self) -> Result<(), Error> {
         self.keep_at = Instant::now() + self.settings.lease / 3;
         if let Some(id) = self.lease {
@@ -424,7 +424,7 @@ impl Session<'_> {
         )));
     }
 
-    /// Publishes the record of this director if it has changed.
+    /// Writes the record of this director to etcd if it has changed.
     async fn announce(&mut self) -> Result<(), Error> {
         let (Some(lease), Some(announced)) = (self.lease, self.shared.announced()) else {
             return Ok(());

@@ -13,7 +13,7 @@ use crate::text::read_file;
 /// The files that a pod has for its ServiceAccount.
 pub(crate) const POD: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// The token of this client. `Debug` does not show it.
+/// The client's token. `Debug` does not print it.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Token {
     /// In a file, which is read for each request.
@@ -31,7 +31,8 @@ impl fmt::Debug for Token {
     }
 }
 
-/// An API server, and the credentials for it, which `Debug` does not show. Files are read already.
+/// An API server and its credentials, which `Debug` does not print. The credential files have been
+/// read.
 pub(crate) struct Access {
     pub(crate) server: String,
     pub(crate) ca: Option<Vec<u8>>,

@@ -13,9 +13,9 @@ use super::Settings;
 use super::model::{ANNOTATIONS_MAX, Model, PORTS_MAX, PREFIX};
 use super::objects::Service;
 
-/// The annotation with the key by which Services share an address.
+/// The annotation whose value is a key: Services with the same key may share an address.
 const SHARE: &str = "lvsd/share";
-/// Services that share an address.
+/// Maximum of Services that share an address.
 const SHARERS_MAX: usize = 64;
 
 /// Addresses of one family, from the first to the last.
@@ -35,7 +35,7 @@ fn number(ip: IpAddr) -> u128 {
 }
 
 impl Range {
-    /// Whether it has an address.
+    /// Whether the range contains an address.
     pub(crate) fn contains(&self, ip: IpAddr) -> bool {
         Family::of(&ip) == self.family && (self.first..=self.last).contains(&number(ip))
     }
@@ -69,7 +69,7 @@ impl Range {
 impl FromStr for Range {
     type Err = String;
 
-    /// `192.0.2.0/24`, `192.0.2.10-192.0.2.20` or one address.
+    /// Parses `192.0.2.0/24`, `192.0.2.10-192.0.2.20` or one address.
     fn from_str(text: &str) -> Result<Self, String> {
         let address = |text: &str| {
             let text = text.trim();
@@ -112,7 +112,7 @@ pub struct Pool {
     pub name: String,
     /// Its addresses.
     pub ranges: Vec<Range>,
-    /// Services get its addresses without naming it.
+    /// Services that request no pool get addresses of this pool.
     pub auto_assign: bool,
 }
 
@@ -122,10 +122,10 @@ impl Pool {
     }
 }
 
-/// Services that may have one address together: of one namespace, with one key.
+/// Services that may share one address: the namespace and the value of the sharing annotation.
 type Group<'a> = (&'a str, &'a str);
 
-/// The group of a Service, if it has an annotation for it.
+/// The group of a Service, if it has the sharing annotation.
 fn group<'a>(service: &'a Service, settings: &Settings) -> Option<Group<'a>> {
     let meta = &service.metadata;
     let key = meta.annotations.get(SHARE).filter(|key| !key.is_empty());
@@ -148,7 +148,7 @@ struct Taken<'a> {
 }
 
 impl<'a> Taken<'a> {
-    /// The Service because of which another one cannot have the address.
+    /// The Service that uses the address already and does not share it with this one.
     fn other(
         &self,
         ip: IpAddr,
@@ -184,10 +184,10 @@ pub(super) struct Assigned {
     pub(super) given: BTreeMap<String, Vec<IpAddr>>,
     /// The addresses that its status should have instead.
     pub(super) wanted: BTreeMap<String, Vec<IpAddr>>,
-    /// Why a Service does not have the addresses that it should have.
+    /// The reasons why Services do not have the addresses that they request.
     pub(super) refused: BTreeMap<String, String>,
-    /// The Services that keep their present state: their status has an address of no pool, or they
-    /// have too many ports.
+    /// The Services whose present state is unchanged: their status has an address of no pool, or
+    /// they have too many ports.
     pub(super) held: BTreeSet<String>,
 }
 
@@ -374,7 +374,7 @@ impl<'a> Request<'a> {
         Ok(request)
     }
 
-    /// The pools that addresses come from.
+    /// The pools that may assign the requested address.
     fn pools(&self, settings: &'a Settings) -> impl Iterator<Item = &'a Pool> {
         settings.pools.iter().filter(|pool| match self.pool {
             Some(own) => own.name == pool.name,
@@ -417,7 +417,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Whether the status has the present ports, if it has any.
+/// Whether the status has the present ports, or no ports.
 fn has_present_ports(service: &Service) -> bool {
     let ingress = service.status.load_balancer.ingress.iter();
     let mut reported = ingress.filter(|one| !one.ports.is_empty());

@@ -1,5 +1,5 @@
-//! An API server over HTTP: requests one after the other on a persistent connection, and each watch
-//! on a separate one.
+//! A client of an API server over HTTP: requests, one after the other, share a persistent
+//! connection. Each watch has a separate connection.
 
 use std::fmt;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ const TOKEN_MAX: u64 = 64 << 10;
 /// Why a request has no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Error {
-    /// No answer, or an invalid one; the text has the reason.
+    /// No answer, or an invalid one; the text is the reason.
     Failed(String),
     /// The answer is longer than is read.
     TooLong,
@@ -133,7 +133,7 @@ fn header(text: &str, wrong: &dyn Fn(&dyn fmt::Display) -> Error) -> Result<Head
     Ok(value)
 }
 
-/// A request that changes something.
+/// A request that changes an object.
 pub(super) struct Change {
     method: Method,
     path: String,
@@ -146,7 +146,7 @@ impl Change {
         Self { method, path, body }
     }
 
-    /// Merges `body` into an object.
+    /// A request that merges `body` into an object.
     pub(super) fn patch(path: String, body: Value) -> Self {
         let method = Method::PATCH;
         Self { method, path, body }
@@ -285,7 +285,7 @@ impl Client {
         Err(refused(status.as_u16(), &body))
     }
 
-    /// Sends a request that changes something.
+    /// Sends a request that changes an object.
     pub(super) async fn change(&mut self, change: Change) -> Result<Value, Error> {
         self.call(change.method, &change.path, Some(&change.body))
             .await

@@ -1,5 +1,6 @@
-//! From objects to services (pure): each port of a Service at each of its addresses becomes the text of
-//! one `[[service]]`, as a key of etcd has it. The daemon checks each text alone.
+//! From objects to services (pure): each port of a Service at each of its addresses becomes the
+//! text of one `[[service]]`, the same text as a service in etcd. The daemon checks each text
+//! separately.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -413,9 +414,9 @@ fn is_local(service: &Service) -> bool {
     service.spec.external_traffic_policy.as_deref() == Some("Local")
 }
 
-/// Nodes that take connections.
+/// The nodes that receive connections.
 struct Nodes<'a> {
-    /// Each with its name, and whether it accepts new connections.
+    /// Each node with its name, and whether it accepts new connections.
     all: Vec<(&'a str, &'a Node, bool)>,
 }
 
@@ -586,7 +587,7 @@ mod tests {
         texts.concat()
     }
 
-    /// A Service whose pods get packets by tunnel.
+    /// A Service whose pods receive packets through a tunnel.
     fn tunnelled() -> String {
         annotated("servers", r#"endpoints","lvsd/forward":"tun"#)
     }

@@ -1,7 +1,7 @@
-//! The Lease by which one director at a time writes addresses (pure).
+//! The Lease that permits one director at a time to write addresses (pure: no I/O).
 //!
-//! Clocks of directors may differ. So a director takes the Lease of another one when it has not seen
-//! the Lease change for as long as the Lease lasts, by its own clock.
+//! Clocks of directors may differ. So a director takes over the Lease if it has not seen the Lease
+//! change for the Lease's duration, measured by its own clock.
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ use super::objects::{Lease, LeaseSpec};
 pub(super) const LASTS: Duration = Duration::from_secs(15);
 /// Interval of the checks of the Lease.
 pub(super) const PERIOD: Duration = Duration::from_secs(4);
-/// Time for which a renewal permits this director to write. It ends before another director takes
-/// the Lease.
+/// Time for which a renewal permits this director to write. It ends before another director may
+/// take over the Lease.
 const WRITES: Duration = Duration::from_secs(10);
 /// The longest duration of a Lease that is believed, in seconds.
 const LONGEST: u32 = 300;
@@ -23,24 +23,25 @@ const LONGEST: u32 = 300;
 /// This director's knowledge of the Lease.
 #[derive(Debug, Default)]
 pub(super) struct Claim {
-    /// The last known version, and its time.
+    /// The last version of the Lease that this director has read, and when it first read that
+    /// version.
     seen: Option<(String, Instant)>,
     /// The last version that this director wrote.
     written: Option<String>,
     /// Until when this director may write.
     until: Option<Instant>,
-    /// The director that holds it.
+    /// The director that holds the Lease.
     pub(super) holder: Option<String>,
-    /// Another director has the name of this one.
+    /// Another director has the same name as this one.
     pub(super) twin: bool,
 }
 
 /// The next step.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Another director holds it.
+    /// Another director holds the Lease.
     Wait,
-    /// Write it, with the version that it has now, if there is one.
+    /// Write the Lease, with the resource version that it has now, or create it.
     Write(Value),
 }
 

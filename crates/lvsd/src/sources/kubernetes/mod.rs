@@ -47,13 +47,13 @@ use super::http::{Endpoint, Lines, plain};
 use super::{Shared, retry};
 use crate::health::probe::Tls;
 
-/// Objects of one page of a list.
+/// Maximum of objects in one page of a list.
 const PAGE: usize = 500;
 /// Objects of a list.
 const LISTED_MAX: usize = 100_000;
-/// Parts of a list.
+/// Maximum of pages of a list.
 const PAGES_MAX: usize = 2000;
-/// How long a list may take as a whole.
+/// Time limit for reading a complete list.
 const LIST_TIME: Duration = Duration::from_secs(300);
 /// How long a watch lasts, in seconds. The API server ends it then, and it is started again.
 const WATCH: u64 = 300;
@@ -75,7 +75,7 @@ const MESSAGE_MAX: usize = 900;
 pub struct Settings {
     /// The API server.
     pub server: Endpoint,
-    /// The certificates of both sides.
+    /// The CA that lvsd accepts, and the certificate that lvsd presents.
     pub(crate) tls: Option<Tls>,
     /// The token of this client.
     pub token: Option<Token>,
@@ -89,18 +89,18 @@ pub struct Settings {
     pub lease: (String, String),
     /// The name of this director.
     pub director: String,
-    /// How long a request may take.
+    /// Time limit for a request.
     pub timeout: Duration,
-    /// The addresses that Services get.
+    /// The pools that Services get addresses from.
     pub pools: Vec<Pool>,
 }
 
 impl Settings {
-    /// The class of Services, if the file does not say it.
+    /// The default of the load balancer class.
     pub const CLASS: &'static str = "lvsd";
-    /// The namespace and name of the Lease, if the file does not say them.
+    /// The default of the Lease's namespace and name.
     pub const LEASE: &'static str = "lvsd/lvsd";
-    /// How long a request may take, if the file does not say it.
+    /// The default of the time limit for a request.
     pub const TIMEOUT: Duration = Duration::from_secs(5);
 
     /// The cluster, in `lvsd status` and in the state directory.
@@ -178,7 +178,7 @@ pub(super) fn follow(settings: Settings, shared: Arc<Shared>) -> JoinHandle<()> 
     })
 }
 
-/// At that time, if there is one.
+/// Waits until `at`; without it, forever.
 async fn timer(at: Option<Instant>) {
     match at {
         Some(at) => sleep_until(at).await,
@@ -192,11 +192,11 @@ fn unix() -> Duration {
     since.unwrap_or_default()
 }
 
-/// A watch of one kind.
+/// A watch of one kind of objects.
 struct Watch {
     kind: Kind,
     lines: Lines,
-    /// The version up to which all objects are known.
+    /// The resource version up to which the model contains all changes.
     version: String,
     began: Instant,
     /// When it counts as dead.
@@ -209,13 +209,13 @@ enum Brought {
     Change,
     /// Only a version.
     Bookmark,
-    /// Its end, which is no fault.
+    /// The API server ended the watch, as it does periodically. This is not an error.
     End,
     /// Its history is gone: all objects have to be listed again.
     Expired(String),
 }
 
-/// With one API server.
+/// The session with one API server.
 struct Session<'a> {
     settings: Arc<Settings>,
     shared: &'a Shared,
@@ -227,9 +227,9 @@ struct Session<'a> {
     assigned: Assigned,
     /// Why Services are refused, by the texts of the Events written.
     reported: BTreeMap<String, String>,
-    /// Why this director cannot take the Lease.
+    /// The reason why this director cannot acquire the Lease.
     no_lease: Option<String>,
-    /// Why this director cannot write something else.
+    /// The reason why this director cannot write an object other than the Lease.
     unwritten: Option<String>,
 }
 
@@ -400,7 +400,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Logs why everything is read again.
+    /// Logs the reason why all objects are read again.
     fn read_anew(&self, why: &str) {
         tracing::warn!(
             event = "read_anew",
@@ -409,7 +409,7 @@ impl<'a> Session<'a> {
         );
     }
 
-    /// Handles a line of a watch; `None`: it has ended.
+    /// Processes a line of a watch; `None` if the watch has ended.
     fn take(&mut self, watch: &mut Watch, line: Option<Vec<u8>>) -> Result<Brought, Error> {
         let Some(line) = line else {
             return Ok(Brought::End);
@@ -489,7 +489,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Reads the Lease, and renews or takes it.
+    /// Reads the Lease, and renews or acquires it.
     async fn keep(&mut self) -> Result<(), Error> {
         let settings = Arc::clone(&self.settings);
         let (namespace, name) = (&settings.lease.0, &settings.lease.1);
@@ -559,7 +559,8 @@ impl<'a> Session<'a> {
         self.unwritten = Some(why);
     }
 
-    /// Writes statuses and Events that are due, if this director holds the Lease; true if more is due.
+    /// Writes statuses and Events that are due, if this director holds the Lease. Returns true if
+    /// more are due.
     async fn write(&mut self) -> Result<bool, Error> {
         let mut left = WRITES;
         while !self.assigned.wanted.is_empty() {
@@ -577,8 +578,8 @@ impl<'a> Session<'a> {
         self.complain(left).await
     }
 
-    /// Writes a few statuses at once, and then Events about new addresses; false if another attempt
-    /// at one of them may succeed later.
+    /// Writes a few statuses at once, and then Events about new addresses. Returns false if a write
+    /// failed that may succeed later.
     async fn write_some(&mut self) -> Result<bool, Error> {
         let mut due = Vec::new();
         while due.len() < WRITERS
@@ -749,7 +750,7 @@ fn path_of(key: &str, plural: &str, part: &str) -> String {
 }
 
 impl Watch {
-    /// The next line; `None` at its end. Nothing is lost if it is dropped before.
+    /// The next line; `None` at the end of the watch. A caller that drops the future loses no data.
     async fn next(&mut self) -> Result<Option<Vec<u8>>, Error> {
         let limit = self.dead.saturating_duration_since(Instant::now());
         match timeout(limit, self.lines.next()).await {

@@ -37,7 +37,7 @@ pub(super) const ZONE: &str = "topology.kubernetes.io/zone";
 /// The label of a Node that external load balancers skip.
 pub(super) const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
 
-/// A kind of object.
+/// A kind of Kubernetes objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Service,
@@ -48,7 +48,7 @@ pub(super) enum Kind {
 impl Kind {
     pub(super) const ALL: [Self; 3] = [Self::Service, Self::EndpointSlice, Self::Node];
 
-    /// The path of its objects, in one namespace or in all.
+    /// The API path of the objects of this kind, in one namespace or in all.
     pub(super) fn path(self, namespace: Option<&str>) -> String {
         let (api, plural) = match self {
             Self::Service => ("/api/v1", "services"),
@@ -141,7 +141,8 @@ pub(crate) fn is_name(name: &str) -> bool {
 }
 
 impl Model {
-    /// Takes an object, in JSON, that is new or has changed. One that cannot be read is refused alone.
+    /// Stores a new or changed object, given as JSON. An object that cannot be parsed is refused;
+    /// the others are unaffected.
     ///
     /// # Errors
     /// There are too many objects.
@@ -155,7 +156,8 @@ impl Model {
         self.bounded()
     }
 
-    /// Takes an object of a list. One that cannot be read is refused, and is what it is in `before`.
+    /// Stores an object of a list. An object that cannot be parsed is refused, and keeps the value
+    /// that it has in `before`.
     ///
     /// # Errors
     /// There are too many objects.
@@ -186,7 +188,7 @@ impl Model {
         self.bounded()
     }
 
-    /// Replaces all objects of a kind by those of a complete list.
+    /// Replaces all objects of a kind by the objects of a complete list.
     pub(super) fn replace(&mut self, kind: Kind, listed: Self) {
         let of_kind = full_name(kind, "");
         self.refused.retain(|name, _| !name.starts_with(&of_kind));
@@ -271,7 +273,7 @@ impl Model {
         Ok(())
     }
 
-    /// Removes an object.
+    /// Removes an object from the model.
     pub(super) fn delete(&mut self, kind: Kind, object: &str) {
         let key = key(&Named::of(object));
         self.refused.remove(&full_name(kind, &key));
@@ -344,7 +346,8 @@ fn full_name(kind: Kind, key: &str) -> String {
     format!("{} {key}", kind.name())
 }
 
-/// Reads an object. The reason why it cannot be read has no place, which changes with every version.
+/// Parses an object. The error text has no line and column, because they change with every version
+/// of the object.
 fn read<'a, T: Deserialize<'a>>(object: &'a str) -> Result<T, String> {
     serde_json::from_str(object).map_err(|error| {
         let why = error.to_string();

@@ -86,7 +86,7 @@ pub(super) fn slice(name: &str, endpoints: &[(&str, &str, &str)]) -> String {
     .to_string()
 }
 
-/// Ends a watch as an API server does after its time.
+/// The line after which the fake API server ends a watch, as a real one does periodically.
 const END: &str = "END";
 
 /// Time limit of a test for an expected event.
@@ -132,7 +132,7 @@ impl Fake {
         self.state.lock().unwrap()
     }
 
-    /// Stores an object, and reports it to watches.
+    /// Stores an object, and sends it to the watches.
     fn put(&self, kind: &'static str, object: &str) {
         let mut object: Value = serde_json::from_str(object).unwrap();
         let mut state = self.lock();
@@ -257,7 +257,8 @@ impl Fake {
         }
     }
 
-    /// Writes lines until it has written an error, or ends without one at the line [`END`].
+    /// Writes lines until it has written an error, or until the line [`END`], which ends the watch
+    /// without an error.
     async fn watch(&self, stream: &mut TcpStream, kind: &str) {
         let _ = stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await;
         loop {
@@ -333,7 +334,7 @@ impl Followed {
         Self { shared, task }
     }
 
-    /// Waits until the state is right.
+    /// Waits until the state satisfies `right`.
     async fn wait(&self, what: &str, right: impl Fn(&super::super::State) -> bool) {
         let waited = timeout(PATIENCE, async {
             while !right(&self.shared.lock()) {
