@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 /// Files of a set: from the least to the most in equal ratios.
 const FILES: u32 = 16;
-/// Sources of clients that have more than one.
+/// First source address of clients that use more than one.
 const SOURCES: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
 /// Bytes that a server sends at a time.
 const CHUNK: u64 = 16 << 10;
@@ -27,7 +27,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Width of a bin of counts over time, in seconds.
 pub(crate) const BIN: f64 = 0.25;
 
-/// Serves `GET /SIZE` with SIZE bytes.
+/// Serves `GET /SIZE` with a file of SIZE bytes.
 #[derive(Clone, Debug, Args)]
 pub struct Serve {
     /// Where to listen, and the bytes a second of that server, which its connections share
@@ -43,10 +43,10 @@ fn listener(text: &str) -> Result<(SocketAddr, u64), String> {
     parts.ok_or_else(|| format!("{text} is not ADDRESS:PORT=BYTES"))
 }
 
-/// Asks for files, one after the other.
+/// Requests files, one after the other.
 #[derive(Clone, Debug, Args)]
 pub struct Ask {
-    /// Services, all of which are asked for the same at the same time
+    /// Services from which the same files are requested at the same time
     #[arg(required = true)]
     targets: Vec<SocketAddr>,
     /// Clients of each
@@ -58,7 +58,7 @@ pub struct Ask {
     /// Bytes of the largest file
     #[arg(long)]
     most: u64,
-    /// Which files, in which order: the same for the same seed
+    /// Seed of the choice and order of files
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// For so long, in milliseconds
@@ -84,7 +84,7 @@ pub(crate) struct Asked {
     pub(crate) served: Vec<u64>,
     /// Requests that were not.
     pub(crate) failed: Vec<u64>,
-    /// Milliseconds of each answered request.
+    /// Duration of each answered request in milliseconds.
     pub(crate) took: Vec<f64>,
     /// The first failure.
     pub(crate) error: Option<String>,
@@ -101,7 +101,7 @@ impl Asked {
     }
 }
 
-/// Numbers that look like chance: splitmix64 (Steele, Lea, Flood, 2014).
+/// A pseudo-random number generator: splitmix64 (Steele, Lea, Flood, 2014).
 #[derive(Debug)]
 struct Lots(u64);
 
@@ -173,7 +173,7 @@ struct Capacity {
 }
 
 impl Capacity {
-    /// Waits for its turn.
+    /// Waits until `bytes` may be sent.
     async fn take(&self, bytes: u64) {
         #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
         let time = Duration::from_secs_f64(bytes as f64 / self.bytes_a_second as f64);
@@ -231,11 +231,11 @@ async fn serve(mut stream: TcpStream, capacity: &Capacity) -> Result<()> {
 }
 
 impl Ask {
-    /// Asks, and prints what came of it.
+    /// Requests files, and prints the results.
     ///
     /// # Errors
     ///
-    /// When that is no set of files; requests that fail are counted.
+    /// If the set of files is unknown. Failed requests are counted.
     pub fn run(&self) -> Result<()> {
         ensure!(
             0 < self.least && self.least <= self.most && self.for_ms > 0,
@@ -329,7 +329,7 @@ impl Client {
         }
     }
 
-    /// Counts a piece of data, unless it arrived after the end.
+    /// Adds received data to the results, unless it arrived after the end.
     fn count(&self, add: impl FnOnce(&mut Asked, usize)) {
         #[expect(
             clippy::cast_possible_truncation,

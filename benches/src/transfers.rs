@@ -1,5 +1,5 @@
-//! Files of growing size, one after the other: downloads by HTTP, over a new connection each or one
-//! that stays, and uploads.
+//! Files of increasing size, one after the other: downloads by HTTP, over a new or a persistent
+//! connection, and uploads.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -22,7 +22,7 @@ pub struct Transfers {
     /// Sizes in bytes
     #[arg(long, value_delimiter = ',', required = true)]
     sizes: Vec<u64>,
-    /// For so long each, and one file at least; in milliseconds
+    /// Duration of each measurement in milliseconds; at least one file is transferred
     #[arg(long = "for", value_name = "MS")]
     for_ms: u64,
 }
@@ -40,11 +40,11 @@ pub(crate) struct Took {
 }
 
 impl Transfers {
-    /// Transfers, and prints how long it took.
+    /// Transfers the files, and prints the durations.
     ///
     /// # Errors
     ///
-    /// When a transfer fails.
+    /// If a transfer fails.
     pub fn run(&self) -> Result<()> {
         let mut all = Vec::new();
         for bytes in &self.sizes {
@@ -109,7 +109,7 @@ fn download(stream: &mut TcpStream, bytes: u64, close: bool) -> Result<()> {
     Ok(())
 }
 
-/// End of an answer's head, and the bytes received so far.
+/// Position of the end of an answer's header, and the number of bytes received so far.
 fn answer(stream: &mut TcpStream, buffer: &mut [u8]) -> Result<(usize, usize)> {
     let mut filled = 0;
     loop {

@@ -22,7 +22,7 @@ const HEADER: &str = include_str!("../yardsticks/yardstick.h");
 #[derive(Debug)]
 pub struct Yardsticks {
     dir: tempfile::TempDir,
-    /// Directory of another build of the programs, if one is compared with.
+    /// Directory of another build of the programs, for a comparison.
     pub(crate) other: Option<PathBuf>,
 }
 
@@ -78,7 +78,7 @@ impl Yardsticks {
     }
 }
 
-/// A table that can do nothing but look up: what a packet costs at least in memory.
+/// A table with look-ups only: a lower bound for the cost of a packet in memory.
 #[derive(Debug)]
 pub struct LineTable {
     child: Child,
@@ -115,11 +115,12 @@ impl LineTable {
         Ok(table)
     }
 
-    /// Nanoseconds a packet: parse, look up, rewrite; the mean of a million random ones.
+    /// Nanoseconds for each packet: parse, look up, rewrite; the mean over a million random
+    /// packets.
     ///
     /// # Errors
     ///
-    /// When it is gone.
+    /// If the table's process has exited.
     pub fn measure(&mut self) -> Result<f64> {
         let input = self.input.as_mut().context("it is there until the drop")?;
         input.write_all(b"\n").context("the line table is gone")?;

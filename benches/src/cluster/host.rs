@@ -14,11 +14,11 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
-/// Bytes of what a host prints for one step: its histogram has up to 100,000 lines.
+/// Maximum of bytes that a host prints for one step: its histogram has up to 100,000 lines.
 const MOST_PRINTED: usize = 4 << 20;
 /// Bytes of a line.
 const MOST_LINE: usize = 4096;
-/// Bytes kept of what a host complains about.
+/// Maximum of bytes that are stored of a host's error messages.
 const MOST_COMPLAINT: usize = 2048;
 /// Prefix of this program's own lines.
 const MARK: &str = "lvs-bench: ";
@@ -48,7 +48,7 @@ while read -r word start limit words; do
 done
 "#;
 
-/// The place of a host, as the command line names it.
+/// The address of a host, as it is named on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     /// The machine of this process.
@@ -59,7 +59,7 @@ pub enum Place {
     Ssh {
         /// `host` or `user@host`.
         to: String,
-        /// The port, where it is not the one that ssh is configured for.
+        /// The port, if it is not the default of ssh.
         port: Option<u16>,
     },
 }
@@ -186,7 +186,7 @@ pub fn shell(httperf: &str) -> [&str; 5] {
     ["sh", "-c", SCRIPT, "lvs-bench", httperf]
 }
 
-/// The text quoted as one word of a shell.
+/// The text quoted as one word for a shell.
 pub(super) fn quote(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
@@ -203,7 +203,7 @@ pub(super) struct Host {
     lines: Receiver<Line>,
     complaint: Arc<Mutex<String>>,
     stop: Arc<AtomicBool>,
-    /// Nanoseconds by which its clock is ahead of this host's clock.
+    /// Nanoseconds by which the host's clock is ahead of the local clock.
     ahead: i128,
     /// Uncertainty of that difference.
     pub(super) unsure: Duration,
@@ -270,7 +270,7 @@ impl Host {
         self.command(&format!("run {start} {limit} {}", words.join(" ")))
     }
 
-    /// Waits until httperf has ended: what it printed, and how late it began, in seconds.
+    /// Waits until httperf has exited. Returns its output, and the delay of its start in seconds.
     pub(super) fn ended(&mut self, start: i128, deadline: Instant) -> Result<(String, f64)> {
         let mut printed = String::new();
         let mut late = 0.0;
@@ -312,7 +312,8 @@ impl Host {
         reported.map_err(|_| self.gone())
     }
 
-    /// The next line of our program; other lines, such as those of a login script, are skipped.
+    /// The next line that lvs-bench printed on the host; other lines, such as those of a login
+    /// script, are skipped.
     fn own_line(&mut self, deadline: Instant) -> Result<String> {
         loop {
             let line = self.line(deadline)?;
@@ -339,7 +340,7 @@ impl Host {
         }
     }
 
-    /// The reason why it has ended, if it is known.
+    /// The reason why the connection to the host ended, if it is known.
     fn gone(&mut self) -> anyhow::Error {
         // Another thread reads its error output.
         let deadline = Instant::now() + Duration::from_secs(1);
@@ -405,7 +406,7 @@ fn read_lines(output: impl Read, lines: &SyncSender<Line>) {
     }
 }
 
-/// Reads to the end, and keeps the beginning.
+/// Reads `errors` to the end, and stores the beginning.
 fn keep_first(mut errors: impl Read, kept: &Mutex<String>) {
     let mut buffer = [0; 1024];
     while let Ok(read @ 1..) = errors.read(&mut buffer) {

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 
-/// Figures of one httperf, or of several.
+/// Results of one httperf, or of several.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Figures {
-    /// Connections that were begun.
+    /// Connections that were started.
     pub connections: u64,
     /// Replies of any status.
     pub replies: u64,
-    /// Good replies a second: those with a status of 2xx.
+    /// Successful replies a second: those with a status of 2xx.
     pub rate: f64,
     /// Errors and replies of 4xx and 5xx, in percent of the connections.
     pub error_percent: f64,
@@ -35,15 +35,15 @@ pub struct Figures {
 pub struct Errors {
     /// Requests without a reply in time.
     pub timeout: u64,
-    /// TCP gave up.
+    /// The TCP connection timed out.
     pub socket_timeout: u64,
     /// Refused.
     pub refused: u64,
     /// Reset.
     pub reset: u64,
-    /// The client had no descriptor left.
+    /// The client had no free descriptor.
     pub no_descriptor: u64,
-    /// The client had no port left.
+    /// The client had no free port.
     pub no_port: u64,
     /// The client's system had no file left.
     pub no_file: u64,
@@ -90,12 +90,12 @@ pub struct Lifetime {
 }
 
 impl Figures {
-    /// Reads what httperf prints with `-v -v`. `seconds`: how long it was to ask; `timeout`: after how
-    /// many it gave a request up.
+    /// Parses the output of `httperf -v -v`. `seconds`: planned duration of the requests;
+    /// `timeout`: time limit of a request in seconds.
     ///
     /// # Errors
     ///
-    /// When a figure is not there, or nothing was asked for.
+    /// If a number is missing, or no request was sent.
     pub fn parse(printed: &str, seconds: f64, timeout: f64) -> Result<Self> {
         let after = |line: &str, word: &str| -> Result<f64> {
             let found = printed
@@ -204,8 +204,8 @@ impl Figures {
         self.lifetime = self.percentiles();
     }
 
-    /// None where the histogram does not have what the replies have: a part of it is no honest
-    /// answer.
+    /// `None` if the histogram does not contain all replies: percentiles of a part of them would be
+    /// wrong.
     fn percentiles(&self) -> Option<Lifetime> {
         let all: u64 = self.histogram.values().sum();
         if all == 0 || all < self.replies {
@@ -282,8 +282,8 @@ mod tests {
         );
     }
 
-    /// Time that requests are waited for is not time for which others were made; nor is time for
-    /// which they were made.
+    /// The time that the last requests wait for their timeout does not count as time in which
+    /// requests were sent.
     #[test]
     fn rates_where_requests_time_out() {
         for (seconds, rate) in [

@@ -20,7 +20,7 @@ pub use self::httperf::{Errors, Figures, Lifetime};
 
 /// The version of what `--json` prints; see docs/report.md.
 const SCHEMA: u32 = 1;
-/// Steps of one run.
+/// Maximum of steps in one run.
 const MOST_STEPS: usize = 1000;
 /// Requests a second.
 const MOST_RATE: u32 = 1_000_000;
@@ -30,7 +30,7 @@ const MOST_HOSTS: usize = 256;
 const READY: Duration = Duration::from_secs(20);
 /// Time until all hosts have received the start time.
 const AHEAD: Duration = Duration::from_millis(100);
-/// Limit for the end of a host's run to become visible here.
+/// Time limit for the report that a host's run has ended to arrive here.
 const ON_THE_WAY: Duration = Duration::from_secs(3);
 
 /// Servers, requests and hosts of a measurement.
@@ -56,27 +56,27 @@ pub struct Options {
     /// Seconds after which a request has failed
     #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=3600))]
     timeout: u32,
-    /// Seconds between two rates
+    /// Pause in seconds between two rates
     #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=3600))]
     pause: u32,
-    /// The last rate is the first one with so many errors
+    /// Stop after the first rate with this percentage of errors
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     stop_at_errors: Option<f64>,
-    /// Seconds that httperf may take beyond those two; a host that takes longer has failed
+    /// Additional seconds that httperf may take; a host that takes longer has failed
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3600))]
     grace: u32,
-    /// An option of ssh, as its -o takes it (IdentityFile=key); may be given several times
+    /// An option for ssh, in the form of its -o (IdentityFile=key); may be given several times
     #[arg(long = "ssh-option", value_name = "OPTION")]
     ssh_options: Vec<String>,
     /// httperf, on the hosts
     #[arg(long, value_name = "PROGRAM", default_value = "httperf")]
     httperf: String,
-    /// Print one object of JSON
+    /// Print the results as one JSON object
     #[arg(long)]
     json: bool,
 }
 
-/// Rates, in the order in which they are offered.
+/// Request rates, in the order in which they are used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rates(Vec<u32>);
 
@@ -149,7 +149,7 @@ pub struct Step {
     pub hosts: Vec<OfHost>,
 }
 
-/// Result of a step on one host.
+/// Result of a step for one host.
 #[derive(Clone, Debug, Serialize)]
 pub struct OfHost {
     /// The host.
@@ -161,7 +161,7 @@ pub struct OfHost {
     pub figures: Figures,
 }
 
-/// A host that takes no part any more.
+/// A host that is excluded from further steps.
 #[derive(Clone, Debug, Serialize)]
 pub struct Failed {
     /// The host.
@@ -175,7 +175,7 @@ pub struct Failed {
 /// The hosts that are ready.
 #[derive(Debug)]
 pub struct Cluster {
-    /// With their places among all.
+    /// The hosts, each with its position among all hosts.
     hosts: Vec<(usize, Host)>,
     all: usize,
     failed: Vec<Failed>,
@@ -218,18 +218,18 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Hosts that take no part any more.
+    /// The excluded hosts.
     #[must_use]
     pub fn failed(&self) -> &[Failed] {
         &self.failed
     }
 
-    /// Lets all hosts send requests together. A host that fails takes no part in later steps; the
-    /// others keep to their shares.
+    /// Makes all hosts send requests at the same time. A host that fails is excluded from later
+    /// steps; the shares of the others stay the same.
     ///
     /// # Errors
     ///
-    /// When no host is left.
+    /// If no host is left.
     pub fn step(&mut self, load: &Load, rate: f64, seconds: f64) -> Result<Step> {
         #[expect(clippy::cast_precision_loss, reason = "at most 256")]
         let all = self.all as f64;
@@ -324,12 +324,12 @@ struct Printed<'a> {
 }
 
 impl Options {
-    /// Offers the rates, one after the other, and prints what came of them.
+    /// Uses the rates, one after the other, and prints the results.
     ///
     /// # Errors
     ///
-    /// When a word cannot be used, when hosts fail (the results of the others are printed
-    /// nevertheless), or when it is interrupted.
+    /// If an option is invalid, if hosts fail (the results of the others are printed nevertheless),
+    /// or if it is interrupted.
     pub fn run(&self) -> Result<()> {
         self.check()?;
         let stop = Arc::new(AtomicBool::new(false));

@@ -41,10 +41,11 @@ pub(crate) const VIP: &str = "10.73.0.1";
 pub(crate) const VIP6: &str = "fd00:73::1";
 pub(crate) const SERVER: &str = "10.72.0.11";
 pub(crate) const SERVER6: &str = "fd00:72::11";
-/// Connections of our director: those of the largest case, and of other cases measured with it.
+/// Connection limit of this project's director: those of the largest case, and of other cases
+/// measured with the same director.
 const CONNECTIONS: u32 = 10_100_000;
-/// Connections of TCP that ours may have, where the memory for all of them is taken at once; of a
-/// flood, those that it has, and a fifth more.
+/// Connection limit for TCP, because the memory for all connections is reserved at once. For a
+/// flood it is the number of its connections and a fifth more.
 pub(crate) const FAST_PATH: u32 = 1_000_000;
 /// Arguments of `ipvsadm` so that no connection ends during the measurement.
 const TIMEOUTS: [&str; 4] = ["--set", "7200", "120", "7200"];
@@ -57,7 +58,7 @@ const DIRECTOR: usize = 1;
 pub(crate) enum Purpose {
     /// Floods of small packets, which end at the far interface.
     Flood,
-    /// TCP between programs.
+    /// TCP connections between programs.
     Tcp,
     /// The same, whose programs are started for each measurement; servers of direct routing and
     /// tunnels answer by a line of their own.
@@ -72,7 +73,7 @@ impl Purpose {
     }
 }
 
-/// Three hosts and a contender between.
+/// Three hosts, with a contender on the middle one.
 #[derive(Debug)]
 pub(crate) struct Bed {
     pub(crate) who: Contender,
@@ -80,7 +81,7 @@ pub(crate) struct Bed {
     pub(crate) client: Host,
     pub(crate) server: Host,
     pub(crate) director: Host,
-    /// More of them, once they are spread.
+    /// Additional client hosts, once clients are distributed.
     pub(crate) clients: Vec<Host>,
     pub(crate) servers: Vec<Host>,
     /// Interfaces: client's, director's to the client, director's to the server, server's.
@@ -153,7 +154,7 @@ impl Bed {
         self.process.as_ref().map(Proc::pid)
     }
 
-    /// Ends the process that forwards, and starts another one in its place, on its core.
+    /// Stops the process that forwards, and starts another one in its place, on the same CPU.
     pub(crate) fn run_instead(
         &mut self,
         start: impl FnOnce(&Host, &str) -> Result<Proc>,
@@ -274,7 +275,7 @@ impl Bed {
         self.testbed.configure(&scripts)
     }
 
-    /// All neighbours are known, so that a flood never waits for one.
+    /// Sets static neighbour entries, so that a flood never waits for address resolution.
     fn end_script(&self, device: &str, client: bool) -> String {
         let (own, own6, gateway, gateway6, mac) = if client {
             (
@@ -422,7 +423,7 @@ impl Bed {
         }
     }
 
-    /// The programs are those of `dir`, or the ones next to this one.
+    /// Starts the programs in `dir`, or those in the directory of this program.
     fn start_dataplane(&mut self, backend: &str, method: Method, dir: Option<&Path>) -> Result<()> {
         let program =
             |name: &str| dir.map_or_else(|| programs::find(name), |dir| Ok(dir.join(name)));
@@ -482,7 +483,8 @@ impl Bed {
         Ok(())
     }
 
-    /// Floods go to one server, so that replies can be sent from it; TCP to four.
+    /// Rules for ipvsadm. Floods are sent to one server, so that replies can be sent from it; TCP
+    /// is sent to four.
     pub(crate) fn rules(&self, method: Method) -> Result<String> {
         let flag = method.flag();
         let mut rules = String::new();
@@ -560,13 +562,13 @@ impl Bed {
         pin_receiver(d, cpu).and_then(|()| pin_receiver(e, cpu))
     }
 
-    /// One more host.
+    /// Adds a host.
     pub(crate) fn add_host(&mut self, name: &str) -> Result<Host> {
         let [host] = self.testbed.hosts([name])?;
         Ok(host)
     }
 
-    /// Sets up a new interface of an end as the first one.
+    /// Configures a new interface of an endpoint like its first one.
     pub(crate) fn receive_in_thread(&self, host: &Host, device: &str) -> Result<()> {
         thread_receiver(host, device, ENDPOINTS)
     }

@@ -1,4 +1,4 @@
-//! Floods of 64-byte packets: how many come through, and at what cost.
+//! Floods of 64-byte packets: the number of forwarded packets, and the CPU time for each.
 
 use std::time::Duration;
 
@@ -17,17 +17,18 @@ use crate::yardsticks::Yardsticks;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Flood {
     pub(super) flows: u32,
-    /// Client addresses: two to the power of this, or as many as there are flows.
+    /// Number of client addresses as a power of two, or at most the number of flows.
     pub(super) client_bits: u32,
     /// From the server to the clients.
     pub(super) replies: bool,
     pub(super) v6: bool,
 }
 
-/// Packets a second at which connections are opened: what every contender can take without loss.
+/// Packets a second at which connections are opened: every contender forwards this rate without
+/// loss.
 const OPENING: u32 = 150_000;
 const OPENING_ONE_CORE: u32 = 60_000;
-/// Below this it is no question of the rate.
+/// If connections cannot be opened at this rate, a lower rate does not help.
 const OPENING_LEAST: u32 = 10_000;
 /// Packets of the check, and how fast they come: more slowly if some were lost.
 const CHECKED: u64 = 16_384;
@@ -98,8 +99,8 @@ impl Flood {
         }
     }
 
-    /// Opens its connections, and checks that what is sent through them arrives whole, unchanged
-    /// and in order.
+    /// Opens the flood's connections, and checks that packets through them arrive complete,
+    /// unchanged and in order.
     pub(super) fn prepare(self, bed: &mut Bed, yardsticks: &Yardsticks) -> Result<()> {
         bed.resume()?;
         let forward = Self {
@@ -213,7 +214,7 @@ impl Flood {
         Ok(())
     }
 
-    /// Packets a second that come through.
+    /// Forwarded packets a second.
     pub(super) fn measure(
         self,
         bed: &mut Bed,

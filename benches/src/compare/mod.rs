@@ -36,13 +36,13 @@ pub struct Options {
     /// Rows to measure, or beginnings of their names; without any, all but `fast-path` and
     /// `proxy`, which are off by default
     names: Vec<String>,
-    /// Fewer rounds and shorter ones, of fewer rows; below two minutes
+    /// Measure fewer rows, in fewer and shorter rounds; below two minutes
     #[arg(long)]
     quick: bool,
     /// Print JSON (see benches/README.md)
     #[arg(long)]
     json: bool,
-    /// Rounds; each measures everything once
+    /// Number of rounds; each measures every row once
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     rounds: Option<u16>,
     /// Length of one measurement, in milliseconds
@@ -54,7 +54,7 @@ pub struct Options {
     /// List the rows, with their bounds
     #[arg(long)]
     list: bool,
-    /// Measure on a busy machine too; the figures are worth nothing
+    /// Measure on a busy machine, too; the results are then unreliable
     #[arg(long)]
     busy: bool,
 }
@@ -227,7 +227,7 @@ impl Options {
     }
 }
 
-/// Seconds that it takes, about.
+/// Approximate duration in seconds.
 fn expected(groups: &[Group], rounds: usize, window: Duration) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "a few rounds")]
     let rounds = rounds as f64;

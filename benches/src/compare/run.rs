@@ -1,4 +1,4 @@
-//! Runs what is compared, in turn: each round measures everything of a group once.
+//! Runs the comparison in rounds: each round measures every row of a group once.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -21,10 +21,10 @@ use crate::memory::{self, Churn, Clients, Pair, Pipeline, Setup};
 use crate::publishing::Publishing;
 use crate::yardsticks::{LineTable, Yardsticks};
 
-/// Attempts of one measurement before a round omits it.
+/// Attempts to measure a row before a round omits it.
 const TRIES: usize = 3;
-/// Parts of the round trips of a round, between which the contenders take turns: what the machine
-/// does meanwhile is to meet all of them.
+/// Number of parts into which a round's round trips are divided. The contenders take turns part by
+/// part, so that disturbances of the machine affect all of them.
 const TURNS: usize = 6;
 /// Connections of each of two workers.
 const WORKER_CONNECTIONS: u32 = 500_000;
@@ -67,7 +67,7 @@ pub(super) struct Runner<'a> {
     half: Option<f64>,
     /// The contenders whose round trips are measured, idle or during a flood.
     pinged: Vec<Pinged>,
-    /// Round trips of this round, in microseconds, and their disturbances.
+    /// Round trips of this round in microseconds, and the reason if they were disturbed.
     trips: HashMap<Pinged, Result<Trips, String>>,
     memory: Instances,
 }
@@ -98,7 +98,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Measures a group. What stood ready is taken down at the end.
+    /// Measures a group. At the end, all programs that were started are stopped.
     pub(super) fn run(&mut self, group: &Group, progress: &mut Progress) -> Result<Vec<Outcome>> {
         progress.begin(group.name);
         let mut outcomes: Vec<Outcome> = group.jobs.iter().map(|job| self.outcome(job)).collect();

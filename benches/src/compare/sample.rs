@@ -1,15 +1,15 @@
-//! One measurement.
+//! A measurement.
 
 use serde::Serialize;
 
 use crate::machine::Used;
 
-/// One measurement.
+/// A measurement.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
     pub(super) value: f64,
     pub(super) cpu: Option<Cpu>,
-    /// The reason why it does not count.
+    /// The reason why the measurement does not count.
     pub(super) disturbed: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! The table: which rows there are.
+//! The table of the measured rows.
 
 use super::contender::{Contender, Method, Place};
 use super::flood::Flood;
@@ -35,7 +35,8 @@ impl Group {
         }
     }
 
-    /// Adds something to measure, unless it is there; its name is its group's and its own.
+    /// Adds a measurement, unless it exists. Its name consists of the name of the group and its own
+    /// name.
     fn job(&mut self, name: &str, work: Work) -> String {
         let name = format!("{}/{name}", self.name);
         if self.jobs.iter().all(|job| job.name != name) {

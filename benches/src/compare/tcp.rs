@@ -16,17 +16,17 @@ use crate::yardsticks::Yardsticks;
 /// Actions of the clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Tcp {
-    /// One stream, in Gbit/s.
+    /// One TCP stream, in Gbit/s.
     Bulk,
     /// Requests a second over 64 connections that stay.
     Requests,
-    /// Connections a second, one request each.
+    /// Connections a second, with one request each.
     Connections,
 }
 
 /// A download that is compared byte by byte.
 const CHECKED: &str = "33554432";
-/// Round trips of one measurement, which is one of several of its round.
+/// Round trips in one measurement; a round consists of several measurements.
 const TRIPS: &str = "1000";
 
 /// Downloads through the contender, and compares each byte.
@@ -121,7 +121,7 @@ impl Percentile {
     }
 }
 
-/// The flood during round trips, which ends before it reaches a program.
+/// The flood during round trips; its packets are dropped before they reach a program.
 const BESIDE: Flood = Flood {
     flows: 1000,
     client_bits: 10,
@@ -129,8 +129,8 @@ const BESIDE: Flood = Flood {
     v6: false,
 };
 
-/// Round trips of one byte over TCP, each in microseconds, during a flood at `rate` packets a
-/// second, if there is one. Also returns disturbances.
+/// Measures round trips of one byte over TCP, each in microseconds, during a flood of `rate`
+/// packets a second if one is given. Also returns the disturbances.
 pub(super) fn round_trips(
     bed: &mut Bed,
     yardsticks: &Yardsticks,

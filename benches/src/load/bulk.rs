@@ -1,8 +1,8 @@
-//! Full sync of a director with very many connections to an empty one: its duration, and the effect
-//! on clients.
+//! Measures the full sync from a director with very many connections to an empty one: its duration,
+//! and the effect on clients.
 //!
-//! The connections are made by as many datagrams through a running director. Round trips are of one
-//! byte each way over TCP, through the same director.
+//! The connections are opened by one datagram each, through a running director. Round trips are of
+//! one byte in each direction over TCP, through the same director.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

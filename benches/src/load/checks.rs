@@ -18,7 +18,7 @@ pub struct Options {
     /// Checks a second, each of another server
     #[arg(long, default_value_t = 10_000)]
     checks: usize,
-    /// Targets that swallow everything
+    /// Number of targets that drop everything
     #[arg(long, default_value_t = 5_000)]
     holes: usize,
     /// Seconds
@@ -183,7 +183,7 @@ fn processor() -> f64 {
     (ticks(11) + ticks(12)) / 100.0
 }
 
-/// Answers at all these ports of every loopback address, from a thread of its own.
+/// Answers at all these ports of every loopback address, in a separate thread.
 fn listen() {
     for port in 0..PORTS {
         let port = 20_000 + u16::try_from(port).unwrap_or(0);

@@ -19,12 +19,12 @@ const PORTS: u32 = 60_000;
 /// Duration of a measurement without other load.
 const QUIET: Duration = Duration::from_secs(3);
 
-/// Task of a process on one of the hosts.
+/// A task of a process on one of the hosts.
 #[derive(Debug, Subcommand)]
 pub enum End {
     /// The real server: echo TCP, and read datagrams
     Serve,
-    /// The client: one datagram from each of many addresses and ports
+    /// Client: send one datagram from each of many addresses and ports
     Fill {
         /// The service
         target: SocketAddr,
@@ -53,7 +53,7 @@ impl End {
     }
 }
 
-/// The words of a task, as `lvs-bench` takes them.
+/// The command line of a task.
 fn end<const WORDS: usize>(words: [&str; WORDS]) -> Vec<&str> {
     [&["endpoint", "large"], &words[..]].concat()
 }
@@ -93,7 +93,7 @@ fn serve() -> Result<()> {
     Ok(())
 }
 
-/// The client: one datagram from each of `count` addresses and ports.
+/// Sends one datagram from each of `count` addresses and ports, as a client.
 fn fill(target: SocketAddr, count: u32) -> Result<()> {
     for number in 0..count {
         let addr = Ipv4Addr::from_bits(CLIENTS.to_bits() + number / PORTS);
@@ -133,7 +133,7 @@ fn trips(target: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// Round trips of clients while `during` runs: one byte each way over TCP.
+/// Measures round trips of clients while `during` runs: one byte in each direction over TCP.
 pub(super) fn notice<T>(site: &Site, during: impl FnOnce() -> Result<T>) -> Result<(T, String)> {
     let mut child = site
         .client

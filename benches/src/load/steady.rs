@@ -23,7 +23,7 @@ const PORT: u16 = 7;
 const NEW: u64 = 10_000;
 /// New connections a second that are sent: a director at its limit loses packets of both kinds.
 const SENT: u64 = 14_000;
-/// Time in which packets are counted, after a second in which connections open.
+/// Duration of the count of packets, after one second in which connections open.
 const WINDOW: Duration = Duration::from_secs(4);
 /// Time that a generator sends.
 const SECONDS: &str = "7";

@@ -15,9 +15,9 @@ use crate::stats::Spread;
 pub(super) struct Compare {
     /// A report.json, or the directory where it is
     first: PathBuf,
-    /// Another one
+    /// Another report
     second: PathBuf,
-    /// By how much each range is widened at both ends, in percent
+    /// Percentage by which each range is extended at both ends
     #[arg(long, value_name = "PERCENT", default_value_t = 10.0)]
     margin: f64,
     /// How many of a hundred points must agree
@@ -25,19 +25,19 @@ pub(super) struct Compare {
     share: f64,
 }
 
-/// The points that two reports have of one plot.
+/// The points of one plot that both reports have.
 #[derive(Debug, Default)]
 struct Beside {
     /// Distances between medians: the greater divided by the smaller, less 1.
     apart: Vec<f64>,
     /// Differences as text.
     disagree: Vec<String>,
-    /// Points that only one of them has.
+    /// Number of points that only one report has.
     alone: usize,
 }
 
 impl Compare {
-    /// Prints a line for each plot, and what does not agree.
+    /// Prints a line for each plot, and the differences.
     pub(super) fn run(&self) -> Result<()> {
         let (first, second) = (load(&self.first)?, load(&self.second)?);
         ensure!(
@@ -104,7 +104,7 @@ fn compare(first: &Document, second: &Document, margin: f64) -> BTreeMap<String,
     plots
 }
 
-/// The measured series, not the derived ones.
+/// The measured series of a plot, without the derived ones.
 fn measured(experiment: &dyn Experiment, document: &Document, plot: &str) -> Vec<Series> {
     let name = experiment.name();
     document.series(name, plot, &super::peers::of(experiment))

@@ -16,7 +16,7 @@ pub(super) const SCHEMA: u32 = 1;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Document {
     pub(super) schema: u32,
-    /// Whether it has all requested measurements.
+    /// Whether the report contains all requested measurements.
     pub(super) complete: bool,
     pub(super) quick: bool,
     pub(super) rounds: usize,
@@ -28,7 +28,7 @@ pub(super) struct Document {
     pub(super) missing: Vec<Missing>,
 }
 
-/// One peer, measured once.
+/// One measurement of a peer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Run {
     pub(super) experiment: String,
@@ -36,14 +36,14 @@ pub(super) struct Run {
     pub(super) round: usize,
     pub(super) values: Vec<Value>,
     pub(super) cpu: CpuSeconds,
-    /// The reason not to trust it.
+    /// The reason why the measurement is unreliable.
     pub(super) disturbed: Option<String>,
     /// Further notes, such as the reason of a failure.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) notes: Vec<String>,
 }
 
-/// A point of one run.
+/// A value of one run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Value {
     pub(super) plot: String,
@@ -143,7 +143,7 @@ impl Document {
         runs.filter(move |run| run.experiment == experiment && run.peer == peer)
     }
 
-    /// The runs that count: the undisturbed ones, if there are at least two of them. One run has no
+    /// The runs that count: the undisturbed ones, if there are at least two. A single run has no
     /// spread.
     pub(super) fn counted(&self, experiment: &str, peer: &str) -> Vec<&Run> {
         let mut runs: Vec<&Run> = self
@@ -204,7 +204,7 @@ impl Document {
     }
 }
 
-/// Writes a file whole or not at all.
+/// Writes a file completely or not at all.
 pub(super) fn write(file: &Path, text: &str) -> Result<()> {
     let new = file.with_extension("new");
     fs::write(&new, text)

@@ -15,7 +15,7 @@ use crate::files::{Asked, BIN};
 use crate::machine::Snapshot;
 use crate::yardsticks::Yardsticks;
 
-/// One of four servers is silent for a third of the time.
+/// The experiment in which one of four servers does not answer for a third of the time.
 #[derive(Debug)]
 pub(super) struct Failover;
 
@@ -34,7 +34,7 @@ const PAGE: Set = Set {
 };
 /// Bytes a second of a server.
 const CAPACITY: u64 = 2_000_000;
-/// The one that fails.
+/// Number of the server that fails.
 const SILENT: usize = 3;
 /// Seconds of a point.
 const STEP: f64 = 2.0 * BIN;

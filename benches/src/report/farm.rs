@@ -86,7 +86,7 @@ pub(super) struct Clients {
 pub(super) const PEERS: [Peer; 5] =
     peers::named(["lvs-nat", "nftables", "haproxy", "nginx", "ip_vs nat"]);
 
-/// A bed with eight servers, whose client has addresses to ask from.
+/// A test bed with eight servers, whose client has several source addresses.
 pub(super) fn bed(peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
     let bed = usual_bed(peer, yardsticks)?;
 
@@ -171,7 +171,7 @@ impl Farm {
         Ok(())
     }
 
-    /// Starts the clients; they end on their own.
+    /// Starts the clients, which exit after the planned time.
     pub(super) fn ask(&self, bed: &Bed, services: &[Service], clients: &Clients) -> Result<Proc> {
         let own = std::env::current_exe()?.display().to_string();
         let mut words: Vec<String> = ["-c", "0", &own, "endpoint", "ask"]
@@ -188,7 +188,7 @@ impl Farm {
         bed.client.spawn("taskset", &words)
     }
 
-    /// Takes the services down.
+    /// Removes the services.
     pub(super) fn end(self, bed: &Bed) -> Result<()> {
         let Self {
             mut servers,
@@ -207,7 +207,7 @@ impl Farm {
     }
 }
 
-/// Reports of the clients at their end.
+/// Reports of the clients, after they have exited.
 pub(super) fn asked(mut clients: Proc, seconds: f64) -> Result<Vec<Asked>> {
     let status = clients.wait(Duration::from_secs_f64(seconds + 10.0))?;
     let log = clients.log();
@@ -258,7 +258,7 @@ fn ipvsadm(services: &[Service]) -> Result<String> {
     Ok(rules)
 }
 
-/// The daemon looks after the servers of a dataplane that runs already.
+/// Starts lvsd, which manages the servers of a running dataplane.
 fn lvsd(director: &Host, services: &[Service], directory: &Path) -> Result<Proc> {
     let mut text = String::new();
     for service in services {
@@ -336,7 +336,7 @@ fn nftables(services: &[Service]) -> Result<String> {
     Ok(text)
 }
 
-/// Whether a proxy chooses servers in turn, or by their connections.
+/// Whether a proxy chooses servers by round robin; otherwise it chooses by their connections.
 fn takes_turns(service: &Service) -> bool {
     matches!(service.scheduler, "rr" | "wrr")
 }

@@ -1,4 +1,4 @@
-//! The page: one file, no scripts.
+//! Writes the report as an HTML page: one file without scripts.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -151,8 +151,8 @@ pub(super) fn plot(plot: &Plot, series: &[Series], bars: &[&str]) -> Result<Opti
     )))
 }
 
-/// The range of a logarithmic axis: what covers less than two powers of ten goes from one to
-/// another, as there may be no number on it otherwise.
+/// The range of a logarithmic axis. If it covers less than two powers of ten, it is extended to
+/// powers of ten, because otherwise it might contain no labelled number.
 fn powers((low, high): (f64, f64)) -> std::ops::Range<f64> {
     if high >= low * 100.0 {
         return low..high;
@@ -307,7 +307,7 @@ where
     Ok(())
 }
 
-/// Position of a bar among the bars at the same place, and half of its width.
+/// Position of a bar among the bars at the same x, and half of its width.
 fn stands(series: &[Series], of: &Series, x: f64) -> (f64, f64) {
     let has = |one: &&Series| one.points.iter().any(|(own, _)| own.total_cmp(&x).is_eq());
     let all = series.iter().filter(has).count().max(1);
@@ -317,7 +317,7 @@ fn stands(series: &[Series], of: &Series, x: f64) -> (f64, f64) {
     (x + half * (2.0 * place + 1.0 - at(all)), half)
 }
 
-/// Position of the bar number `place`.
+/// Position of the bar with number `place`.
 fn at(place: usize) -> f64 {
     u32::try_from(place).map_or(f64::MAX, f64::from)
 }
@@ -359,7 +359,7 @@ th,td{border-bottom:1px solid #ccc;padding:.2rem .6rem;text-align:right}th:first
 @media print{body{max-width:none;font-size:10pt}figure,tr{break-inside:avoid}.wide{overflow:visible}}
 ";
 
-/// The whole page.
+/// The complete page.
 pub(super) fn page(document: &Document, experiments: &[&dyn Experiment]) -> Result<String> {
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\

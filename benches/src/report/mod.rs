@@ -1,4 +1,4 @@
-//! `lvs-bench report`: published experiments, repeated; JSON, CSV and one page of HTML.
+//! `lvs-bench report`: repeats published experiments, and writes JSON, CSV and an HTML page.
 
 mod agree;
 mod data;
@@ -45,7 +45,7 @@ pub struct Options {
     instead: Option<Instead>,
     /// Experiments; without any, all
     names: Vec<String>,
-    /// Fewer rounds and smaller ones
+    /// Measure fewer and smaller rounds
     #[arg(long)]
     quick: bool,
     /// Go on with the run that was interrupted in DIR
@@ -60,7 +60,7 @@ pub struct Options {
     /// Only these peers
     #[arg(long, value_name = "PEER", value_delimiter = ',')]
     peers: Vec<String>,
-    /// Measure on a busy machine too; the figures are worth nothing
+    /// Measure on a busy machine, too; the results are then unreliable
     #[arg(long)]
     busy: bool,
 }
@@ -78,7 +78,7 @@ enum Instead {
     Compare(agree::Compare),
 }
 
-/// One run of a peer.
+/// A run of a peer.
 #[derive(Debug)]
 struct Turn<'a> {
     peer: &'a Peer,
@@ -86,7 +86,7 @@ struct Turn<'a> {
     round: usize,
     quick: bool,
     yardsticks: &'a Yardsticks,
-    /// The user has had enough.
+    /// Set when the user interrupts the run.
     stop: &'a Arc<AtomicBool>,
     notes: RefCell<Vec<String>>,
 }
@@ -110,8 +110,8 @@ trait Experiment: Sync {
     fn title(&self) -> &'static str;
     /// A description of the method.
     fn what(&self) -> &'static str;
-    /// Programs that it needs in addition to ours and those of its peers; peers without one of them
-    /// are not measured.
+    /// Programs that the experiment needs in addition to this project's and those of its peers.
+    /// Peers are not measured if one of their programs is missing.
     fn programs(&self) -> &'static [&'static str] {
         &[]
     }
@@ -122,7 +122,7 @@ trait Experiment: Sync {
     fn peers(&self) -> &'static [Peer] {
         peers::USUAL
     }
-    /// Whether a peer takes part with `--quick`, too.
+    /// Whether a peer is also measured with `--quick`.
     fn is_quick(&self, peer: &Peer) -> bool {
         let _ = peer;
         true
@@ -189,7 +189,8 @@ struct Plot {
 struct Axis {
     name: &'static str,
     unit: &'static str,
-    /// Logarithmic: for what covers several powers of ten, and is above 0. Else it begins at 0.
+    /// Logarithmic axis, for positive values over several powers of ten. Otherwise the axis begins
+    /// at 0.
     log: bool,
 }
 
@@ -313,7 +314,7 @@ impl Options {
         Ok(asked)
     }
 
-    /// An empty report, or the one to go on with.
+    /// An empty report, or the report that is continued.
     fn begin(&self) -> Result<Document> {
         let rounds = if self.quick { QUICK_ROUNDS } else { ROUNDS };
         let rounds = self.rounds.map_or(rounds, usize::from);
@@ -352,7 +353,7 @@ impl Options {
         peers.filter(is_asked).filter(is_left).collect()
     }
 
-    /// Seconds of what an experiment lacks, about.
+    /// Approximate seconds of the measurements that an experiment lacks.
     fn left(&self, experiment: &dyn Experiment, document: &Document) -> f64 {
         let mut peers = self.peers_left(experiment, document);
         peers.retain(|peer| bed::lacks(peer.who).is_none());

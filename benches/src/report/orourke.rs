@@ -31,13 +31,14 @@ const COST: &str = "cost";
 const SHARING: &str = "sharing";
 const SHARING_WAIT: &str = "sharing-wait";
 
-/// Servers, the end of their plots' names, and the rates: the last one is 1.3 times what they can do.
+/// Number of servers, suffix of their plots' names, and the rates; the last rate is 1.3 times the
+/// servers' capacity.
 const RATES: [(usize, &str, &[u32], &[u32]); 3] = [
     (4, "", &[500, 1000, 1500, 2000, 2200, 2600], &[1500, 2600]),
     (2, "-2", &[900, 1300], &[]),
     (1, "-1", &[450, 650], &[650]),
 ];
-/// Rates where servers have no set capacity, among which the highest good one is looked for.
+/// Rates for servers of unlimited capacity; the highest successful one is searched for.
 const FREE_RATES: &[u32] = &[
     1000, 2000, 4000, 6000, 8000, 10_000, 12_000, 14_000, 16_000, 18_000, 20_000, 22_000, 24_000,
     28_000, 32_000,
@@ -47,13 +48,13 @@ const FREE_RATES_QUICK: &[u32] = &[4000, 8000, 16_000];
 const COST_RATE: u32 = 1000;
 /// Percent; an axis that is logarithmic has no zero.
 const LEAST_PERCENT: f64 = 0.01;
-/// Of an offered rate, what has to come for it to have been offered at all.
+/// Share of an offered rate that must be sent, so that the rate counts as offered.
 const REACHED: f64 = 0.97;
 
 /// A bar for each peer, in their order.
 const NAMES: [&str; PEERS.len()] = peers::names(&PEERS);
-/// Places in which the dataplane shares its core with the receiving side, and places in which it
-/// does not.
+/// Peers for which the dataplane shares its core with the receiving kernel thread, and those for
+/// which it does not.
 const PLACES: [&str; 6] = [
     "lvs-nat shared",
     "lvs-nat apart",
@@ -276,7 +277,7 @@ impl Experiment for Orourke {
     }
 }
 
-/// Values of a run so far.
+/// Values of a run.
 #[derive(Debug, Default)]
 struct Values {
     all: Vec<Value>,
@@ -314,8 +315,8 @@ impl Values {
     }
 }
 
-/// The highest of some rates that something good comes of, and that; if one is too high, so are those
-/// above it.
+/// The highest of some rates with a successful result, and that result. If a rate is too high, all
+/// higher rates are, too.
 fn highest<T>(
     rates: &[u32],
     mut offer: impl FnMut(u32) -> Result<Option<T>>,
@@ -442,7 +443,7 @@ impl Orourke {
         }
     }
 
-    /// Number of servers that one core of the director can serve.
+    /// Adds the number of servers that one core of the director can serve.
     fn say_cost(&self, document: &Document, said: &mut Vec<String>) {
         for peer in &NAMES {
             let Some(cost) = self.of(document, COST, peer, bar(&NAMES, peer)) else {

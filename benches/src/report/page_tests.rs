@@ -21,7 +21,8 @@ struct Seen {
     texts: Vec<String>,
     /// Elements that are not completely within the plot.
     outside: Vec<String>,
-    /// Colours of what is drawn, and how wide and high all of one colour is, as a share of the plot.
+    /// Colours of the drawn marks, and the extent of the marks of each colour, as a share of the
+    /// plot's width and height.
     drawn: Vec<(String, f64, f64)>,
 }
 
@@ -286,7 +287,7 @@ fn report_matches_its_schema() {
     assert!(!is_valid(&bad).0);
 }
 
-/// Each peer has its own colour of one palette.
+/// Each peer has a different colour of the palette.
 #[test]
 fn peers_have_colours_of_the_palette() {
     let palette = [
@@ -314,7 +315,7 @@ fn peers_have_colours_of_the_palette() {
     );
 }
 
-/// Variants of one peer have different looks in one plot, too.
+/// Variants of one peer differ in one plot, too.
 #[test]
 fn variants_of_a_peer_look_different() {
     for experiment in EXPERIMENTS {

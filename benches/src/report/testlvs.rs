@@ -54,13 +54,13 @@ const RATE: &str = "40000";
 /// Where the addresses begin that SYNs come from, and how many pairs of address and port there are.
 const SOURCES: &str = "10.129.0.0";
 const FLOWS: &str = "1048576";
-/// Connections of a table that is large enough, and of one that is not.
+/// Connection limit of a table that is large enough, and of one that is too small.
 const LARGE: &str = "1048576";
 const SMALL: &str = "65536";
 const SMALL_QUICK: &str = "16384";
 /// Seconds before the flood begins.
 const BEFORE: f64 = 1.0;
-/// Between two looks at the table.
+/// Seconds between two samples of the table.
 const LOOK: f64 = 0.25;
 /// Entries below which their memory cannot be distinguished from other growth.
 const FEW: f64 = 50_000.0;

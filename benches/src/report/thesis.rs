@@ -34,15 +34,15 @@ const PEERS: [Peer; 6] = peers::named([
 const SERVERS: [usize; 4] = [2, 4, 6, 8];
 /// The number that curves over time are of.
 const SHOWN: usize = 4;
-/// Sets, and the bytes a second of one server.
+/// The sets of files, and the maximum rate of one server in bytes a second.
 ///
-/// As much as three peers at once can get of one core that all ends share, with room to spare.
+/// Three peers at the same time can reach this rate on one core that all endpoints share.
 const SETS: [(Set, u64); 3] = [(SMALL, 1_000_000), (MIXED, 1_500_000), (LARGE, 3_000_000)];
-/// Between two samples, as the estimator has it.
+/// Seconds between two samples, as in the kernel's estimator.
 const PERIOD: f64 = 2.0;
-/// Seconds before what clients get counts: until then all connections are new.
+/// Seconds at the start that are not counted, because all connections are new.
 const WARM: f64 = 1.0;
-/// The part of a run after which the estimator is near to what there is.
+/// Fraction of a run after which the estimator is close to the present rate.
 const SETTLED: f64 = 0.6;
 
 const COUNT: Axis = axis("servers", "count");
@@ -53,7 +53,7 @@ const CONNS: Axis = axis("connections", "1/s");
 const PACKETS: Axis = axis("packets, both ways", "1/s");
 const BYTES: Axis = axis("bytes, both ways", "MB/s");
 
-/// Sampled values: the end of a plot's name, and the columns of which it is the sum.
+/// Sampled values: the suffix of the plot's name, and the columns that are added.
 const SAMPLED: [(&str, &[usize]); 3] = [("conns", &[0]), ("packets", &[1, 2]), ("bytes", &[3, 4])];
 
 impl Experiment for Thesis {

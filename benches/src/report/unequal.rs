@@ -20,7 +20,7 @@ use crate::yardsticks::Yardsticks;
 #[derive(Debug)]
 pub(super) struct Unequal;
 
-/// Our schedulers, and after them those of the other peers: the names of the bars.
+/// The names of the bars: this project's schedulers, followed by those of the other peers.
 const BARS: [&str; 20] = [
     "rr",
     "wrr",

@@ -22,7 +22,7 @@ fn json(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("no JSON: {error}"))
 }
 
-/// A program in place of httperf.
+/// A program that replaces httperf.
 fn fake(directory: &Path, script: &str) -> String {
     let file = directory.join("httperf");
     fs::write(&file, format!("#!/bin/sh\n{script}\n")).expect("written");
@@ -161,7 +161,8 @@ fn figures_of_all_hosts_are_merged_and_errors_end_run() {
     assert!(line.contains("more hosts are needed"), "{line}");
 }
 
-/// One of two hosts hangs, or fails: it is named, and what the other saw is kept.
+/// One of two hosts hangs or fails: the report names it, and contains the results of the other
+/// host.
 #[test]
 fn failed_host_is_named() {
     for (fails, why) in [

@@ -1,4 +1,4 @@
-//! `lvs-bench report`, end to end: that it measures and draws, not what.
+//! `lvs-bench report`, end to end: checks that it measures and draws, not the results.
 
 use std::collections::HashSet;
 use std::fs;

@@ -17,7 +17,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket
 
 use super::peer::{self, Own, Refusal};
 
-/// The environment variable that names another socket than the default one.
+/// The environment variable with the address of a socket other than the default.
 pub const SOCKET_VARIABLE: &str = "LVS_SOCKET";
 
 /// The directory of the default sockets.
@@ -43,7 +43,7 @@ pub enum Address {
 }
 
 impl Address {
-    /// `@name` is an abstract name, everything else a path.
+    /// `@name` is an abstract name; all other texts are paths.
     pub fn new(text: impl AsRef<OsStr>) -> Self {
         let text = text.as_ref();
         match text.as_bytes().strip_prefix(b"@") {
@@ -60,7 +60,7 @@ impl Address {
         }
     }
 
-    /// The path, if it has one.
+    /// The path; `None` for an abstract name.
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::Abstract(_) => None,
@@ -73,7 +73,7 @@ impl Address {
         Self::Abstract(lvs_core::api::DEFAULT_SOCKET.as_bytes().to_vec())
     }
 
-    /// The address as the system calls take it.
+    /// The address in the form of the system calls.
     ///
     /// # Errors
     /// If the name or the path is too long for a socket address.
@@ -110,7 +110,8 @@ impl Address {
     }
 }
 
-/// The control socket of this thread's network namespace; `None` if `/proc` does not show it.
+/// The default control socket of this thread's network namespace; `None` if `/proc` does not show
+/// the namespace.
 pub(super) fn usual() -> Option<PathBuf> {
     let inode = fs::metadata("/proc/thread-self/ns/net").ok()?.ino();
     Some(Path::new(DIRECTORY).join(format!("netns-{inode}.sock")))

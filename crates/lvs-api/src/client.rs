@@ -60,7 +60,7 @@ pub enum Error {
         /// The user of the process that listens.
         uid: u32,
     },
-    /// The path is of something else.
+    /// The path is not that of a socket.
     #[error("{address} is not a socket: name the dataplane's with --socket or {variable}", variable = super::SOCKET_VARIABLE)]
     NotASocket {
         /// The address of the dataplane.
@@ -84,8 +84,8 @@ pub enum Error {
         /// Message of the dataplane.
         message: String,
     },
-    /// It accepts connections, but does not answer: stopped (SIGSTOP, a debugger), or its host has
-    /// no time for it.
+    /// The dataplane accepts connections, but does not answer: it is stopped (SIGSTOP, a debugger),
+    /// or the host is overloaded.
     #[error(
         "the dataplane at {address} does not answer{}: is it stopped (state T in ps), or is this host overloaded? kill -CONT \
          resumes a stopped one; otherwise end it and start lvs-dataplane again",
@@ -94,7 +94,7 @@ pub enum Error {
     Silent {
         /// The address of the dataplane.
         address: Address,
-        /// Its process, if it is in this PID namespace.
+        /// The process id of the dataplane, if it is in this PID namespace.
         pid: Option<u32>,
     },
     /// The connection ended before the answer did.
@@ -113,7 +113,7 @@ pub enum Error {
         /// The first error in the answer.
         message: String,
     },
-    /// The caller stopped reading a list before its end.
+    /// The caller stopped the list before its end.
     #[error("the caller stopped reading the list before its end")]
     Stopped,
     /// The dataplane refused.
@@ -178,7 +178,7 @@ fn open_usual(address: &Address) -> Result<UnixStream, Error> {
     }
 }
 
-/// One line of an answer.
+/// A line of an answer.
 #[derive(Deserialize)]
 struct Line<I, R> {
     id: u64,
@@ -247,7 +247,7 @@ impl Client {
         let _ = stream.set_write_timeout(Some(patience));
     }
 
-    /// The dataplane's description of itself.
+    /// The dataplane's greeting.
     pub const fn hello(&self) -> &Hello {
         &self.hello
     }
@@ -264,19 +264,19 @@ impl Client {
         &self.address
     }
 
-    /// Makes a call whose answer is one value; [`IgnoredAny`] if it does not matter.
+    /// Makes a call whose answer is one value; use [`IgnoredAny`] to ignore the value.
     ///
     /// # Errors
-    /// [`Error::Refused`], or that the connection is of no use any more.
+    /// [`Error::Refused`], or an error after which the connection cannot be used any more.
     pub fn call<R: DeserializeOwned>(&mut self, call: &Call) -> Result<R, Error> {
         self.exchange(call, |_: IgnoredAny| true)
     }
 
-    /// Makes a call whose answer is a list, and hands over its items as they come, so that its
-    /// length does not matter.
+    /// Makes a call whose answer is a list, and passes on each item as it arrives, so that memory
+    /// use does not depend on the length.
     ///
     /// # Errors
-    /// [`Error::Refused`], or that the connection is of no use any more.
+    /// [`Error::Refused`], or an error after which the connection cannot be used any more.
     pub fn list<I: DeserializeOwned>(
         &mut self,
         call: &Call,
@@ -301,7 +301,7 @@ impl Client {
         self.exchange(call, each)
     }
 
-    /// Makes a call whose answer is a list, and collects it.
+    /// Makes a call whose answer is a list, and collects the items.
     ///
     /// # Errors
     /// As [`list`](Self::list).

@@ -88,11 +88,11 @@ pub struct Maintenance {
     pub why: Option<String>,
 }
 
-/// One director among several.
+/// The state of a director in a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DirectorStatus {
-    /// The maintenance of this director, if it is in maintenance.
+    /// The maintenance of this director; `None` if it is not in maintenance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub maintenance: Option<Maintenance>,
     /// The state of VRRP; `None` without `[vrrp]`.
@@ -137,7 +137,7 @@ pub struct VrrpStatus {
     pub ignored: u64,
 }
 
-/// The announcements of a director to the routing daemon beside it.
+/// The routes that a director announces through the routing daemon on the same host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AnnounceStatus {
@@ -148,7 +148,7 @@ pub struct AnnounceStatus {
     pub waits_for: String,
     /// The addresses and their routes.
     pub addresses: Vec<AnnouncedVip>,
-    /// The reason why the dataplane does not report them.
+    /// The reason why the dataplane does not report the routes.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub trouble: String,
 }
@@ -266,7 +266,7 @@ pub struct AdminSpec {
     /// The reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
-    /// Its end, in seconds since 1970; `None` until another override replaces it.
+    /// End of the override in seconds since 1970; `None`: it has no end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until: Option<u64>,
     /// Permits to remove the last usable server of a service.
@@ -299,7 +299,7 @@ pub struct AdminDone {
 pub struct Reloaded {
     /// The result as text.
     pub message: String,
-    /// Warnings about the file, as `lvsd check` prints them.
+    /// Warnings about the file, as in the output of `lvsd check`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
@@ -315,7 +315,7 @@ pub struct Status {
     pub config: String,
     /// Its uptime in seconds.
     pub uptime: u64,
-    /// The last reading of the file.
+    /// The last read of the file.
     pub loaded: LoadStatus,
     /// The state of the dataplane.
     pub dataplane: DataplaneStatus,
@@ -335,7 +335,7 @@ pub struct Status {
     /// The sandbox of the daemon.
     #[serde(default)]
     pub confinement: Confinement,
-    /// The director among its peers, if it has any or is in maintenance.
+    /// This director in its cluster, if it is in one or in maintenance.
     #[serde(default, skip_serializing_if = "DirectorStatus::is_alone")]
     pub director: DirectorStatus,
     /// The sources of servers and services besides the file.
@@ -344,7 +344,7 @@ pub struct Status {
     /// The answers of sources that are not in force, as text.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub left_out: Vec<String>,
-    /// The directors in etcd, this one among them.
+    /// All directors in etcd, including this one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub directors: Vec<DirectorSeen>,
 }
@@ -355,11 +355,11 @@ pub struct Status {
 pub struct DirectorSeen {
     /// Its name.
     pub name: String,
-    /// Whether it is this director.
+    /// Whether the entry is for this director.
     pub own: bool,
     /// The version of its `lvsd`.
     pub version: String,
-    /// The revision of the last change in etcd that it has loaded.
+    /// The etcd revision of the last change that the director has loaded.
     pub revision: u64,
     /// The digest of its services and servers from etcd.
     pub digest: String,
@@ -383,10 +383,11 @@ pub struct SourceStatus {
     pub kind: String,
     /// The name in DNS; the prefix in etcd; the API server of Kubernetes.
     pub name: String,
-    /// The time of its last answer, in seconds since 1970; `None` without one since the daemon started.
+    /// Time of the last answer in seconds since 1970; `None` if the source has not answered since
+    /// lvsd started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub answered: Option<u64>,
-    /// It has answered this daemon or an earlier one; that answer is in force.
+    /// Whether the source has answered this lvsd or an earlier one; that answer is used.
     pub known: bool,
     /// The number of its servers; of etcd, the number of keys; of Kubernetes, the number of services.
     pub items: usize,
@@ -394,7 +395,7 @@ pub struct SourceStatus {
     pub answers: u64,
     /// The number of failures.
     pub failures: u64,
-    /// The reason why it does not answer.
+    /// The reason why the source does not answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
     /// The revision of etcd that is in force.
@@ -425,7 +426,7 @@ pub struct ProxyStatus {
     pub refused: u64,
 }
 
-/// A reading of the file.
+/// A read of the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoadStatus {
     /// The time, in seconds since 1970.
@@ -441,19 +442,19 @@ pub struct LoadStatus {
 pub struct DataplaneStatus {
     /// Whether it answers.
     pub connected: bool,
-    /// Whether it has no work because all services are proxied.
+    /// Whether the dataplane is not needed because all services are proxied.
     #[serde(default)]
     pub idle: bool,
     /// Its process.
     pub pid: Option<u32>,
-    /// Its version; `None` before its first answer.
+    /// The dataplane's version; `None` before its first answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
     /// The age of this state in milliseconds; `None` before the first comparison.
     pub seen_ms: Option<u64>,
     /// The VIPs that it owns.
     pub vips: Vec<IpAddr>,
-    /// The counters of its synchronisation daemons; `None` if it has had none.
+    /// The counters of the dataplane's synchronisation daemons; `None` if none was ever started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sync: Option<SyncCounts>,
     /// The state of its peers.
@@ -471,16 +472,16 @@ pub struct DataplaneStatus {
     /// Virtual addresses for which another host answers, too.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conflicts: Vec<Conflict>,
-    /// Its next hops that do not answer, without the servers whose own state tells that.
+    /// Next hops that do not answer, except servers whose own state shows it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub silent_hops: Vec<SilentHop>,
-    /// Its sandbox; `None` before its first answer.
+    /// The dataplane's sandbox; `None` before its first answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub confinement: Option<Confinement>,
 }
 
 impl DataplaneStatus {
-    /// Whether it is known to have another version than `version`.
+    /// Whether the dataplane's version is known and differs from `version`.
     pub fn is_other_version(&self, version: &str) -> bool {
         self.version.as_deref().is_some_and(|own| own != version)
     }
@@ -493,12 +494,12 @@ pub struct ServiceStatus {
     pub name: String,
     /// Its identity.
     pub service: ServiceId,
-    /// lvsd serves it itself.
+    /// Whether lvsd proxies the service itself.
     #[serde(default)]
     pub proxied: bool,
     /// Servers that accept new connections: in the dataplane with a weight above 0, unless lvsd serves it itself.
     pub usable: usize,
-    /// Whether it has its quorum.
+    /// Whether the service has its quorum.
     pub quorum: bool,
     /// Panic mode: too few servers are up, and all are used.
     #[serde(default)]
@@ -509,13 +510,14 @@ pub struct ServiceStatus {
     /// The configured sorry server, also while it does not serve or is drained.
     #[serde(default)]
     pub sorry_server: Option<SocketAddr>,
-    /// Its VIP is released until enough servers are up.
+    /// Whether the service's VIP is released until enough servers are up.
     #[serde(default)]
     pub withdrawn: bool,
-    /// A service that lvsd does not own occupies its address.
+    /// Whether a service that lvsd does not own uses the address.
     #[serde(default)]
     pub conflict: bool,
-    /// The source of its servers has not answered yet: the servers in the dataplane stay.
+    /// The source of the service's servers has not answered yet: the servers in the dataplane stay
+    /// unchanged.
     #[serde(default)]
     pub unheard: bool,
     /// Its servers, in the order of the file, and then servers that will be removed.
@@ -527,12 +529,12 @@ pub struct ServiceStatus {
 pub struct ServerStatus {
     /// Address and port.
     pub server: SocketAddr,
-    /// The weight that the file gives it; `None` if it is not in the file.
+    /// The configured weight; `None` if the server is not in the file.
     pub configured: Option<i32>,
     /// Its administrative state.
     pub admin: AdminState,
-    /// Its health: `down`, `unknown`, or `unchecked` according to its checks; otherwise `suspicious` if too many clients
-    /// get no answer, or `up`.
+    /// Its health: `down`, `unknown` or `unchecked` according to its checks; otherwise `suspicious`
+    /// if too many connections of clients are unanswered, or `up`.
     pub health: String,
     /// The duration of that state in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -553,7 +555,7 @@ pub struct ServerStatus {
     /// Set while lvsd's host cannot make its checks, after three in a row.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub check_not_made: Option<CheckNotMade>,
-    /// The record of its checks; absent before the first one.
+    /// The statistics of its checks; absent before the first check.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checks: Option<CheckStatus>,
     /// Its weight in the dataplane; `None` if the dataplane does not have the server.
@@ -573,7 +575,7 @@ pub struct CheckStatus {
     pub p50_us: u64,
     /// 99th percentile in the last 5 minutes, likewise.
     pub p99_us: u64,
-    /// Number of checks up to the last one that took half a second or more, in a row.
+    /// Number of consecutive checks, at the last slow one, that each took half a second or longer.
     #[serde(default)]
     pub slow_in_a_row: u64,
     /// Number of times that the server went down in the last 23 to 24 hours.

@@ -59,10 +59,10 @@ pub fn peer(text: &str) -> Result<SocketAddr, String> {
     }
 }
 
-/// The key in a file that only its owner may read. White space at its ends does not count.
+/// Reads a key from a file that only its owner may read. Whitespace at both ends is ignored.
 ///
 /// # Errors
-/// A message with the fault of the file and the fix.
+/// The problem of the file, and the fix.
 pub fn read_key(path: &Path) -> Result<Vec<u8>, String> {
     let name = path.display();
     let failed = |error: io::Error| format!("cannot read the key {name}: {error}");

@@ -37,7 +37,8 @@ pub fn is_managed(service: &ServiceInfo) -> bool {
     service.owner.as_deref() == Some(OWNER)
 }
 
-/// The fix for a server that does not answer its clients, who ask for `vip` if the service has an address.
+/// The fix for a server that does not answer clients. `vip` is the address to which they send, if
+/// the service has one.
 pub fn for_unanswered(server: SocketAddr, forwarding: Forwarding, vip: Option<IpAddr>) -> String {
     let (ip, port) = (server.ip(), server.port());
     let setup = |method: &str| {

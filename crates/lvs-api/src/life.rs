@@ -10,8 +10,8 @@ use rustix::process::Signal;
 
 /// Longest wait for a process that is ending.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a process is waited for that may be about to end: one that seems to run, and one of
-/// another PID namespace.
+/// Time limits for the exit of a process: one that still seems to run, and one of another PID
+/// namespace.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     running: Duration,
@@ -44,9 +44,9 @@ const PAUSE: Duration = Duration::from_millis(10);
 pub enum Life {
     /// It runs.
     Running,
-    /// It was killed or ends; its files, locks and sockets may still be open.
+    /// The process was killed or is exiting; its files, locks and sockets may still be open.
     Ending,
-    /// All its files are closed, or it belongs to another PID namespace.
+    /// The process has closed all files, or belongs to another PID namespace.
     Gone,
 }
 
@@ -98,9 +98,9 @@ impl Life {
 /// The process that owns a lock or a name, or owned it last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Owner {
-    /// Its process id, if it is known.
+    /// The process id of the owner, if it is known.
     pub pid: Option<u32>,
-    /// Whether its lock is marked because it is ending.
+    /// Whether the owner has marked its lock because it is stopping.
     pub leaves: bool,
 }
 

@@ -20,7 +20,7 @@ const INITIAL_USER_NAMESPACE: u64 = 0xEFFF_FFFD;
 pub enum Root {
     /// In our user namespace.
     Here {
-        /// Whether it has `CAP_NET_ADMIN` in effect.
+        /// Whether the process has `CAP_NET_ADMIN` in its effective set.
         net_admin: bool,
     },
     /// In another user namespace.
@@ -34,17 +34,17 @@ pub enum Root {
 pub struct Own {
     /// Effective user.
     pub uid: u32,
-    /// It has `CAP_NET_ADMIN` in effect. Without, it has nothing to guard that its user does not
-    /// have anyway.
+    /// Whether the dataplane has `CAP_NET_ADMIN` in its effective set. Without it, the dataplane
+    /// can do nothing that its user cannot do anyway.
     pub net_admin: bool,
-    /// Its user namespace is the machine's first one, so that its user 0 is the machine's.
+    /// Whether the dataplane is in the initial user namespace, in which user 0 is the host's root.
     pub initial: bool,
 }
 
 /// Reasons to refuse changes to a process. The text follows the name of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// It is neither root nor the dataplane's own user.
+    /// The client is neither root nor the dataplane's own user.
     #[error(
         "only root with CAP_NET_ADMIN, the dataplane's own user and the group of --group may do this"
     )]
@@ -130,9 +130,9 @@ fn effective(status: &str) -> Option<u64> {
     u64::from_str_radix(line.trim(), 16).ok()
 }
 
-/// Whether process `pid` is in this one's user namespace. If that is not visible (a process with
-/// more capabilities than this one), the user id maps decide, which every process may read: another
-/// namespace has the same maps only if a user with power over all ids wrote them.
+/// Whether process `pid` is in the user namespace of this process. If this process cannot see that
+/// (because the other has more capabilities), it compares the user id maps, which every process may
+/// read: two namespaces have equal maps only if a user with power over all ids wrote them.
 fn same_user_namespace(pid: u32) -> io::Result<bool> {
     let name = |of: &str| fs::metadata(format!("/proc/{of}/ns/user")).map(|m| (m.dev(), m.ino()));
     match name(&pid.to_string()) {

@@ -61,12 +61,12 @@ pub fn prepare(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes this process the only one that steers the dataplane at `address`, for as long as what it
-/// gets lives, and among those of this network namespace.
+/// Locks the dataplane at `address` for this process, among the processes of this network
+/// namespace, until the returned value is dropped.
 ///
 /// # Errors
-/// [`LockError::Held`]: another one does. Any user can take the corresponding abstract name, so
-/// only a process that could be an `lvsd` counts.
+/// [`LockError::Held`]: another process has the lock. Any user can bind the abstract socket name of
+/// the lock, so only a process that could be an `lvsd` counts.
 pub fn steer(address: &Address) -> Result<Steering, LockError> {
     let file = match address {
         Address::Usual(path) => path
@@ -131,7 +131,7 @@ pub struct Lock(File);
 /// Reasons for a missing lock.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Another process holds the lock.
+    /// Another process has the lock.
     #[error("it is locked{}", .0.map(|pid| format!(" by process {pid}")).unwrap_or_default())]
     Held(Option<u32>),
     /// The system refused.
@@ -160,7 +160,7 @@ impl Lock {
         let _ = self.0.write_all_at(text.as_bytes(), 0);
     }
 
-    /// Like [`beside`](Self::beside), if there is such a file; it stays as it is.
+    /// Like [`beside`](Self::beside), but does not create the file.
     ///
     /// # Errors
     /// See [`LockError`].
@@ -205,7 +205,7 @@ impl Lock {
     }
 }
 
-/// The mark of a process that ends, behind its number.
+/// The mark of a stopping process, after its process id.
 const LEAVES: &str = "ending";
 
 /// The process that has locked `file`, or had.

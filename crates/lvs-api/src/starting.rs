@@ -20,10 +20,10 @@ const START_LIMIT: Duration = Duration::from_secs(10);
 /// Longest time of a shell from `fork` to `exec`.
 const EXEC_LIMIT: Duration = Duration::from_secs(1);
 
-/// The pause between two attempts.
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// The programs that lead to a dataplane: `lvsd` starts one itself.
+/// The programs that become or start a dataplane: `lvsd` starts one itself.
 const DATAPLANE: [&str; 2] = ["lvs-dataplane", "lvsd"];
 
 /// Connects to the dataplane at `address`, and waits for one that is starting.
@@ -104,8 +104,9 @@ impl Processes<'static> {
 
 impl Processes<'_> {
     /// Whether one of `programs` was started at most [`START_LIMIT`] before this process, or a
-    /// sibling is about to become one. `own_namespace`: in this network namespace; a process whose
-    /// namespace cannot be read may be in it. `waited`: for how long this process has waited.
+    /// sibling process is about to execute one. `own_namespace`: in this network namespace; a
+    /// process whose namespace cannot be read may be in it. `waited`: the time that this process
+    /// has waited.
     ///
     /// Younger processes do not count, so that two clients (`lvsd status`) do not wait for each
     /// other.
@@ -178,7 +179,7 @@ impl Processes<'_> {
 }
 
 impl Process {
-    /// Whether it is one of `programs` itself, and not a program that starts one.
+    /// Whether the process runs one of `programs`, and is not a program that starts one.
     fn is_program(&self, programs: &[&str]) -> bool {
         let word = self.command_line.split(|byte| *byte == 0).next();
         let name = word.and_then(|word| Path::new(std::ffi::OsStr::from_bytes(word)).file_name());
@@ -201,7 +202,7 @@ impl Process {
 mod tests {
     use super::*;
 
-    /// A `/proc` with this process (20) and its shell (5), both 1,000 seconds after boot.
+    /// A fake `/proc` with this process (20) and its shell (5), both 1,000 seconds after boot.
     struct Proc(tempfile::TempDir);
 
     impl Proc {

@@ -47,8 +47,8 @@ pub fn sweep() {
     }
 }
 
-/// Removes the files next to the socket at `address` when its dataplane and its daemon have been
-/// stopped, except those that end in `but`. Files of running processes stay.
+/// Removes the files next to the socket at `address` after its dataplane and its lvsd were stopped,
+/// except files that end in `but`. Files of running processes stay.
 pub fn tidy(address: &Address, but: &str) {
     let Some(path) = address.path() else { return };
     let Some(directory) = path.parent() else {
@@ -205,7 +205,7 @@ fn of_link(text: &str) -> Option<u64> {
     text.strip_prefix("net:[")?.strip_suffix(']')?.parse().ok()
 }
 
-/// Whether this process is in the first process namespace, and sees the processes of all others.
+/// Whether this process is in the initial PID namespace, and sees the processes of all others.
 fn is_first_of_processes() -> bool {
     /// `PROC_PID_INIT_INO`.
     const FIRST: &str = "pid:[4026531836]";

@@ -3,8 +3,8 @@
 use lvs_core::reasons;
 
 reasons! {
-    /// Why the packet path discarded a frame. What the director decided to drop is one of them; its
-    /// own reason is counted in `lvs_core`.
+    /// The reason why the packet path dropped a frame. One of the reasons is the director's
+    /// decision, whose own reason `lvs_core` counts.
     FrameDrop {
         /// The frame or packet is shorter than its headers specify.
         Truncated => "truncated",
@@ -31,7 +31,7 @@ reasons! {
         FragmentMemory => "fragment_memory",
         /// The director decided to drop it.
         Verdict => "verdict",
-        /// The director had it answered with an ICMP unreachable error.
+        /// The director decided to answer with an ICMP unreachable error.
         Rejected => "rejected",
         /// Its time to live reached zero at the director.
         TtlExceeded => "ttl_exceeded",
@@ -61,22 +61,22 @@ reasons! {
         Unsupported => "unsupported",
         /// An aggregate of segments that contradicts its own headers.
         BadAggregate => "bad_aggregate",
-        /// An aggregate of smaller segments than a TCP makes, or of more of them than any host puts
-        /// into one.
+        /// A GSO super-packet whose segments are smaller or more numerous than those of any TCP
+        /// implementation.
         TinySegments => "tiny_segments",
         /// A priority tag (VLAN 0) in another one: no sender has a reason for that.
         NestedTags => "nested_tags",
         /// There is no room in front of the packet for another header.
         NoRoom => "no_room",
-        /// From an address that no other host can have (one of this host's own, loopback, a group,
-        /// an unspecified one), or a translation to a loopback address.
+        /// The source is an address that no other host can have (one of this host, a loopback,
+        /// multicast or unspecified address), or the translation is to a loopback address.
         Martian => "martian",
         /// The route to its source is not through the interface of its arrival (`--reverse-path`).
         ReversePath => "reverse_path",
         /// A reply to a through-VIP check that another host forwarded: the server's route to
         /// clients does not lead over this director.
         CheckPath => "check_path",
-        /// It belongs to another packet worker, whose inbox was full.
+        /// The packet belongs to another packet worker, whose inbox was full.
         WorkerBusy => "worker_busy",
         /// An invalid IPv4 option; the sender receives an ICMP error (parameter problem).
         IpOptions => "ip_options",

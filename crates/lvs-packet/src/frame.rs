@@ -1,4 +1,4 @@
-//! One frame in a buffer with headroom, and the description of its unfinished checksums and
+//! A frame in a buffer with headroom, and the description of its unfinished checksum and its
 //! segments.
 
 use std::fmt;
@@ -77,7 +77,7 @@ pub enum SegmentKind {
     Tcp6,
     /// UDP datagrams of equal size (UDP GSO).
     Udp,
-    /// One UDP datagram to be fragmented (UFO).
+    /// A UDP datagram that is to be fragmented (UFO).
     UdpFragments,
 }
 
@@ -112,8 +112,8 @@ impl DerefMut for Storage {
     }
 }
 
-/// One frame: Ethernet on an interface, bare IP on a TUN device. It is changed where it is, whether
-/// its bytes are its own or a backend's.
+/// A frame: Ethernet on an interface, an IP packet on a TUN device. It is changed in place, in its
+/// own buffer or in a buffer of a backend.
 ///
 /// ```text
 ///  0          start                    end        capacity
@@ -128,7 +128,7 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// An empty frame with room for the longest one.
+    /// An empty frame with room for the longest frame.
     pub fn new() -> Self {
         Self::with_capacity(MAX_FRAME)
     }
@@ -178,8 +178,8 @@ impl Frame {
         }
     }
 
-    /// The slot of its reception, if it is a backend's; [`Self::place`] is the frame's position in
-    /// it.
+    /// The backend's slot in which the frame was received, if it still is there; [`Self::place`] is
+    /// the frame's position in the slot.
     #[inline]
     pub const fn slot(&self) -> Option<&Lent> {
         match &self.buf {
@@ -193,7 +193,7 @@ impl Frame {
         self.start..self.end
     }
 
-    /// Moves the frame out, and leaves an empty one.
+    /// Returns the frame, and leaves an empty one in its place.
     #[inline]
     #[must_use]
     pub fn take(&mut self) -> Self {
@@ -228,7 +228,7 @@ impl Frame {
         self.end - self.start
     }
 
-    /// Whether it has no bytes.
+    /// Whether the frame has no bytes.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.start == self.end
@@ -240,7 +240,7 @@ impl Frame {
         self.start
     }
 
-    /// Bytes that the frame can still grow at its end.
+    /// Number of bytes by which the frame can grow at its end.
     #[inline]
     pub fn tailroom(&self) -> usize {
         self.buf.len() - self.end
@@ -285,13 +285,13 @@ impl Frame {
         true
     }
 
-    /// Cuts the frame to `len` bytes; longer than it is changes nothing.
+    /// Cuts the frame to `len` bytes; a shorter frame is unchanged.
     #[inline]
     pub fn truncate(&mut self, len: usize) {
         self.end = self.end.min(self.start + len);
     }
 
-    /// Appends `bytes`; `false`, and nothing changed, if there is no room.
+    /// Appends `bytes`; `false`, without a change, if there is no room.
     #[must_use]
     pub fn extend(&mut self, bytes: &[u8]) -> bool {
         if bytes.len() > self.tailroom() {
@@ -302,8 +302,8 @@ impl Frame {
         true
     }
 
-    /// Replaces some bytes by `text`; `false`, and no change, if there is no room in front. Bytes
-    /// before the place keep their offsets, the ones in `offload` included.
+    /// Replaces the bytes at `place` by `text`; `false`, without a change, if there is no room
+    /// before the frame. Earlier bytes keep their offsets, including the offsets in `offload`.
     #[must_use]
     pub fn replace(&mut self, place: Range<usize>, text: &[u8]) -> bool {
         let start = self.start;
@@ -326,8 +326,8 @@ impl Frame {
         self.offload = Offload::default();
     }
 
-    /// The room behind the headroom, for a receive call to fill; follow it by [`Self::filled`]. A
-    /// frame that does not have room for the longest one gets it.
+    /// The room after the headroom, for a call that receives into it; then call [`Self::filled`]. A
+    /// frame that is too small for the longest packet is enlarged.
     pub fn receive_buffer(&mut self) -> &mut [u8] {
         if self.capacity() < MAX_FRAME {
             *self = Self::new();

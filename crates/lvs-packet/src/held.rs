@@ -13,15 +13,15 @@ use crate::frame::Frame;
 use crate::intercept::LocalClient;
 use crate::net::PortId;
 
-/// Maximum of packets that wait for one neighbour; a further one replaces the oldest (the kernel's
-/// `unres_qlen` default).
+/// Maximum of packets that wait for one neighbour; a further packet replaces the oldest (the
+/// kernel's `unres_qlen` default).
 pub const PER_NEIGHBOUR: usize = 101;
 /// Packets of a director that wait at most.
 pub const TOTAL: usize = 4096;
 /// Bytes of a director that wait at most.
 pub const BYTES: usize = 16 << 20;
-/// The longest time that a packet waits. The kernel gives up a neighbour after three requests, one
-/// second apart, and reports that; this limit is for neighbours without a report.
+/// Longest time that a packet waits. The kernel stops resolving a neighbour after three requests,
+/// one second apart, and reports that; this limit is for neighbours without a report.
 pub const TIMEOUT: Duration = Duration::from_millis(3500);
 /// Pause before the next request to the kernel.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
@@ -30,7 +30,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Cause {
     Neighbour(PortId, IpAddr),
-    /// It is a packet of a client on this host, whose answers are not intercepted yet.
+    /// The packet is from a client on this host, whose replies are not intercepted yet.
     LocalClient(LocalClient),
 }
 
@@ -40,7 +40,7 @@ struct Queue {
     asked: Instant,
 }
 
-/// The packets of one worker that wait, in copies of their own size.
+/// The waiting packets of one worker, in copies of their own size.
 #[derive(Debug)]
 pub struct Held {
     queues: HashMap<Cause, Queue>,
@@ -68,7 +68,7 @@ impl Default for Held {
 }
 
 impl Held {
-    /// An empty queue for one of `workers` workers, which share the limit of the director.
+    /// An empty queue for one of `workers` workers, which share the director's limit.
     pub fn of_workers(workers: NonZeroUsize) -> Self {
         let share = |all: usize| all.div_ceil(workers.get());
         Self {

@@ -30,7 +30,7 @@ const QUERY_V2_LEN: usize = 28;
 /// Length of a report of version 2 without records, and of a record without sources.
 const REPORT_LEN: usize = 8;
 const RECORD_LEN: usize = 20;
-/// Records in a report at most: they fit the least MTU.
+/// Maximum of records in a report: they fit into the minimum MTU.
 pub const RECORDS_MAX: usize = 60;
 const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 /// Destination of reports of version 2.
@@ -156,7 +156,7 @@ pub fn report(mac: Mac, src: Ipv6Addr, groups: &[Ipv6Addr], change: MembershipCh
     frame(mac, src, ALL_MLD_ROUTERS, &message)
 }
 
-/// As [`report`], about one group and for a querier of version 1.
+/// As [`report`], for one group and a querier of version 1.
 pub fn report_v1(mac: Mac, src: Ipv6Addr, group: Ipv6Addr, change: MembershipChange) -> Vec<u8> {
     let (kind, to) = match change {
         MembershipChange::Listening | MembershipChange::Joined => (REPORT_V1, group),

@@ -18,7 +18,7 @@ const FLAGS: usize = icmp::field::REST.start;
 const TARGET: Field = icmp::HEADER_LEN..icmp::HEADER_LEN + 16;
 /// A link-layer address option for Ethernet.
 const OPTION_LEN: usize = 8;
-/// Messages from beyond the link have a lower one.
+/// Hop limit of messages from the same link; messages that passed a router have a lower one.
 const HOP_LIMIT: u8 = 255;
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 
@@ -168,7 +168,7 @@ struct Head {
     src: Ipv6Addr,
 }
 
-/// Writes everything but the options, which are there already.
+/// Writes all fields except the options, which are already written.
 fn write(out: &mut [u8], head: &Head, kind: u8, flags: u8, target: Ipv6Addr) {
     ethernet_header(out, head.to, head.mac, ETHERTYPE_IPV6);
     let ip = &mut out[ETHERNET_LEN..];

@@ -32,11 +32,11 @@ pub struct PortInfo {
     pub mac: Mac,
     /// Length of the longest IP packet on this path.
     pub mtu: u32,
-    /// Frames begin with an Ethernet header; else they are bare IP packets.
+    /// Whether frames begin with an Ethernet header; otherwise they are plain IP packets.
     pub ethernet: bool,
     /// Whether it accepts unfinished checksums and super-packets.
     pub offload: bool,
-    /// Whether frames can be reinjected into the host on it, as if they had just arrived.
+    /// Whether frames can be reinjected into the host on this port, as if they had just arrived.
     pub gives_back: bool,
 }
 
@@ -89,7 +89,7 @@ impl Way {
     }
 }
 
-/// All facts about an address, from one look-up.
+/// All properties of an address, from one look-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct About {
     /// The host owns the address: [`Net::is_local`].
@@ -107,11 +107,11 @@ pub trait Net {
     /// The port's properties; `None` if it was removed.
     fn port(&self, port: PortId) -> Option<PortInfo>;
 
-    /// The port that leads to the host's own stack, if there is one.
+    /// The port that leads to the host's network stack, if there is one.
     fn host_port(&self) -> Option<PortId>;
 
-    /// Whether the host has this address (VIPs on its interfaces included, the dataplane's own ones
-    /// not).
+    /// Whether the host has this address. VIPs on its interfaces count; VIPs that the dataplane
+    /// owns do not.
     fn is_local(&self, addr: IpAddr) -> bool;
 
     /// Whether a packet from another host cannot have this source, because it is the host's own
@@ -130,7 +130,7 @@ pub trait Net {
     /// Whether it is the address of a virtual service, on the host or owned by the dataplane.
     fn is_vip(&self, addr: IpAddr) -> bool;
 
-    /// Whether it is a VIP that the dataplane itself owns: it answers ARP and echo for it.
+    /// Whether the dataplane owns this VIP: it answers ARP and echo requests for it.
     fn is_own_vip(&self, addr: IpAddr) -> bool;
 
     /// The next hop of `dst`, which is not local; `None` if it is unreachable.
@@ -145,7 +145,7 @@ pub trait Net {
     /// The link-layer address of a neighbour; `None` if it is not resolved.
     fn neighbour(&self, port: PortId, addr: IpAddr) -> Option<Mac>;
 
-    /// All facts about an address.
+    /// All properties of an address.
     fn about(&self, addr: IpAddr) -> About {
         About {
             local: self.is_local(addr),

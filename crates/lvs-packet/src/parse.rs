@@ -68,7 +68,7 @@ pub struct Fragment {
 pub enum Icmp {
     /// An error about a packet that can be read.
     Error(IcmpError),
-    /// Not an error, or one about a packet that cannot be read: the host's.
+    /// Not an error, or an error about a packet that cannot be parsed: it is passed to the host.
     Host,
     /// Cut short.
     Short,
@@ -249,7 +249,7 @@ impl Packet {
         self.dst.is_ipv6()
     }
 
-    /// Whether it is an ICMP message of its IP version.
+    /// Whether the packet is an ICMP message of its IP version.
     #[inline]
     pub fn is_icmp(&self) -> bool {
         self.protocol
@@ -295,8 +295,8 @@ impl Packet {
         }
     }
 
-    /// Whether it ends within the part of the transport header that IPVS reads before it opens a
-    /// connection.
+    /// Whether the packet ends within the part of the transport header that IPVS reads before it
+    /// opens a connection.
     pub fn is_short(&self) -> bool {
         let len = self.len.saturating_sub(self.l4);
         let least = HEADERS.iter().find(|(of, _)| *of == self.protocol);
@@ -403,7 +403,7 @@ fn inner6(bytes: &[u8]) -> Option<(Tuple, bool)> {
     Some((tuple, ports.is_some()))
 }
 
-/// The first chunk, and whether the one behind a cookie is an ABORT (`set_sctp_state` looks at
+/// The first chunk, and whether the chunk after a cookie is an ABORT (`set_sctp_state` checks
 /// both).
 fn sctp_chunk(chunks: &[u8]) -> SctpChunk {
     const COOKIE_ECHO: u8 = 10;

@@ -16,9 +16,9 @@ use crate::wire::{be16, be32, ip_dst, ip_src, ipv4, ipv6, is_ipv6, put16, put32,
 const TCP_LEAST: usize = 48;
 /// Segments of an aggregate of TCP at most: 64 KiB of the smallest.
 const TCP_MOST: usize = 65_535 / TCP_LEAST;
-/// Segments of an aggregate that is cut here, and does not pass whole: one frame of a sender's
-/// becomes so many at most. 64 KiB in 512 are segments of 128 bytes; a sender with smaller ones
-/// repeats them one by one, and they pass.
+/// Maximum of segments into which a super-packet is cut here, so that one frame of a sender becomes
+/// at most this many frames. 64 KiB in 512 segments are segments of 128 bytes. If a sender uses
+/// smaller ones, its TCP repeats the dropped segments one by one, and these are forwarded.
 const CUT_MOST: usize = 512;
 /// Greatest number of smaller segments: a few of them do no harm.
 const TINY_MOST: usize = 64;
@@ -133,7 +133,7 @@ impl Inside {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
     kind: SegmentKind,
-    /// Length of all headers, those of a packet inside included.
+    /// Length of all headers, including those of an inner packet.
     headers: usize,
     size: usize,
     /// The segment that is cut is inside a tunnel.
@@ -259,7 +259,7 @@ impl Cut {
     }
 }
 
-/// One segment that is to be written.
+/// A segment that is to be written.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment<'a> {
     kind: SegmentKind,
@@ -279,7 +279,7 @@ impl Segment<'_> {
         self.headers.len() + self.data.len()
     }
 
-    /// Whether it carries nothing.
+    /// Whether the segment has no payload.
     pub const fn is_empty(&self) -> bool {
         self.data.is_empty()
     }

@@ -1,5 +1,5 @@
-//! Settings of the packet path. IPVS has none of them; for those of IPVS see `net.ipv4.vs` in
-//! `lvs_core`.
+//! Settings of the packet path that IPVS does not have; for the settings of IPVS see `net.ipv4.vs`
+//! in `lvs_core`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -31,7 +31,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// No limit on anything.
+    /// No limits.
     pub const UNLIMITED: Self = Self {
         limits: Limits::NONE,
         echo: Echo::Answer(u32::MAX),
@@ -99,7 +99,7 @@ impl FromStr for Echo {
 /// The limit of the maximum segment size in SYNs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClampMss {
-    /// The known MTU of the paths in both directions.
+    /// The known MTUs of the paths in both directions.
     Auto,
     /// A fixed number of bytes.
     To(u16),

@@ -23,8 +23,8 @@ pub fn contains((net, bits): Prefix, addr: IpAddr) -> bool {
 pub struct Route {
     /// The prefix.
     pub to: Prefix,
-    /// The port, the gateway if there is one, and the host's address there; `None` if it cannot be
-    /// reached.
+    /// The port, the gateway if there is one, and the host's address on the port; `None` if the
+    /// destination cannot be reached.
     pub way: Option<(PortId, Option<IpAddr>, Option<IpAddr>)>,
 }
 
@@ -64,7 +64,7 @@ fn parse_prefix(text: &str) -> Prefix {
 pub struct Table {
     /// Ports by [`PortId::index`].
     pub ports: Vec<PortInfo>,
-    /// The one that leads to the host.
+    /// The port that leads to the host.
     pub host_port: Option<PortId>,
     /// Addresses of the host.
     pub local: HashSet<IpAddr>,
@@ -74,7 +74,7 @@ pub struct Table {
     pub vips: HashSet<IpAddr>,
     /// Addresses that the dataplane owns.
     pub own: HashSet<IpAddr>,
-    /// Routes; the first that fits counts.
+    /// Routes; the first one that matches is used.
     pub routes: Vec<Route>,
     /// Resolved neighbours.
     pub neighbours: HashMap<(PortId, IpAddr), Mac>,

@@ -51,7 +51,7 @@ struct Path(AtomicU64);
 #[derive(Clone, Copy, Debug)]
 struct Learned {
     mtu: u16,
-    /// Only then the kernel's cached route is the new one.
+    /// Whether the entry was used: only then the kernel's cached route is the new one.
     used: bool,
     until_ms: u64,
 }

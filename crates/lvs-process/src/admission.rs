@@ -9,14 +9,15 @@ use std::time::Duration;
 pub(super) const CONNECTIONS_MAX: usize = 64;
 /// Simultaneous connections of read-only clients.
 pub(super) const READERS_MAX: usize = 32;
-/// Simultaneous connections of one read-only user.
+/// Maximum of simultaneous connections of one read-only user.
 pub(super) const USER_MAX: usize = 8;
-/// Lists that are made simultaneously for read-only clients; one a user.
+/// Maximum of lists that are made at the same time for read-only clients, and one for each user.
 const LISTS_MAX: usize = 4;
-/// Time that such a user waits for the end of its own list, or of another user's.
+/// Time limit for a read-only user to wait until its own list, or that of another user, is
+/// complete.
 const LIST_PATIENCE: Duration = Duration::from_secs(10);
 
-/// The places, shared by all connections.
+/// The connection slots, which all connections share.
 #[derive(Debug, Default)]
 pub(super) struct Places {
     state: Mutex<State>,
@@ -28,7 +29,7 @@ pub(super) struct Places {
 struct State {
     all: usize,
     readers: usize,
-    /// Requests that are being answered.
+    /// Number of requests that are being answered.
     answers: usize,
     /// Connections of read-only users.
     by_user: HashMap<u32, usize>,
@@ -72,7 +73,7 @@ impl Places {
     }
 }
 
-/// A slot for one connection, released on drop.
+/// A slot for one connection; dropping it frees the slot.
 #[derive(Debug)]
 pub(super) struct Place {
     places: Arc<Places>,
@@ -128,7 +129,7 @@ impl Drop for Place {
     }
 }
 
-/// A list on its way.
+/// A list that is being made.
 #[derive(Debug)]
 pub(super) struct List<'a>(&'a Place);
 

@@ -1,5 +1,5 @@
-//! One connection: requests are bounded before they are read, refused before they are parsed, and
-//! then answered.
+//! One connection: the size of requests is limited before they are read, and access rights are
+//! checked before they are parsed.
 
 use std::borrow::Cow;
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
@@ -50,7 +50,7 @@ struct RawRequest<'a> {
 /// A stream with a deadline for reads, and a time limit for each write.
 struct Within<'a> {
     stream: &'a UnixStream,
-    /// Time after which nothing is read.
+    /// Time after which reads fail.
     until: Instant,
     /// Longest time of a write.
     patience: Duration,
@@ -168,8 +168,8 @@ impl Session<'_> {
         }
     }
 
-    /// How long the client may take until its next request is there; none before it has greeted,
-    /// for which its time runs.
+    /// Time limit for the client's next request; `None` before its greeting, for which another
+    /// limit applies.
     const fn idle(&self) -> Option<Duration> {
         match (self.greeted, self.denied) {
             (false, _) => None,

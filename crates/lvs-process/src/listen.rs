@@ -1,4 +1,4 @@
-//! Taking the place where a dataplane listens, which only one dataplane can have.
+//! Binds the control socket of a dataplane. Only one dataplane can have it.
 
 use std::fs::{self, File, Permissions};
 use std::io;
@@ -25,7 +25,7 @@ pub enum BindError {
     Running {
         /// The address.
         address: Address,
-        /// Its process, if it is in this PID namespace.
+        /// The process id of the other dataplane, if it is in this PID namespace.
         pid: Option<u32>,
     },
     /// A process that is no dataplane has taken the abstract name.
@@ -40,7 +40,7 @@ pub enum BindError {
         address: Address,
         /// The user of the process.
         uid: u32,
-        /// The process, if it is in this PID namespace.
+        /// The process id of the owner, if it is in this PID namespace.
         pid: Option<u32>,
     },
     /// There is a file at the path that is not a socket.
@@ -264,8 +264,8 @@ impl Drop for Listener {
     }
 }
 
-/// Whether there is a socket at `path`; `None` if there is nothing. A link is no socket, wherever
-/// it leads.
+/// Whether the file at `path` is a socket; `None` if no file exists. A symbolic link does not count
+/// as a socket.
 fn is_socket(path: &Path) -> io::Result<Option<bool>> {
     match fs::symlink_metadata(path) {
         Ok(meta) => Ok(Some(meta.file_type().is_socket())),

@@ -68,7 +68,8 @@ impl Server {
         })
     }
 
-    /// The address on which it listens; not the usual path if the user lacks the right.
+    /// The address on which it listens. This is not the default path if the user lacks the right to
+    /// use that.
     pub const fn address(&self) -> &Address {
         &self.listener.address
     }
@@ -124,7 +125,7 @@ impl Server {
         }
     }
 
-    /// A place for a connection, and why it may not change things, if so.
+    /// A slot for a connection, and the reason why the client has no write access, if it has none.
     fn admit(
         &self,
         stream: &UnixStream,
@@ -192,13 +193,13 @@ impl Handle {
         &self.address
     }
 
-    /// Signals to a starting dataplane that this process ends.
+    /// Marks for a starting dataplane that this process is stopping.
     pub fn leaving(&self) -> Leaving {
         Leaving(self.lock.as_ref().map_or_else(Weak::new, Arc::downgrade))
     }
 }
 
-/// The lock of a control socket, if it has one.
+/// The lock of a control socket, if the socket has one.
 #[derive(Debug)]
 pub struct Leaving(Weak<Lock>);
 

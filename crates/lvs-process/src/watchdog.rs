@@ -42,7 +42,8 @@ impl Feeder {
 }
 
 impl Feeder {
-    /// Ends the requests without waiting: a dataplane that stops does not answer itself, and that is no failure.
+    /// Stops sending watchdog messages, without waiting for the thread: a dataplane that stops no
+    /// longer answers, and this is not a failure.
     pub fn stop(&mut self) {
         self.stop = None;
     }

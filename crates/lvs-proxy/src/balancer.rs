@@ -35,7 +35,7 @@ pub(super) struct Inner {
 }
 
 impl Inner {
-    /// Ends the connections of the servers of which this is true.
+    /// Closes the connections of the servers for which `of` returns true.
     pub(super) fn end_connections(&mut self, of: impl Fn(&ServiceId, &SocketAddr) -> bool) {
         self.close_signals
             .retain(|(service, server), close_signal| {
@@ -69,7 +69,7 @@ pub(super) struct Balancer {
     full: AtomicU64,
     /// Evicted clients.
     evicted: AtomicU64,
-    /// Connections and clients for which there was no server.
+    /// Connections and clients for which no server was available.
     refused: AtomicU64,
 }
 
@@ -88,9 +88,9 @@ pub struct Counts {
     pub refused: u64,
 }
 
-/// One of this many slots is reserved for datagrams.
+/// One in this many slots is reserved for datagrams.
 const KEPT_PART: usize = 16;
-/// At most one of this many slots is for datagrams, whose sources can be forged.
+/// At most one in this many slots is used for datagrams, whose sources can be forged.
 const DATAGRAM_PART: usize = 2;
 
 impl Balancer {
@@ -165,7 +165,7 @@ impl Balancer {
         options.get(service).copied().unwrap_or_default()
     }
 
-    /// Takes a slot for one more connection; `None` if all are in use.
+    /// Reserves a slot for another connection; `None` if all slots are used.
     pub(super) fn place(self: &Arc<Self>) -> Option<Place> {
         let most = self.most.load(Ordering::Relaxed);
         let streams = self.streams.fetch_add(1, Ordering::Relaxed);
@@ -177,8 +177,8 @@ impl Balancer {
         Some(place)
     }
 
-    /// Takes a slot for one more client that sends datagrams to `service`; `None` if all are in
-    /// use.
+    /// Reserves a slot for another client that sends datagrams to `service`; `None` if all slots
+    /// are used.
     pub(super) fn slot(&self, service: ServiceId, client: SocketAddr) -> Option<Slot> {
         let most = self.most.load(Ordering::Relaxed);
         let crowded = self.used() >= most;
@@ -253,7 +253,7 @@ pub(super) enum Way {
     Out = 1,
 }
 
-/// A connection in the director; it ends there when this is dropped.
+/// A connection in the director; dropping it removes the connection.
 pub(super) struct Entry {
     balancer: Arc<Balancer>,
     tuple: Tuple,

@@ -22,7 +22,8 @@ use super::close_signal::CloseSignal;
 pub(super) const NEW_IDLE: Duration = Duration::from_secs(30);
 /// Places that are being released, at most: an evicted client closes a socket first.
 const LEAVING_MAX: usize = 1024;
-/// One source has so large a part of its service's places without giving up its own first.
+/// If a source has more than one in this many of its service's slots, its new clients replace its
+/// own earlier ones.
 const SOURCE_PART: usize = 16;
 /// Clients that are examined for eviction.
 const LOOKS: usize = 64;
@@ -34,7 +35,7 @@ pub(super) struct Clients(Mutex<Table>);
 #[derive(Debug, Default)]
 struct Table {
     services: HashMap<ServiceId, Queue>,
-    /// The same by their length and number: the longest is found at once, however many there are.
+    /// The queues by their length and number, to find the longest one at once.
     by_length: BTreeMap<(usize, u64), ServiceId>,
     /// Clients in the queues.
     present: usize,
@@ -60,13 +61,13 @@ struct Queue {
 #[derive(Debug)]
 struct Client {
     source: IpAddr,
-    /// Its position in its queue; 0 after it has released its place.
+    /// Its position in its queue; 0 after it has released its slot.
     number: AtomicU64,
     answered: AtomicBool,
     talks: AtomicBool,
     /// Time of its last data, in milliseconds.
     sent: AtomicU64,
-    /// Closed when it has to go.
+    /// Signals that the client must be closed.
     close_signal: CloseSignal,
 }
 
@@ -78,14 +79,14 @@ pub(super) struct Slot {
     client: Arc<Client>,
 }
 
-/// Whether there was a place.
+/// Whether a client got a slot.
 #[derive(Debug)]
 pub(super) enum Admission {
-    /// There was a free slot.
+    /// A slot was free.
     Free(Slot),
     /// Another client was evicted for the slot.
     Instead(Slot),
-    /// There was no slot.
+    /// No slot was free.
     Full,
 }
 
@@ -113,8 +114,8 @@ impl Queue {
         true
     }
 
-    /// The client that a newcomer replaces, if there is one; only one of the source `only`, if it
-    /// is set.
+    /// The client that a new client replaces, if there is one; if `only` is set, a client from that
+    /// source.
     fn victim(&mut self, only: Option<IpAddr>, next: &mut u64, now: u64) -> Option<Arc<Client>> {
         let fits = |client: &&Arc<Client>| only.is_none_or(|source| client.source == source);
         if let Some(new) = self.new.values().take(LOOKS).find(fits) {
@@ -141,7 +142,7 @@ impl Clients {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Number of places that are taken, or about to be free.
+    /// Number of slots that are used, or about to be freed.
     pub(super) fn held(&self) -> usize {
         self.table().held
     }
@@ -247,7 +248,7 @@ impl Table {
 }
 
 impl Slot {
-    /// The client has sent something.
+    /// Records that the client has sent a datagram.
     pub(super) fn sent(&self, now: u64) {
         self.client.sent.store(now, Ordering::Relaxed);
         if self.talks() || !self.client.answered.load(Ordering::Relaxed) {
@@ -272,7 +273,7 @@ impl Slot {
         self.client.answered.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it has sent again after an answer.
+    /// Whether the client has sent another datagram after an answer.
     pub(super) fn talks(&self) -> bool {
         self.client.talks.load(Ordering::Relaxed)
     }

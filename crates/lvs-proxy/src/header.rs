@@ -14,12 +14,12 @@ pub enum Version {
 
 /// The first bytes of version 2.
 const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
-/// The longest line of version 1, its end included.
+/// Longest line of version 1, including its line break.
 const LINE_MAX: usize = 107;
 /// Bytes of version 2 behind its first sixteen that are read: addresses, and additions, which are
 /// ignored.
 const REST_MAX: usize = 2048;
-/// The longest header that is taken.
+/// Longest accepted header.
 pub const LENGTH_MAX: usize = 16 + REST_MAX;
 
 /// The header that reports a connection from `client` to `local` to a server.

@@ -46,7 +46,8 @@ pub struct Options {
 impl Options {
     /// Time limit for a connection to a server, unless the file sets it.
     pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-    /// How long nothing may move on a TCP connection: as long as the kernel's IPVS remembers one.
+    /// Time without data after which a TCP connection is closed: the timeout of an idle connection
+    /// in the kernel's IPVS.
     pub const IDLE_TCP: Duration = Duration::from_secs(15 * 60);
     /// Longest pause of a client's datagrams.
     pub const IDLE_UDP: Duration = Duration::from_secs(5 * 60);

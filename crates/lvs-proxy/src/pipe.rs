@@ -20,11 +20,11 @@ use super::balancer::{Entry, Way};
 const COPY: usize = 16 << 10;
 /// Size of a pipe: 16 pages, unless the kernel grants less.
 const PIPE: usize = 64 << 10;
-/// Pipes that hold something at a time, in the whole process; beyond them bytes are copied.
+/// Maximum of pipes that contain data, in the whole process; beyond it, bytes are copied.
 pub(super) const PIPES_MAX: usize = 1024;
 /// Free pipes that a thread keeps for later use.
 const PIPES_KEPT: usize = 64;
-/// Chunks that one connection copies before the next connection.
+/// Number of chunks that are copied for one connection before the next one.
 const TURN: usize = 16;
 
 static PIPES: AtomicUsize = AtomicUsize::new(0);
@@ -41,7 +41,7 @@ struct Pipe {
 }
 
 impl Pipe {
-    /// One that is kept, or a new one; `None` if there are too many, or no descriptors.
+    /// A pooled pipe, or a new one; `None` if there are too many pipes, or no descriptors.
     fn take() -> Option<Self> {
         if let Some(kept) = KEPT.with_borrow_mut(Vec::pop) {
             return Some(kept);
@@ -71,7 +71,7 @@ impl Drop for Pipe {
     }
 }
 
-/// Result of one chunk.
+/// Result of moving one chunk.
 enum Chunk {
     /// There is no data to read now.
     Nothing,

@@ -16,9 +16,9 @@ use super::close_signal::CloseSignal;
 use super::pipe::PIPES_MAX;
 use super::workers::{Listeners, Workers};
 
-/// Connections at a time, if there are descriptors for them.
+/// Maximum of connections, if enough descriptors are available.
 const CONNECTIONS_MAX: usize = 100_000;
-/// Connections for which there is room in any case.
+/// Least number of connections that must be possible.
 const CONNECTIONS_MIN: usize = 16;
 /// Descriptors for other purposes than listeners and checks: the API's 128, the sockets' 64, files,
 /// threads' event loops.
@@ -26,7 +26,7 @@ const RESERVE: usize = 384;
 /// Descriptors of pipes, if there are many.
 const PIPE_DESCRIPTORS: usize = 2 * PIPES_MAX;
 
-/// The proxy of this process. Copies are the same one.
+/// The proxy of this process. Clones refer to the same proxy.
 #[derive(Clone)]
 pub struct Proxy(Arc<Whole>);
 
@@ -61,10 +61,10 @@ impl Whole {
 }
 
 impl Proxy {
-    /// Starts its threads, which have nothing to do yet.
+    /// Starts the proxy's threads, without services.
     ///
     /// # Errors
-    /// The system has no threads, descriptors or random numbers left.
+    /// The system has no threads, descriptors or random numbers available.
     pub fn start() -> io::Result<Self> {
         let mut seed = [0; 8];
         rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())?;
@@ -135,7 +135,7 @@ impl Proxy {
         Ok(all)
     }
 
-    /// The services with their servers, as a dataplane lists them.
+    /// The services with their servers, in the form in which a dataplane lists them.
     pub fn services(&self) -> Vec<ServiceInfo> {
         let balancer = &self.0.balancer;
         let now = balancer.now();

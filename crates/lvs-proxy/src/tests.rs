@@ -1,4 +1,4 @@
-//! The proxy between real sockets of this host.
+//! Tests of the proxy with real sockets of this host.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU16, Ordering};

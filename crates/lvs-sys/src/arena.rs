@@ -96,11 +96,11 @@ impl Arena {
         })
     }
 
-    /// Lends a slot of a ring, whose word the caller has seen to be ours, and has changed so that
-    /// this is not seen again.
+    /// Lends a slot of a ring. The caller has seen in the slot's word that the slot belongs to this
+    /// process, and has changed the word so that it is not lent twice.
     ///
     /// # Safety
-    /// The slot is neither the kernel's nor lent already, and its word is not 0.
+    /// The slot neither belongs to the kernel nor is lent already, and its word is not 0.
     pub(super) unsafe fn lend_of_ring(self: &Arc<Self>, slot: usize) -> Lent {
         let Owners::Words(head) = self.owners else {
             unreachable!("the caller has made a ring");
@@ -115,10 +115,10 @@ impl Arena {
         }
     }
 
-    /// Where a slot begins.
+    /// The first byte of a slot.
     ///
     /// # Panics
-    /// If there is none of that number.
+    /// If no slot has this number.
     pub(super) fn start(&self, slot: usize) -> NonNull<u8> {
         assert!(slot < self.slots, "a slot lies within its arena");
         // SAFETY: `slot` is below the number of slots, so the offset lies within the mapping, whose

@@ -93,9 +93,9 @@ pub fn enter_network(netns: &impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the receive buffer of a socket `bytes` long: beyond the system's limit if this process
-/// may, else up to it. Returns what it became (the kernel counts its own overhead in, and reports
-/// about twice the request).
+/// Makes the receive buffer of a socket `bytes` long: beyond the system's limit if this process may
+/// do that, else up to the limit. Returns the new length as the kernel reports it, including the
+/// kernel's overhead (about twice the request).
 ///
 /// # Errors
 /// If the descriptor is not a socket.

@@ -1,4 +1,4 @@
-//! UDP sockets of a multicast group at one interface.
+//! UDP sockets for a multicast group on one interface.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -15,7 +15,7 @@ const MEMINFO_DROPS: usize = 8;
 // SAFETY: an array of integers.
 unsafe impl Plain for [u32; MEMINFO_VARS] {}
 
-/// A non-blocking UDP socket at one interface, of the family of `group`.
+/// A non-blocking UDP socket on one interface, of the address family of `group`.
 fn socket(interface: &str, group: IpAddr) -> io::Result<UdpSocket> {
     let family = match group {
         IpAddr::V4(_) => libc::AF_INET,

@@ -28,7 +28,7 @@ use super::classic::{
 /// Return value of a filter that accepts the whole frame.
 const WHOLE: u32 = u32::MAX;
 
-/// `PACKET_OUTGOING` of linux/if_packet.h: this host sends it.
+/// `PACKET_OUTGOING` of linux/if_packet.h: a packet that this host sends.
 const OUTGOING: u32 = 4;
 /// `PACKET_LOOPBACK`.
 const LOOPBACK: u32 = 5;
@@ -112,7 +112,7 @@ pub struct PacketSocket {
 }
 
 impl PacketSocket {
-    /// A socket that receives nothing yet.
+    /// A socket that does not receive yet.
     ///
     /// # Errors
     /// `PermissionDenied` without `CAP_NET_RAW`.
@@ -180,7 +180,7 @@ impl PacketSocket {
         ])
     }
 
-    /// Receives nothing until there is another filter.
+    /// Makes the socket receive no packets until another filter is set.
     ///
     /// # Errors
     /// None that is known.
@@ -202,13 +202,13 @@ impl PacketSocket {
         set_program(self.fd.as_raw_fd(), level, option, program)
     }
 
-    /// Shares what comes in on the interface that both are bound to with `other`, which receives
-    /// what begins a TCP connection from now on, and this socket everything else. Frames that
-    /// this host sends are still for neither.
+    /// Divides the packets of the interface to which both sockets are bound: from now on `other`
+    /// receives packets that open a TCP connection, and this socket all others. Neither receives
+    /// frames that this host sends.
     ///
     /// # Errors
-    /// If the kernel cannot do that, or, if it is older than 6.14, while the interface is down.
-    /// Then this socket goes on to receive everything, and `other` may receive everything too.
+    /// If the kernel does not support this, or, before Linux 6.14, while the interface is down.
+    /// Then this socket continues to receive all packets, and `other` may receive all, too.
     pub fn share_with(&self, other: &Self) -> io::Result<()> {
         let group = self.lead_group()?;
         other.join_group(group)?;
@@ -249,7 +249,7 @@ impl PacketSocket {
     /// Another descriptor of the same socket.
     ///
     /// # Errors
-    /// If there is none left.
+    /// If no descriptor is available.
     pub fn another(&self) -> io::Result<Self> {
         let fd = self.fd.try_clone()?;
         Ok(Self { fd })
@@ -269,10 +269,10 @@ impl PacketSocket {
         )
     }
 
-    /// Receives all protocols of one interface from now on.
+    /// Binds the socket to all protocols of one interface, and starts to receive.
     ///
     /// # Errors
-    /// If there is no such interface.
+    /// If the interface does not exist.
     pub fn bind(&self, ifindex: u32) -> io::Result<()> {
         self.bind_for(
             ifindex,
@@ -280,10 +280,10 @@ impl PacketSocket {
         )
     }
 
-    /// Sends on one interface from now on, with this mark, and receives nothing.
+    /// Binds the socket to one interface to send frames with this mark, without receiving.
     ///
     /// # Errors
-    /// If there is no such interface, or without `CAP_NET_ADMIN`.
+    /// If the interface does not exist, or without `CAP_NET_ADMIN`.
     pub fn bind_to_send(&self, ifindex: u32, mark: u32) -> io::Result<()> {
         set_option(self.fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_MARK, &mark)?;
         self.bind_for(ifindex, 0)
@@ -445,11 +445,11 @@ impl MessageBatch {
         }
     }
 
-    /// Receives at most one message into each of `buffers` (as many as there is room for) and
-    /// returns how many came. [`Self::received`] describes each.
+    /// Receives at most one message into each of `buffers` (at most as many as the batch has
+    /// slots), and returns their number. [`Self::received`] describes each.
     ///
     /// # Errors
-    /// `WouldBlock` if none is waiting; what is wrong with the socket.
+    /// `WouldBlock` if no message is waiting; errors of the socket.
     pub fn receive<'a>(
         &mut self,
         fd: BorrowedFd<'_>,

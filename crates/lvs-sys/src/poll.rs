@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{check, check_len};
 
-/// A counter in the kernel that another thread can raise to wake the one that polls it.
+/// A kernel counter that a thread increments to wake another thread that polls it.
 #[derive(Debug)]
 pub struct EventFd {
     fd: OwnedFd,
@@ -104,7 +104,7 @@ impl Poller {
         }
     }
 
-    /// Whether the last wait found input, an error or a hang-up on the descriptor at this place.
+    /// Whether the last wait found input, an error or a hang-up on the descriptor with this index.
     pub fn is_ready(&self, place: usize) -> bool {
         self.fds.get(place).is_some_and(|fd| fd.revents != 0)
     }

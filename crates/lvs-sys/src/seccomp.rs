@@ -110,7 +110,7 @@ pub fn refuse(calls: &[i64], foreign: Foreign) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// The program's verdict about a call.
+    /// The program's verdict about a system call.
     fn verdict(program: &[libc::sock_filter], arch: u32, number: u32) -> u32 {
         let (mut at, mut value) = (0, 0);
         loop {

@@ -102,10 +102,10 @@ pub fn permitted_cpus() -> Vec<usize> {
         .collect()
 }
 
-/// Has the calling thread run on one processor only.
+/// Binds the calling thread to one processor.
 ///
 /// # Errors
-/// If it may not run there.
+/// If the thread may not run on this processor.
 pub fn run_on(cpu: usize) -> io::Result<()> {
     let mut only = rustix::thread::CpuSet::new();
     only.set(cpu);

@@ -91,7 +91,7 @@ impl Mapping {
     }
 }
 
-/// The pages of a connection table, which can become large ones when enough of them are used.
+/// The pages of a connection table, which are replaced by large pages when enough of them are used.
 #[derive(Debug)]
 pub struct TablePages {
     mappings: Vec<Arc<Mapping>>,
@@ -139,8 +139,9 @@ impl Drop for Mapping {
     }
 }
 
-/// Memory for a connection table that looks like `layout`, and its pages. `large` asks for large
-/// pages where the slots lie at once: the first connections then take 2 MiB each instead of 4 KiB.
+/// Allocates memory for a connection table with the layout `layout`; also returns its pages.
+/// `large` requests large pages for the slots at once: the first connections then use 2 MiB each
+/// instead of 4 KiB.
 ///
 /// # Errors
 /// Errors of `mmap`.

@@ -1,8 +1,9 @@
 //! Tests that cannot run on this host.
 
-/// Ends the calling test as not run: the host does not permit what it needs.
+/// Ends the calling test as not run, because the host does not permit an operation that it needs.
 ///
-/// The runner of `make test` lists it so. `cargo test` has no such result: there the test fails.
+/// The runner of `make test` lists it as not run. `cargo test` has no such result: there the test
+/// fails.
 ///
 /// # Panics
 ///

@@ -17,7 +17,7 @@ pub struct TunOptions {
     pub tap: bool,
 }
 
-/// One queue of a TUN device with `IFF_NO_PI` and `IFF_VNET_HDR`.
+/// A queue of a TUN device with `IFF_NO_PI` and `IFF_VNET_HDR`.
 #[derive(Debug)]
 pub struct TunDevice {
     file: File,
@@ -71,7 +71,7 @@ impl TunDevice {
     /// Another descriptor of the same queue.
     ///
     /// # Errors
-    /// If there is none left.
+    /// If no descriptor is available.
     pub fn another(&self) -> io::Result<Self> {
         let file = self.file.try_clone()?;
         Ok(Self { file })
@@ -101,10 +101,10 @@ impl TunDevice {
         })
     }
 
-    /// Reads one packet: its virtio header and itself. Returns the length without the header.
+    /// Reads a packet with its virtio header. Returns the length of the packet without this header.
     ///
     /// # Errors
-    /// `WouldBlock` if none is waiting.
+    /// `WouldBlock` if no packet is waiting.
     pub fn read(&self, header: &mut [u8; 10], packet: &mut [u8]) -> io::Result<usize> {
         let len = header.len();
         let n =
@@ -113,7 +113,7 @@ impl TunDevice {
             .ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
 
-    /// Writes one packet behind its virtio header.
+    /// Writes a packet after its virtio header.
     ///
     /// # Errors
     /// The kernel's error.

@@ -20,10 +20,10 @@ pub struct Browser {
 }
 
 impl Browser {
-    /// Starts one on `host`, which keeps what it writes below `directory`.
+    /// Starts a browser on `host`, which writes its files below `directory`.
     ///
     /// # Errors
-    /// It does not start.
+    /// The browser does not start.
     pub fn start(host: &Host, directory: &Path) -> Result<Self> {
         let home = directory.join("browser");
         std::fs::create_dir_all(&home)?;
@@ -158,7 +158,7 @@ impl Browser {
         .with_context(|| self.text("body").unwrap_or_default())
     }
 
-    /// Looks as a screen of this size does, light or dark.
+    /// Emulates a screen of this size with a light or dark colour scheme.
     ///
     /// # Errors
     /// The error of the browser.
@@ -180,10 +180,10 @@ impl Browser {
         Ok(())
     }
 
-    /// A picture of what is seen, as a PNG file.
+    /// Writes a screenshot as a PNG file.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// The screenshot cannot be made.
     pub fn picture(&self, file: &Path) -> Result<()> {
         let picture = self.ask("GET", "/screenshot", None)?;
         let text = picture.as_str().context("a picture")?;

@@ -192,8 +192,8 @@ fn relay(
 /// Length of an Ethernet header.
 const ETHERNET: usize = 14;
 
-/// Turns `[14 bytes][headers][inner packet]` into `[Ethernet header][inner packet]`, in place: the
-/// new header overwrites the end of the others. None if the inner packet does not match these
+/// Converts `[14 bytes][headers][inner packet]` into `[Ethernet header][inner packet]`, in place:
+/// the new header overwrites the end of the others. `None` if the inner packet does not match these
 /// headers.
 fn unwrap(buffer: &mut [u8], from: Source, destination: [u8; 6], source: [u8; 6]) -> Option<&[u8]> {
     let received = buffer.get(ETHERNET..)?;

@@ -14,7 +14,7 @@ pub struct DemoOptions {
     /// The forwarding methods, in this order
     #[arg(long, value_delimiter = ',', default_value = "nat,dr,tun", value_parser = parse_method)]
     pub methods: Vec<Forward>,
-    /// Leave everything running at the end, until Enter or Ctrl-C
+    /// Leave all programs running at the end, until Enter or Ctrl-C
     #[arg(long)]
     pub hold: bool,
     /// HTTP requests for each method

@@ -1,5 +1,5 @@
-//! The programs of the kernel fast path in front of a packet path in memory, for comparing it with
-//! one without them.
+//! The programs of the kernel fast path before a packet path in memory, for a comparison with a
+//! packet path without them.
 
 use std::fmt;
 use std::ops::AddAssign;
@@ -73,10 +73,10 @@ impl fmt::Debug for Programs {
 }
 
 impl Programs {
-    /// In front of two ports, whose own addresses these are.
+    /// Programs before two ports with these link-layer addresses.
     ///
     /// # Errors
-    /// If the kernel does not take them.
+    /// If the kernel refuses the programs.
     pub(crate) fn new(layout: Layout, macs: [Mac; 2]) -> Result<Self, FastPathError> {
         let kernel = FastPath::open_in_virtual_time(layout)?;
         let tried = kernel.try_interface(LOOPBACK, Mac([0; 6]));
@@ -248,7 +248,7 @@ impl Programs {
     }
 }
 
-/// A director, and the connection that it has forwarded a packet of.
+/// A director that records the connection of the last forwarded packet.
 pub(crate) struct Noting<'a> {
     director: &'a mut Director,
     pub(crate) forwarded: Option<ConnId>,

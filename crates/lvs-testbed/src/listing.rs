@@ -64,7 +64,7 @@ pub fn rows(text: &str) -> Vec<Row> {
 pub struct Connection {
     /// `TCP` or `UDP`.
     pub protocol: String,
-    /// Time left, in seconds.
+    /// Remaining time in seconds.
     pub expires: u64,
     /// The state's name.
     pub state: String,

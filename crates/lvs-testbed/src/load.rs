@@ -27,10 +27,10 @@ pub struct LoadOptions {
     /// How many at a time
     #[arg(long, default_value_t = 8)]
     pub concurrency: u64,
-    /// Body sizes to take in turn, each as the file /s/SIZE; 1 byte to 10 MiB when none is given
+    /// Body sizes that are requested in turn, each as the file /s/SIZE; default: 1 byte to 10 MiB
     #[arg(long, value_delimiter = ',')]
     pub sizes: Vec<u64>,
-    /// Ask many times over one connection
+    /// Send many requests over one connection
     #[arg(long)]
     pub keepalive: bool,
     /// Stop after this many milliseconds
@@ -39,7 +39,7 @@ pub struct LoadOptions {
     /// Pause of each client between two requests, in milliseconds
     #[arg(long, default_value_t = 0)]
     pub pause_ms: u64,
-    /// A request that takes longer than this many milliseconds has failed
+    /// Milliseconds after which an unanswered request counts as failed
     #[arg(long, default_value_t = 60_000)]
     pub timeout_ms: u64,
     /// Local port of the first connection, the next one for each further; 0 for the kernel's
@@ -49,7 +49,7 @@ pub struct LoadOptions {
     /// Print how far they are, as a line of JSON, so often, in milliseconds
     #[arg(long, default_value_t = 0)]
     pub progress_ms: u64,
-    /// Stop when the input ends
+    /// Stop when standard input ends
     #[arg(long)]
     pub until_eof: bool,
     /// Run in real time, so that a pause shows the network's delay and not the wait for a
@@ -107,25 +107,24 @@ impl LoadOptions {
 /// The result.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoadReport {
-    /// Requests that were answered in full, each byte as it should be.
+    /// Requests that were answered completely with the right bytes.
     pub ok: u64,
     /// Requests that were not.
     pub failed: u64,
-    /// Body bytes of the good ones.
+    /// Body bytes of successful requests.
     pub bytes: u64,
     /// Duration, in seconds.
     pub seconds: f64,
-    /// The longest time in which a good request got nothing of a body that had begun, in
-    /// milliseconds.
+    /// Longest pause, in milliseconds, within the body of a successful request.
     #[serde(default)]
     pub stall_ms: u64,
-    /// That time of each good request: 99 of 100 had a shorter one, in milliseconds.
+    /// 99th percentile of the longest pause of each successful request, in milliseconds.
     #[serde(default)]
     pub stall_p99_ms: u64,
     /// The longest of these pauses that ended in each second since the start, in milliseconds.
     #[serde(default)]
     pub stalls_by_second: Vec<u64>,
-    /// Good requests by the server that answered.
+    /// Successful requests by the server that answered.
     pub servers: BTreeMap<String, u64>,
     /// Up to twenty errors, each with its time in seconds.
     pub errors: Vec<String>,
@@ -212,7 +211,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct SteadyLoad(Proc);
 
 impl SteadyLoad {
-    /// Number of correct answers so far, and of wrong answers.
+    /// The present numbers of correct and of wrong answers.
     #[must_use]
     pub fn so_far(&self) -> (u64, u64) {
         let log = self.0.log();
@@ -223,11 +222,11 @@ impl SteadyLoad {
         last.unwrap_or_default()
     }
 
-    /// Waits until so many more are answered than now.
+    /// Waits until this many more requests are answered.
     ///
     /// # Errors
     ///
-    /// When that takes too long.
+    /// When this takes too long.
     pub fn wait_for_more(&self, answers: u64) -> Result<()> {
         let wanted = self.so_far().0 + answers;
         wait_until(&format!("{wanted} answers"), PATIENCE, || {
@@ -236,11 +235,11 @@ impl SteadyLoad {
         .with_context(|| format!("answered and failed: {:?}", self.so_far()))
     }
 
-    /// Ends them and reports.
+    /// Stops the requests, and returns the report.
     ///
     /// # Errors
     ///
-    /// When the client program failed as such.
+    /// When the client program failed.
     pub fn finish(mut self) -> Result<LoadReport> {
         let status = self.0.wait(PATIENCE)?;
         let printed = self.0.log();

@@ -20,7 +20,7 @@ enum Command {
     /// tunnelling
     Demo(demo::DemoOptions),
     /// Two directors with keepalived, or three behind a router with BIRD, under load, while one
-    /// dies, comes back or is taken out of service; prints a line of JSON for each scenario
+    /// dies, restarts or is put into maintenance; prints a line of JSON for each scenario
     Cluster(cluster::ClusterOptions),
     /// Ask for files over HTTP, check every byte, print a report as JSON (runs on a client host)
     Load(LoadOptions),
@@ -76,7 +76,7 @@ enum Command {
     /// Run a program as on a kernel without tcx (for tests, on a director)
     #[command(hide = true)]
     WithoutTcx(without_tcx::WithoutTcxOptions),
-    /// Play one session (for `transcripts`, in a process of its own)
+    /// Run one session, in a separate process for `transcripts`
     #[command(hide = true)]
     PlayTranscript,
 }

@@ -15,7 +15,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::content;
 
-/// Period in which a download gets its next bytes.
+/// Interval at which the next bytes of a download are sent.
 pub const SLICE: Duration = Duration::from_millis(20);
 /// Number of moments in a slice.
 const MOMENTS: usize = 10;
@@ -154,7 +154,7 @@ fn send(rate: u64, downloads: &Receiver<Download>) {
     }
 }
 
-/// Sends the due bytes of a download; returns whether there are more.
+/// Sends the due bytes of a download; returns whether more remain.
 fn goes_on(download: &mut Download, rate: u64, bytes: &[u8]) -> bool {
     let due = due(download.begun.elapsed(), rate, download.size);
     while download.sent < due {

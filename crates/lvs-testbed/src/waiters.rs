@@ -15,7 +15,7 @@ pub struct WaitOptions {
     /// How many connections
     #[arg(long, default_value_t = 100)]
     pub connections: usize,
-    /// Give up after this many milliseconds
+    /// Stop after this many milliseconds
     #[arg(long = "for", value_name = "MS", default_value_t = 60_000)]
     pub for_ms: u64,
 }

@@ -1,7 +1,7 @@
-//! `lvsadm -R --atomic`: all lines, or none.
+//! `lvsadm -R --atomic`: applies all lines or none.
 //!
-//! The lines become one call, `apply`, which the dataplane checks as a whole before it changes
-//! anything.
+//! The lines become one call, `apply`, which the dataplane checks as a whole before it changes its
+//! configuration.
 
 use std::io;
 

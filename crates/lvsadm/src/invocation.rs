@@ -9,12 +9,12 @@ use lvs_api::{Address, Client};
 use lvs_core::Protocol;
 use lvs_core::ipvsadm::{Command, Refusal, Resolve, parse, parse_own};
 
-/// The programs that this one can be.
+/// The programs as which this program can run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
     /// Its own name: ipvsadm's command line, and more.
     Lvsadm,
-    /// ipvsadm, and nothing else.
+    /// ipvsadm, without the additional commands.
     Ipvsadm,
     /// The script that saves rules.
     Save,
@@ -78,7 +78,7 @@ impl Invocation<'_> {
     }
 }
 
-/// Names that are read from their files on the first look-up.
+/// Names that are read from their files at the first look-up.
 pub(crate) struct LazyNames<'a> {
     pub(crate) load: &'a dyn Fn() -> Names,
     pub(crate) names: OnceCell<Names>,

@@ -233,8 +233,8 @@ fn is_binary(text: &[u8]) -> bool {
     text.contains(&0) && lines.any(|line| !line.starts_with(b"#"))
 }
 
-/// The rules that the script passes on: without lines that begin with `#`, with one line end at the
-/// end; nothing of a binary file.
+/// The rules that the script passes on: without lines that begin with `#`, and with exactly one
+/// line break at the end; nothing for a binary file.
 fn restore_input(text: &[u8]) -> Vec<u8> {
     let mut rules = Vec::with_capacity(text.len() + 1);
     if !text.contains(&0) {

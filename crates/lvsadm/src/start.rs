@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// `LVS_AUTOSTART=1` starts one if none answers.
 ///
 /// # Errors
-/// One line: what went wrong, and what to do.
+/// One line with the error and a fix.
 pub fn connect(address: &Address) -> Result<Client, String> {
     match starting::connect(address) {
         Err(Error::Absent { .. } | Error::Stale { .. })
@@ -78,7 +78,7 @@ fn start(address: &Address) -> Result<Client, String> {
     }
 }
 
-/// The dataplane program next to this program, or else the one in `PATH`.
+/// The dataplane's program in the directory of this program, or else in `PATH`.
 fn program() -> PathBuf {
     env::current_exe()
         .ok()

@@ -33,7 +33,7 @@ fn server_mac(server: usize) -> String {
     format!("02:00:00:00:05:{:02x}", 16 + server)
 }
 
-/// MAC address of a server's second interface, from which it answers.
+/// MAC address of a server's second interface, from which it sends replies.
 fn answer_mac(server: usize) -> String {
     format!("02:00:00:00:06:{:02x}", 16 + server)
 }
@@ -185,7 +185,8 @@ impl Bed {
         Ok(script)
     }
 
-    /// The host that was the server becomes one, too: two, where answers go another way.
+    /// Makes the host of the first server one of several servers. With `answers`, it has two
+    /// interfaces, because replies take another path.
     fn back_script(&self, answers: bool) -> Result<String> {
         let s = &self.devices[3];
         let mut script = bridge("br0", s);
@@ -256,7 +257,8 @@ fn client_address(client: usize) -> String {
     format!("10.71.0.{}", 2 + client)
 }
 
-/// An interface of an end, and what an end that opens many connections needs.
+/// Configures an interface of an endpoint, and the sysctls of an endpoint that opens many
+/// connections.
 fn end(device: &str, address: &str) -> String {
     format!(
         "sysctl -qw net.ipv4.ip_local_port_range='1024 65535' net.ipv4.tcp_tw_reuse=1 net.core.somaxconn=8192 \
@@ -294,8 +296,8 @@ fn first(of: &str, pid: u32) -> Result<()> {
     run_with_input(Command::new("chrt").args(words), "").map(drop)
 }
 
-/// Lets a server accept tunnel packets on an interface; returns the program that does so, unless
-/// the kernel does.
+/// Makes a server accept tunnel packets on an interface; returns the program that unpacks them,
+/// unless the kernel does.
 pub(super) fn unpack(host: &lvs_testbed::Host, device: &str) -> Result<Vec<lvs_testbed::Proc>> {
     let kernels = "ip link add ipip9 type ipip local any remote any 2>/dev/null\nip link set ipip9 up\n\
                    sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.ipip9.rp_filter=0";

@@ -14,7 +14,7 @@ use crate::machine::Snapshot;
 use crate::transfers::Took;
 use crate::yardsticks::Yardsticks;
 
-/// One file after the other, of 1 byte to 64 MiB.
+/// Downloads of one file after the other, of 1 byte to 64 MiB.
 #[derive(Debug)]
 pub(in super::super) struct Files;
 

@@ -1,4 +1,4 @@
-//! Small MTUs, and a director with one interface and with two.
+//! Small MTUs, and a director with one interface or two.
 
 use anyhow::{Context, Result};
 

@@ -55,7 +55,7 @@ const PEERS: [Peer; 14] = peers::named([
     "ip_vs tunnel",
 ]);
 const NAMES: [&str; PEERS.len()] = peers::names(&PEERS);
-/// The peers between the two ends.
+/// The peers between client and server.
 const BARS: &[&str] = NAMES.split_at(1).1;
 
 impl Experiment for Mack {

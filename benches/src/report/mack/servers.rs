@@ -1,4 +1,4 @@
-//! One server and two, with a serial client and with parallel ones.
+//! One server or two, with a serial client and with parallel clients.
 
 use std::thread;
 use std::time::Duration;

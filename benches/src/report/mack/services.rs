@@ -1,5 +1,5 @@
-//! Services that are hard to balance, behind one virtual address with two servers: what works, and
-//! how fast.
+//! Services that are hard to balance, behind one virtual address with two servers: which of them
+//! work, and their rates.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -249,7 +249,7 @@ fn reason(reported: &str) -> Option<String> {
     Some(line.trim_start_matches("< ").trim().to_owned())
 }
 
-/// Seconds of each file, all of which must have come whole.
+/// Seconds for each file. Each file must have arrived completely.
 fn timed(printed: &str) -> Result<Vec<f64>> {
     let one = |line: &str| {
         let (time, size) = line.split_once(' ')?;
@@ -330,7 +330,7 @@ fn start(bed: &mut Bed, program: &str, words: &[&str], file: &Path) -> Result<()
     bed.director.wait_for_port("tcp", TELNET)
 }
 
-/// Ports whose connections go to the servers in turn.
+/// Ports whose connections are sent to the servers in turn.
 fn in_turn() -> Vec<u16> {
     vec![TELNET, RSH, LPD, SESSIONS[0].1, SESSIONS[0].1 + 1]
 }

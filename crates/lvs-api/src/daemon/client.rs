@@ -24,7 +24,7 @@ const SILENCE: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct Client {
     address: Address,
-    /// The connection for the next request, if there is one already.
+    /// The connection for the next request, if one is open.
     stream: Option<UnixStream>,
 }
 
@@ -33,7 +33,7 @@ struct Refusal {
     error: Failure,
 }
 
-/// The events that the daemon keeps.
+/// The events that the daemon stores.
 #[derive(Deserialize)]
 struct Past {
     events: Vec<Event>,
@@ -65,10 +65,10 @@ impl Client {
         }))
     }
 
-    /// How the daemon is, and what it looks after.
+    /// The state of the daemon and of its services.
     ///
     /// # Errors
-    /// The daemon's refusal, or that it does not answer.
+    /// The daemon's refusal, or that the daemon does not answer.
     pub fn status(&mut self) -> Result<Status, String> {
         self.ask("GET /v1/status HTTP/1.0\r\n\r\n")
     }
@@ -81,7 +81,7 @@ impl Client {
         self.post("admin", spec)
     }
 
-    /// Puts the director itself into maintenance, or takes it out.
+    /// Starts or ends maintenance of the director.
     ///
     /// # Errors
     /// As [`status`](Self::status).
@@ -89,7 +89,7 @@ impl Client {
         self.post("maintenance", spec)
     }
 
-    /// Has the file read again; with `force` whatever that takes away.
+    /// Makes lvsd read the file again; with `force` regardless of the number of removed servers.
     ///
     /// # Errors
     /// As [`status`](Self::status).
@@ -190,7 +190,7 @@ impl Client {
         }
     }
 
-    /// A whole line, without its end.
+    /// A complete line, without its line break.
     fn line(&self, stream: &mut impl BufRead, most: u64) -> Result<Vec<u8>, String> {
         let mut line = Vec::new();
         match stream.take(most).read_until(b'\n', &mut line) {

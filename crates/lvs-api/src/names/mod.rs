@@ -17,7 +17,7 @@ use lvs_core::ipvsadm::Resolve;
 /// Time limit of all reverse look-ups of a listing together. An address that is not resolved by
 /// then is printed as a number.
 const REVERSE_BUDGET: Duration = Duration::from_secs(2);
-/// Time that the look-up of one name may take.
+/// Time limit for the look-up of one name.
 const FORWARD_BUDGET: Duration = Duration::from_secs(10);
 
 /// A resolver of names with a cache.
@@ -33,7 +33,7 @@ pub struct Names {
 }
 
 impl Names {
-    /// As this system has them. A file that cannot be read holds no names.
+    /// The names in this system's files. A file that cannot be read counts as empty.
     pub fn system() -> Self {
         let read = |path| {
             fs::read(path)

@@ -1,4 +1,4 @@
-//! Cutting a datagram into fragments, one at a time.
+//! Cuts a datagram into fragments, one at a time.
 
 use crate::drop::FrameDrop;
 use crate::frame::{Frame, Offload};
@@ -9,7 +9,7 @@ use crate::wire::{be16, ipv4, ipv6, put16, put32};
 pub struct Cutter<'a> {
     headers: &'a [u8],
     data: &'a [u8],
-    /// Sizes to keep, if they fit; else the pieces are even.
+    /// Sizes to use, if they fit the MTU; otherwise the fragments have equal sizes.
     sizes: Option<std::slice::Iter<'a, usize>>,
     /// Bytes behind the headers that a fragment has room for.
     room: usize,
@@ -37,7 +37,7 @@ enum Version {
     },
 }
 
-/// One fragment that is to be written.
+/// A fragment that is to be written.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece<'a> {
     headers: &'a [u8],
@@ -179,7 +179,7 @@ impl Piece<'_> {
         self.headers.len() + extra + self.data.len()
     }
 
-    /// Whether it carries nothing.
+    /// Whether the fragment has no payload.
     pub const fn is_empty(&self) -> bool {
         self.data.is_empty()
     }

@@ -18,8 +18,8 @@ pub struct History {
     pub longest: usize,
     /// Length of the headers that each fragment had; of IPv6, those before the fragment header.
     pub headers: usize,
-    /// The longest fragment was not to be cut, so nothing is that it becomes (`IPSKB_FRAG_PMTU`).
-    /// IPv4 only.
+    /// The longest fragment must not be fragmented, so the reassembled packet must not be, either
+    /// (`IPSKB_FRAG_PMTU`). IPv4 only.
     pub df: bool,
     /// Protocol of the content according to the fragments; of IPv6, it may be an extension header.
     pub protocol: Protocol,

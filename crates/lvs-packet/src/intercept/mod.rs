@@ -58,7 +58,7 @@ fn answers(
     endpoints.into_iter()
 }
 
-/// The endpoint of a service, if it is one of an address.
+/// The endpoint of a service; `None` for a service with a mark.
 fn service_endpoint(key: ServiceKey) -> Option<Endpoint> {
     match key {
         ServiceKey::Address { protocol, addr } => Some(Endpoint::new(protocol, addr)),
@@ -98,7 +98,7 @@ const IPSEC: [Protocol; 2] = [Protocol::AH, Protocol::ESP];
 /// ISAKMP's port (RFC 2408 section 2.5.1).
 const ISAKMP: u16 = 500;
 
-/// An endpoint, and its related one: IPsec for ISAKMP.
+/// An endpoint, and the endpoints that belong to it: IPsec for ISAKMP.
 fn with_followers(endpoint: Endpoint) -> impl Iterator<Item = Endpoint> {
     let isakmp = endpoint.protocol == Protocol::UDP && matches!(endpoint.port, 0 | ISAKMP);
     let followers = IPSEC.map(|protocol| Endpoint {
@@ -130,22 +130,22 @@ pub struct Intercept {
     /// is truncated or behind AH. It also includes packets that servers without translation send
     /// from there, except to the host itself: a host with the address would treat them as forged.
     pub services: Endpoints,
-    /// Virtual addresses that the dataplane answers for itself: everything to them is intercepted.
+    /// Virtual addresses for which the dataplane answers: all packets to them are intercepted.
     pub own_vips: HashSet<IpAddr>,
     /// Of these, the addresses without answers to ARP and NDP: routers have a route to them.
     pub quiet_vips: HashSet<IpAddr>,
-    /// Real servers whose answers the director translates: packets that they send from these ports,
-    /// except to the host itself. Their fragments are intercepted with them, and ICMP errors about
-    /// packets to them, from any sender. So is every transit fragment of ICMP, because only the
-    /// reassembled error shows the packet that it is about.
+    /// Real servers whose replies the director translates: packets from these addresses and ports
+    /// are intercepted, except those to the host itself. Their fragments are intercepted, too, and
+    /// ICMP errors of any sender about packets to the servers. Every forwarded ICMP fragment is
+    /// intercepted, because only the reassembled error shows the packet that it is about.
     pub nat_servers: Endpoints,
     /// Addresses of the host that replace clients towards servers (full NAT). Packets from these
     /// servers to them are intercepted, although they are addressed to the host.
     pub local_addresses: HashSet<IpAddr>,
-    /// Servers on this host, whose answers the host routes into the dataplane. The dataplane does
-    /// not intercept them: other packets of these servers leave unchanged.
+    /// Servers on this host, whose replies the host routes into the dataplane. The dataplane does
+    /// not intercept them: other packets of these servers are sent unchanged.
     pub local_nodes: Endpoints,
-    /// Connections from this host to services: their servers' answers are intercepted although they
+    /// Connections from this host to services: the servers' replies are intercepted although they
     /// are addressed to the host. They are added and removed one by one.
     pub local_clients: SharedSet<LocalClient>,
     /// All transit ICMP is intercepted: an error about any packet may open a connection
@@ -227,7 +227,7 @@ impl Intercept {
         self.nat_servers.extend(endpoints.flat_map(with_followers));
     }
 
-    /// Lets a server that is this host itself answer through the director.
+    /// Makes the host route the replies of a server on this host through the director.
     pub fn add_local_node(&mut self, key: ServiceKey, server: SocketAddr, helped: &[u16]) {
         self.local_nodes.extend(answers(key, server, helped));
     }

@@ -38,7 +38,7 @@ fn longest(frame: &Frame, job: &Job<'_>, mtu: usize) -> Result<Option<usize>, Fr
 }
 
 impl Pipeline {
-    /// Sends an ICMP error about a packet that does not fit `mtu` and must not be fragmented
+    /// Sends an ICMP error about a packet that does not fit into `mtu` and must not be fragmented
     /// (`ensure_mtu_is_adequate`). `way`: the server of the packet, and whether it is behind a
     /// tunnel.
     pub(super) fn too_big<N: Net>(
@@ -116,7 +116,7 @@ impl Pipeline {
         }
     }
 
-    /// Fills in the options of an answer: a recorded route gets the address of the outgoing
+    /// Fills in the IP options of a reply: a recorded route gets the address of the outgoing
     /// interface, a time stamp that of the incoming one.
     pub(super) fn fill_options_of_reply<N: Net>(
         &self,

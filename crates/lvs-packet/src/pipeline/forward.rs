@@ -73,7 +73,7 @@ impl Pipeline {
         }
     }
 
-    /// Translates a request if its method does, and sends it to a server that has a route.
+    /// Translates a request if its method requires it, and sends it to a server that has a route.
     fn forward_by<N: Net>(
         &mut self,
         hop: &NextHop,

@@ -73,13 +73,13 @@ pub trait Decide {
         0
     }
 
-    /// The place in the table where the decision about a datagram between these two will search;
-    /// `None` if it is unknown or the prefetch is not worth it.
+    /// A hint for the table slots that the decision about a datagram between these addresses will
+    /// read; `None` if it is unknown or the prefetch has no benefit.
     fn ahead(&self, _protocol: Protocol, _src: SocketAddrV4, _dst: SocketAddrV4) -> Option<Ahead> {
         None
     }
 
-    /// Reads this place, and prepares the prefetch of the next one.
+    /// Reads the hinted slot, and prepares the prefetch of the next one.
     fn aim(&self, _ahead: &mut Ahead) {}
 
     /// As [`packet`](Self::packet), for a packet with a look-up hint.
@@ -151,15 +151,16 @@ impl<'a, N> Env<'a, N> {
     }
 }
 
-/// Frames that are built before they are sent, except for the pieces of one more frame.
+/// Maximum of frames that are built before they are sent, apart from the fragments and segments of
+/// one more frame.
 const PORTION: usize = 1024;
 
-/// Fields that all steps of one packet share.
+/// Values that all steps of the processing of one packet share.
 struct Cx<'a, N> {
     env: &'a Env<'a, N>,
     now: Instant,
     out: &'a mut Output,
-    /// The facts about the present frame.
+    /// The hint for the look-up of the present frame.
     ahead: Option<Ahead>,
 }
 
@@ -172,7 +173,8 @@ pub struct Pipeline {
     pub held: Held,
     /// The limiter of new connections in a flood.
     pub syn_limiter: SynLimiter,
-    /// Which of several workers it belongs to; `None` if all packets are its own.
+    /// The worker's number and the rule that divides packets among several workers; `None` for one
+    /// worker.
     pub share: Option<Share>,
     common: Arc<Common>,
     tunnels: KnownPaths,

@@ -128,8 +128,8 @@ impl Output {
         }
     }
 
-    /// An empty frame for a packet of the director itself, with room for `len` bytes. A newly
-    /// allocated one has not much more.
+    /// An empty frame for a packet of the director, with room for `len` bytes. A newly allocated
+    /// frame has little more room.
     pub(super) fn spare(&mut self, len: usize) -> Frame {
         if len > SMALL {
             self.large

@@ -66,7 +66,7 @@ impl Pipeline {
         Some(self.send_request(port, frame, to.local, &passed, cx))
     }
 
-    /// Sends it as it is, but for its addresses.
+    /// Sends the packet with changed addresses and no other change.
     #[inline]
     fn send_on<N: Net>(
         &mut self,

@@ -1,4 +1,4 @@
-//! Packets that belong to another worker: handed over, and taken.
+//! Packets that belong to another worker: passed to it, and received by it.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub struct Share {
 }
 
 impl Pipeline {
-    /// The worker of a received frame, if it is another one.
+    /// The worker to which a received frame belongs, if it is not this one.
     pub fn home_of<N: Net>(
         &self,
         info: &PortInfo,
@@ -77,7 +77,7 @@ impl Pipeline {
         self.counters.dropped[FrameDrop::WorkerBusy.index()] += lost;
     }
 
-    /// Counts frames that this worker has taken over from the workers that received them.
+    /// Counts frames that this worker has received from other workers.
     pub const fn count_taken(&mut self, frames: usize) {
         self.counters.received -= frames as u64;
         self.counters.taken += frames as u64;

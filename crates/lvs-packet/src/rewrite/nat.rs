@@ -12,7 +12,7 @@ use crate::segment::{self, Cut};
 use crate::wire::checksum::{self, Delta, Sum};
 use crate::wire::{be16, icmp, icmpv6, ip_dst, ip_src, ipv4, ipv6, is_ipv6, put16, sctp, tcp, udp};
 
-/// The translated end of a packet.
+/// The address and port of a packet that is translated: source or destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// Source: replies.
@@ -33,12 +33,12 @@ pub const fn header(protocol: Protocol) -> Option<(usize, usize)> {
     }
 }
 
-/// Translates one end of the packet in `frame`, which `packet` describes, to `to`. Changes nothing
-/// if it fails.
+/// Translates the source or destination of the packet in `frame`, which `packet` describes, to
+/// `to`. Changes nothing if it fails.
 ///
 /// # Errors
-/// [`FrameDrop::ShortHeader`] if the transport header is cut short, [`FrameDrop::Unsupported`] if
-/// `to` is of another IP version, [`FrameDrop::BadOffload`] if an unfinished checksum lies outside
+/// [`FrameDrop::ShortHeader`] if the transport header is truncated, [`FrameDrop::Unsupported`] if
+/// `to` has another IP version, [`FrameDrop::BadOffload`] if an unfinished checksum is outside of
 /// the frame.
 #[inline]
 pub fn translate(
@@ -194,13 +194,13 @@ fn finish_udp(ip: &mut [u8], l4: usize) {
     put16(ip, l4 + udp::field::CHECKSUM.start, nonzero(sum));
 }
 
-/// Translates an ICMP error: `outer` end of the message itself to the address of `to`, and the
-/// other end of the packet inside to `to`, so that its sender recognises it. The checksum inside
-/// the inner transport header is left as it is.
+/// Translates an ICMP error: the `outer` address of the message itself to the address of `to`, and
+/// the opposite address and port of the packet inside to `to`, so that its sender recognises it.
+/// The checksum inside the inner transport header is unchanged.
 ///
 /// # Errors
-/// [`FrameDrop::ShortHeader`] if the inner header is cut short (which the parser has ruled out),
-/// [`FrameDrop::Unsupported`] if `to` is of another IP version.
+/// [`FrameDrop::ShortHeader`] if the inner header is truncated (the parser excludes this),
+/// [`FrameDrop::Unsupported`] if `to` has another IP version.
 pub fn translate_icmp(
     ip: &mut [u8],
     l4: usize,
@@ -382,7 +382,7 @@ mod tests {
         }
     }
 
-    /// The device that the sender meant cuts it behind the translation.
+    /// The sender's device was to segment the super-packet; this happens after the translation.
     #[test]
     fn aggregate_inside_tunnel_gets_right_checksums_when_it_is_cut() {
         for (absent, end) in [(true, End::Destination), (false, End::Source)] {

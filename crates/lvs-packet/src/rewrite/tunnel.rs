@@ -42,7 +42,7 @@ pub mod gre {
     pub const FLAGS: Field = 0..2;
     /// EtherType of the inner packet.
     pub const PROTOCOL: Field = 2..4;
-    /// Checksum, if the flags announce one.
+    /// Checksum, if the flags indicate one.
     pub const CHECKSUM: Field = 4..6;
 }
 
@@ -65,7 +65,7 @@ pub struct Outer {
     pub source_port: u16,
     /// IPv4: identification, where `df` is clear.
     pub id: u16,
-    /// IPv4: "don't fragment", the inner one if path MTU discovery is on.
+    /// IPv4: "don't fragment"; a copy of the inner packet's flag if path MTU discovery is on.
     pub df: bool,
 }
 
@@ -131,18 +131,18 @@ impl Template {
         self.tunnel
     }
 
-    /// Whether the outer IP header is one of IPv6.
+    /// Whether the outer IP header is an IPv6 header.
     pub const fn is_v6(&self) -> bool {
         self.v6
     }
 
-    /// Whether the outer header forbids fragmentation where the inner one does.
+    /// Whether the outer header forbids fragmentation if the inner one does.
     pub const fn keeps_df(&self) -> bool {
         self.df
     }
 }
 
-/// Whether a packet of this protocol may be one that the director has encapsulated.
+/// Whether a packet of this protocol may be a tunnel packet of the director.
 pub const fn is_outer(protocol: Protocol) -> bool {
     matches!(protocol.0, IPV4 | IPV6 | GRE | UDP)
 }
@@ -267,7 +267,7 @@ struct OuterIpv4 {
 }
 
 impl OuterIpv4 {
-    /// Puts it in front, with an identification or with "don't fragment".
+    /// Inserts the header before the packet, with an identification or with "don't fragment".
     fn push(&self, frame: &mut Frame, id: Option<u16>) -> Result<(), FrameDrop> {
         use ipv4::field;
         let len = u16::try_from(frame.len() + ipv4::HEADER_LEN);

@@ -7,7 +7,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// A one's complement sum in the making.
+/// An incomplete one's complement sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sum(u64);
 
@@ -160,8 +160,8 @@ const CRC32C: [u32; 256] = {
     table
 };
 
-/// The checksum of an SCTP packet, as its field stores it (little-endian), with the field itself
-/// taken as zero.
+/// The checksum of an SCTP packet, in the byte order of its field (little-endian); the field itself
+/// counts as zero.
 pub fn sctp(packet: &[u8]) -> [u8; 4] {
     let mut crc = u32::MAX;
     for (at, byte) in packet.iter().enumerate() {

@@ -31,7 +31,7 @@ pub enum ErrorKind {
     ProtocolUnreachable,
     /// 3/3.
     PortUnreachable,
-    /// 3/4 with the MTU that the packet does not fit (RFC 1191).
+    /// Type 3, code 4, with the MTU that the packet exceeds (RFC 1191).
     FragmentationNeeded(u16),
     /// 11/0.
     TtlExceeded,

@@ -34,8 +34,8 @@ fn header(kind: ErrorKind, offending: &[u8]) -> (u8, u8, [u8; 4]) {
     }
 }
 
-/// Writes the error about `offending` (an IPv6 packet) into `frame`, from `src`, with as much of it
-/// as fits the least MTU.
+/// Writes the error about `offending` (an IPv6 packet) into `frame`, from `src`, with as much of
+/// the packet as fits into the minimum MTU.
 pub fn error(frame: &mut Frame, kind: ErrorKind, offending: &[u8], src: Ipv6Addr) -> bool {
     let quoted = &offending[..offending
         .len()
@@ -87,7 +87,7 @@ pub fn finish_checksum(ip: &mut [u8], l4: usize) {
     put16(ip, l4 + icmp::field::CHECKSUM.start, sum);
 }
 
-/// The checksum over the ICMPv6 message at `l4`: 0 if the one that is in it is right.
+/// The checksum over the ICMPv6 message at `l4`: 0 if the checksum in the message is right.
 pub fn sum(ip: &[u8], l4: usize) -> u16 {
     let message = ip.get(l4..).unwrap_or_default();
     let (src, dst) = (IpAddr::V6(ipv6::src(ip)), IpAddr::V6(ipv6::dst(ip)));

@@ -53,7 +53,7 @@ const ROUTING: u8 = 43;
 const AUTHENTICATION: u8 = 51;
 const NO_NEXT: u8 = 59;
 const DESTINATION: u8 = 60;
-/// Headers that may come before the protocol of a datagram, but for that of a fragment.
+/// Headers that may precede the protocol of a datagram, apart from the fragment header.
 pub const EXTENSIONS: [u8; 4] = [HOP_BY_HOP, ROUTING, DESTINATION, AUTHENTICATION];
 /// Extension headers that are walked at most. Each has 8 bytes at least; no sender uses more than a
 /// handful.
@@ -181,7 +181,7 @@ pub struct Chain {
     pub named_at: usize,
     /// The first fragment header, and the place of the byte that announces it.
     pub fragment: Option<(FragmentHeader, usize)>,
-    /// Whether there is a header of AH among them.
+    /// Whether one of the headers is an AH header.
     pub authenticated: bool,
 }
 

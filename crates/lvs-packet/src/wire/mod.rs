@@ -110,7 +110,7 @@ pub fn be32(bytes: &[u8], place: impl Place) -> u32 {
     }
 }
 
-/// Stores a number in network order at `place`; does nothing if it is outside.
+/// Writes a number in network byte order at `place`; does nothing if `place` is outside of `bytes`.
 #[inline]
 pub fn put16(bytes: &mut [u8], place: impl Place, value: u16) {
     let at = place.offset();
@@ -119,7 +119,7 @@ pub fn put16(bytes: &mut [u8], place: impl Place, value: u16) {
     }
 }
 
-/// Stores a number in network order at `place`; does nothing if it is outside.
+/// Writes a number in network byte order at `place`; does nothing if `place` is outside of `bytes`.
 #[inline]
 pub fn put32(bytes: &mut [u8], place: impl Place, value: u32) {
     let at = place.offset();
@@ -128,7 +128,7 @@ pub fn put32(bytes: &mut [u8], place: impl Place, value: u32) {
     }
 }
 
-/// Whether an IP packet is one of IPv6.
+/// Whether an IP packet is an IPv6 packet.
 #[inline]
 pub fn is_ipv6(ip: &[u8]) -> bool {
     ip.first().is_some_and(|b| b >> 4 == 6)

@@ -77,7 +77,8 @@ pub fn reset(frame: &mut Frame, packet: &[u8], l4: usize) -> bool {
     write(frame, src, dst, class & 0xfc, &header)
 }
 
-/// Writes a reset of the director, or its probe for the sequence numbers of one.
+/// Writes a reset of the director, or a probe with which the director finds out the sequence
+/// numbers for a reset.
 pub fn own_reset(frame: &mut Frame, reset: &Reset) -> bool {
     let (src, dst) = (reset.tuple.src, reset.tuple.dst);
     let mut header = TcpHeader::new(src.port(), dst.port(), reset.seq, 0);

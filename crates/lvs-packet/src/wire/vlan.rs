@@ -87,9 +87,9 @@ pub enum Priority {
     Taken,
     /// The frame is of a VLAN, with or without a priority tag around that.
     Vlan,
-    /// One priority tag in another. No sender needs that, and the kernel removes any number of
-    /// them: the shield (`host/shield` of the dataplane), which can read behind one, drops such
-    /// frames.
+    /// A priority tag in another priority tag. No sender needs this, and the kernel removes any
+    /// number of them. The shield (`host/shield` of the dataplane), which can read only one, drops
+    /// such frames.
     Nested,
 }
 

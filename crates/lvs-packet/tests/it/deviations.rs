@@ -91,7 +91,7 @@ const SERVER: &str = "10.1.0.11";
 const SERVER6: &str = "fd00:1::11";
 const CLIENT: &str = "203.0.113.9";
 const CLIENT6: &str = "2001:db8::9";
-/// A host beside the servers.
+/// A host that is not a server, on the servers' network.
 const OTHER: &str = "10.1.0.99";
 const OTHER6: &str = "fd00:1::99";
 
@@ -179,7 +179,7 @@ fn udp(src: (&str, u16), dst: (&str, u16), payload: &[u8]) -> Vec<u8> {
     ip
 }
 
-/// An ICMP error of `kind` and `code` about `about`.
+/// An ICMP error of type `kind` and code `code` about the packet `about`.
 fn error(src: &str, dst: &str, (kind, code): (u8, u8), word: [u8; 4], about: &[u8]) -> Vec<u8> {
     let mut ip = Vec::new();
     let start = header(src, dst);
@@ -334,7 +334,8 @@ fn fragment_in_fragment_is_dropped() {
     assert_eq!(lab.director.shard.len(), 0);
 }
 
-/// The kernel passes it to its host, which reports to the sender where the packet ends.
+/// The kernel passes the packet to the host, which reports to the sender the position at which it
+/// ends.
 #[test]
 fn headers_that_end_too_early_are_dropped_at_a_virtual_address() {
     let mut lab = nat();
@@ -347,8 +348,8 @@ fn headers_that_end_too_early_are_dropped_at_a_virtual_address() {
     assert_eq!(counters.dropped_for(FrameDrop::IpHeaderLength), 1);
 }
 
-/// Without NAT the dataplane intercepts none of it, and does not reassemble fragments only to count
-/// them.
+/// Without NAT the dataplane intercepts none of these errors, and does not reassemble fragments
+/// only to count them.
 #[test]
 fn fragmented_errors_that_are_not_translated_are_not_counted() {
     let direct = ServerConfig::new(1, Forwarding::Route);

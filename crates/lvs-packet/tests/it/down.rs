@@ -1,4 +1,4 @@
-//! A server goes down, and both ends of its connections are reset: frames in, a real director,
+//! A server goes down, and both sides of its connections get a reset: frames in, a real director,
 //! frames out.
 
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ use lvs_packet::pipeline::{Env, Output, Pipeline};
 use lvs_packet::settings::Settings;
 use lvs_packet::wire::{Mac, tcp};
 
-/// One service with one server, and a client that talks to it.
+/// A service with one server, and a client with a connection to it.
 struct Bench {
     decide: Director,
     pipeline: Pipeline,
@@ -232,7 +232,7 @@ impl Bench {
         })
     }
 
-    /// Reads a reset, out of its tunnel if it has one.
+    /// Parses a reset, after removing its tunnel headers.
     fn read(&self, (port, frame): &(PortId, Vec<u8>)) -> Seen {
         let mut ip = &frame[14..];
         let outer = parse::ip(ip, false).expect("a packet");

@@ -58,7 +58,7 @@ impl Ring {
     }
 }
 
-/// A sent frame: its port, its bytes, whether it is still in the slot of its reception.
+/// A sent frame: its port, its bytes, and whether it is still in the slot in which it was received.
 type Sent = Vec<(PortId, Vec<u8>, bool)>;
 
 fn pass(lab: &mut Lab, mut batch: Vec<Frame>, out: &mut Output) -> Sent {
@@ -190,7 +190,7 @@ fn lent_slots_are_returned_and_packets_are_unchanged() {
     }
 }
 
-/// A packet that waits for a neighbour does not keep its slot from the backend.
+/// A packet that waits for a neighbour does not occupy its slot of the backend.
 #[test]
 fn waiting_packet_keeps_no_slot() {
     let mut ring = Ring::new(HEADROOM);

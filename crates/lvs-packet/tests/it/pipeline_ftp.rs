@@ -96,7 +96,7 @@ impl Segment {
         (ip, offload)
     }
 
-    /// Reads a sent packet, whose checksums must be right.
+    /// Parses a sent packet, whose checksums must be right.
     fn read(mut frame: Frame) -> Self {
         finish_checksum(&mut frame).expect("in bounds");
         let ip = frame.bytes();
@@ -218,7 +218,8 @@ impl Talk {
         (!sent.is_empty()).then(|| Segment::read(only(sent, CLIENTS)))
     }
 
-    /// The client sends; the server gets the same bytes, and all numbers are valid for it.
+    /// The client sends a segment; the server must get the same bytes, and all numbers must be
+    /// valid for it.
     fn client_says(&mut self, flags: u8, payload: &[u8]) {
         let segment = self.request(flags, payload);
         let got = self.send_request(&segment).expect("it passes");
@@ -556,7 +557,7 @@ proptest! {
         }
     }
 
-    /// Options that are cut short, odd or wrong about their length.
+    /// TCP options that are truncated, unusual, or have a wrong length.
     #[test]
     fn ftp_segment_with_any_options_does_not_panic(options in proptest::collection::vec(prop_oneof![Just(5u8), Just(1), Just(10), Just(0), any::<u8>()], 0..40)) {
         let mut talk = Talk::four(Card::Finished);

@@ -129,7 +129,7 @@ impl Bed {
         sent
     }
 
-    /// The only packet that results from another one, without its link header.
+    /// The only packet that is sent because of another packet, without its link header.
     fn through(&mut self, port: PortId, ip: &[u8], offload: Offload) -> (PortId, Frame) {
         let mut sent = self.send(port, ip, offload);
         assert_eq!(sent.len(), 1, "one packet leaves");

@@ -92,7 +92,7 @@ fn segment6(src: (Ipv6Addr, u16), dst: (Ipv6Addr, u16)) -> Vec<u8> {
     ip
 }
 
-/// The ICMP error in a frame, its checksum right: from whom, to whom, type, code, and the packet
+/// The ICMP error in a frame with a right checksum: source, destination, type, code, and the packet
 /// that it is about.
 fn error(frame: &[u8]) -> (IpAddr, IpAddr, u8, u8, Vec<u8>) {
     let ip = &frame[14..];

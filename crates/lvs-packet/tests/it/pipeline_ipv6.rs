@@ -1,6 +1,6 @@
-//! IPv6 in, verdict by hand, frame out. What the kernel does is in the recordings; here is what it
-//! does not show: addresses that the dataplane owns, aggregates, tunnels of one version in the
-//! other, and input that makes no sense.
+//! IPv6 frames in, given verdicts, frames out. The recordings show the kernel's behaviour; these
+//! tests cover other cases: addresses that the dataplane owns, super-packets, tunnels with
+//! different IP versions inside and outside, and invalid input.
 
 use std::net::{IpAddr, Ipv6Addr};
 

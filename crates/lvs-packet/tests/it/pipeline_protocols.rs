@@ -135,7 +135,7 @@ fn lab(
 /// afterwards.
 type Word = (bool, &'static [(u8, u16)], &'static str);
 
-/// All messages between two hosts.
+/// All messages between two hosts, from the first to the last.
 const LIFE: &[Word] = &[
     (true, &[(INIT, 16)], "INIT1"),
     (false, &[(INIT_ACK, 240)], "C-SENT"),
@@ -212,8 +212,8 @@ fn sctp_association_is_aborted() {
     assert_eq!(lab.states(), ["CLOSED"]);
 }
 
-/// A new port gets a new checksum, even if the old one was wrong: the kernel computes it without a
-/// check of the old one.
+/// A packet with a new port gets a new checksum, even if the old checksum was wrong: the kernel
+/// computes it without verifying the old one.
 #[test]
 fn sctp_port_change_recomputes_wrong_checksum() {
     let mut lab = lab(Protocol::SCTP, VIP, SERVER, Forwarding::Nat, Tunnel::Ipip);

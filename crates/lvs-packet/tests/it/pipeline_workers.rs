@@ -1,4 +1,4 @@
-//! Two workers of one director: counters of the director include both, and limits apply to both
+//! Two workers of one director: the director's counters include both, and limits apply to both
 //! together.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -26,7 +26,7 @@ const SERVER: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 11);
 const CLIENT: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 7);
 const WORKERS: NonZeroUsize = NonZeroUsize::new(2).expect("not zero");
 
-/// One worker's half of a director.
+/// A worker, with its part of a director.
 struct Worker {
     shard: Shard,
     pipeline: Pipeline,

@@ -17,7 +17,8 @@ use super::json;
 /// The shape of all lines of a program.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Form {
-    /// Standard error is the journal: priorities in front, and no time, because it has its own.
+    /// Standard error is the journal: lines begin with a priority, and have no time, because the
+    /// journal adds one.
     pub(super) journal: bool,
     /// The journal receives fields of events in addition to the text.
     pub(super) fields: bool,
@@ -25,12 +26,12 @@ pub(super) struct Form {
     pub(super) ansi: bool,
     /// Mark of this program's lines in a shared standard error.
     pub(super) mark: Option<&'static str>,
-    /// Each line is a JSON object that names this program.
+    /// Each line is a JSON object that contains the name of this program.
     pub(super) json: Option<&'static str>,
 }
 
 impl Form {
-    /// Formats `text`, one or more lines, for output.
+    /// Formats `text`, which has one or more lines, for output.
     pub(super) fn lines(&self, level: Level, text: &str, out: &mut Vec<u8>) {
         for line in text.split('\n') {
             if self.journal {

@@ -51,7 +51,7 @@ impl Journal {
         })
     }
 
-    /// Sends a record; false if it was not taken.
+    /// Sends a record; false if the journal did not accept it.
     pub(super) fn send(&self, level: Level, line: &str) -> bool {
         let (fields, text) = parts(line);
         let mut record = Vec::with_capacity(line.len() + 128);

@@ -33,7 +33,7 @@ use self::queue::Queue;
 /// Longest wait for the last log lines at the end of a program.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 
-/// The log of this process, once there is one.
+/// The log of this process, once it is set up.
 static LOG: OnceLock<Log> = OnceLock::new();
 
 #[derive(Debug)]
@@ -148,7 +148,7 @@ fn plain(out: &mut fmt_format::Writer<'_>, field: &Field, value: &dyn fmt::Debug
     }
 }
 
-/// The format of this process's log, once there is one.
+/// The format of this process's log, once the log is set up.
 pub fn format() -> Option<Format> {
     LOG.get().map(|log| match log.form.json {
         Some(_) => Format::Json,
@@ -198,7 +198,7 @@ fn panicked(info: &std::panic::PanicHookInfo<'_>) {
 /// The queue as a writer of `tracing`.
 struct Lines(Arc<Queue>);
 
-/// One event.
+/// A log event.
 struct Line<'a> {
     queue: &'a Queue,
     level: Level,
@@ -223,7 +223,7 @@ impl<'a> MakeWriter<'a> for Lines {
 }
 
 impl Write for Line<'_> {
-    /// Queues a whole event, which `tracing` writes in one call.
+    /// Queues a complete event, which `tracing` writes in one call.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.queue.push(self.level, &String::from_utf8_lossy(bytes));
         Ok(bytes.len())

@@ -32,7 +32,7 @@ enum Message {
         /// Lines that were lost before it.
         lost: u64,
     },
-    /// Requests a notification when everything before it is written.
+    /// Requests a notification when all earlier messages are written.
     Flush(SyncSender<()>),
 }
 
@@ -51,7 +51,8 @@ struct Shared {
 }
 
 impl Queue {
-    /// Starts the thread that sends to the journal, and writes to `out` what that does not take.
+    /// Starts the thread that sends to the journal, and writes to `out` the records that the
+    /// journal does not accept.
     pub(super) fn start(
         out: impl Write + Send + 'static,
         form: Form,
@@ -188,7 +189,7 @@ impl<W: Write> Writer<W> {
         }
     }
 
-    /// Whether all of it was taken.
+    /// Whether the text was written completely.
     fn write(&mut self, level: Level, text: &str) -> bool {
         let sent = self.journal.as_ref();
         if sent.is_some_and(|journal| journal.send(level, text)) {

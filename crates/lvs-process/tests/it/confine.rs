@@ -1,4 +1,4 @@
-//! A dataplane does not regain the rights that it has dropped.
+//! Tests that a dataplane cannot regain the privileges that it has dropped.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;

@@ -1,4 +1,4 @@
-//! The rights that `lvsd` drops, and those that the programs of its checks keep.
+//! Tests of the privileges that `lvsd` drops, and of those that the programs of its checks keep.
 
 use std::process::Command;
 

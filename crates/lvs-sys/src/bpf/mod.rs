@@ -27,7 +27,7 @@ use crate::attached::{call, descriptor};
 pub struct Instruction {
     /// The operation.
     pub code: u8,
-    /// Destination in the lower half, source in the upper one.
+    /// Destination register in the lower half, source register in the upper half.
     pub registers: u8,
     /// Offset of a jump or of memory.
     pub offset: i16,

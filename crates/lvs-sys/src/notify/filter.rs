@@ -23,12 +23,12 @@ const ARCH: u32 = 4;
 /// Numbers of options (`IP_VS_SO_*`) of the old interface, level `IPPROTO_IP`.
 pub const IPVS_OPTIONS: Range<u32> = 1152..1168;
 
-/// Descriptor numbers at which a program gets its sockets of generic netlink.
+/// Ranges of descriptor numbers at which a program gets its generic netlink sockets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Places {
-    /// Numbers at which sending is noticed.
+    /// Numbers at which calls that send are reported.
     pub plain: Range<u32>,
-    /// Numbers, after those of `plain`, at which receiving is also reported.
+    /// Numbers, after those of `plain`, at which calls that receive are also reported.
     pub strict: Range<u32>,
 }
 
@@ -72,7 +72,7 @@ fn in_range(index: u32, range: Range<u32>) -> [Op; 5] {
     ]
 }
 
-/// Passes over one instruction, [`ALLOW`], if argument `index` equals `value`.
+/// Skips the next instruction, [`ALLOW`], unless argument `index` equals `value`.
 fn equals(index: u32, value: u32) -> [Op; 3] {
     [
         op(LOAD, 0, 0, argument(index)),

@@ -17,7 +17,8 @@ pub use detach::{Side, detach};
 pub use filter::{IPVS_OPTIONS, Places};
 pub use namespace::{NamespaceId, cookie_of_socket, of_socket, owners};
 
-/// The listening end of a filter: the calls of all processes under it arrive here.
+/// The supervisor's descriptor of a filter: it receives the calls of all processes with this
+/// filter.
 #[derive(Debug)]
 pub struct Listener(OwnedFd);
 
@@ -26,8 +27,8 @@ pub struct Listener(OwnedFd);
 pub struct Call {
     /// The number of this notification.
     pub id: u64,
-    /// The calling thread, as this process numbers it; 0 if it is in a PID namespace that this
-    /// process does not see.
+    /// The calling thread's id in this process's PID namespace; 0 if this namespace does not
+    /// contain the thread.
     pub thread: u32,
     /// The system call.
     pub kind: Kind,
@@ -68,13 +69,13 @@ impl Kind {
 /// Result of a noticed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// The kernel makes the call itself.
+    /// The kernel executes the call.
     Continue,
     /// The call returns this value.
     Value(i64),
     /// The call fails with this error number.
     Errno(i32),
-    /// The caller has its answer already, or has ended.
+    /// The caller already has the answer, or has exited.
     Sent,
 }
 
@@ -174,8 +175,8 @@ impl Listener {
         }
     }
 
-    /// Whether the caller still waits for the answer to this call. While it does, its thread number
-    /// is not reused.
+    /// Whether the caller still waits for the answer to this call. As long as it does, its thread
+    /// id is not reused.
     pub fn is_valid(&self, id: u64) -> bool {
         // SAFETY: the pointer is to an integer of the type that this request reads.
         0 == unsafe {
@@ -217,8 +218,8 @@ impl Listener {
         Ok(())
     }
 
-    /// Runs the supervisor on the processor of the caller, and the caller on that of the supervisor:
-    /// they never run at the same time. Before Linux 6.6 this does nothing.
+    /// Makes the kernel run the supervisor on the processor of the caller and the caller on that of
+    /// the supervisor: they never run at the same time. Before Linux 6.6 this has no effect.
     pub fn wake_on_this_processor(&self) {
         /// `SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP` (linux/seccomp.h).
         const SYNC_WAKE_UP: libc::c_ulong = 1;

@@ -339,7 +339,7 @@ impl Bed {
 ///
 /// # Errors
 ///
-/// When the port is taken.
+/// When the port is in use.
 pub fn echo(port: u16) -> Result<()> {
     let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, port))?;
     let mut buffer = [0; 65_536];

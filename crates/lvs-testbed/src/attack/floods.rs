@@ -8,7 +8,7 @@ use super::{Target, Volley};
 /// Kind of a flood: the common and the varying parts of its packets.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Flood {
-    /// SYNs of one source port to every port of an address.
+    /// SYNs from one source port to every port of an address.
     AllPorts,
     /// SYNs from sources that do not exist.
     Syn,
@@ -16,7 +16,7 @@ pub(super) enum Flood {
     Pairs,
     /// Datagrams from sources that do not exist.
     Udp,
-    /// Datagrams of one source that are answered with an error each: to a port without a service.
+    /// Datagrams of one source to a port without a service, each of which causes an ICMP error.
     Errors,
 }
 

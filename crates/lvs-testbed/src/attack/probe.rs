@@ -77,7 +77,7 @@ impl Delays {
 ///
 /// # Errors
 ///
-/// When there is no way to the service.
+/// When the service cannot be reached.
 pub fn probe(options: &ProbeOptions) -> Result<()> {
     println!("{}", serde_json::to_string(&measure(options)?)?);
     Ok(())

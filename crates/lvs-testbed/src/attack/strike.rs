@@ -65,7 +65,7 @@ impl Target {
 
 /// Frame after frame of an attack.
 pub(super) trait Volley {
-    /// The next one.
+    /// The next frame.
     fn next(&mut self) -> Frame;
 }
 

@@ -1,7 +1,7 @@
 //! Three directors that are all active behind a router with BIRD, under load, while one of them is
-//! taken out of service, dies, or is disconnected from its peers.
+//! put into maintenance, dies, or is disconnected from its peers.
 //!
-//! Their files are those of `examples/many-directors`, at the places that these name.
+//! Their files are those of `examples/many-directors`, at the paths that these files name.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -83,7 +83,7 @@ pub struct Lab {
     monitor: Option<Proc>,
     options: ClusterOptions,
     said: Vec<String>,
-    /// Downloads so far, each of which has had a local port.
+    /// Number of downloads so far, each of which has used a local port.
     ports: u16,
 }
 
@@ -95,10 +95,10 @@ pub fn play(scenario: Scenario, options: &ClusterOptions) -> Result<Outcome> {
     Lab::new(scenario, options, RATE)?.play(scenario)
 }
 
-/// Plays scenarios in one laboratory, one after the other, with downloads of ten seconds each.
+/// Runs scenarios in one laboratory, one after the other, with downloads of ten seconds each.
 ///
 /// # Errors
-/// The laboratory cannot be set up, or a director does not do what it should.
+/// The laboratory cannot be set up, or a director does not behave as expected.
 pub fn play_in_turn(scenarios: &[Scenario], options: &ClusterOptions) -> Result<Vec<Outcome>> {
     let first = scenarios.first().context("no scenario is named")?;
     let mut lab = Lab::new(*first, options, 100_000)?;
@@ -425,8 +425,8 @@ impl Lab {
         }
     }
 
-    /// Takes a server out of service on every director: its connections are those that the
-    /// scheduler would choose otherwise.
+    /// Takes a server out of service on every director: the scheduler would otherwise choose it for
+    /// the downloads.
     fn drain(&self) -> Result<()> {
         let (server, service) = self.drained();
         for director in &self.directors {
@@ -440,7 +440,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Maintenance of a director, until it is withdrawn, and its end.
+    /// Puts a director into maintenance, waits until its route is withdrawn, and ends the
+    /// maintenance.
     fn there_and_back(&mut self, number: usize) -> Result<u64> {
         self.show_progress(&format!("director {number}: maintenance on"));
         let taken = self.timed(number, |director| {

@@ -1,10 +1,10 @@
-//! `lvs-testbed cluster`: directors under load, while one of them dies, comes back, is taken out of
-//! service or is disconnected from its peers. Two with keepalived are in [`pair`], three behind a
-//! router with BIRD in [`many`].
+//! `lvs-testbed cluster`: directors under load, while one of them dies, restarts, is put into
+//! maintenance or is disconnected from its peers. Two with keepalived are in [`pair`], three behind
+//! a router with BIRD in [`many`].
 //!
-//! Their files are those of `examples`, at the places that these name. What is measured is what a
-//! client sees: downloads that come [evenly](crate::paced), each byte compared, and the longest
-//! pause of each.
+//! Their files are those of `examples`, at the paths that these files name. The measured values are
+//! those of a client: downloads at a [constant rate](crate::paced), of which each byte is compared,
+//! and the longest pause of each.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -60,7 +60,7 @@ pub struct ClusterOptions {
     /// Forwarding method: nat, dr or tun
     #[arg(long, default_value = "nat")]
     pub forward: String,
-    /// Downloads under way
+    /// Number of simultaneous downloads
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=20_000))]
     pub downloads: u64,
     /// Downloads by IPv6 (nat and dr)
@@ -70,7 +70,7 @@ pub struct ClusterOptions {
     /// and planned, as a proxy of TCP)
     #[arg(long, default_value = "lvs")]
     pub director: Balancer,
-    /// Show downloads that are under way, done and broken meanwhile
+    /// Show the numbers of running, complete and failed downloads during the run
     #[arg(long)]
     pub live: bool,
     /// The scenario; all of them if none is named
@@ -124,7 +124,7 @@ impl ClusterOptions {
     }
 }
 
-/// Balancer between clients and servers.
+/// The balancer between clients and servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Balancer {
     /// `lvsd` and its dataplane.
@@ -174,14 +174,14 @@ pub struct Outcome {
     /// milliseconds, from the last echo reply to the next one, of a hundred a second.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub outages_ms: Vec<u64>,
-    /// Three directors: how long it took until the router no longer used the one that was taken out
-    /// of service or had died, in milliseconds.
+    /// Three directors: milliseconds until the router no longer used the director that was in
+    /// maintenance or had died.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub withdrawn_ms: Vec<u64>,
     /// Faults that `lvsadm sync` and `lvsd status` reported during the scenario.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub said: Vec<String>,
-    /// The first things that went wrong.
+    /// The first errors.
     pub errors: Vec<String>,
 }
 
@@ -305,7 +305,7 @@ fn put(host: &Host, path: &str, text: &str) -> Result<()> {
     crate::netns::run_with_input(&mut words, text).map(drop)
 }
 
-/// The key that directors share.
+/// Writes the key that all directors use.
 fn put_key(host: &Host) -> Result<()> {
     put(host, "/etc/lvs/sync.key", KEY)?;
     host.sh("chmod 600 /etc/lvs/sync.key").map(drop)
@@ -435,7 +435,7 @@ fn lost_of_sync(director: &Host) -> u64 {
         .sum()
 }
 
-/// Ends the loss of synchronisation packets.
+/// Stops the loss of synchronisation packets.
 fn end_loss(director: &Host) -> Result<()> {
     director.sh("nft delete table inet loss").map(drop)
 }

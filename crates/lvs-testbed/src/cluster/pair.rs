@@ -1,8 +1,8 @@
-//! Two directors with keepalived, under load, while one of them dies, comes back or is taken out of
-//! service, or the two are disconnected from each other.
+//! Two directors with keepalived, under load, while one of them dies, restarts or is put into
+//! maintenance, or the two are disconnected from each other.
 //!
-//! With NAT, their file is `examples/two-directors.toml`, at the place that it is for. For
-//! comparison, HAProxy may stand in the place of the director.
+//! With NAT, their file is `examples/two-directors.toml`. For comparison, HAProxy can replace the
+//! directors.
 
 mod files;
 
@@ -47,7 +47,7 @@ impl Scenario {
     }
 }
 
-/// One of the directors, with its programs.
+/// A director, with its programs.
 #[derive(Debug)]
 struct Director {
     host: Host,
@@ -242,7 +242,7 @@ impl Lab {
         )
     }
 
-    /// One network for clients, directors and servers, with IPv6 as well where servers have it.
+    /// One network for clients, directors and servers, also with IPv6 if the servers have it.
     fn one_arm(&self, peer: &str) -> Result<String> {
         let forward = self.site.options.forward;
         let mut text = format!(
@@ -264,7 +264,7 @@ impl Lab {
         Ok(text)
     }
 
-    /// The IPv6 part of the file: the same service and servers by IPv6.
+    /// The IPv6 part of the file: the same service and servers, with IPv6 addresses.
     fn by_ipv6(&self) -> Result<String> {
         let mut text = format!(
             "\n[[service]]\nname = \"web6\"\naddress = \"[{}]:80\"\nscheduler = \"rr\"\nforward = \"{}\"\n",
@@ -289,7 +289,7 @@ impl Lab {
         said.map(drop).with_context(|| self.logs())
     }
 
-    /// A proxy for the same servers, and VRRP with the same numbers.
+    /// Configures HAProxy for the same servers, and keepalived with the same VRRP settings.
     fn configure_haproxy(&self, index: usize) -> Result<()> {
         let director = &self.directors[index];
         let (files, vip) = (director.files.display(), self.site.vip);
@@ -517,7 +517,8 @@ impl Lab {
         [&self.directors[0].host, &self.directors[1].host]
     }
 
-    /// Maintenance of the active director, its end, and maintenance of the other one.
+    /// Puts the active director into maintenance, ends this, and puts the other director into
+    /// maintenance.
     fn there_and_back(&mut self) -> Result<Vec<u64>> {
         let there = self.outage(|lab| lab.maintenance(0, "on"), 1)?;
         self.maintenance(0, "off")?;

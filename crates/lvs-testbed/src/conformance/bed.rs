@@ -144,7 +144,7 @@ thread_local! {
     static IDLE: RefCell<HashMap<usize, Programs>> = RefCell::default();
 }
 
-/// Director, packet path, host and clock of one case.
+/// Director, packet path, simulated host and clock of one case.
 #[derive(Debug)]
 pub(super) struct Bed {
     pub(super) director: Director,
@@ -225,7 +225,7 @@ impl Bed {
         })
     }
 
-    /// The programs of the last case with a table of this size, or new ones.
+    /// The BPF programs of the previous case with a table of this size, or new ones.
     fn programs(options: &Options) -> Replayed<Programs> {
         let idle = IDLE.with_borrow_mut(|idle| idle.remove(&options.max_connections));
         if let Some(idle) = idle {
@@ -293,7 +293,7 @@ impl Bed {
         Ok(self.control().set_timeouts(tcp, fin, udp)?)
     }
 
-    /// Adds a service with its servers, in their order; its address becomes one of the host's.
+    /// Adds a service with its servers, in their order; adds the service's address to the host.
     pub(super) fn add_service(
         &mut self,
         value: &Value,
@@ -325,7 +325,7 @@ impl Bed {
         Ok(())
     }
 
-    /// A server whose link-layer address is derived from its address, on its link.
+    /// Adds a server to its link, with a link-layer address that is derived from its IP address.
     pub(super) fn make_neighbour(&mut self, addr: IpAddr) {
         for port in [CLIENTS, SERVERS] {
             let (_, net) = self.change();
@@ -379,7 +379,7 @@ impl Bed {
         self.net.vips = self.intercept.vips();
     }
 
-    /// Advances the clock, from one event to the next.
+    /// Advances the clock step by step to each event.
     pub(super) fn wait(&mut self, duration: Duration) {
         let end = self.now + duration;
         loop {

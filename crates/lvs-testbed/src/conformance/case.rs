@@ -194,7 +194,7 @@ fn flags(names: &[Value]) -> anyhow::Result<ServiceFlags> {
     Ok(flags)
 }
 
-/// Changes `config` according to an object; fields that it does not contain stay.
+/// Changes `config` according to an object; fields that the object does not contain are unchanged.
 pub(super) fn configure(
     config: &mut ServiceConfig,
     family: Family,
@@ -222,7 +222,7 @@ pub(super) fn configure(
     Ok(())
 }
 
-/// Changes `config` according to an object; fields that it does not contain stay.
+/// Changes `config` according to an object; fields that the object does not contain are unchanged.
 pub(super) fn configure_server(config: &mut ServerConfig, value: &Value) -> anyhow::Result<()> {
     if let Some(weight) = value.maybe_number("weight") {
         config.weight = i32::try_from(weight)?;

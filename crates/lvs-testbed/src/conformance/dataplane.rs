@@ -50,7 +50,7 @@ impl MemoryDataplane {
         Ok(server.serve(self.clone())?)
     }
 
-    /// Does what a client of the control socket could ask for. Items of a list are not kept.
+    /// Makes a call like a client of the control socket. The items of a list are discarded.
     ///
     /// # Errors
     /// The refusal that the client would get; then nothing has changed.

@@ -104,7 +104,7 @@ pub(super) fn udp(src: SocketAddr, dst: SocketAddr, payload: &[u8]) -> Vec<u8> {
     ip(src.ip(), dst.ip(), Protocol::UDP.0, &l4)
 }
 
-/// An SCTP packet with the chunks that are named, `+` between them.
+/// An SCTP packet with the named chunks, separated by `+`.
 pub(super) fn sctp(src: SocketAddr, dst: SocketAddr, chunks: &str) -> anyhow::Result<Vec<u8>> {
     let mut l4 = ports(src, dst).to_vec();
     l4.extend([0, 0, 0, 1, 0, 0, 0, 0]);

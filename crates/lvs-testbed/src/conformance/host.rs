@@ -18,7 +18,7 @@ use lvs_packet::wire::{be16, decrement_ttl, ip_options, ipv4, ipv6, is_ipv6, put
 /// Result of a packet at the host.
 #[derive(Debug, Default)]
 pub(super) struct Done {
-    /// Packets that the host itself sends.
+    /// Packets that the simulated host sends.
     pub(super) sent: Vec<Vec<u8>>,
     /// Forwarded packets of other hosts.
     pub(super) forwarded: Vec<Vec<u8>>,
@@ -33,11 +33,11 @@ impl Done {
     }
 }
 
-/// The host's own stack. It has no sockets.
+/// A simulation of the host's network stack, without sockets.
 #[derive(Debug, Default)]
 pub(super) struct Host {
     reassembler: Reassembler,
-    /// Whether it has SCTP, whose answers are not recorded.
+    /// Whether the host supports SCTP, whose answers are not recorded.
     pub(super) sctp: bool,
     /// Path MTUs to servers that routers have reported, if they are smaller than an ICMP error may
     /// be.

@@ -1,4 +1,4 @@
-//! Replay of a case: its observations, and its differences.
+//! The replay of a case: its observations and mismatches.
 
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

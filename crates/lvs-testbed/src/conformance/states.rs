@@ -21,7 +21,7 @@ struct Replay<'a> {
     virt: SocketAddr,
     protocol: Protocol,
     client: SocketAddr,
-    /// The server that holds the connection, or held it last.
+    /// The server of the connection, or of the last connection.
     server: SocketAddr,
     case: &'a Value,
 }

@@ -417,8 +417,8 @@ fn compare_random_counts(
     Ok(())
 }
 
-/// Two draws from one distribution: chi-square of their difference, refused where chance is one in
-/// a million.
+/// Compares two samples: the chi-square test of their difference fails if two samples of one
+/// distribution differ as much only once in a million.
 fn check_shares(pairs: &[(i64, i64)], log: &mut Log) {
     let tenths: i64 = pairs
         .iter()
@@ -556,8 +556,9 @@ pub(super) fn listed_seconds(left: Duration) -> i64 {
     i64::try_from(millis / 1000).unwrap_or(i64::MAX)
 }
 
-/// By how many seconds a listed time is later than another. One just before its end and one just
-/// after it are neighbours. An entry without a timer is listed as one moment before it began.
+/// Number of seconds by which a listed time is later than another. A time just before the end of
+/// the period and one just after it are neighbours. The time of an entry without a timer is the one
+/// before its start.
 pub(super) const fn later(recorded: i64, ours: i64) -> i64 {
     let by = recorded - ours;
     if by > LISTED_MAX / 2 {

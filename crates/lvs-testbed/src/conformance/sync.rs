@@ -41,7 +41,7 @@ fn master(value: &Value) -> anyhow::Result<Master> {
     ))
 }
 
-/// Replays one datagram or a sequence of them into a backup.
+/// Replays one datagram, or a sequence of datagrams, into a backup.
 pub(super) fn replay_backup(case: &Value, log: &mut Log) -> Replayed<()> {
     let mut bed = Bed::new(4096, log)?;
     bed.set_up(case)?;

@@ -48,7 +48,7 @@ pub(super) struct Emitted {
     pub(super) frame: Vec<u8>,
 }
 
-/// The director of one case.
+/// A director of the kernel for one case.
 pub(super) struct Kernel {
     taps: [TunDevice; 2],
 }

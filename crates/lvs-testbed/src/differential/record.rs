@@ -15,11 +15,11 @@ const IP: usize = 14;
 const IPIP: Protocol = Protocol(4);
 const GRE: Protocol = Protocol(47);
 
-/// Observations of one run of a case.
+/// The observations of one run of a case.
 struct Run {
     /// The sent frames of each step.
     out: Vec<Vec<Emitted>>,
-    /// Connections and counters at the end.
+    /// Listings of the connections and of the counters at the end.
     end: [Value; 2],
 }
 
@@ -82,7 +82,7 @@ fn is_directors(addr: IpAddr) -> bool {
 }
 
 /// The fields of `frame` that may vary, and whether each always does. `identification` is that of
-/// the packet that made the kernel send it: another one is the kernel's own.
+/// the packet that caused the frame; if the frame has another one, the kernel has chosen it.
 fn fields(frame: &[u8], tunnels: &[u16], identification: Option<u16>) -> Vec<(Field, bool)> {
     let ip = frame.get(IP..).unwrap_or_default();
     let mut fields = Vec::new();
@@ -277,7 +277,7 @@ fn ends(conns: &Value) -> Vec<String> {
     ends
 }
 
-/// Whether the host has SCTP itself.
+/// Whether the host supports SCTP.
 fn has_sctp() -> bool {
     std::path::Path::new("/proc/sys/net/sctp").exists()
 }

@@ -100,8 +100,8 @@ fn operation(entropy: &mut Entropy<'_>) -> Op {
     }
 }
 
-/// Reads and applies a peer's message. Whatever it contains, one of the two directors owns each
-/// connection, and removed connections are in no digest.
+/// Parses and applies a peer's message. Whatever the message contains, each connection is owned by
+/// exactly one of the two directors, and digests contain no removed connections.
 pub fn peer_decode(bytes: &[u8]) {
     const PEER: usize = 7;
     let (&choice, rest) = bytes.split_first().unwrap_or((&0, &[]));

@@ -1,6 +1,6 @@
-//! A naive model of the director: plain vectors, searched from end to end, nothing kept that could
-//! be computed. It is compared with the director after every operation; property tests and the fuzz
-//! target `operations` both drive it.
+//! A naive model of the director: plain vectors that are searched completely, without cached
+//! values. It is compared with the director after every operation; property tests and the fuzz
+//! target `operations` both use it.
 
 use std::net::SocketAddr;
 
@@ -74,7 +74,7 @@ struct Record {
     overloaded: bool,
     available: bool,
     nat: bool,
-    /// In the trash: the time since which nothing refers to it, if known.
+    /// Set for a removed server: the time since which its record has no references, if known.
     trashed: Option<Option<u64>>,
     gone: bool,
 }
@@ -487,7 +487,7 @@ impl Model {
     }
 }
 
-/// An operation on both directors.
+/// An operation that is applied to both directors.
 #[derive(Clone, Debug)]
 pub enum Op {
     /// A segment of a client, with these flags.

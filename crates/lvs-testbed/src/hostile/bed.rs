@@ -50,7 +50,7 @@ fn options(entropy: &mut Entropy<'_>) -> Options {
 pub struct Summary {
     /// Counters of the frames' fates.
     pub counters: Counters,
-    /// Sent packets with a transport checksum that the judge has found right.
+    /// Sent packets whose transport checksum was verified as right.
     pub right: u64,
     /// Packets that arrived with a right checksum.
     pub came_right: u64,
@@ -133,11 +133,11 @@ fn table(scene: &Scene, entropy: &mut Entropy<'_>) -> Table {
 struct Came {
     protocol: Option<u8>,
     health: Health,
-    /// Its quoted packet may come back with a wrong header: it is an ICMP error about such a packet
-    /// of IPv4, or about a tunnel packet, whose content is forwarded unchanged.
+    /// The packet quotes another one whose header may be wrong in the answer: it is an ICMP error
+    /// about such an IPv4 packet, or about a tunnel packet, whose content is forwarded unchanged.
     about_wrong: bool,
-    /// It is a first fragment of IPv6 that ends before the header of its protocol does: these bytes
-    /// are not reassembled, and leave unchanged or not at all.
+    /// It is a first fragment of IPv6 that ends before its transport header: these bytes are not
+    /// reassembled, and are sent unchanged or not at all.
     tiny: Option<Vec<u8>>,
 }
 
@@ -170,7 +170,7 @@ fn tiny(ip: &[u8], parts: &Parts) -> Option<Vec<u8>> {
     (offset == 0 && ip.len() - parts.l4 < enough).then(|| ip.to_vec())
 }
 
-/// The dataplane in memory. Every method panics if an invariant does not hold.
+/// A dataplane in memory. Every method panics if an invariant does not hold.
 #[derive(Debug)]
 pub struct Bed {
     scene: Scene,
@@ -195,10 +195,10 @@ pub struct Bed {
 }
 
 impl Bed {
-    /// A director for `scene`; what the scene leaves open comes from `entropy`.
+    /// A director for `scene`; `entropy` decides what the scene leaves open.
     ///
     /// # Panics
-    /// If the director does not take the scene's services and servers.
+    /// If the director refuses the scene's services and servers.
     pub fn new(scene: &Scene, entropy: &mut Entropy<'_>) -> Self {
         Self::with(scene, entropy, None)
     }
@@ -289,10 +289,10 @@ impl Bed {
         self.pipeline.counters.received
     }
 
-    /// Carries out a step.
+    /// Executes a step.
     ///
     /// # Panics
-    /// If something that must hold does not.
+    /// If an invariant does not hold.
     pub fn act(&mut self, act: Act) {
         let change = !matches!(act, Act::Send(_) | Act::Train { .. } | Act::Loop);
         if change && let Some(programs) = &self.programs {
@@ -304,7 +304,7 @@ impl Bed {
         }
     }
 
-    /// As [`act`](Self::act); gives what has left because of it.
+    /// As [`act`](Self::act); returns the frames that were sent because of it.
     ///
     /// # Panics
     /// As [`act`](Self::act).
@@ -379,10 +379,10 @@ impl Bed {
         self.bounds();
     }
 
-    /// Lets everything end, and returns the summary.
+    /// Runs all timers to their end, and returns the summary.
     ///
     /// # Panics
-    /// If something is left.
+    /// If connections or other state remain.
     pub fn finish(mut self) -> Summary {
         // Persistence lasts 60 s, an established connection a quarter of an hour, removed servers
         // two minutes more.
@@ -718,7 +718,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Checks one sent packet.
+    /// Checks a sent packet.
     fn check(
         &mut self,
         came: &Came,

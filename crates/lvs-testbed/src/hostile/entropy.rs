@@ -14,7 +14,7 @@ enum Source<'a> {
 }
 
 impl<'a> Entropy<'a> {
-    /// The choices of `seed`; every run makes the same ones.
+    /// Random choices from `seed`; the same in every run.
     pub const fn seeded(seed: u64) -> Self {
         Self {
             source: Source::Seed(seed),
@@ -94,10 +94,10 @@ impl<'a> Entropy<'a> {
         self.below(times) == times - 1
     }
 
-    /// One of `items`.
+    /// Chooses one of `items`.
     ///
     /// # Panics
-    /// If there are none.
+    /// If `items` is empty.
     pub fn pick<T: Copy>(&mut self, items: &[T]) -> T {
         items[self.below(items.len())]
     }

@@ -1,4 +1,4 @@
-//! From choices to frames: honest, damaged and malicious ones.
+//! Generates frames from random choices: honest, damaged and malicious ones.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -17,14 +17,14 @@ pub enum Side {
     Clients,
     /// The servers' link.
     Servers,
-    /// The host itself: a bare packet.
+    /// The host itself, which sends a packet without an Ethernet header.
     Host,
 }
 
 /// The next step.
 #[derive(Clone, Debug)]
 pub enum Act {
-    /// Frames arrive, one after the other.
+    /// These frames arrive, one after the other.
     Send(Vec<Shot>),
     /// The fragments of one honest datagram arrive, in any order.
     Train {
@@ -39,15 +39,15 @@ pub enum Act {
     Wait(Duration),
     /// Requested neighbours answer, or do not.
     Neighbours(bool),
-    /// A server gets this weight.
+    /// Sets the weight of a server.
     Weight(usize, i32),
-    /// A server is removed; if one is missing, it is added again instead.
+    /// Removes a server; if a server is missing, adds it again instead.
     Toggle(usize),
     /// A setting of the director changes.
     Sysctl(&'static str, &'static str),
 }
 
-/// One frame.
+/// A frame, and the port on which it arrives.
 #[derive(Clone, Debug)]
 pub struct Shot {
     /// Its source.
@@ -99,7 +99,7 @@ impl<'a> Generator<'a> {
         }
     }
 
-    /// Whether there are no more choices.
+    /// Whether the random choices are used up.
     pub fn is_done(&self) -> bool {
         self.entropy.is_empty()
     }
@@ -931,7 +931,7 @@ impl<'a> Generator<'a> {
         self.raw(&packet::ethernet(mac, PEER, 0x86dd, &ip))
     }
 
-    /// Damages a part outside IP, or nothing.
+    /// Damages a part outside of IP, or nothing.
     fn spoil(&mut self, bytes: &mut Vec<u8>) {
         match self.entropy.below(4) {
             0 => self.flip(bytes),

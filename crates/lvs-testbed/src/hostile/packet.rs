@@ -66,8 +66,8 @@ pub fn relength(ip: &mut [u8]) {
     }
 }
 
-/// Puts `options`, up to 40 bytes, a multiple of 4, into an IPv4 packet without any. One cut short
-/// stays as it is.
+/// Inserts `options`, up to 40 bytes, a multiple of 4, into an IPv4 packet without options. A
+/// truncated packet is unchanged.
 pub fn with_options(ip: &mut Vec<u8>, options: &[u8]) {
     if ip.len() < 20 {
         return;
@@ -77,8 +77,8 @@ pub fn with_options(ip: &mut Vec<u8>, options: &[u8]) {
     relength(ip);
 }
 
-/// Puts an extension header of `kind` with `body` behind the IPv6 header. Its length is made right.
-/// A packet cut short stays as it is.
+/// Inserts an extension header of `kind` with `body` after the IPv6 header, and sets its length. A
+/// truncated packet is unchanged.
 pub fn with_extension(ip: &mut Vec<u8>, kind: u8, body: &[u8]) {
     const AUTHENTICATION: u8 = 51;
     if ip.len() < 40 {
@@ -137,7 +137,7 @@ pub fn tcp(src: SocketAddr, dst: SocketAddr, flags: u8, sequence: u32, payload: 
     segment(src, dst, &header, payload)
 }
 
-/// A TCP segment with this header in its packet.
+/// A packet with a TCP segment with this header.
 pub fn segment(
     src: SocketAddr,
     dst: SocketAddr,
@@ -192,8 +192,8 @@ pub fn icmp(src: IpAddr, dst: IpAddr, kind: u8, code: u8, second: [u8; 4], rest:
     ip(src, dst, protocol.0, TTL, &message)
 }
 
-/// Cuts a packet into fragments whose payloads have these sizes, all multiples of 8; the rest is
-/// the last one.
+/// Cuts a packet into fragments whose payloads have these sizes, all multiples of 8; the last
+/// fragment contains the remaining bytes.
 pub fn fragments(packet: &[u8], sizes: &[usize], id: u16) -> Vec<Vec<u8>> {
     let six = packet[0] >> 4 == 6;
     let header = if six { 40 } else { 20 };
@@ -228,11 +228,11 @@ pub fn fragments(packet: &[u8], sizes: &[usize], id: u16) -> Vec<Vec<u8>> {
     out
 }
 
-/// Puts the fragments of one datagram together, which must be all of it, without overlap, with
-/// equal headers.
+/// Joins the fragments of one datagram, which must be complete, without overlap, and have equal
+/// headers.
 ///
 /// # Errors
-/// The fault of the fragments.
+/// The error in the fragments.
 pub fn join(fragments: &[Vec<u8>]) -> Result<Vec<u8>, String> {
     let mut pieces = Vec::new();
     for ip in fragments {

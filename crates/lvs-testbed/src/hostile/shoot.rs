@@ -16,10 +16,11 @@ pub struct ShootOptions {
     /// The interface that sends them
     #[arg(long)]
     pub interface: String,
-    /// The director's link-layer address there; without it the interface takes bare packets
+    /// The director's link-layer address on that interface; without it, packets are sent without an
+    /// Ethernet header
     #[arg(long)]
     pub to: Option<String>,
-    /// Send the frames of servers, instead of those of clients
+    /// Send the frames of servers instead of those of clients
     #[arg(long)]
     pub as_server: bool,
     /// The virtual address
@@ -42,11 +43,12 @@ pub struct ShootOptions {
     pub frames: usize,
 }
 
-/// Sends the frames, as fast as the interface takes them, and prints how many it took.
+/// Sends the frames as fast as the interface accepts them, and prints the number of accepted
+/// frames.
 ///
 /// # Errors
 ///
-/// Without the interface, and without the right to open a packet socket.
+/// If the interface does not exist, or without the right to open a packet socket.
 pub fn shoot(options: &ShootOptions) -> Result<()> {
     let method = Method::named("nat4").context("there is NAT")?;
     let mut scene = Scene::new(method);
@@ -81,7 +83,7 @@ fn mac(text: &str) -> Result<[u8; 6]> {
         .with_context(|| format!("{text} is no link-layer address"))
 }
 
-/// The frame to send from this host, if it belongs here.
+/// The frame to send from this host; `None` if another host sends it.
 fn aim(shot: Shot, mac: Option<[u8; 6]>, options: &ShootOptions) -> Option<Frame> {
     let mut frame = shot.frame;
     let Some(mac) = mac else {

@@ -12,7 +12,7 @@ use super::generator::{MACS, PEER};
 use super::{Act, Bed, Entropy, Generator, Method, Scene, Shot, Side, WATCH, oracle, packet};
 use crate::kernel_path::{Forwarded, without_id};
 
-/// Acts between two listings.
+/// Number of acts between two listings.
 const ROUND: u64 = 250;
 /// Conversations at a time.
 const TALKS: usize = 12;
@@ -58,8 +58,8 @@ pub fn two_ways(method: &Method, seed: u64, frames: u64) -> u64 {
     passed
 }
 
-/// Passes frames through both of each pair, hostile ones between those of conversations, and
-/// compares frame by frame.
+/// Sends the same frames through both dataplanes of each pair: those of conversations, with hostile
+/// ones in between. Compares the results frame by frame.
 fn both<'a, E>(
     method: &'a Method,
     seed: u64,

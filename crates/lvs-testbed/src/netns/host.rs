@@ -86,26 +86,26 @@ impl Host {
         u16::try_from(first).unwrap_or(0)
     }
 
-    /// A command that will run on this host. Its working directory is `/`: give absolute paths.
+    /// A command that will run on this host. Its working directory is `/`, so use absolute paths.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         enter(self.0.pid, self.0.user, program)
     }
 
-    /// Runs a shell script to its end and returns what it printed.
+    /// Runs a shell script until it exits, and returns its output.
     ///
     /// # Errors
     ///
-    /// When it exits other than with 0; the error holds all of its output.
+    /// When its exit status is not 0; the error contains all of its output.
     pub fn sh(&self, script: &str) -> Result<String> {
         run_with_input(self.command("sh").args(["-e", "-c", script]), "")
             .with_context(|| format!("on host {}: {script}", self.name()))
     }
 
-    /// Runs a program to its end and returns what it printed.
+    /// Runs a program until it exits, and returns its output.
     ///
     /// # Errors
     ///
-    /// When it exits other than with 0; the error holds all of its output.
+    /// When its exit status is not 0; the error contains all of its output.
     pub fn run<A: AsRef<OsStr>>(
         &self,
         program: impl AsRef<OsStr>,
@@ -156,11 +156,11 @@ impl Host {
         Ok(Proc::new(format!("{}/{short}", self.name()), child, log))
     }
 
-    /// Waits until something on this host listens on the port (`tcp`, `udp`).
+    /// Waits until a program on this host listens on the port (`tcp`, `udp`).
     ///
     /// # Errors
     ///
-    /// When nothing does within ten seconds.
+    /// When none does within ten seconds.
     pub fn wait_for_port(&self, protocol: &str, port: u16) -> Result<()> {
         wait_until(
             &format!("{protocol} port {port} on host {}", self.name()),
@@ -209,7 +209,7 @@ impl Host {
     ///
     /// # Errors
     ///
-    /// When the kernel refuses it.
+    /// When the kernel refuses the value.
     pub fn sysctl(&self, path: &str, value: &str) -> Result<()> {
         self.sh(&format!("echo {value} > /proc/sys/net/{path}"))
             .map(drop)
@@ -242,9 +242,9 @@ impl Host {
         Ok(0)
     }
 
-    /// Puts an executable where every program of this host finds it, over `/usr/sbin/NAME`, without
-    /// touching the disk: `/usr/sbin` becomes, for this host only, a directory of links to the
-    /// real one, with this name added.
+    /// Installs an executable for all programs of this host as `/usr/sbin/NAME`, without a change
+    /// on disk: a directory with links to the files of `/usr/sbin`, and this name, is mounted over
+    /// it in this host only.
     ///
     /// # Errors
     ///

@@ -29,12 +29,12 @@ pub use self::process::{Proc, run_with_input, wait_until};
 pub enum Mode {
     /// By root, directly.
     Root,
-    /// Inside a user namespace, by any user whom the host allows one.
+    /// In a user namespace, as any user who may create one.
     Rootless,
 }
 
 impl Mode {
-    /// Picks what works here. `LVS_TESTBED_MODE=root|rootless` decides instead.
+    /// Chooses a mode that works on this machine. `LVS_TESTBED_MODE=root|rootless` overrides it.
     ///
     /// # Errors
     ///
@@ -70,11 +70,11 @@ impl Mode {
     }
 }
 
-/// Waits for the end of its input, which is the end of the testbed, then kills the processes in the
-/// namespaces of its input and removes directories and names.
+/// Waits until its input is closed, because the testbed has exited. Then kills the processes in the
+/// namespaces that the input names, and removes directories and names.
 ///
-/// The script keeps each namespace open until it ends: the kernel gives the inode of a namespace
-/// that has ended to the next one, and the processes in that one belong to another test.
+/// The script keeps each namespace open until it exits: the kernel reuses the inode number of a
+/// removed namespace, and the processes in the new namespace belong to another test.
 const JANITOR_SCRIPT: &str = r#"
 trap "" INT TERM HUP QUIT PIPE
 ns= dirs= names=
@@ -222,7 +222,7 @@ impl Testbed {
         Ok(hosts)
     }
 
-    /// Lays cables and LANs, in one go.
+    /// Creates links between hosts, all at once.
     ///
     /// # Errors
     ///
@@ -303,8 +303,8 @@ impl Testbed {
         Ok(())
     }
 
-    /// Has the switch take frames that were sent without a socket buffer, as it takes all that come
-    /// in by NAPI.
+    /// Makes the switch accept frames that were sent without a socket buffer, by receiving all
+    /// frames through NAPI.
     ///
     /// # Errors
     ///
@@ -322,7 +322,7 @@ impl Testbed {
         self.set_ports("gro off")
     }
 
-    /// Has the switch finish the checksums of what it sends.
+    /// Makes the switch finish the checksums of the frames that it sends.
     ///
     /// # Errors
     ///
@@ -380,8 +380,8 @@ impl Testbed {
             .with_context(|| format!("{mac} is not in {learned}"))
     }
 
-    /// Takes the carrier from `device` of `host`, whose address is `mac`, waits until that host has noticed, and gives it
-    /// back.
+    /// Takes the carrier from `device` of `host`, whose address is `mac`, waits until the host has
+    /// noticed, and restores the carrier.
     ///
     /// # Errors
     ///
@@ -481,20 +481,20 @@ impl Drop for Testbed {
 /// A link that [`Testbed::connect`] creates.
 #[derive(Debug)]
 pub enum Link<'a> {
-    /// A veth pair between two hosts, each end with its device name.
+    /// A veth pair between two hosts, each with the name of its device.
     Cable {
-        /// One end.
+        /// The first host and device.
         a: (&'a Host, &'a str),
         /// The remote host and its interface.
         b: (&'a Host, &'a str),
-        /// MTU of both ends.
+        /// MTU of both devices.
         mtu: u32,
     },
     /// A bridge, with a veth pair to each host.
     Lan {
         /// The bridge's name, unique in the testbed.
         name: &'a str,
-        /// The hosts on it, each with its device name.
+        /// The connected hosts, each with the name of its device.
         ports: Vec<(&'a Host, &'a str)>,
         /// MTU of bridge and ports.
         mtu: u32,

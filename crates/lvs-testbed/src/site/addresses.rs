@@ -161,7 +161,7 @@ impl Site {
     }
 }
 
-/// The IPv6 address that looks like an IPv4 address of the site.
+/// The site's IPv6 address that corresponds to an IPv4 address.
 pub(super) fn six(addr: &str) -> String {
     let (net, host) = addr.rsplit_once('.').unwrap_or(("", addr));
     let net = net.split('.').next().unwrap_or_default();

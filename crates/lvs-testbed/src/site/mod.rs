@@ -72,7 +72,7 @@ impl Forward {
 /// Networks between the hosts; see the [module](self).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Topology {
-    /// Director and servers on one LAN, the client behind a router.
+    /// Director and servers on one LAN, and the client behind a router.
     OneArm,
     /// The director between the clients' and the servers' LAN.
     TwoArm,
@@ -98,7 +98,7 @@ pub enum Vip {
 pub struct SiteOptions {
     /// Name in messages.
     pub label: String,
-    /// Networks between the hosts.
+    /// The networks between the hosts.
     pub topology: Topology,
     /// The forwarding method that servers are prepared for: gateway, VIP on `lo`, decapsulator.
     pub forward: Forward,
@@ -119,7 +119,7 @@ pub struct SiteOptions {
     pub paced: Option<u64>,
     /// That server runs with real-time scheduling, so that no other program delays its packets.
     pub real_time: bool,
-    /// Whether there is a standby director on the same networks.
+    /// Whether the site has a standby director on the same networks.
     pub standby: bool,
     /// Number of further directors on the networks of the first one. All of them are on an
     /// additional network for synchronisation, with their `eth1`.
@@ -161,11 +161,11 @@ pub struct Site {
     pub programs: Vec<Proc>,
     /// The host that sends requests.
     pub client: Host,
-    /// The router, where the topology has one.
+    /// The router, if the topology has one.
     pub router: Option<Host>,
     /// The host of the dataplane.
     pub director: Host,
-    /// The second director, if there is one.
+    /// The second director, if the site has one.
     pub standby: Option<Host>,
     /// Further directors ([`SiteOptions::others`]).
     pub others: Vec<Host>,
@@ -351,10 +351,10 @@ impl Site {
         Ok(file)
     }
 
-    /// Whether what a director sends into tunnels may be unfinished: aggregates, and checksums. The
-    /// servers' raw sockets are no tunnel device of a kernel's: they take packets, and whole ones.
-    /// The dataplane makes such of them; where its kernel forwards, that cuts and finishes what it
-    /// sends, as for a card that knows nothing of tunnels.
+    /// Sets whether a director may send unfinished super-packets and checksums into tunnels. The
+    /// servers' raw sockets, unlike a tunnel device of a kernel, receive only complete packets.
+    /// Without permission, the dataplane finishes them; if the kernel fast path forwards, it cuts
+    /// and finishes them as for a network card without tunnel offloads.
     fn leave_unfinished(&self, director: &Host, may: bool) -> Result<()> {
         if self.options.forward != Forward::Tun || !self.options.offloads {
             return Ok(());
@@ -398,7 +398,7 @@ impl Site {
         self.start_dataplane_by(&[], extra)
     }
 
-    /// The same, independent of the environment.
+    /// As [`Self::start_dataplane`], independent of environment variables.
     ///
     /// # Errors
     ///
@@ -421,7 +421,7 @@ impl Site {
         self.lvsadm("-L -n").map(drop)
     }
 
-    /// Stops the dataplane, if there is one, so that the next one inherits nothing.
+    /// Stops the dataplane, if one runs, so that the next one inherits no state.
     fn stop_dataplane(&mut self) -> Result<()> {
         if let Some(mut dataplane) = self.dataplane.take()
             && dataplane.is_running()
@@ -431,7 +431,7 @@ impl Site {
         Ok(())
     }
 
-    /// The same on one of the directors.
+    /// As [`Self::start_dataplane`], on one of the directors.
     ///
     /// # Errors
     ///
@@ -486,8 +486,8 @@ impl Site {
         self.standby.as_ref().context("a site without standby")
     }
 
-    /// The first director loses its links. A host whose dataplane alone has died answers what comes
-    /// to an address of its own, with resets.
+    /// Disconnects the links of the first director. If only the dataplane dies, the host still
+    /// answers packets to its addresses with resets.
     ///
     /// # Errors
     ///
@@ -498,8 +498,8 @@ impl Site {
         self.director.sh(script).map(drop)
     }
 
-    /// The virtual address, and with it what servers send to the director, moves from one director
-    /// to the other, as VRRP would move it. The first has lost its links then.
+    /// Moves the virtual address, and the address that is the servers' gateway, to the second
+    /// director, like VRRP. The first director has lost its links.
     ///
     /// # Errors
     ///
@@ -540,11 +540,11 @@ ip addr add fd00:10::1/64 dev eth1 nodad
         self.lvsadm_on(&self.director, arguments)
     }
 
-    /// The same on one of the directors.
+    /// Runs `lvsadm` on one of the directors.
     ///
     /// # Errors
     ///
-    /// When it exits other than with 0.
+    /// When its exit status is not 0.
     pub fn lvsadm_on(&self, director: &Host, arguments: &str) -> Result<String> {
         let words: Vec<&str> = arguments.split_ascii_whitespace().collect();
         director

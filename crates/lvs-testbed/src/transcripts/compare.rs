@@ -61,8 +61,8 @@ fn blocks(text: &str) -> Vec<String> {
     blocks
 }
 
-/// Rates fall by a quarter with each tick of the estimator, and a recording does not contain its
-/// phase: one tick more or less is right.
+/// Compares rates: they fall by a quarter with each tick of the estimator, and a recording does not
+/// contain its phase. So one tick more or less is accepted.
 fn rates(recorded: &str, ours: &str) -> bool {
     let number = |word: &str| {
         let (digits, unit) = match word.strip_suffix(['K', 'M', 'G']) {

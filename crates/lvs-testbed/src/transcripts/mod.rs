@@ -29,7 +29,7 @@ pub struct TranscriptOptions {
     /// Recordings: sessions as JSON objects, plain or gzipped
     #[arg(required = true)]
     files: Vec<PathBuf>,
-    /// Only sessions whose name contains this
+    /// Only sessions whose name contains this text
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// Differences shown
@@ -153,7 +153,7 @@ fn sessions(path: &Path) -> anyhow::Result<Vec<Session>> {
         .with_context(|| format!("{}: no recorded session", path.display()))
 }
 
-/// Plays each `every`th of the sessions in `files` with `program`, of those whose name contains `only` if given.
+/// Runs every `every`th session in `files` with `program`, or of those whose name contains `only`.
 ///
 /// # Errors
 /// A file that cannot be read or is not a recording; a program that is not built.

@@ -21,7 +21,7 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// The neighbour has a wrong link-layer address for the own one.
+    /// Gives the neighbour a wrong link-layer address for this host's address.
     fn mislead(&self) -> Result<()> {
         let address = self.address;
         self.neighbour

@@ -376,8 +376,8 @@ fn grafana_queries() -> Result<String> {
     Ok(groups.to_string())
 }
 
-/// Reading needs no rights, changes need the token or the socket, and both have the same effect as
-/// the commands.
+/// Reading needs no rights, and changes need the token or the socket. Requests have the same effect
+/// as the commands.
 #[test]
 fn api_agrees_with_commands() -> Result<()> {
     let site = site("api")?;

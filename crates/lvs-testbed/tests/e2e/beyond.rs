@@ -130,8 +130,8 @@ fn vip_in_no_network_is_routed_to_director() -> Result<()> {
     Ok(())
 }
 
-/// One file with ports 8000 to 8099, all ports of another protocol, and one port of a separate
-/// service.
+/// One file with the ports 8000 to 8099, with all ports of another protocol, and with one port of a
+/// separate service.
 #[test]
 fn services_of_many_ports() -> Result<()> {
     for forward in [Forward::Nat, Forward::Dr] {

@@ -72,7 +72,7 @@ fn wait_health(site: &Site, service: &str, wanted: &[&str], lvsd: &Proc) -> Resu
     .with_context(|| format!("{:?}\nlvsd printed:\n{}", now(), lvsd.log()))
 }
 
-/// Real servers of every kind on one host.
+/// Real servers for every kind of check, on one host.
 struct Servers {
     _running: Vec<Proc>,
 }
@@ -413,7 +413,8 @@ fn on_a_clients_way(forward: Forward) -> Result<()> {
     Ok(())
 }
 
-/// The first server forwards the replies of the second one: they arrive, and they are no answers.
+/// The first server forwards the replies of the second one: the replies arrive, but the check does
+/// not accept them.
 fn through_another_router(site: &Site, lvsd: &Proc) -> Result<()> {
     site.servers[0].sh(
         "echo 1 > /proc/sys/net/ipv4/ip_forward; for file in /proc/sys/net/ipv4/conf/*/send_redirects; do echo 0 > $file; done",

@@ -75,7 +75,7 @@ fn serve(host: &Host, dir: &str) -> Result<Vec<Proc>> {
 }
 
 impl Checked {
-    /// A daemon that checks one server in all ways, over IPv4 and IPv6.
+    /// Starts a daemon that checks one server with all kinds of checks, over IPv4 and IPv6.
     fn start(label: &str) -> Result<Self> {
         let mut options = SiteOptions::new(label, Forward::Nat);
         options.servers = 1;
@@ -146,7 +146,8 @@ impl Checked {
         services.into_iter().map(state).collect()
     }
 
-    /// Waits until all servers whose kind and family `are` are in this state, and all others up.
+    /// Waits until all servers whose kind and family `are` accepts are in this state, and all
+    /// others are up.
     fn wait(&self, state: &str, are: impl Fn(&str, &str) -> bool) -> Result<()> {
         let wanted = |name: &str| {
             let (kind, family) = name.split_at(name.len() - 1);

@@ -14,7 +14,7 @@ use lvs_testbed::hostile::oracle::{self, Health, Parts};
 use lvs_testbed::hostile::{Entropy, packet};
 use lvs_testbed::suite::size;
 
-/// `make test` makes this part of the rewrites of `make test-all`.
+/// `make test` runs one in this many of the rewrites of `make test-all`.
 const QUICK_SHARE: u64 = 50;
 
 /// The number of rewrites, out of `full` in `make test-all`.
@@ -22,7 +22,7 @@ fn amount(full: u64) -> u64 {
     size(full / QUICK_SHARE, full)
 }
 
-/// Translations of one packet, there and back and elsewhere.
+/// Number of translations of one packet, in both directions and to other addresses.
 const CHAIN: u64 = 8;
 
 fn address(entropy: &mut Entropy<'_>, six: bool) -> IpAddr {

@@ -46,14 +46,14 @@ fn director_with_servers_down_releases_addresses() -> Result<()> {
     nothing_breaks(Scenario::Quorum, Forward::Dr)
 }
 
-/// Meanwhile `lvsadm doctor` reports these faults, and no others.
+/// While files are missing, `lvsadm doctor` reports these findings and no others.
 #[test]
 #[ignore = "needs keepalived"]
 fn files_between_lvsd_and_keepalived_may_be_removed() -> Result<()> {
     nothing_breaks(Scenario::Files, Forward::Nat)
 }
 
-/// HAProxy in the director's place: its connections end with it, and the output shows that.
+/// HAProxy in place of the director: its connections break when it dies, and the output shows this.
 #[test]
 #[ignore = "needs keepalived and HAProxy"]
 fn dead_proxy_breaks_its_connections() -> Result<()> {

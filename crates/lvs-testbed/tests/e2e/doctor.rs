@@ -11,7 +11,7 @@ use lvs_testbed::{Forward, Site, SiteOptions, programs, wait_until};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-/// Its present findings, each with its fix.
+/// The present findings, each with its fix.
 fn findings(site: &Site) -> Result<Vec<(String, String)>> {
     let text = site.director.sh(&format!(
         "{} doctor --json || [ $? = 1 ]",
@@ -95,8 +95,8 @@ fn settings_and_cards_of_the_host() -> Result<()> {
     .with_context(|| format!("{:?}", findings(&site)))
 }
 
-/// Filters around the host's network stack: those behind the dataplane's copy, and those that its
-/// packets pass.
+/// Filters of the host: those that run after the dataplane has received its copy, and those that
+/// its packets pass.
 #[test]
 fn filters_of_tc_and_chains_at_interfaces() -> Result<()> {
     let site = site("doctfilt", Forward::Nat)?;

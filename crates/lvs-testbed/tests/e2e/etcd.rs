@@ -143,7 +143,8 @@ fn file(site: &Site, name: &str, members: usize, dataplane: &str, more: &str) ->
 }
 
 const INTERFACES: &str = "interface = [\"eth0\", \"eth1\"]";
-/// A dataplane waits for an interface that the host does not have, and uses no other one.
+/// A configuration with an interface that the host does not have: the dataplane waits for it, and
+/// uses no other interface.
 const NO_INTERFACE: &str = "interface = \"none0\"";
 
 fn service(site: &Site, more: &str) -> String {

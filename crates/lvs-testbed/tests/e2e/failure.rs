@@ -41,7 +41,8 @@ fn stopped_dataplane_restores_host() -> Result<()> {
     Ok(())
 }
 
-/// Sends one request, and one more for each line of its input; connects again after a failure.
+/// A script that sends one request, and another for each line of its input; it connects again after
+/// a failure.
 const ASKED: &str = r#"
 use IO::Socket::INET; $| = 1; $SIG{PIPE} = 'IGNORE';
 my $s;

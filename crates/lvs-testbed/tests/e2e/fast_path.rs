@@ -1,7 +1,7 @@
-//! The kernel fast path, end to end: the same traffic as through the dataplane alone, and the same
-//! listings.
+//! The kernel fast path, end to end: the traffic and the listings are the same as with the
+//! dataplane alone.
 //!
-//! Requires BPF in the first user namespace; otherwise the tests are not run.
+//! Requires BPF in the initial user namespace; otherwise the tests are not run.
 
 use crate::common;
 
@@ -136,7 +136,7 @@ fn counted(server: &Host) -> Result<[u64; 4]> {
     Ok([requests.0, replies.0, requests.1, replies.1])
 }
 
-/// The listing's counters equal those of the servers, whichever path the packets took.
+/// The listed counters equal those of the servers, whichever path forwards the packets.
 #[test]
 fn listed_counters_equal_server_counters() -> Result<()> {
     counters("ink-counters", &ON)
@@ -265,7 +265,7 @@ const fn instruction(code: u8, registers: u8, offset: i16, immediate: i32) -> In
     }
 }
 
-/// A register becomes a number.
+/// The instruction that sets a register to a number.
 const fn set(register: u8, number: i32) -> Instruction {
     instruction(0xb7, register, 0, number)
 }
@@ -304,7 +304,7 @@ fn priority_tags_are_taken_off() -> Result<()> {
 }
 
 /// VXLAN between hosts on one machine leaves the checksum of the inner packet to the device. The
-/// outer datagram has no checksum, or one that is right after the inner one is completed.
+/// outer datagram has no checksum, or one that becomes right when the inner checksum is completed.
 #[test]
 fn datagrams_with_unfinished_packets_inside_arrive_through_nat() -> Result<()> {
     let site = site("ink-inside", Forward::Nat, 1)?;

@@ -1,5 +1,5 @@
-//! The kernel fast path against the packet path: the same frames, valid and hostile, pass through
-//! one dataplane with and one without its programs. The same frames are sent, with the same
+//! The kernel fast path against the packet path: the same frames, valid and hostile, pass through a
+//! dataplane with the BPF programs and one without. Both send the same frames, and have the same
 //! connections, states, deadlines and counters.
 
 use lvs_dataplane::fast_path::FastPathError;

@@ -1,5 +1,5 @@
-//! XDP in front of the kernel fast path, end to end: at veth interfaces whose other ends finish
-//! checksums, unless a test sets it otherwise.
+//! XDP before the kernel fast path, end to end, at veth interfaces whose peers finish checksums,
+//! unless a test disables that.
 
 use crate::common;
 

@@ -232,8 +232,8 @@ fn removed_reinjection_leaks_no_packet() -> Result<()> {
     is_dropped(&site, vip, 3000)
 }
 
-/// `-S` prints the same bytes as ipvsadm, and warns about settings that it does not save; `filter
-/// save` and `restore` restore these completely or not at all.
+/// `-S` prints the same bytes as ipvsadm, and warns about settings that it does not save. `filter
+/// save` prints these settings, and `filter restore` restores them completely or not at all.
 #[test]
 fn filters_are_saved_and_restored() -> Result<()> {
     let mut site = site("save")?;

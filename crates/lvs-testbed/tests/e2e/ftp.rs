@@ -13,7 +13,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use lvs_testbed::netns::Proc;
 use lvs_testbed::{Forward, Site, SiteOptions, Vip, content, servers};
 
-/// Long enough for aggregates of segments in both directions.
+/// Size of a file that is long enough for super-packets in both directions.
 const SIZE: u64 = 3 << 20;
 
 /// A site with an FTP server on every real server, and a file that all of them serve.
@@ -104,7 +104,7 @@ impl Ftp {
     }
 
     /// Runs a client that fetches the file twice, as `got-1` and `got-2` in its directory, and
-    /// sends it twice, as `up-1` and `up-2`, over one control connection; compares all four.
+    /// sends it twice, as `up-1` and `up-2`, over one control connection; compares all four files.
     fn transfer(&self, what: &str, script: impl Fn(&str) -> String) -> Result<()> {
         let site = &self.site;
         let dir = site.testbed.dir().join("client");

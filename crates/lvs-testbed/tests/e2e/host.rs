@@ -10,7 +10,8 @@ use anyhow::{Result, ensure};
 use lvs_testbed::servers::nginx;
 use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, Vip, wait_until};
 
-/// A NAT director that also routes and masquerades, as one in front of private real servers does.
+/// A NAT director that also routes and masquerades, as a router in front of private real servers
+/// does.
 fn site(label: &str, vip: Vip) -> Result<Site> {
     let mut options = SiteOptions::new(label, Forward::Nat);
     options.servers = 2;
@@ -109,7 +110,8 @@ fn client_on_director_reaches_service() -> Result<()> {
     common::spread(&report, &[10, 10])
 }
 
-/// One arm, servers whose gateway is the director; the dataplane's own VIP answers ARP and echo.
+/// A one-armed director, which is the servers' gateway; the dataplane owns the VIP and answers ARP
+/// and echo requests.
 #[test]
 fn one_armed_nat_with_the_dataplanes_own_vip() -> Result<()> {
     let mut options = SiteOptions::new("one-arm-nat", Forward::Nat);
@@ -123,7 +125,8 @@ fn one_armed_nat_with_the_dataplanes_own_vip() -> Result<()> {
     common::spread(&common::ok(site.client.load(&load)?, 94)?, &[47, 47])
 }
 
-/// Without offloads every segment is small and its checksum finished; with them it is neither.
+/// Without offloads every segment is small and has a finished checksum; with offloads it has
+/// neither property.
 #[test]
 fn transfers_work_without_offloads_and_with_a_small_mtu() -> Result<()> {
     for forward in [Forward::Nat, Forward::Dr, Forward::Tun] {

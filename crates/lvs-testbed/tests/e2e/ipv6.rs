@@ -1,5 +1,5 @@
 //! IPv6, end to end: the real programs between a real client and real servers, with every
-//! forwarding method; and every kind of tunnel, also of one IP version in the other.
+//! forwarding method and every kind of tunnel, also with different IP versions inside and outside.
 
 use crate::common;
 

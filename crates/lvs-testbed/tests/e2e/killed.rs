@@ -1,8 +1,8 @@
-//! Steady downloads, each byte compared, while their dataplane is killed and another one replaces
-//! it: none fails. Downloads on the kernel fast path continue meanwhile, the others pause.
+//! Steady downloads, each byte compared, while their dataplane is killed and replaced by another
+//! one. No download fails. Downloads on the kernel fast path continue meanwhile, the others pause.
 //!
-//! `LVS_OTHER_BIN_DIR` names a directory with the dataplane of another version. It replaces the
-//! killed one, and is killed itself.
+//! `LVS_OTHER_BIN_DIR` names a directory with the dataplane of another version. This dataplane
+//! replaces the killed one, and is killed, too.
 
 use crate::common;
 
@@ -21,7 +21,7 @@ const RATE: u64 = 60_000;
 const FEW: u64 = 60;
 /// Time without a dataplane.
 const DEAD: Duration = Duration::from_secs(5);
-/// Pause between two killed dataplanes.
+/// Time between two kills of a dataplane.
 const ALIVE: Duration = Duration::from_secs(5);
 
 /// The state keeper of connections when a dataplane is killed.
@@ -55,15 +55,15 @@ impl By {
     }
 }
 
-/// The end of a dataplane.
+/// The way in which a dataplane ends.
 #[derive(Clone, Copy, Debug)]
 enum End<'a> {
     /// The dataplane continues.
     None,
-    /// The dataplane is killed, and another one of the same version replaces it.
+    /// The dataplane is killed, and replaced by one of the same version.
     Killed,
-    /// It is killed, one from this directory replaces it and is killed, and one of the first
-    /// version replaces that one.
+    /// The dataplane is killed and replaced by one from this directory, which is killed and
+    /// replaced by one of the first version.
     Replaced(&'a str),
 }
 
@@ -156,7 +156,7 @@ fn established(site: &Site) -> Result<u64> {
     Ok(listing.matches("ESTABLISHED").count() as u64)
 }
 
-/// Starts a dataplane, from `directory` if that is not the usual one.
+/// Starts a dataplane, from `directory` if it is set.
 fn start(site: &mut Site, by: By, directory: Option<&str>) -> Result<()> {
     let words = by.arguments();
     let mut launcher = Vec::new();
@@ -173,7 +173,7 @@ fn start(site: &mut Site, by: By, directory: Option<&str>) -> Result<()> {
     site.start_dataplane_by(&launcher, words)
 }
 
-/// Kills the dataplane; after a while another one replaces it.
+/// Kills the dataplane, and replaces it by another one after a pause.
 fn replace(site: &mut Site, by: By, directory: Option<&str>) -> Result<()> {
     let mut dataplane = site.dataplane.take().context("it runs")?;
     dataplane.signal(Signal::SIGKILL)?;
@@ -275,8 +275,9 @@ fn killed_dataplane_keeps_downloads_in_other_tables() -> Result<()> {
     report.all_ok(number)
 }
 
-/// The state keeper ends with an orderly stop and by `--cleanup`; a dataplane with another table
-/// continues its connections, and no dataplane takes the connections of another one.
+/// The state keeper exits after an orderly stop and after `--cleanup`. A dataplane with a table of
+/// another size continues the connections. A dataplane does not take over the connections of a
+/// running one.
 #[test]
 fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     let mut site = Site::new(SiteOptions::new("holde", Forward::Nat))?;
@@ -348,7 +349,7 @@ fn connections_survive_kills_with_a_state_keeper() -> Result<()> {
     Ok(())
 }
 
-/// One version continues with the state of the other version, and back.
+/// Each version continues with the state of the other version.
 fn with_another_version(by: By) -> Result<()> {
     let other = std::env::var("LVS_OTHER_BIN_DIR").context("LVS_OTHER_BIN_DIR is not set")?;
     let full_nat = (by == By::Kernel).then_some(("f", Forward::FullNat));

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 /// Limit for each step. The API server takes half a minute to start on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The server of the testbed that is the control plane. The ones before it are nodes.
+/// The server of the testbed that is the control plane. The servers before it are nodes.
 const CONTROL: usize = 3;
 
 /// The rights that operators apply.
@@ -65,11 +65,11 @@ fn servers_of(listing: &str, address: &str) -> Servers {
         .collect()
 }
 
-/// A right of directors.
+/// An RBAC right of directors.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Right {
     group: String,
-    /// With its part, as in `services/status`.
+    /// The resource with its subresource, such as `services/status`.
     resource: String,
     verb: String,
 }
@@ -263,7 +263,7 @@ impl Bed {
     }
 
     /// Creates the objects of `rbac.yaml`, one after the other. The API server also accepts the
-    /// other manifests, without a field that it does not know.
+    /// other manifests, and none has an unknown field.
     fn permit(&self) -> Result<()> {
         self.apply(RBAC, "")?;
         self.apply(DIRECTORS, "&dryRun=All")
@@ -363,7 +363,7 @@ impl Bed {
         spec["renewTime"].is_string() && spec["renewTime"] != spec["acquireTime"]
     }
 
-    /// Whether there is an Event about a Service with these words.
+    /// Whether an Event about a Service contains these words.
     fn output(&self, name: &str, words: &str) -> bool {
         let events = self.get("/api/v1/namespaces/default/events");
         let mut events = events["items"].as_array().into_iter().flatten();
@@ -488,7 +488,7 @@ impl Bed {
         Ok(listed.map(|one| one.state).collect())
     }
 
-    /// Waits for the only download; returns the server that it has, of these.
+    /// Waits for the only download; returns its server, which must be one of these.
     fn wait_download(&self, servers: &Servers) -> Result<String> {
         let mut found = None;
         wait_until("the download to begin", PATIENCE, || {
@@ -813,7 +813,7 @@ impl Pod {
         waited.with_context(|| format!("{}\n{}\n{}", listing(), self.status(), self.run.log()))
     }
 
-    /// Ends it with the signal that the image names.
+    /// Stops the pod with the signal that its image configures.
     fn end(mut self) -> Result<()> {
         kill(Pid::from_raw(self.first.parse()?), Signal::SIGINT)?;
         self.run.wait(PATIENCE).map(drop)
@@ -946,8 +946,9 @@ fn services_of_kubernetes_keep_their_clients_through_all_events() -> Result<()> 
     bed.rights_are_those_that_are_used()
 }
 
-/// A Service whose nodes get connections by full NAT, and one whose pods get them by tunnel, both
-/// of a director that runs like the container of the DaemonSet. Each of its rights is needed.
+/// A Service whose nodes receive connections by full NAT, and a Service whose pods receive them
+/// through a tunnel. The director runs like the container of the DaemonSet, and needs each of its
+/// rights.
 #[test]
 #[ignore = "by hand: needs a Kubernetes API server (make test-kubernetes)"]
 fn director_of_the_daemon_set_serves_with_the_rights_of_its_account() -> Result<()> {
@@ -1021,7 +1022,7 @@ fn each_right_is_needed(bed: &Bed) -> Result<()> {
     pod.wait("all rights", |status| !status.contains("403"))
 }
 
-/// Addresses until the pool is exhausted; a wrong annotation changes nothing.
+/// Addresses are assigned until the pool is exhausted; an invalid annotation changes nothing.
 fn addresses_and_refusals(bed: &mut Bed) -> Result<()> {
     let path = format!("{SERVICES}?dryRun=All");
     bed.ask("POST", &path, "application/yaml", Some(SERVICE))?;
@@ -1076,7 +1077,7 @@ fn addresses_and_refusals(bed: &mut Bed) -> Result<()> {
     .map(drop)
 }
 
-/// A node that is cordoned keeps its connections, and gets no new ones; one that is excluded is no server.
+/// A cordoned node keeps its connections, and gets no new ones; an excluded node is not a server.
 fn cordon_keeps_a_download(bed: &mut Bed) -> Result<()> {
     let download = Downloads::start(bed, "cordon", 1)?;
     let server = bed.wait_download(&bed.nodes(80, [1, 1, 1]))?;
@@ -1112,7 +1113,7 @@ fn http() -> Value {
     json!({ "name": "http", "protocol": "TCP", "port": 80 })
 }
 
-/// Ten pods are replaced, one after the other. Returns the new ones.
+/// Replaces ten pods, one after the other. Returns the new ones.
 fn rolling_update(bed: &mut Bed) -> Result<Vec<Endpoint>> {
     let mut all = (0..10)
         .map(|n| Endpoint::start(bed, n))
@@ -1200,8 +1201,8 @@ fn api_server_killed(bed: &mut Bed) -> Result<()> {
 /// A director misses changes, and the API server no longer has their history at the next request.
 /// Returns the pods.
 ///
-/// The history matters to a director whose watches end cleanly. One whose connection is reset lists all objects, and
-/// another round follows.
+/// Only a director whose watches end cleanly needs the history. If its connection is reset, it
+/// lists all objects, and the test is repeated.
 fn history_compacted(bed: &mut Bed, mut all: Vec<Endpoint>) -> Result<Vec<Endpoint>> {
     const ROUNDS: usize = 10;
     let refused = |bed: &Bed| {
@@ -1252,7 +1253,7 @@ fn compact_while_director_is_stopped(
     bed.wait_servers(&bed.web(), &pods(all))
 }
 
-/// The API server refuses the token of the directors, until they have the new one.
+/// The API server refuses the directors' token until they use the new one.
 fn token_replaced(bed: &mut Bed) -> Result<()> {
     bed.under_load("token replaced", |bed| {
         bed.server.take().context("it runs")?.kill();
@@ -1364,7 +1365,7 @@ fn class_taken_away_and_service_deleted(bed: &mut Bed, all: &[Endpoint]) -> Resu
     bed.under_load("class back", |_| Ok(())).map(drop)
 }
 
-/// The director that has the addresses and the Lease is lost; the other one has its connections.
+/// The director that has the addresses and the Lease fails; the other one has its connections.
 fn director_lost(bed: &mut Bed) -> Result<()> {
     const DOWNLOADS: usize = 20;
     // The Lease ends with the other director.

@@ -24,7 +24,7 @@ fn served(site: &Site, load: &LoadOptions, expected: &[(&str, u64)]) -> Result<(
     Ok(())
 }
 
-/// Waits until there is a policy rule with these words, or none.
+/// Waits until a policy rule with these words exists, or with `present` false until none does.
 fn has_rule(site: &Site, words: &str, present: bool) -> Result<()> {
     let rules = || site.director.sh("ip rule; ip -6 rule");
     wait_until(&format!("{words}: {present}"), common::SOON, || {

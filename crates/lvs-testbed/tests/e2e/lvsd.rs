@@ -177,7 +177,7 @@ fn dataplane_survives_lvsd_and_is_restarted_after_death() -> Result<()> {
     common::spread(&common::ok(site.client.load(&load)?, 30)?, &[10, 10, 10])
 }
 
-/// Tunnels as written in the file: those of both servers, and their lines in a listing.
+/// Tunnels in the file: those of both servers, and their lines in a listing.
 const TUNNELS: [[(&str, &str); 2]; 4] = [
     [("", "ipip"), ("", "ipip")],
     [
@@ -323,7 +323,7 @@ fn twenty_restarts_break_nothing_and_stop_all_ends_all() -> Result<()> {
     common::wait_for_host_state(&site, &before)
 }
 
-/// A new server, whose first answer takes half a second, replaces the only one.
+/// A new server, whose first answer takes half a second, replaces the only server.
 #[test]
 fn replacing_reload_loses_no_request() -> Result<()> {
     let site = site("replace")?;
@@ -424,7 +424,7 @@ fn unread_output_does_not_block_lvsd() -> Result<()> {
     Ok(())
 }
 
-/// A probe of a closed connection leaves no state at either end.
+/// A probe whose connection is closed leaves no state in the director or the server.
 #[test]
 fn probes_leave_no_time_wait() -> Result<()> {
     let site = site("probes")?;
@@ -650,8 +650,8 @@ fn is_answered_for(site: &Site) -> bool {
     said.is_ok_and(|said| said.contains("lladdr"))
 }
 
-/// Below the quorum no host answers for a released VIP; it is announced when it is taken back, and
-/// is released with lvsd if the service is to end.
+/// Below the quorum no host answers for a released VIP. It is announced when the director takes it
+/// over again. If the service ends with lvsd, lvsd releases it.
 #[test]
 fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
     let mut options = SiteOptions::new("giveup", Forward::Nat);

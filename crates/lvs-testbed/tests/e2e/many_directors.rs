@@ -103,8 +103,8 @@ fn downloads_survive_killed_bird_and_power_failure_tun() -> Result<()> {
     common::nothing_breaks(&play_in_turn(&scenarios, &options(Forward::Tun, 60))?)
 }
 
-/// One call to the dataplane whose control socket is at a path; its answer. `@9@x@` is nine times
-/// x.
+/// A script that makes one call to the dataplane whose control socket is at a path, and prints the
+/// answer. `@9@x@` stands for nine times x.
 const CALL: &str = r#"
 use IO::Socket::UNIX;
 my ($path, $method, $params) = @ARGV;

@@ -69,7 +69,7 @@ fn mark_groups_ports_and_rules_pass_or_drop_other_ports() -> Result<()> {
 /// curl's status for a refused connection.
 const REFUSED: &str = "7";
 
-/// Exit status of curl with a limit of one second.
+/// The exit status of curl with a time limit of one second.
 fn fetched(site: &Site, port: u16) -> Result<String> {
     let vip = site.vip;
     let status = site.client.sh(&format!(
@@ -78,7 +78,7 @@ fn fetched(site: &Site, port: u16) -> Result<String> {
     Ok(status.trim().to_owned())
 }
 
-/// Waits until curl ends with this status; a busy machine may take longer.
+/// Waits until curl exits with this status; a busy machine may take longer.
 fn ends_with(site: &Site, port: u16, wanted: &str) -> Result<()> {
     let mut last = String::new();
     wait_until(&format!("curl to end with {wanted}"), SOON, || {

@@ -17,7 +17,7 @@ use nix::sys::signal::Signal;
 /// How long anything may take on a busy machine. The kernel's silence lasts a quarter of an hour.
 const SOON: Duration = Duration::from_secs(20);
 
-/// A daemon over a dataplane that it has started.
+/// A daemon with a dataplane that it has started.
 struct Daemon<'a> {
     site: &'a Site,
     virt: SocketAddr,
@@ -96,7 +96,7 @@ fn idle(client: &Host, virt: SocketAddr) -> Result<Proc> {
     Ok(client)
 }
 
-/// A client that downloads much, slowly.
+/// Starts a large download at a low rate.
 fn download(client: &Host, virt: SocketAddr) -> Result<Proc> {
     let url = format!("http://{virt}/large?rate=50k");
     client.spawn("curl", &["-sS", "-g", "-o", "/dev/null", &url])
@@ -123,8 +123,8 @@ fn has_ended_by_reset(client: &mut Proc) -> bool {
     !client.is_running() && client.log().contains("reset by peer")
 }
 
-/// Two servers, of which one is taken out of the file while connections of all kinds are open to
-/// both.
+/// Two servers, of which one is removed from the file while connections of all kinds to both are
+/// open.
 fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
     let mut options = SiteOptions::new("down", forward);
     options.servers = 2;
@@ -198,8 +198,8 @@ fn both_ends_are_reset_when_a_server_is_taken_out_tunnel() -> Result<()> {
     one_is_taken_out(Forward::Tun, false)
 }
 
-/// The dataplane does not know the sequence numbers of such a connection, because the kernel
-/// forwarded its last packets: it sends a probe to the client.
+/// The dataplane does not have the sequence numbers of such a connection, because the kernel
+/// forwarded its last packets. So it sends a probe to the client.
 #[test]
 fn silent_client_of_offloaded_connection_is_reset_when_its_server_is_taken_out() -> Result<()> {
     fast_path::require_permission()?;

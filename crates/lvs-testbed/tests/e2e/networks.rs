@@ -25,7 +25,7 @@ fn site(label: &str, forward: Forward, change: impl FnOnce(&mut SiteOptions)) ->
     common::site(options)
 }
 
-/// Waits until the dataplane has logged `what`, and ensures that it has done so once.
+/// Waits until the dataplane has logged `what`, and checks that it has logged it only once.
 fn is_logged_once(site: &Site, what: &str) -> Result<()> {
     common::says(site, what)?;
     ensure!(logged(site, what) == 1, "{what}: {}", logged(site, what));

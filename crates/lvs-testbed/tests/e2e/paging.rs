@@ -26,7 +26,7 @@ while (1) {
     print $c 'HTTP/1.1 ', $does =~ /(\d+)/ ? $1 : 200, " x\r\nContent-Length: 0\r\n\r\n"; exit;
 }
 "#;
-/// The times of all checks here.
+/// The timing of all checks in this file.
 const TIMES: &str =
     "interval = \"300ms\", fast_interval = \"100ms\", timeout = \"1s\", fall = 2, rise = 1";
 
@@ -99,7 +99,7 @@ impl Director {
         Ok(())
     }
 
-    /// Breaks something, and mends it when its fault is named.
+    /// Causes a fault, checks that it is reported, and repairs it.
     fn scenario(
         &self,
         what: &str,
@@ -190,7 +190,7 @@ fn site(label: &str, forward: Forward, topology: Topology, servers: usize) -> Re
     Ok(site)
 }
 
-/// Certificates of an authority: one that is valid, and one that has expired.
+/// Certificates of a CA: a valid one, and an expired one.
 fn certificates(site: &Site) -> Result<String> {
     let dir = site.testbed.dir().display().to_string();
     site.director.sh(&format!(

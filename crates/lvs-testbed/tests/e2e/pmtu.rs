@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Host, Link, Site, SiteOptions, Topology, content};
 
-/// Enough for hundreds of segments.
+/// Size of a file of hundreds of segments.
 const SIZE: u64 = 1_500_001;
 
 /// Client and director on two networks of a router, servers behind it on a third one: two hops that
@@ -38,7 +38,7 @@ fn router(site: &Site) -> Result<&Host> {
 enum Narrow {
     /// To the client: answers do not fit.
     Client,
-    /// To the director: requests do not fit before they are there.
+    /// The path to the director: requests are too long before they reach it.
     Director,
     /// To the servers: requests do not fit behind the director.
     Servers,
@@ -46,8 +46,8 @@ enum Narrow {
 
 const HOPS: [Narrow; 3] = [Narrow::Client, Narrow::Director, Narrow::Servers];
 
-/// Sets a small MTU on one path of the router, and a large one on all others; no host remembers a
-/// path MTU.
+/// Sets a small MTU on one path of the router, and a large one on all others; removes the path MTUs
+/// that hosts have learned.
 fn narrow(site: &mut Site, which: Narrow) -> Result<()> {
     let mut script = String::new();
     for (way, four, six, device) in [

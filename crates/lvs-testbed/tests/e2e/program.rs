@@ -1,4 +1,4 @@
-//! `lvs-testbed` without hosts: its lists, and its refusals.
+//! `lvs-testbed` without network namespaces: its lists and its error messages.
 
 use std::process::{Command, Output};
 

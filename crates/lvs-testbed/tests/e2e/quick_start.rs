@@ -30,7 +30,7 @@ on $client ip link set lo up; on $client ip address add 192.0.2.2/24 dev eth0; o
 on $server ip link set lo up; on $server ip address add 10.0.0.2/24 dev eth0; on $server ip link set eth0 up
 ";
 
-/// A director with a network for clients and one for servers, and a `/run` of its own.
+/// A director with a network for clients, a network for servers, and a separate `/run`.
 const DIRECTOR: &str = r"
 mount --make-rprivate /
 mount -t tmpfs tmpfs /run

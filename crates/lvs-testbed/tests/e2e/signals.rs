@@ -23,7 +23,7 @@ fn site(label: &str) -> Result<Site> {
     Site::new(options)
 }
 
-/// Sends all of them to a process, one after another.
+/// Sends all of these signals to a process, one after another.
 fn shower(site: &Site, pid: u32) -> Result<()> {
     site.director
         .sh(&format!(
@@ -32,8 +32,9 @@ fn shower(site: &Site, pid: u32) -> Result<()> {
         .map(drop)
 }
 
-/// Whether the process has done something about SIGHUP: `masks` of `/proc/PID/status` says what. An exec removes handlers, and
-/// the tests inherit no signal that is ignored: so `nsenter`, which becomes the program, has neither.
+/// Whether the process handles SIGHUP: `masks` are the lines of `/proc/PID/status` to examine. An
+/// exec removes handlers, and the tests inherit no ignored signals: so `nsenter`, which then
+/// executes the program, has neither.
 fn minds_hangup(pid: u32, masks: &[&str]) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let minds = |name: &&str| {
@@ -114,7 +115,7 @@ fn dataplane_survives_closed_terminal() -> Result<()> {
     answer.map(drop)
 }
 
-/// While it reads its file, here one that does not end yet.
+/// The signals arrive while lvsd reads its file, which is a pipe that is still open.
 #[test]
 fn lvsd_signals_during_start_are_kept() -> Result<()> {
     let site = site("siglvsd")?;

@@ -61,7 +61,7 @@ fn calls(site: &Site) -> Result<Vec<BTreeSet<String>>> {
         .collect()
 }
 
-/// No call has been with two servers, and all of them have been with one.
+/// Checks that all packets of each call were sent to one server.
 fn check(site: &Site, total: usize) -> Result<()> {
     let calls = calls(site)?;
     ensure!(
@@ -105,7 +105,7 @@ fn connections(site: &Site) -> Result<usize> {
         .count())
 }
 
-/// A connection for each port: those of one call lead to the same server.
+/// A connection for each port: those of one call are sent to the same server.
 #[test]
 #[ignore = "needs SIPp"]
 fn sip_connections_of_a_call_share_a_server() -> Result<()> {

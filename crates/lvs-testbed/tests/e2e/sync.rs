@@ -1,4 +1,4 @@
-//! Two directors: connections of one continue at the other.
+//! Two directors: connections of one director continue at the other.
 
 use crate::{common, fast_path};
 
@@ -251,7 +251,7 @@ fn says(director: &Host, arguments: &str) -> Result<(String, String)> {
     })
 }
 
-/// Sockets of the usual ports: those of backups, and those that send.
+/// Number of sockets of the default ports: those of backups, and those that send.
 fn backup_sockets(director: &Host) -> Result<usize> {
     Ok(director
         .sh("cat /proc/net/udp")?

@@ -31,7 +31,7 @@ struct Kernel {
 }
 
 impl Kernel {
-    /// Boots it on `host`, in place of the previous one.
+    /// Boots a kernel on `host`, in place of the previous one.
     fn boot(site: &Site, host: &Host, name: &str) -> Result<Self> {
         let dir = site.testbed.dir().join(name);
         fs::create_dir(&dir)?;

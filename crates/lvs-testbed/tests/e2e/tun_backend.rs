@@ -22,7 +22,7 @@ fn start(site: &mut Site) -> Result<()> {
     site.start_dataplane_by(&NET_ADMIN_ONLY, &["--backend", "tun"])
 }
 
-/// A site whose director forwards, without its dataplane.
+/// A site whose director forwards packets, without its dataplane.
 fn prepared(label: &str, forward: Forward, servers: usize, vip: Vip) -> Result<Site> {
     let mut options = SiteOptions::new(label, forward);
     options.servers = servers;
@@ -82,8 +82,8 @@ fn tun_backend_follows_added_and_removed_servers() -> Result<()> {
     common::administration(&site("hop-admin", Forward::Nat, 3)?)
 }
 
-/// Full NAT answers to addresses that the host routes to the dataplane like virtual ones; a client
-/// on the director itself is served like all others.
+/// The servers' replies of full NAT are sent to local addresses, which the host routes to the
+/// dataplane like virtual ones. A client on the director is served like all others.
 #[test]
 fn tun_backend_forwards_every_byte_full_nat() -> Result<()> {
     let site = site("hop-fullnat", Forward::FullNat, 2)?;
@@ -101,7 +101,7 @@ fn tun_backend_forwards_every_byte_full_nat() -> Result<()> {
     Ok(())
 }
 
-/// The director's own web server behind a service, together with another one.
+/// A service with two real servers, of which one is a web server on the director.
 #[test]
 fn tun_backend_director_is_real_server() -> Result<()> {
     let site = site("hop-local", Forward::Nat, 1)?;

@@ -1,6 +1,6 @@
 //! The userspace fast path against the slow path: the same frames, valid and hostile, pass through
-//! one dataplane with and one without the userspace fast path. The same frames are sent, with the
-//! same connections, states, deadlines and counters.
+//! a dataplane with the userspace fast path and one without. Both send the same frames, and have
+//! the same connections, states, deadlines and counters.
 
 use lvs_testbed::hostile::{Method, two_ways};
 use lvs_testbed::suite::size;

@@ -1,5 +1,5 @@
-//! Servers with good checks whose clients get no answer: the dataplane counts the attempts, and
-//! `lvsadm doctor` names the server until its clients are answered again.
+//! Servers whose checks succeed but whose clients get no answer: the dataplane counts the attempts,
+//! and `lvsadm doctor` names the server until it answers its clients again.
 
 use crate::common;
 
@@ -60,7 +60,7 @@ fn server_with_another_gateway_is_a_finding() -> Result<()> {
     found_and_healed(Forward::Nat, faults, "default gateway")
 }
 
-/// `lvsd` names the server in its status and its log, although its check is good.
+/// `lvsd` names the server in its status and its log, although its check succeeds.
 #[test]
 fn lvsd_names_server_without_answers_until_it_answers() -> Result<()> {
     let mut options = SiteOptions::new("unlvsd", Forward::Nat);

@@ -1,5 +1,5 @@
-//! A killed dataplane: the state that its successor in the same network namespace takes over, the
-//! state that one in another namespace does not, and the packets dropped while there is none.
+//! A killed dataplane: its successor in the same network namespace takes over its state, a
+//! dataplane in another namespace does not, and packets are dropped while no dataplane runs.
 
 use crate::common;
 
@@ -28,7 +28,7 @@ fn ways() -> Result<Vec<&'static [&'static str]>> {
     Ok(kernel.into_iter().chain([&HOLDER[..]]).collect())
 }
 
-/// The kernel gives the number of a namespace that is gone to the next one.
+/// The kernel reuses the number of a removed namespace.
 #[test]
 fn dataplane_of_removed_namespace_has_no_successor() -> Result<()> {
     super::fast_path::require_permission()?;

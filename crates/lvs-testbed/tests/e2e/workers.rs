@@ -1,4 +1,5 @@
-//! Several packet workers: the same traffic as through one, and each connection is one worker's.
+//! Several packet workers: the traffic is the same as with one, and each connection belongs to one
+//! worker.
 
 use crate::{common, fast_path};
 
@@ -40,8 +41,8 @@ fn sum(workers: &[Value], name: &str) -> u64 {
         .sum()
 }
 
-/// Checks that each worker gets at least one in `least` packets, and that almost none arrives at a
-/// wrong worker.
+/// Checks that each worker receives at least one in `least` packets, and that almost none arrives
+/// at a wrong worker.
 fn shared(site: &Site, least: u64) -> Result<()> {
     let workers = workers(site)?;
     let all = sum(&workers, "packets");

@@ -1,4 +1,4 @@
-//! The thread that makes a noticed call: its rights, its descriptors and its request.
+//! The thread that makes a reported call: its rights, its descriptors and its request.
 
 use std::fs::File;
 use std::io::{self, IoSliceMut, Read};
@@ -14,9 +14,9 @@ use rustix::thread::{CapabilitySet, capabilities};
 
 use super::wire::{u32_at, u64_at};
 
-/// Longest request that is looked at. The longest one that is meant for IPVS has some 300 bytes.
+/// Longest request that is examined. The longest request for IPVS has some 300 bytes.
 const REQUEST_MAX: usize = 64 << 10;
-/// Most parts of a request (`UIO_MAXIOV`).
+/// Maximum of parts in a request (`UIO_MAXIOV`).
 const PARTS_MAX: usize = 1024;
 /// Length of `struct msghdr`, and offsets in it.
 const MESSAGE: usize = 56;
@@ -25,8 +25,8 @@ const MESSAGE_CONTROL: usize = 32;
 /// Length of `struct iovec`.
 const PART: usize = 16;
 
-/// The thread that makes a call, and its directory in `/proc`. Both stay those of the same thread, even
-/// if its number is given to another one.
+/// The thread that makes a call, and its directory in `/proc`. Both refer to the same thread, even
+/// if its number is reused.
 #[derive(Debug)]
 pub(super) struct Caller {
     pub(super) thread: u32,
@@ -41,8 +41,9 @@ pub(super) struct Caller {
 }
 
 impl Caller {
-    /// A thread, and its rights now. A worker keeps the `last` one, because a program makes many calls. `None` if it
-    /// cannot be seen. What is read here is of the caller only if the call is still valid afterwards.
+    /// A thread and its present rights. A worker stores the `last` caller, because a program makes
+    /// many calls. `None` if the thread is not visible. The result is valid only if the call is
+    /// still valid afterwards.
     pub(super) fn of(thread: u32, last: Option<Self>) -> Option<Self> {
         if let Some(last) = last.filter(|last| last.thread == thread)
             && let Some((user, has_net_admin)) = rights(&last.directory, thread)
@@ -83,8 +84,8 @@ impl Caller {
         })
     }
 
-    /// Whether it has CAP_NET_ADMIN in a namespace with these owners: its capabilities count in its
-    /// own user namespace and below.
+    /// Whether the thread has CAP_NET_ADMIN in a namespace with these owners: capabilities apply in
+    /// the thread's own user namespace and its descendants.
     pub(super) fn may_administer(&self, owners: &[NamespaceId]) -> bool {
         self.has_net_admin && owners.contains(&self.user)
     }
@@ -126,13 +127,13 @@ impl Caller {
         bytes
     }
 
-    /// Its memory, for reading only. Cheaper than [`memory`](Self::memory): the bytes count only if the call is still
-    /// valid after they were read.
+    /// Its memory, for reading only. This is cheaper than [`memory`](Self::memory): the bytes are
+    /// valid only if the call is still valid after they were read.
     pub(super) const fn look(&self) -> Look {
         Look(self.thread)
     }
 
-    /// Its memory; `None` if it has ended.
+    /// Its memory; `None` if the thread has exited.
     pub(super) fn memory(&self, call: &Call, listener: &Listener) -> Option<Memory> {
         let memory = Memory(self.file("mem", OFlags::RDWR).ok()?);
         // The caller still waits, so the memory was its own when the file was opened.
@@ -150,7 +151,7 @@ impl Caller {
     }
 }
 
-/// The user namespace of a thread, and whether it has CAP_NET_ADMIN there; `None` if it has ended.
+/// The user namespace of a thread, and whether it has CAP_NET_ADMIN there; `None` if it has exited.
 fn rights(directory: &OwnedFd, thread: u32) -> Option<(NamespaceId, bool)> {
     let user = namespace(directory, USER)?;
     // Without a number, they would be those of this thread.
@@ -183,7 +184,7 @@ fn process(directory: &OwnedFd) -> Option<u32> {
     line?.trim().parse().ok()
 }
 
-/// The memory of a process, which stays that of the same process even if its number is given to another one.
+/// The memory of a process. It refers to the same process, even if its number is reused.
 #[derive(Debug)]
 pub(super) struct Memory(File);
 
@@ -234,7 +235,7 @@ pub(super) trait Source {
     fn read(&self, at: u64, bytes: &mut [u8]) -> io::Result<()>;
 }
 
-/// Parts of a program's memory.
+/// Address ranges in a program's memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Parts(Vec<(u64, usize)>);
 
@@ -265,7 +266,7 @@ impl Parts {
         self.0.iter().fold(0, sum).min(limit)
     }
 
-    /// Copies all parts; `None` if they are too long.
+    /// Copies all ranges; `None` if they are too long.
     fn copy(&self, memory: &impl Source) -> Option<Vec<u8>> {
         let length = self.room(REQUEST_MAX + 1);
         if length > REQUEST_MAX {
@@ -281,7 +282,7 @@ impl Parts {
         Some(all)
     }
 
-    /// Writes `bytes` to the parts, in their order.
+    /// Writes `bytes` to the ranges, in their order.
     fn fill(&self, memory: &Memory, mut bytes: &[u8]) -> Option<()> {
         for (at, length) in &self.0 {
             let (part, rest) = bytes.split_at(bytes.len().min(*length));
@@ -375,7 +376,7 @@ impl Buffers {
         })
     }
 
-    /// Bytes that fit.
+    /// Number of bytes that fit into the buffers.
     pub(super) fn room(&self) -> usize {
         self.parts.room(Self::LENGTH_MAX)
     }

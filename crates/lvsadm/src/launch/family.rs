@@ -61,14 +61,14 @@ pub(super) const HASHED: u32 = 2;
 /// The calls of a dataplane that programs use.
 pub(super) trait Dataplane {
     fn change(&mut self, call: Call) -> Result<(), Errno>;
-    /// All services, or one; [`Errno::ESRCH`] if that does not exist.
+    /// All services, or one service; [`Errno::ESRCH`] if it does not exist.
     fn services(&mut self, one: Option<ServiceId>) -> Result<Vec<ServiceInfo>, Errno>;
     fn daemons(&mut self) -> Result<Vec<SyncDaemon>, Errno>;
     fn timeouts(&mut self) -> Result<Timeouts, Errno>;
     fn table_size(&mut self) -> Result<u32, Errno>;
 }
 
-/// Whether `message` is for this family, or asks the controller about it.
+/// Whether `message` is for this family, or queries the controller about this family.
 pub(super) fn is_ours(message: &Message<'_>) -> bool {
     if message.kind != CONTROLLER {
         return message.kind == FAMILY;
@@ -373,7 +373,7 @@ fn family_number(family: Family) -> u16 {
     u16::try_from(number).unwrap_or(0)
 }
 
-/// The service that attributes name. A missing one is refused before a wrong one.
+/// The service that the attributes identify. A missing attribute is reported before an invalid one.
 fn service_id(of: Attributes<'_>) -> Result<(ServiceId, Family), Errno> {
     let number = of.u16(1).ok_or(Errno::EINVAL)?;
     if let Some(mark) = of.u32(5) {

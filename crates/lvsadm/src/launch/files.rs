@@ -29,7 +29,7 @@ pub(super) const PROC: &str = "proc";
 pub(super) const LINK: &str = "link";
 /// In it: the directory that `/proc/net` leads to.
 const NET: &str = "net";
-/// The directory with that of sysctls.
+/// The directory that contains the directory of sysctls.
 const IPV4: &str = "ipv4";
 /// The directory of sysctls.
 const VS: &str = "vs";
@@ -65,7 +65,7 @@ const LINK_MODE: u32 = 0o120_777;
 const FILE_MODE: u32 = 0o100_444;
 const SYSCTL_MODE: u32 = 0o100_644;
 
-/// A directory in which all names but IPVS's own are links to the real ones.
+/// A directory in which all names except those of IPVS are links to the real files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Overlay {
     /// `/proc/sys/net`, the root: what is mounted in a directory below it is missing in other network
@@ -82,9 +82,9 @@ enum Node {
     Overlay(Overlay),
     Sysctls,
     Inside,
-    /// The place of the real `/proc`.
+    /// The mount point of the real `/proc`.
     Proc,
-    /// The one that replaces `/proc/net`.
+    /// The link that replaces `/proc/net`.
     Link,
     File(&'static str),
     Sysctl(&'static str),
@@ -142,7 +142,7 @@ impl Links {
     }
 }
 
-/// The content of an open file, and its part of all bytes.
+/// The content of an open file; it counts towards the limit of all contents.
 #[derive(Debug)]
 struct Content {
     text: String,
@@ -476,7 +476,7 @@ fn number(first: u64, names: &[&str], name: &str) -> Result<u64, Errno> {
     index.map(|index| first + index as u64).ok_or(Errno::ENOENT)
 }
 
-/// Writes one of [`FILES`].
+/// Writes one of [`FILES`] into `content`.
 fn write_file(name: &str, client: &mut Client, content: &mut Content) -> Result<(), Errno> {
     let errno = |error: Error| errno_of(&error);
     // A string takes everything.

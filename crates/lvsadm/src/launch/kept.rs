@@ -7,10 +7,10 @@ use std::net::SocketAddr;
 use lvs_core::api::{CHANGES_MAX, Call, ServerSpec, ServiceId, ServiceSpec, Sysctl, Timeouts};
 use lvs_core::sync::{SyncDaemon, SyncRole};
 
-/// Services with their servers, and settings; as many as one request applies.
+/// Services with their servers, and settings, up to the size of one request.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
-    /// In the order in which they were added, as the program's listings depend on it.
+    /// Services in the order in which they were added, because the program's listings depend on it.
     services: BTreeMap<u64, Service>,
     numbers: HashMap<ServiceId, u64>,
     /// The number of the next service.
@@ -19,19 +19,19 @@ pub(super) struct Kept {
     daemons: Vec<SyncDaemon>,
     timeouts: Option<Timeouts>,
     sysctls: BTreeMap<String, String>,
-    /// Whether there was too much data, and none is kept.
+    /// Whether there was too much data, so that nothing is stored.
     is_full: bool,
 }
 
 #[derive(Debug)]
 struct Service {
     spec: ServiceSpec,
-    /// In the order in which they were added.
+    /// Servers in the order in which they were added.
     servers: Vec<ServerSpec>,
 }
 
 impl Kept {
-    /// Whether there is no configuration, or too much to keep.
+    /// Whether no configuration is stored.
     pub(super) fn is_empty(&self) -> bool {
         self.len() == 0 && self.daemons.is_empty() && self.timeouts.is_none()
     }
@@ -135,8 +135,8 @@ impl Kept {
         self.daemons.retain(|daemon| daemon.role != role);
     }
 
-    /// The requests that configure all of it: one for what is applied as a whole, and one for each
-    /// daemon, whose interface may not be there any more.
+    /// The requests that restore the configuration: one for everything that is applied as a whole,
+    /// and one for each daemon, whose interface may be missing.
     pub(super) fn requests(&self) -> Vec<Call> {
         let timeouts = self.timeouts.map(Call::TimeoutsSet);
         let sysctls = self.sysctls.iter().map(|(name, value)| {

@@ -120,7 +120,8 @@ impl Invocation {
     }
 }
 
-/// Runs `lvs-run` with these words, and gives its exit status if it does not become the command.
+/// Runs `lvs-run` with these arguments, and returns its exit status if the command could not be
+/// executed.
 pub fn main(words: impl IntoIterator<Item = OsString>) -> u8 {
     let invocation = match Invocation::parse(words) {
         Ok(invocation) => invocation,
@@ -157,7 +158,7 @@ fn failed(text: &str) -> u8 {
     FAILED
 }
 
-/// Becomes the command.
+/// Replaces this process by the command.
 fn execute(command: &[OsString]) -> u8 {
     let Some((program, arguments)) = command.split_first() else {
         return FAILED;
@@ -389,7 +390,8 @@ fn take_over(program: &UnixStream) -> Result<Option<TakenOver>, String> {
     Ok(Some((Listener::from(fd), files, peer.pid)))
 }
 
-/// Writes an error to the system log. Without one, it is lost: standard error belongs to the program.
+/// Writes an error to the system log. Without a system log, the error is lost: standard error
+/// belongs to the program.
 fn log(text: &str) {
     /// Facility `daemon`, priority `err`.
     const PRIORITY: u8 = 3 << 3 | 3;

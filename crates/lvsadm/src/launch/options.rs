@@ -219,7 +219,7 @@ fn is_v4(info: &ServiceInfo) -> bool {
     }
 }
 
-/// The room must be that of `wanted` entries.
+/// Checks that the buffer's size is that of `wanted` entries.
 fn exactly(room: usize, head: usize, entry: usize, wanted: usize) -> Result<(), Errno> {
     let length = wanted
         .checked_mul(entry)

@@ -24,22 +24,23 @@ use super::caller::{self, Buffers, Caller, Source as _};
 use super::space::{Rest, Space, generic_socket, lock, port_of};
 use super::{family, log, options, wire};
 
-/// Threads at most. Each one answers a call or sends the end of a dump.
+/// Maximum of threads. Each one answers a call or sends the end of a dump.
 const THREADS_MAX: usize = 64;
 /// Network namespaces at most that are in use at the same time.
 const SPACES_MAX: usize = 256;
-/// A namespace that is not used for this long is left, so that it can end.
+/// Time after which an unused namespace is released, so that the kernel can remove it.
 const IDLE: Duration = Duration::from_secs(60);
-/// Between two looks for namespaces that are not used, and for a lock that has become free.
+/// Interval in milliseconds of the searches for unused namespaces, and for a lock that has become
+/// free.
 const SWEEP: u16 = 1_000;
 /// Milliseconds after which a call takes long: its caller's memory, or the dataplane, makes its thread wait. Another
 /// thread then receives calls.
 const LONG: u16 = 10;
-/// Mark (`SO_MARK`) of the sockets that the supervisor gives to programs that may administer IPVS. To set a mark takes
-/// the same capability, so no other socket has it: a privileged program that is led to write to a socket of an
-/// unprivileged one changes nothing.
+/// Mark (`SO_MARK`) of the sockets that the supervisor creates for programs that may administer
+/// IPVS. To set a mark requires the same capability, so no other socket has it. If an unprivileged
+/// program makes a privileged one write to its socket, the request has no effect.
 const MARK: u32 = 0x6c76_7372;
-/// Programs whose library is remembered.
+/// Maximum of programs for which the supervisor stores whether they use a library.
 const PROGRAMS_MAX: usize = 256;
 
 /// Length of the type of a socket, without its flags.
@@ -53,20 +54,21 @@ pub(super) struct Supervisor {
     start: NamespaceId,
     address: Option<Address>,
     spaces: Mutex<HashMap<NamespaceId, Arc<Space>>>,
-    /// Held while a place for a descriptor is found and filled.
+    /// Locked while a descriptor number is chosen and used.
     placing: Mutex<()>,
     /// By device and inode of a program: whether it uses libnl.
     programs: Mutex<HashMap<(u64, u64), bool>>,
     threads: AtomicUsize,
     /// A limit of the supervisor was logged.
     has_complained: AtomicBool,
-    /// The turn of the thread that receives calls: one at a time, because the kernel would wake all that wait for one.
+    /// The number of the thread that receives calls: one thread at a time, because the kernel would
+    /// wake all threads that wait for a call.
     turn: AtomicU64,
     /// Calls that the threads in turn have received.
     received: AtomicU64,
-    /// The thread in turn answers the last one.
+    /// Whether the receiving thread answers a call.
     is_answering: AtomicBool,
-    /// The main thread looks every [`LONG`] whether a call takes long.
+    /// Whether the main thread checks every [`LONG`] if a call takes long.
     is_watching: AtomicBool,
     /// Wakes the main thread.
     wake: EventFd,
@@ -166,8 +168,8 @@ impl Supervisor {
         }
     }
 
-    /// Passes the turn of a thread that answers the same call since the last look; `seen` is the number
-    /// of calls then.
+    /// Makes another thread receive calls if the receiving thread has been answering the same call
+    /// since the last check; `seen` is the number of calls at that check.
     fn watch(self: &Arc<Self>, seen: &mut u64) {
         let turn = self.turn.load(Ordering::SeqCst);
         let received = self.received.load(Ordering::SeqCst);
@@ -241,7 +243,8 @@ impl Supervisor {
         }
     }
 
-    /// Takes the turn of the thread of `before`, and answers one call after another until it is passed on.
+    /// Takes over from the thread `before`, and answers one call after another until another thread
+    /// takes over.
     fn serve(self: Arc<Self>, before: u64) {
         let order = Ordering::SeqCst;
         let turn = before + 1;
@@ -401,7 +404,8 @@ impl Supervisor {
         }
     }
 
-    /// Gives the caller a socket of generic netlink at a place where its calls are noticed.
+    /// Creates a generic netlink socket in the caller, at a descriptor number at which its calls
+    /// are reported.
     fn socket(&self, call: &Call, caller: &Caller, worker: &mut Worker) -> Option<Answered> {
         // A program that may not use IPVS gets the kernel's own socket.
         let known = lock(&self.spaces).get(&caller.network()?).cloned();
@@ -632,7 +636,7 @@ impl Supervisor {
     }
 }
 
-/// Whether the supervisor has given this socket to a program.
+/// Whether the supervisor has created this socket for a program.
 pub(super) fn is_placed(socket: &OwnedFd) -> bool {
     getsockopt(socket, sockopt::Mark).is_ok_and(|mark| mark == MARK)
 }

@@ -15,7 +15,7 @@ const RECORDED: &str = include_str!("kernel.txt");
 /// The program's port in the recordings.
 const PORT: u32 = 4242;
 
-/// A dataplane that keeps what it is given, in that order.
+/// A dataplane that stores the services that it receives, in their order.
 #[derive(Default)]
 struct Kept(Vec<ServiceInfo>);
 

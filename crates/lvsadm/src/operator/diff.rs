@@ -40,7 +40,7 @@ fn services(run: &mut Invocation<'_>, at: &Address) -> Result<Vec<ServiceInfo>, 
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Difference {
     service: ServiceId,
-    /// The differences, one a line.
+    /// The differences, one on each line.
     what: Vec<String>,
 }
 

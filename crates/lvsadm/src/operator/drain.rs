@@ -17,7 +17,7 @@ use super::{
 };
 use crate::invocation::Invocation;
 
-/// Time between two polls.
+/// Interval between two polls.
 const POLL: Duration = Duration::from_millis(500);
 /// Longest time that lvsd may take to apply a request to the dataplane.
 const GRACE: Duration = Duration::from_secs(30);
@@ -149,7 +149,7 @@ struct Target {
     server: SocketAddr,
     /// The service as messages name it.
     name: String,
-    /// The lvsd that owns the service, if there is one.
+    /// The lvsd that owns the service, if one runs.
     daemon: Option<Daemon>,
     /// The dataplane has set its weight to 0.
     settled: bool,
@@ -236,7 +236,7 @@ impl Target {
         }
     }
 
-    /// The server as it is now; none if it is gone.
+    /// The present state of the server; `None` if it was removed.
     fn look(&mut self) -> Result<Option<ServerInfo>, Trouble> {
         let services: Vec<ServiceInfo> = self.client.collect(&Call::ServiceList {
             service: Some(self.service),

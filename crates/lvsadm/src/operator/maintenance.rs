@@ -88,7 +88,7 @@ fn print_done(run: &mut Invocation<'_>, done: &AdminDone, state: &str) -> Outcom
     Ok(0)
 }
 
-/// The daemon that manages the dataplane, if one runs.
+/// The lvsd that manages the dataplane, if one runs.
 pub(super) fn daemon(run: &Invocation<'_>) -> Result<Option<Daemon>, Trouble> {
     Daemon::connect(run.address()).map_err(Trouble::Dataplane)
 }
@@ -131,7 +131,7 @@ pub(super) fn spec(target: Target, state: AdminState, words: &Words) -> Result<A
     })
 }
 
-/// The local user, if known.
+/// The name of the local user, if known.
 fn who() -> Option<String> {
     let name = std::env::var("SUDO_USER")
         .or_else(|_| std::env::var("USER"))

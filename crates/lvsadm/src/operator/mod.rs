@@ -61,7 +61,7 @@ pub(crate) struct Operator {
     /// Its arguments, as a synopsis.
     pub(crate) arguments: &'static str,
     pub(crate) summary: &'static str,
-    /// The rest, for its help and the manual page.
+    /// The other lines of its help text and its manual page.
     pub(crate) text: &'static str,
     pub(crate) flags: &'static [Flag],
     /// Arguments after its name, in examples.
@@ -72,9 +72,9 @@ pub(crate) struct Operator {
 /// The reason why a command failed.
 #[derive(Debug)]
 pub(crate) enum Trouble {
-    /// A wrong command line.
+    /// An invalid command line.
     Usage(String),
-    /// There is no dataplane.
+    /// No dataplane runs.
     Absent(String),
     /// The dataplane, or lvsd, refused.
     Dataplane(String),
@@ -115,7 +115,7 @@ pub(crate) fn find(word: &[u8]) -> Option<&'static Operator> {
 }
 
 impl Operator {
-    /// Runs it with the words behind its name.
+    /// Runs the command with the arguments after its name.
     pub(crate) fn run(&self, run: &mut Invocation<'_>, words: &[Vec<u8>]) -> io::Result<u8> {
         let mut words = words.to_vec();
         words.retain(|word| {
@@ -236,8 +236,8 @@ pub(crate) fn change(
     Ok(warn(run, &done)?)
 }
 
-/// The service with this name in the file of the lvsd that runs, as [`service_words`] writes it; the word itself if it
-/// is no such name.
+/// The service with this name in the file of the running lvsd, as [`service_words`] writes it; the
+/// word itself if no service has this name.
 fn by_name<'a>(run: &Invocation<'_>, word: &'a str) -> Result<Cow<'a, str>, Trouble> {
     // An address without a port is a service with all ports.
     if word.contains(':') || word.parse::<std::net::IpAddr>().is_ok() {
@@ -332,7 +332,7 @@ fn duration(words: &Words, name: &str) -> Result<Option<Duration>, Trouble> {
     time.map_err(|why| Trouble::Usage(format!("{name}: {why}")))
 }
 
-/// Message about a first word that is no command; nothing if it may belong to ipvsadm.
+/// Message about a first word that is not a command; empty if the word may belong to ipvsadm.
 pub(crate) fn unknown(word: &[u8]) -> Option<String> {
     let word = String::from_utf8_lossy(word);
     if word.is_empty() || word.starts_with('-') {

@@ -9,7 +9,7 @@ use super::{Outcome, Trouble, Words, connect, duration};
 use crate::invocation::Invocation;
 use crate::session::json;
 
-/// Pause between two checks.
+/// Interval between two checks.
 const PERIOD: Duration = Duration::from_millis(100);
 /// Milliseconds after which a peer counts as silent; it compares every two seconds.
 const UNHEARD: u64 = 4_000;
@@ -86,7 +86,7 @@ fn text(state: &SyncState) -> String {
     text
 }
 
-/// The services that differ from those of peers.
+/// The services that differ from those of peers, as text.
 fn tables(state: &SyncState) -> String {
     let mut text = String::new();
     for (n, info) in state.tables.iter().enumerate() {

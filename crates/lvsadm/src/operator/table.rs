@@ -1,4 +1,4 @@
-//! The one table of the additional commands.
+//! The table of all additional commands.
 
 use super::{
     Operator, capture, diff, doctor, drain, explain, filter, flag, limit, local, maintenance, mark,

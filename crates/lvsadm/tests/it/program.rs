@@ -15,7 +15,7 @@ use serde_json::Value;
 
 const CONNECTIONS: u64 = 100_000;
 
-/// Lists very many connections, and refuses everything else.
+/// A dataplane that lists very many connections, and refuses all other requests.
 struct Busy;
 
 impl Handler for Busy {

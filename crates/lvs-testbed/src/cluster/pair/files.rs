@@ -38,8 +38,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Restarts keepalived, after which there is no fault. The other director is in maintenance, so
-    /// this one is active again afterwards.
+    /// Restarts keepalived, after which no findings remain. The other director is in maintenance,
+    /// so this one becomes active again.
     pub(super) fn restart_keepalived(&mut self, index: usize) -> Result<()> {
         self.show_progress(&format!("director {}: keepalived is restarted", index + 1));
         let director = &mut self.directors[index];
@@ -72,7 +72,7 @@ impl Lab {
         .with_context(|| self.logs())
     }
 
-    /// Findings of `lvsadm doctor` about lvsd and keepalived, and about the virtual addresses.
+    /// Findings of `lvsadm doctor` about lvsd, keepalived and the virtual addresses.
     fn doctor(&self, index: usize) -> Result<Vec<String>> {
         let lvsadm = programs::find("lvsadm")?;
         let said = self.directors[index]

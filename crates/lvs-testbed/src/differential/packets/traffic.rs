@@ -87,7 +87,7 @@ impl Traffic {
         self.send(note, side, ip)
     }
 
-    /// Changes something at the packet, cuts it or not, and sends it.
+    /// Sends a packet, which is changed or cut at random.
     fn send(&mut self, note: &str, side: Side, mut ip: Vec<u8>) -> Vec<Value> {
         // The host's own answers to these are not compared.
         let plain = note == "echo" || note == "answer of direct routing";
@@ -580,7 +580,7 @@ impl Traffic {
         packet::with_options(ip, options);
     }
 
-    /// `whole`: it stays no fragment.
+    /// Adds an IPv6 extension header; with `whole`, none that makes the packet a fragment.
     fn extension(&mut self, ip: &mut Vec<u8>, whole: bool) {
         let (kind, body): (u8, &[u8]) = match self.entropy.below(10) {
             0 => (0, &[1, 4, 0, 0, 0, 0]),

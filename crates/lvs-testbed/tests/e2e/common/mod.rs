@@ -38,8 +38,8 @@ pub(crate) fn says(site: &Site, what: &str) -> Result<String> {
 /// a busy machine.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
-/// Waits until the director is as it was before the dataplane: the kernel may remove something only after the end of
-/// the process that has made it.
+/// Waits until the director has its state from before the dataplane: the kernel may remove some
+/// objects only after their process has exited.
 pub(crate) fn wait_for_host_state(site: &Site, before: &str) -> Result<()> {
     let now = || host_state(site).unwrap_or_default();
     lvs_testbed::wait_until("the host to be as before", SOON, || now() == before)
@@ -86,7 +86,7 @@ pub(crate) fn measured(mut once: impl FnMut() -> Result<Option<String>>) -> Resu
 /// has to wait for it.
 pub(crate) struct Download {
     client: Proc,
-    /// File whose existence lets the server send the rest.
+    /// The server sends the remaining bytes when this file exists.
     hurry: PathBuf,
 }
 
@@ -375,7 +375,7 @@ pub(crate) fn iperf(site: &Site, options: &str) -> Result<Value> {
     Ok(report)
 }
 
-/// iperf3 both ways over TCP and UDP, and DNS.
+/// Runs iperf3 in both directions over TCP and UDP, and DNS requests.
 pub(crate) fn iperf_and_dns(site: &Site) -> Result<()> {
     let address = match site.options.forward {
         Forward::Nat | Forward::FullNat => site.real_address(0),
@@ -542,7 +542,7 @@ pub(crate) fn mixed_load(site: &Site) -> LoadOptions {
     load
 }
 
-/// Sends the same requests to the first real server itself.
+/// The same requests, sent to the first real server directly.
 pub(crate) fn direct(site: &Site, load: &LoadOptions) -> LoadOptions {
     LoadOptions {
         target: (site.real_address(0), 80).into(),

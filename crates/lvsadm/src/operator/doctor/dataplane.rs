@@ -121,7 +121,7 @@ fn state(info: &Info, findings: &mut Findings) {
     }
 }
 
-/// The path on which established connections are forwarded, if there is nothing to do about it.
+/// The path on which established connections are forwarded; `None` if this is a finding.
 pub(super) fn fast_path(info: &FastPathInfo) -> Option<String> {
     if info.active {
         let by = &info.attached_by;

@@ -1,5 +1,5 @@
-//! Filters of the host: those that seem to filter packets of services and do not receive them, and
-//! those that do.
+//! Filters of the host: those that match packets of services but do not receive them, and those
+//! that receive them.
 
 use lvs_core::api::{Info, ServiceInfo};
 use lvs_sys::attached::{self, Place};
@@ -44,7 +44,7 @@ pub(super) fn look(services: &[ServiceInfo], info: &Info, findings: &mut Finding
     }
 }
 
-/// The host's firewall rules, those of nftables and those of the legacy iptables.
+/// The host's firewall rules, both of nftables and of the legacy iptables.
 fn ruleset() -> String {
     let old = |program| output(program, &[]);
     [
@@ -75,7 +75,7 @@ const OWN_PROGRAM: &str = "lvs_";
 enum Side {
     /// Received packets. The dataplane receives its copy before any filter except XDP.
     Ingress,
-    /// Sent packets, also those of the dataplane.
+    /// Sent packets, including those of the dataplane.
     Egress,
 }
 
@@ -99,7 +99,7 @@ struct Chain<'a> {
 }
 
 impl<'a> Chain<'a> {
-    /// Parses the line with the hook of a chain, if this is one.
+    /// Parses a line with the hook of a chain; other lines are ignored.
     fn stands(&mut self, line: &'a str) {
         for side in [Side::Ingress, Side::Egress] {
             let hook = line.split_once(" hook ");
@@ -112,7 +112,7 @@ impl<'a> Chain<'a> {
         }
     }
 
-    /// Whether it is attached to this device.
+    /// Whether the chain is attached to this device.
     fn is_at(&self, device: &Device) -> bool {
         self.at.is_some_and(|(_, devices)| {
             let mut devices = devices.split(|c: char| c.is_whitespace() || "\",{}=".contains(c));
@@ -120,7 +120,7 @@ impl<'a> Chain<'a> {
         })
     }
 
-    /// Whether it receives no packets of these devices.
+    /// Whether the chain receives no packets of these devices.
     fn is_elsewhere(&self, devices: &[Device]) -> bool {
         self.at.is_some() && !devices.iter().any(|device| self.is_at(device))
     }
@@ -414,7 +414,7 @@ fn programs(device: &Device, place: Place, names: &[String], findings: &mut Find
     }
 }
 
-/// Whether a rule does anything.
+/// Whether a rule has any effect on packets.
 fn acts(line: &str) -> bool {
     let verbs = [
         "drop", "reject", "accept", "dnat", "redirect", "counter", "mark", " -j ",
@@ -464,8 +464,8 @@ mod tests {
         }
     }
 
-    /// Findings for these rules, on a director with three interfaces, one a VLAN of a device that
-    /// it does not use, and one service.
+    /// Findings for these rules, on a director with one service and three interfaces, of which one
+    /// is a VLAN of an unused device.
     fn found(ruleset: &str) -> Vec<String> {
         let devices = [
             device("eth0", None),
@@ -478,7 +478,7 @@ mod tests {
         findings.0.into_iter().map(|finding| finding.what).collect()
     }
 
-    /// A chain of the family netdev with one rule.
+    /// A chain of the netdev family with one rule.
     fn chain(at: &str, rule: &str) -> String {
         format!(
             "table netdev t {{\n\tchain c {{\n\t\ttype filter hook {at}; policy accept;\n\t\t{rule}\n\t}}\n}}\n"

@@ -52,7 +52,8 @@ fn lost(interface: &InterfaceInfo, findings: &mut Findings) {
     }
 }
 
-/// Frames that the network card has lost since it was started; it keeps no time of them.
+/// Frames that the network card has lost since the driver was loaded; the card does not record
+/// when.
 fn lost_by_card(name: &str, findings: &mut Findings) {
     let lost = ring_drops(&output(
         "ip",

@@ -18,7 +18,7 @@ use super::{Outcome, Trouble, Words, connect};
 use crate::invocation::Invocation;
 use crate::session::json_list;
 
-/// A fault that doctor found.
+/// A problem that doctor found.
 #[derive(Debug, Serialize)]
 struct Finding {
     #[serde(flatten)]
@@ -146,7 +146,8 @@ enum Since {
 }
 
 impl Since {
-    /// The packets of a reason since then; all of them from a dataplane that does not count recent ones.
+    /// The packets of a reason since that time; if the dataplane does not count recent ones, all
+    /// packets.
     fn count(self, reason: &ReasonCount) -> u64 {
         match self {
             Self::Minutes => reason.recent.unwrap_or(reason.count),

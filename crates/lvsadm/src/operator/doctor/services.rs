@@ -137,7 +137,7 @@ fn threshold(
     }
 }
 
-/// A server that does not answer its clients, though those of other servers are answered.
+/// A server that does not answer its clients, while other servers of the service do.
 fn unanswered(service: &ServiceInfo, server: &ServerInfo, findings: &mut Findings) {
     if !service.is_suspicious(server) {
         return;

@@ -29,7 +29,7 @@ fn schedulers() -> String {
     own::schedulers().collect::<Vec<_>>().join(" ")
 }
 
-/// Values of an option, with spaces, if they are known.
+/// The known values of an option, separated by spaces.
 fn values(option: &OptionSpec) -> Option<String> {
     match option.argument {
         Argument::Required("scheduler") => Some(schedulers()),

@@ -1,4 +1,4 @@
-//! The table: rates between two readings of the counters, sorted, one line a row.
+//! The table: rates between two reads of the counters, sorted, one row on each line.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
