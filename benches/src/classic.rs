@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn terminal_session_echoes() {
+    fn terminal_session_receives_echo() {
         let mut transaction = type_into(served(terminal)).expect("a banner");
         transaction().expect("an echo");
         transaction().expect("another");
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn block_arrives_by_udp() {
+    fn udp_client_receives_block() {
         let socket = UdpSocket::bind("127.0.0.1:0").expect("a port");
         let address = socket.local_addr().expect("an address");
         thread::spawn(move || blocks(&socket));

@@ -385,7 +385,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_of_a_set() {
+    fn set_of_files_has_its_sizes() {
         let sizes = sizes(76_000, 1_800_000);
         assert_eq!(sizes.len(), 16);
         assert_eq!((sizes[0], sizes[15]), (76_000, 1_800_000));

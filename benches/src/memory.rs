@@ -531,7 +531,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn example_is_a_valid_packet() {
+    fn example_packet_is_valid() {
         let bytes = example();
         let packet = parse::ipv4(&bytes[14..], false).expect("a packet");
         assert_eq!(packet.src, Ipv4Addr::new(10, 128, 0, 1));

@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn yardsticks_compile() {
+    fn yardstick_programs_compile() {
         let yardsticks = Yardsticks::build().expect("a C compiler");
         let mut table = LineTable::new(&yardsticks, 1000, 10, 0).expect("it starts");
         assert!(table.measure().expect("it measures") > 0.0);

@@ -285,7 +285,7 @@ mod tests {
     /// The time that the last requests wait for their timeout does not count as time in which
     /// requests were sent.
     #[test]
-    fn rates_where_requests_time_out() {
+    fn rate_excludes_time_of_timed_out_requests() {
         for (seconds, rate) in [
             (2.0, 240.0),
             (1.0, 240.0),
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_output_is_refused() {
+    fn output_of_another_program_is_refused() {
         assert!(Figures::parse("", 2.0, 1.0).is_err());
         assert!(Figures::parse("Total: connections x", 2.0, 1.0).is_err());
         for line in 0..PRINTED.lines().count() {

@@ -498,7 +498,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_of_a_range_are_listed() {
+    fn range_of_rates_contains_each_rate() {
         let rates = |text: &str| text.parse::<Rates>().map(|rates| rates.0);
         assert_eq!(rates("100..300/100").expect("rates"), [100, 200, 300]);
         assert_eq!(rates("100..250/100").expect("rates"), [100, 200]);

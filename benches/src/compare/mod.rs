@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_selected_by_name_or_its_beginning() {
+    fn row_is_selected_by_its_name_or_prefix() {
         let groups = selected(&["nat-1k", "replies-1m"]).expect("they are there");
         assert_eq!(names(&groups), ["nat-1k", "replies-1m"]);
         let jobs: Vec<_> = groups[1].jobs.iter().map(|job| job.name.as_str()).collect();
@@ -308,7 +308,7 @@ mod tests {
 
     /// Checks the planned time, not the time of a run.
     #[test]
-    fn plan_fits_its_time() {
+    fn plan_takes_at_most_its_duration() {
         let seconds = |arguments: &[&str], (rounds, window)| {
             let groups = selected(arguments).expect("they are there");
             expected(&groups, rounds, Duration::from_millis(window))

@@ -644,7 +644,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_have_names_of_their_own_and_jobs() {
+    fn rows_have_unique_names_and_jobs() {
         let groups = all();
         let mut names: Vec<_> = groups
             .iter()

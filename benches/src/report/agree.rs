@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn points_of_one_report_only_are_counted() {
+    fn points_in_one_report_only_are_counted() {
         let first = report(&[[10.0, 20.0]]);
         let mut second = first.clone();
         second.runs[0].values.truncate(1);

@@ -577,7 +577,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn narrow_logarithmic_axes_begin_and_end_with_a_number() {
+    fn short_logarithmic_axis_begins_and_ends_with_a_label() {
         let near = |range: std::ops::Range<f64>, low: f64, high: f64| {
             (range.start / low - 1.0).abs() < 1e-6 && (range.end / high - 1.0).abs() < 1e-6
         };

@@ -507,7 +507,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connections_of_a_listing() {
+    fn connections_of_a_listing_are_counted() {
         let listing = "IP Virtual Server version 1.2.1 (size=4096)\n\
             Prot LocalAddress:Port Scheduler Flags\n  \
             -> RemoteAddress:Port           Forward Weight ActiveConn InActConn\n\

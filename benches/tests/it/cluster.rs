@@ -52,7 +52,7 @@ fn web(host: &Host, directory: &Path) -> Proc {
 }
 
 #[test]
-fn wrong_words_are_refused() {
+fn invalid_options_are_refused() {
     let usual = ["--server", "192.0.2.1", "--rates", "10"];
     for (words, said) in [
         (
@@ -97,7 +97,7 @@ fn wrong_words_are_refused() {
 }
 
 #[test]
-fn figures_of_all_hosts_are_merged_and_errors_end_run() {
+fn results_of_all_hosts_are_merged_and_errors_stop_the_run() {
     let directory = tempfile::tempdir().expect("a directory");
     let seen = directory.path().join("seen").display().to_string();
     let script = format!("echo \"$@\" >>{seen}\ncat {}", printed().display());

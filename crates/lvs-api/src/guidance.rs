@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fix_that_asks_for_nothing_gets_no_advice() {
+    fn fix_without_command_gets_no_advice() {
         let nothing = "Nothing: this is what --fast-path is for.";
         assert_eq!(with_keys(nothing), nothing);
     }
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn no_server_names_lvsd_and_no_change_by_hand() {
+    fn service_without_servers_gets_fix_for_lvsd() {
         let reported = fix("no_server", "Add one (-a).");
         assert!(
             reported.contains("lvsd status") && !reported.contains("-a)"),

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn life_of_killed_process_is_ending_until_threads_are_gone() {
+    fn killed_process_is_ending_until_its_threads_have_exited() {
         let none = "0000000000000000";
         assert_eq!(life("S", 0x0040_0040, 9, none), Life::Running);
         assert_eq!(life("R", 0x0040_0044, 9, none), Life::Ending);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn patience_with_running_process_ends_soon() {
+    fn wait_for_running_process_is_bounded() {
         let own = Some(std::process::id());
         let patience = Patience::new(Limits::LOOK);
         let waited = (0..1000).take_while(|_| patience.waits_for(own)).count();

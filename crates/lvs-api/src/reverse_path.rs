@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn strict_filter_counts_by_the_greater_value() {
+    fn strict_filter_applies_if_one_of_both_settings_is_strict() {
         let dir = tempfile::tempdir().expect("a directory");
         let set = |name: &str, value: &str| {
             let path = dir.path().join(name);

@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn retry_ends_when_the_promise_ends() {
+    fn retry_stops_when_the_starting_process_has_exited() {
         let mut attempts = 0;
         let mut promises = 3;
         let result = retry(

@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn live_finds_the_own_namespace() {
+    fn live_process_in_own_namespace_is_found() {
         let own = fs::read_link("/proc/self/ns/net").expect("it is there");
         let own = own.to_str().and_then(of_link).expect("a number");
         assert!(live().0.contains(&own));
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn state_file_usual_address_has_the_cookie() {
+    fn state_file_of_default_socket_has_the_cookie_of_its_namespace() {
         let usual = Address::Usual(PathBuf::from("/run/lvs/netns-1.sock"));
         let named = Address::Path(PathBuf::from("/run/lvs/x.sock"));
         let cookie = netns::cookie().map(|cookie| format!(".{cookie}"));

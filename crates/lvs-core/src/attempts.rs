@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_with_steady_attempts_hold_as_many_as_their_time() {
+    fn window_of_steady_attempts_counts_those_of_its_duration() {
         let mut windows = Windows::default();
         for tick in 1..=1_000 {
             windows.tick(attempts(10 * tick, tick));

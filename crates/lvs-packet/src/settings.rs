@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_read_and_others_refused() {
+    fn setting_words_are_parsed_and_other_words_refused() {
         assert_eq!("auto".parse(), Ok(ClampMss::Auto));
         assert_eq!("1360".parse(), Ok(ClampMss::To(1360)));
         assert_eq!("drop".parse(), Ok(Echo::Drop));

@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn readers_cannot_use_all_slots_and_one_reader_not_all_of_theirs() {
+    fn read_only_users_cannot_use_all_slots_and_one_user_not_all_of_theirs() {
         let places = Arc::<Places>::default();
         let take = |uid| std::iter::from_fn(|| places.take(uid)).collect::<Vec<_>>();
         let one = take(Some(1));

@@ -135,7 +135,7 @@ fn raw(address: &Address, bytes: &[u8]) -> String {
 }
 
 #[test]
-fn bad_requests_get_an_answer() {
+fn invalid_requests_are_answered_with_errors() {
     let address = unique("bad");
     let _handle = start(&address);
     for (request, part) in [
@@ -298,7 +298,7 @@ fn in_own_network(body: impl FnOnce() + Send + 'static) {
 }
 
 #[test]
-fn dataplane_in_directory_of_root_is_found_by_path_and_by_name() {
+fn socket_in_directory_of_root_is_found_by_path_and_by_name() {
     in_own_network(|| {
         let top = std::env::temp_dir().join(format!("lvs-test-usual-{}", std::process::id()));
         fs::create_dir_all(&top).expect("a directory");

@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn flooded_service_takes_no_places_from_other_services() {
+    fn flooded_service_uses_no_slots_of_other_services() {
         let clients = Arc::new(Clients::default());
         let mut flood: Vec<Slot> = (0..100)
             .map(|n| some(slot(&clients, 1, client(1000 + n, 1), 0)))
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn full_table_evicts_client_of_newcomers_service() {
+    fn full_table_evicts_client_of_the_same_service() {
         let clients = Arc::new(Clients::default());
         let crowded = |n| clients.slot(service(1), client(n, 1), (MOST, true), 0);
         assert!(matches!(crowded(1), Admission::Full), "there is nobody");

@@ -90,7 +90,7 @@ fn pattern(length: usize) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn relay_passes_bytes_and_close_independently_per_direction() {
+async fn relay_copies_bytes_and_closes_each_direction_independently() {
     let (listener, address) = server().await;
     let mut bench = Bench::new(Options::default(), &[address]);
     let (sent, answer) = (pattern(3_000_000), pattern(5_000_000));
@@ -124,7 +124,7 @@ async fn relay_passes_bytes_and_close_independently_per_direction() {
 }
 
 #[tokio::test]
-async fn relay_passes_reset_from_both_ends() {
+async fn relay_forwards_reset_of_either_side() {
     for (half_closed, from_client) in [(false, true), (true, true), (false, false)] {
         let (listener, address) = server().await;
         let bench = Bench::new(Options::default(), &[address]);
@@ -354,7 +354,7 @@ async fn idle_relay_is_closed() {
 
 /// A client that does not read fills only its pipe and the sockets.
 #[tokio::test]
-async fn slow_reader_stops_its_server() {
+async fn slow_client_stops_reads_from_its_server() {
     let (listener, address) = server().await;
     let bench = Bench::new(Options::default(), &[address]);
     let socket = tokio::net::TcpSocket::new_v4().unwrap();

@@ -29,7 +29,7 @@ pub fn cookie() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn cookie_of_a_namespace_stays_and_differs_from_others() {
+    fn namespace_cookie_is_constant_and_unique() {
         let Some(own) = super::cookie() else {
             // A kernel before 5.14.
             return;

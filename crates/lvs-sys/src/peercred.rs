@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn ended_process_is_absent() -> io::Result<()> {
+    fn exited_process_is_absent() -> io::Result<()> {
         let mut child = std::process::Command::new("cat")
             .stdin(std::process::Stdio::piped())
             .spawn()?;

@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn restored_signals_have_the_action_they_had() {
+    fn restored_signals_have_their_previous_action() {
         let before = ignored();
         let former = ignore_signals();
         let all = ignored();

@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn table_memory_serves_small_and_large_pages() {
+    fn table_memory_works_with_small_and_large_pages() {
         for large in [false, true] {
             let control = Control::new(Options {
                 max_connections: 1000,

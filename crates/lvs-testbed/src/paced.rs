@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn due_bytes_grow_evenly_up_to_the_size() {
+    fn due_bytes_grow_at_the_rate_up_to_the_size() {
         let slice = due(Duration::ZERO, 100_000, 20_000);
         assert!(slice > 0);
         for tenths in 0..=2 {
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn download_is_complete_byte_for_byte() {
+    fn download_contains_each_byte() {
         let (sender, receiver) = channel();
         let listener = listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
         let address = listener.local_addr().unwrap();

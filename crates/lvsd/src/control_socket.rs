@@ -286,7 +286,7 @@ mod tests {
     /// A process of another user, for the test below: requests a reload, and prints the answer.
     #[test]
     #[ignore = "by hand: another test starts it"]
-    fn reload_request_of_another_user() {
+    fn reload_request_of_unprivileged_user_is_refused() {
         use std::os::linux::net::SocketAddrExt;
         let name = std::env::var("DOOR").expect("where to");
         let name = std::os::unix::net::SocketAddr::from_abstract_name(name).expect("a name");
@@ -316,7 +316,7 @@ mod tests {
                 .arg(std::env::current_exe().expect("this program"))
                 .args([
                     "--exact",
-                    "control_socket::tests::reload_request_of_another_user",
+                    "control_socket::tests::reload_request_of_unprivileged_user_is_refused",
                     "--ignored",
                     "--nocapture",
                 ])

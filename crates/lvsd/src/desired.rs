@@ -249,7 +249,7 @@ mod tests {
     };
 
     #[test]
-    fn desired_without_overrides_is_the_file() {
+    fn desired_state_without_overrides_equals_the_file() {
         let case = Case::new("");
         assert_eq!(
             case.servers(),

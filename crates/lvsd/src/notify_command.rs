@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn notify_command_before_the_end_reads_each_event() {
+    async fn notify_command_at_exit_receives_each_event() {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("events");
         let script = format!("cat >> {}", file.display());
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn notify_command_that_hangs_is_ended() {
+    async fn notify_command_that_hangs_is_killed() {
         let mut events = Events::default();
         let mut listener = events.listen();
         events.send("hang", About::default(), "words");

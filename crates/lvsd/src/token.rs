@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_whole_token_is_the_token() {
+    fn token_with_any_difference_is_refused() {
         let token = Token("0123456789abcdef".to_owned());
         assert!(token.is(b"0123456789abcdef"));
         for other in [

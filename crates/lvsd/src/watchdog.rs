@@ -128,19 +128,19 @@ mod tests {
     }
 
     #[test]
-    fn late_checks_are_reported() {
+    fn delayed_checks_are_reported() {
         let stopped = first_stopped([LIMIT, LATE, LIMIT], LIMIT);
         assert_eq!(stopped, Some("the health checks"));
     }
 
     #[test]
-    fn late_event_loop_is_reported_before_late_checks() {
+    fn delayed_event_loop_is_reported_before_delayed_checks() {
         let stopped = first_stopped([LATE, LATE, LATE], LIMIT);
         assert_eq!(stopped, Some("the event loop"));
     }
 
     #[test]
-    fn late_turn_is_reported() {
+    fn delayed_main_loop_iteration_is_reported() {
         let turn = TURN_LIMIT + Duration::from_millis(1);
         let stopped = first_stopped([LIMIT, LIMIT, turn], LIMIT);
         assert_eq!(stopped, Some("the daemon's loop"));

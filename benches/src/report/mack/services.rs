@@ -448,7 +448,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_of_curl_are_whole() {
+    fn incomplete_file_of_curl_is_refused() {
         let times = timed("0.001500 16384\n0.002 16384\n").expect("two files");
         assert!((times.iter().sum::<f64>() - 0.0035).abs() < 1e-9);
         assert!(timed("0.001500 16383\n").is_err());
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn why_curl_has_failed() {
+    fn failed_curl_reports_its_reason() {
         let reported = "> PORT 1,2,3,4,5,6\r\n< 500 Illegal PORT command.\r\ncurl: (30) strange\n";
         assert_eq!(
             reason(reported).as_deref(),

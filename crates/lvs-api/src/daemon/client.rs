@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn status_answer_whole_is_read() {
+    fn complete_status_answer_is_parsed() {
         let status = serde_json::to_string(&Status {
             pid: 7,
             ..Status::default()
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn status_answer_strange_is_an_error_in_words() {
+    fn invalid_status_answer_is_an_error_with_reason() {
         let refused = r#"HTTP/1.0 403 Forbidden
 
 {"error":{"message":"only root may"}}"#;

@@ -270,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn name_files_are_read() {
+    fn hosts_and_services_files_are_parsed() {
         let names = Names::from_texts(
             "127.0.0.1 localhost\n192.0.2.1\tweb.example www # the site\n2001:db8::1 web6\n192.0.2.1 other\n",
             "http 80/tcp www\ndomain 53/udp\n",
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_file_is_read_as_by_the_c_library() {
+    fn hosts_file_is_parsed_like_the_c_library() {
         let names = Names::from_texts(
             "::1 loop6\n192.0.2.5\n192.0.2.6 # nobody\n::ffff:192.0.2.21 mapped\n192.0.2.7 ab:80\n192.0.2.8 ab:xy\n",
             "",

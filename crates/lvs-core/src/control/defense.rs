@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn automatic_modes_follow_the_memory() {
+    fn automatic_defence_mode_depends_on_free_memory() {
         let mut sysctls = Sysctls::default();
         for name in ["drop_packet", "drop_entry", "secure_tcp"] {
             sysctls.set(name, "1").unwrap();
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn automatic_modes_follow_the_tables() {
+    fn automatic_defence_mode_depends_on_free_slots() {
         let mut sysctls = Sysctls::default();
         for name in ["drop_packet", "drop_entry", "secure_tcp"] {
             sysctls.set(name, "1").unwrap();
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn mode_3_drops_one_in_am_droprate_the_first_at_once() {
+    fn drop_packet_mode_3_drops_one_in_am_droprate() {
         let mut sysctls = Sysctls::default();
         sysctls.set("drop_packet", "3").unwrap();
         let mut defense = Defense::new(1);
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn draw_hits_one_in_number_of_packets() {
+    fn random_drop_hits_one_in_number_of_packets() {
         let mut defense = Defense::new(1);
         let minute = Duration::from_secs(60);
         let drops = |defense: &mut Defense, packets| {

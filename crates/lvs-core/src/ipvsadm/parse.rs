@@ -776,7 +776,7 @@ mod tests {
     }
 
     #[test]
-    fn first_problem_wins() {
+    fn first_error_of_a_line_is_reported() {
         assert_eq!(text(&["-Lq"]), "-Lq: unknown option\n");
         assert_eq!(
             text(&["-L", "-n=5"]),

@@ -250,7 +250,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn described_behaviour_at_weight_0_is_true() {
+    fn scheduler_behaviour_at_weight_0_matches_its_description() {
         for about in BUILT_IN.iter().filter(|about| about.name != "none") {
             for flags in [0, ServiceFlags::SCHED1].map(ServiceFlags) {
                 let mut pool = pool(about.name, &[1, 1]);
@@ -309,7 +309,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn described_properties_of_schedulers_are_true() {
+    fn scheduler_properties_match_their_descriptions() {
         for about in BUILT_IN {
             let scheduler = (about.make)();
             let name = about.name;
@@ -351,7 +351,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn dh_assigns_servers_in_turn_and_replaces_none() {
+    fn dh_assigns_slots_in_turn_and_replaces_no_server() {
         let mut pool = pool("dh", &[1, 1, 1]);
         let virts = [
             "10.0.0.1",

@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_sorted_and_values_have_their_ranges() {
+    fn sysctl_names_are_sorted_and_values_have_their_ranges() {
         assert!(Sysctls::NAMES.is_sorted());
         let mut sysctls = Sysctls::default();
         for (name, value) in [

@@ -52,7 +52,7 @@ mod tests {
     use alloc::vec::Vec;
 
     #[test]
-    fn options_are_read_up_to_damage() {
+    fn tcp_options_are_parsed_up_to_the_first_damaged_one() {
         let read = |bytes| options(bytes).collect::<Vec<_>>();
         assert_eq!(
             read(&[2, 4, 5, 180, 1, 3, 3, 7]),

@@ -582,7 +582,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn received_bytes_never_panic(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300), fix: bool) {
+        fn peer_message_of_any_bytes_does_not_panic(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300), fix: bool) {
             let mut bytes = bytes;
             if fix && bytes.len() > 44 {
                 let len = u16::try_from(bytes.len() - 8).unwrap().to_be_bytes();

@@ -342,7 +342,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn received_messages_never_panic(mut bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300), fix: bool) {
+        fn sync_message_of_any_bytes_does_not_panic(mut bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300), fix: bool) {
             if fix && bytes.len() >= 8 {
                 let size = u16::try_from(bytes.len()).unwrap().to_be_bytes();
                 bytes[2..4].copy_from_slice(&size);

@@ -326,7 +326,7 @@ fn untracked_connection_is_reset_by_its_next_packet() {
 }
 
 #[test]
-fn down_connection_ends_at_packet_before_walk() {
+fn connection_of_down_server_ends_at_its_next_packet() {
     let key = ServiceKey::tcp(addr(VIP));
     let config = service("rr", down(OnServerDown::Reset));
     let mut director = director(key, config, Forwarding::Nat, 1);
@@ -452,7 +452,7 @@ fn server_down_policies_apply_to_datagrams() {
 }
 
 #[test]
-fn immovable_tcp_is_reset_and_dropped_tcp_is_silent() {
+fn reset_and_drop_policies_apply_to_tcp_without_known_numbers() {
     let key = ServiceKey::tcp(addr(VIP));
     let now = Instant::from_secs(1);
     let ack = tcp(addr(CLIENT), addr(VIP), ACK);
@@ -488,7 +488,7 @@ fn server_down_setting_precedes_expire_nodest_conn() {
 }
 
 #[test]
-fn deleted_service_takes_its_servers_down() {
+fn deleted_service_closes_connections_like_down_servers() {
     let key = ServiceKey::tcp(addr(VIP));
     let config = service("rr", down(OnServerDown::Reset));
     let mut director = director(key, config, Forwarding::Nat, 1);
@@ -518,7 +518,7 @@ fn server_down_is_silent_by_default() {
 }
 
 #[test]
-fn explain_shows_fate_of_lost_connection() {
+fn explain_reports_outcome_of_connection_to_down_server() {
     let key = ServiceKey::tcp(addr(VIP));
     let config = service("rr", down(OnServerDown::Reset));
     let mut director = director(key, config, Forwarding::Nat, 1);

@@ -33,7 +33,7 @@ fn from_client(director: &mut Director, port: u16, flags: u8, now: Instant) -> V
 }
 
 #[test]
-fn listings_are_in_the_order_of_slots() {
+fn connection_listing_is_ordered_by_slot() {
     let mut director = director();
     let now = Instant::from_secs(1);
     let ports: Vec<u16> = (1001..1200).collect();
@@ -70,7 +70,7 @@ fn listings_are_in_the_order_of_slots() {
 }
 
 #[test]
-fn timers_fire_on_time() {
+fn timers_fire_at_their_deadline() {
     let mut director = director();
     let _ = from_client(&mut director, 10, TcpFlags::SYN, Instant::ZERO);
     let deadline = Instant::from_secs(60);

@@ -115,7 +115,7 @@ fn every_call_is_documented() {
 
 /// The files that ARCHITECTURE names exist.
 #[test]
-fn code_map_names_existing_files() {
+fn files_in_code_map_exist() {
     let map = section("ARCHITECTURE.md", "## Code map");
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut seen = 0;
@@ -314,7 +314,7 @@ fn every_limit_has_its_test() {
 /// becomes readable for all clients is added to this list as well.
 #[cfg(feature = "api")]
 #[test]
-fn calls_with_read_access_are_exactly_these() {
+fn documented_calls_with_read_access_are_complete() {
     use lvs_core::api::{Access, Call};
 
     let reads = Call::METHODS.iter().filter(|(_, a)| *a == Access::Read);

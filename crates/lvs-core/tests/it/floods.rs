@@ -100,7 +100,7 @@ impl Bed {
 }
 
 #[test]
-fn syn_flood_of_full_table_evicts_flood_only() {
+fn syn_flood_of_full_table_evicts_only_flood_connections() {
     const SLOTS: u32 = 4096;
     for method in [Forwarding::Nat, Forwarding::Route] {
         let mut bed = Bed::tcp(SLOTS as usize, WhenFull::Evict, method, Extras::default());

@@ -1007,7 +1007,7 @@ fn million_connections_open_and_close() {
 }
 
 #[test]
-fn clock_going_backwards_counts_as_stopped() {
+fn backward_clock_step_counts_as_stopped_clock() {
     let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 1);
     let _ = director.handle_packet(&tcp(CLIENT, VIP, TcpFlags::SYN), Instant::from_secs(100));
     let now = director.advance(Instant::from_secs(50));

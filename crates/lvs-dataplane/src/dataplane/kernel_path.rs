@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn wide_slots_for_all_of_a_small_table_and_a_quarter_of_a_large_one() {
+    fn small_table_has_only_wide_slots_and_large_table_a_quarter() {
         let tables = [1, 1 << 20, 2_000_000, 10_000_000];
         assert_eq!(tables.map(wide), [1, 1 << 20, 1 << 20, 2_500_000]);
     }

@@ -421,7 +421,7 @@ mod tests {
 
     /// Only calls of a later version are skipped.
     #[test]
-    fn calls_of_another_version_are_left_out() -> serde_json::Result<()> {
+    fn stored_calls_of_another_version_are_skipped() -> serde_json::Result<()> {
         let text = r#"{"calls": [
             {"method": "timeouts.set", "params": {"tcp": 900, "tcp_fin": 120, "udp": 300}},
             {"method": "comes.later", "params": {}}

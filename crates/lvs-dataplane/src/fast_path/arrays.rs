@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn regions_of_all_workers_have_numbers_or_are_refused() {
+    fn unnumberable_worker_regions_are_refused() {
         let of = |entries, workers| {
             let workers = NonZeroUsize::new(workers).expect("there is one");
             entries_of_all(entries, workers).ok()

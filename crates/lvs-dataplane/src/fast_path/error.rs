@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn missing_right_is_named_in_the_fix() {
+    fn missing_capability_is_named_in_the_fix() {
         let advised = |errno: Errno| FastPathInfo::from(step("make memory")(errno.into())).fix;
         assert!(advised(Errno::NOMEM).contains("--max-connections"));
         assert!(advised(Errno::PERM).contains("root"));

@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn local_ends_are_found_again() {
+    fn stored_local_address_is_found_again() {
         let Some(fast_path) = open() else { return };
         let wide = fast_path.locals.slots.narrow;
         let ends = [
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn local_ends_are_bounded() {
+    fn number_of_local_addresses_is_bounded() {
         let Some(fast_path) = open() else { return };
         fast_path.make_locals();
         let (entries, slots) = (fast_path.locals.entries, fast_path.locals.slots.in_place());

@@ -528,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn ways_out_that_run_out_rest_before_they_mean_something_else() {
+    fn exhausted_next_hops_are_reused_after_a_pause() {
         let Some(fast_path) = open() else { return };
         let way = |n: u32| WayOut {
             ifindex: 1,
@@ -550,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn bpf_object_has_all_programs_and_nonsense_has_none() {
+    fn bpf_object_contains_all_programs_and_invalid_object_is_refused() {
         for section in ["socket", "tc", "xdp"] {
             let code = object::code(OBJECT, section).expect("it is there");
             assert!(code.instructions.len() > 100 && !code.maps.is_empty());

@@ -593,7 +593,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pins_of_another_namespace_or_without_services_are_not_taken_over() {
+    fn pins_of_another_namespace_or_without_services_are_ignored() {
         // Where BPF is not permitted, there is nothing to see.
         if open().is_none() {
             return;

@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn program_without_dataplane_follows_as_many_rules_as_there_is_room_for() {
+    fn program_without_dataplane_applies_rules_up_to_its_limit() {
         let Some(fast_path) = open() else { return };
         let texts: Vec<String> = (0..RULES + 5)
             .map(|n| format!("--destination 10.0.{}.{} --mark 7", n / 256, n % 256))

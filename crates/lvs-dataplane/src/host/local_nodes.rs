@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_of_the_hosts_own_programs_are_left_to_them() {
+    fn full_nat_range_excludes_ephemeral_ports_of_the_host() {
         let all = LocalAddress::new([10, 0, 0, 1].into());
         for (low, high, first, last) in [
             (32_768, 60_999, 1024, 32_767),

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_cut_the_addresses_into_regions() {
+    fn prefixes_divide_the_addresses_into_regions() {
         let some = [
             "0.0.0.0/0",
             "10.0.0.0/8",

@@ -205,7 +205,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_read_without_panic(bytes: Vec<u8>) {
+        fn netlink_message_of_any_bytes_does_not_panic(bytes: Vec<u8>) {
             for message in messages(&bytes) {
                 let _ = message.error();
                 let _ = attributes(message.payload).count();

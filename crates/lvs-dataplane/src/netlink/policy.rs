@@ -405,7 +405,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_message_is_read_without_panic(kind in 16_u16..40, payload: Vec<u8>) {
+        fn policy_rule_of_any_bytes_does_not_panic(kind in 16_u16..40, payload: Vec<u8>) {
             let message = Message { kind, flags: 0, seq: 0, payload: &payload };
             let _ = (PolicyRule::parse(&message), PolicyRoute::parse(&message), Proxy::parse(&message));
         }

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn portions_wait_for_one_another() {
+    fn second_portion_waits_for_the_first() {
         let reader = Reader {
             syncid: 0,
             buffer: vec![0; 1473],
@@ -262,7 +262,7 @@ mod tests {
     proptest::proptest! {
         /// Reading, from the datagram to the portions.
         #[test]
-        fn backup_accepts_any_datagram(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..1473), fix: bool, syncid: u8) {
+        fn sync_datagram_of_any_bytes_does_not_panic(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..1473), fix: bool, syncid: u8) {
             let mut reader = Reader {
                 syncid,
                 buffer: vec![0; 1473],

@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn area_keeps_saved_text_or_the_earlier_one() {
+    fn failed_save_keeps_the_previous_text() {
         let words = text_words(32);
         let words: Vec<AtomicU64> = (0..words).map(|_| AtomicU64::new(0)).collect();
         let area = Area {

@@ -82,7 +82,7 @@ impl Drop for Dataplane {
 }
 
 #[test]
-fn dataplane_with_full_log_disk_works_and_ends() {
+fn dataplane_with_full_log_disk_works_and_exits() {
     let full = OpenOptions::new()
         .write(true)
         .open("/dev/full")
@@ -91,7 +91,7 @@ fn dataplane_with_full_log_disk_works_and_ends() {
 }
 
 #[test]
-fn dataplane_works_after_log_reader_has_ended() {
+fn dataplane_works_after_log_reader_has_exited() {
     let mut dataplane = Dataplane::start("head", Stdio::piped(), &[]);
     let mut reader = BufReader::new(dataplane.process.stderr.take().expect("a pipe"));
     let mut line = String::new();
@@ -114,7 +114,7 @@ fn dataplane_works_with_log_reader_that_never_reads() {
 }
 
 #[test]
-fn dataplane_logs_its_end() {
+fn dataplane_logs_its_exit() {
     let (mut from, to) = std::io::pipe().expect("a pipe");
     Dataplane::start("end", to, &[("LVS_STARTED_BY", "lvsd")]).works_and_ends();
     let mut text = String::new();

@@ -104,17 +104,17 @@ fn hosts() -> (Host, Host, Host) {
 }
 
 #[test]
-fn aggregates_pass_whole_and_arrive_right() {
+fn super_packets_are_forwarded_whole_with_right_checksums() {
     aggregates_pass(open);
 }
 
 #[test]
-fn aggregates_pass_whole_and_arrive_right_without_a_ring() {
+fn super_packets_without_ring_are_forwarded_whole_with_right_checksums() {
     aggregates_pass(open_without_ring);
 }
 
 #[test]
-fn aggregates_pass_whole_and_arrive_right_by_two_queues() {
+fn super_packets_by_two_queues_are_forwarded_whole_with_right_checksums() {
     aggregates_pass(open_two_queues);
 }
 
@@ -363,7 +363,7 @@ fn full_ring_counts_losses_and_keeps_lent_frames() {
 
 /// Frames that are longer than a slot of the ring wait in the socket's buffer.
 #[test]
-fn long_frames_wait_as_far_as_the_socket_has_room_and_the_others_are_counted() {
+fn long_frames_are_queued_up_to_the_socket_limit_and_dropped_ones_are_counted() {
     let (left, middle, _right) = hosts();
     left.ip("link set wl mtu 9000");
     middle.ip("link set wa mtu 9000");
@@ -451,7 +451,7 @@ const ACK: u8 = 16;
 const FIN: u8 = 1;
 
 #[test]
-fn interfaces_that_share_a_batch_make_no_buffers_for_one_another() {
+fn interfaces_that_share_a_batch_allocate_no_buffers() {
     const MARK: [u8; 8] = *b"the same";
     let (left, middle, right) = hosts();
     left.ip("link set wl mtu 9000");

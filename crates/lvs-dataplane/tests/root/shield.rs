@@ -318,7 +318,7 @@ fn connection_of_the_host_is_hidden_until_it_ends() {
 }
 
 #[test]
-fn all_packets_to_own_vip_are_hidden_except_frames_of_other_stations() {
+fn all_packets_to_own_vip_are_hidden_except_frames_of_other_hosts() {
     let net = net();
     let mut shield = net.director.run(|| Shield::open(None).unwrap());
     shield.add_interface("dc").unwrap();
@@ -386,7 +386,7 @@ fn all_packets_to_own_vip_are_hidden_except_frames_of_other_stations() {
 }
 
 #[test]
-fn shield_update_sends_difference_all_or_nothing() {
+fn shield_update_sends_difference_in_one_transaction() {
     let host = Host::new();
     let mut shield = host.run(|| Shield::open(None).unwrap());
     let mut spec = Intercept::default();
@@ -558,7 +558,7 @@ fn reinjected_frame_is_received_by_the_host() {
 /// The process that the next test kills; not a test itself.
 #[test]
 #[ignore = "by hand: another test starts it"]
-fn owner_to_be_killed() {
+fn killed_owner_helper_process() {
     let mut shield = Shield::open(None).unwrap();
     shield.add_interface("lo").unwrap();
     println!("ready");
@@ -575,7 +575,7 @@ fn killed_owner_leaves_no_table() {
                 "--ignored",
                 "--exact",
                 "--nocapture",
-                "shield::owner_to_be_killed",
+                "shield::killed_owner_helper_process",
             ])
             .stdout(Stdio::piped())
             .spawn()

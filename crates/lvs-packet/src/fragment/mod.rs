@@ -222,7 +222,7 @@ mod tests {
     /// RFC 8200 section 4.5: nothing of a datagram with overlapping fragments is delivered,
     /// whatever arrives later.
     #[test]
-    fn overlapping_fragments_of_ipv6_are_never_put_together() {
+    fn overlapping_ipv6_fragments_are_not_reassembled() {
         let mut ip = Vec::new();
         PacketBuilder::ipv6([1; 16], [2; 16], 64)
             .udp(1, 2)

@@ -132,7 +132,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn errors_and_echoes_agree_with_the_twin(a: [u8; 16], b: [u8; 16], len in 0usize..3000) {
+        fn icmpv6_errors_and_echoes_agree_with_etherparse(a: [u8; 16], b: [u8; 16], len in 0usize..3000) {
             let mut ip = Vec::new();
             PacketBuilder::ipv6(a, b, 64).udp(1, 2).write(&mut ip, &vec![7; len]).expect("a vector takes all");
             let mut frame = Frame::new();

@@ -225,7 +225,7 @@ mod tests {
     /// Recorded from the kernel, requests and answers of a service by NAT with each of these
     /// options.
     #[test]
-    fn router_fills_in_options() {
+    fn router_fills_in_ip_options() {
         for (before, after) in [
             (
                 &[7, 11, 4, 0, 0, 0, 0, 0, 0, 0, 0][..],
@@ -257,7 +257,7 @@ mod tests {
     /// Options for which the kernel answers with "parameter problem", by recordings, and options
     /// that it drops silently.
     #[test]
-    fn host_refuses_invalid_options() {
+    fn host_refuses_invalid_ip_options() {
         for (options, octet) in [
             (&[7, 40, 4, 0][..], 20),
             (&[7, 1, 4, 0], 20),

@@ -380,7 +380,7 @@ mod tests {
         }
 
         #[test]
-        fn editors_agree_with_the_twin(a: [u8; 16], b: [u8; 16], c: [u8; 16], d: [u8; 16], hops in 1u8..) {
+        fn ipv6_header_changes_agree_with_etherparse(a: [u8; 16], b: [u8; 16], c: [u8; 16], d: [u8; 16], hops in 1u8..) {
             let mut ip = Vec::new();
             PacketBuilder::ipv6(a, b, hops).udp(1, 2).write(&mut ip, &[1, 2, 3]).expect("a vector takes all");
             set_src(&mut ip, c.into());

@@ -236,7 +236,7 @@ fn unreachable(src: &str, dst: &str, about: &[u8]) -> Vec<u8> {
 /// The kernel's IPVS inspects all forwarded ICMP, and drops messages that are too short. The
 /// dataplane passes them to the host unless it intercepts them.
 #[test]
-fn short_icmp_in_transit_is_the_hosts() {
+fn short_icmp_packet_in_transit_is_passed_to_host() {
     let mut lab = nat();
     for (other, client) in [(OTHER, CLIENT), (OTHER6, CLIENT6)] {
         let whole = unreachable(other, client, &[]);
@@ -259,7 +259,7 @@ fn short_icmp_in_transit_is_the_hosts() {
 /// The kernel's IPVS drops them at every address of the host if there is any service. The dataplane
 /// drops them at addresses with services.
 #[test]
-fn short_packets_to_addresses_without_a_service_are_the_hosts() {
+fn short_packet_to_address_without_service_is_passed_to_host() {
     const HOST6: &str = "fd00:50::2";
     let mut lab = nat();
     lab.net.local.insert(addr(HOST6));
@@ -288,7 +288,7 @@ fn short_packets_to_addresses_without_a_service_are_the_hosts() {
 /// The kernel's host writes into the options of a forwarded error, and its IPVS then drops the
 /// error as damaged.
 #[test]
-fn errors_with_options_that_were_filled_in_are_translated() {
+fn icmp_error_quoting_filled_in_options_is_translated() {
     let mut lab = nat();
     let request = udp((CLIENT, 4000), (VIP, 53), b"question");
     let forwarded = only(lab.request(&request, Offload::default()), SERVERS);
@@ -308,7 +308,7 @@ fn errors_with_options_that_were_filled_in_are_translated() {
 /// The kernel's host obeys the first two bits of an option unknown to it before IPVS receives the
 /// packet (RFC 8200 section 4.2). Here the servers do that.
 #[test]
-fn unknown_hop_by_hop_options_are_left_to_the_servers() {
+fn packet_with_unknown_hop_by_hop_options_is_forwarded_to_server() {
     for option in [0x1e, 0x5e, 0x9e, 0xde] {
         let mut lab = nat();
         let mut request = udp((CLIENT6, 4000), (VIP6, 53), b"question");
@@ -337,7 +337,7 @@ fn fragment_in_fragment_is_dropped() {
 /// The kernel passes the packet to the host, which reports to the sender the position at which it
 /// ends.
 #[test]
-fn headers_that_end_too_early_are_dropped_at_a_virtual_address() {
+fn packet_with_truncated_headers_to_vip_is_dropped() {
     let mut lab = nat();
     let mut request = udp((CLIENT6, 4000), (VIP6, 53), b"");
     extend(&mut request, 51, &[&[4][..], &[0; 22]].concat());
@@ -351,7 +351,7 @@ fn headers_that_end_too_early_are_dropped_at_a_virtual_address() {
 /// Without NAT the dataplane intercepts none of these errors, and does not reassemble fragments
 /// only to count them.
 #[test]
-fn fragmented_errors_that_are_not_translated_are_not_counted() {
+fn untranslated_fragmented_icmp_errors_are_not_counted() {
     let direct = ServerConfig::new(1, Forwarding::Route);
     let mut lab = udp_services(&direct, ServiceFlags::default());
     let request = udp((CLIENT, 4000), (VIP, 53), &[7; 600]);
@@ -378,7 +378,7 @@ fn fragmented_errors_that_are_not_translated_are_not_counted() {
 /// IPVS refuses longer answers. With the dataplane, the next router refuses them, and the server
 /// receives an error about its own packet.
 #[test]
-fn path_mtu_of_host_does_not_limit_answers() {
+fn path_mtu_of_host_does_not_limit_replies() {
     let mut lab = nat();
     let answer = udp((VIP, 53), (CLIENT, 4001), &[7; 1000]);
     let too_long = error(CLIENT, VIP, (3, 4), [0, 0, 2, 88], &answer);
@@ -489,7 +489,7 @@ fn reported(lab: &mut DirectorLab, port: u16) -> u16 {
 /// separately. The dataplane sends such an error once for a path, and uses the learned MTU for the
 /// clients of all services.
 #[test]
-fn first_error_reports_mtu_of_route_once_for_all_services() {
+fn first_icmp_error_reports_mtu_of_route_once_for_all_services() {
     let mut lab = udp_services(&by_tunnel(Tunnel::Ipip), ServiceFlags::default());
     let key = ServiceKey::Address {
         protocol: Protocol::UDP,

@@ -66,7 +66,7 @@ fn ethernet(ip: &[u8]) -> Vec<u8> {
 /// Packets to an echo service, from the service, or from the director, whose answers would return
 /// to the director.
 #[test]
-fn packets_from_own_addresses_do_not_loop() {
+fn packets_from_own_addresses_are_dropped() {
     for own in [false, true] {
         let mut lab = echo(Forwarding::Nat);
         if own {
@@ -90,7 +90,7 @@ fn packets_from_own_addresses_do_not_loop() {
 /// Any packet with the director's own IPv6 address as its source is dropped: no server receives it,
 /// and the host does not receive it on another interface, on which its rules do not match.
 #[test]
-fn ipv6_with_the_directors_own_source_reaches_neither_servers_nor_the_host() {
+fn ipv6_packet_with_source_of_director_is_dropped() {
     let own = CL_ADDR6;
     let vip = addr(VIP6).ip();
     let IpAddr::V6(to) = vip else {
@@ -217,7 +217,7 @@ fn all_but_the_last(lab: &mut Lab, datagrams: u16) -> Vec<Frame> {
 /// The reassembler accepts 15 such datagrams; their packets are never all in memory at once, nor in
 /// frames of 64 KiB.
 #[test]
-fn tiny_fragments_leave_in_portions_and_in_frames_of_their_size() {
+fn tiny_fragments_are_sent_in_portions_without_large_buffers() {
     for method in [Forwarding::Nat, Forwarding::Route] {
         let mut lab = echo(method);
         let mut last = all_but_the_last(&mut lab, 15);
@@ -230,7 +230,7 @@ fn tiny_fragments_leave_in_portions_and_in_frames_of_their_size() {
 }
 
 #[test]
-fn tiny_fragments_count_with_their_memory() {
+fn tiny_fragments_count_towards_memory_limit_with_overhead() {
     let mut lab = echo(Forwarding::Nat);
     let _ = all_but_the_last(&mut lab, 50);
     let refused = lab.pipeline.counters.dropped_for(FrameDrop::FragmentMemory);
@@ -241,7 +241,7 @@ fn tiny_fragments_count_with_their_memory() {
 
 /// A batch of the finest aggregates that are taken, into a tunnel, where each is cut.
 #[test]
-fn aggregates_are_cut_in_portions() {
+fn super_packets_are_cut_in_portions() {
     let mut lab = echo(Forwarding::Tunnel);
     let aggregate = |size: u16| {
         let ip = packet(

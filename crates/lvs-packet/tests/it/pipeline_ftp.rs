@@ -264,7 +264,7 @@ impl Talk {
 const CARDS: [Card; 3] = [Card::Finished, Card::Unfinished, Card::Aggregate];
 
 #[test]
-fn passive_and_extended_passive() {
+fn passive_and_extended_passive_replies_are_rewritten() {
     for card in CARDS {
         let mut talk = Talk::four(card);
         talk.client_says(PSH | ACK, b"PASV\r\n");
@@ -327,7 +327,7 @@ fn passive_and_extended_passive() {
 /// The kernel lets a reply that is sent again pass as it is: with the server's address, and a byte
 /// too long or too short for the numbers that follow.
 #[test]
-fn reply_lost_behind_director_is_rewritten_again() {
+fn repeated_ftp_reply_is_rewritten_again() {
     for card in CARDS {
         let mut talk = Talk::four(card);
         talk.client_says(PSH | ACK, b"PASV\r\n");
@@ -363,7 +363,7 @@ fn reply_lost_behind_director_is_rewritten_again() {
 /// The kernel sends a neighbour request for a foreign address on the real server's link, although
 /// no host there uses it.
 #[test]
-fn data_connection_elsewhere_follows_routes_of_host() {
+fn data_connection_to_other_address_is_routed_by_host() {
     let mut talk = Talk::four(Card::Finished);
     talk.client_says(PSH | ACK, b"PASV\r\n");
     talk.server_says(PSH | ACK, b"227 (203,0,113,5,156,65)\r\n");
@@ -385,7 +385,7 @@ fn data_connection_elsewhere_follows_routes_of_host() {
 }
 
 #[test]
-fn selective_acknowledgements_are_translated_to_numbers_of_server() {
+fn selective_acknowledgements_are_translated() {
     let mut talk = Talk::new([CLIENT, "192.0.2.200:21", SERVER], [1, 1], Card::Finished);
     talk.client_says(PSH | ACK, b"PASV\r\n");
     talk.server_says(
@@ -427,7 +427,7 @@ fn selective_acknowledgements_are_translated_to_numbers_of_server() {
 }
 
 #[test]
-fn active_connections_come_from_the_virtual_address() {
+fn active_data_connections_have_the_virtual_address() {
     for (command, addrs) in [
         (&b"PORT 192,0,2,7,156,66\r\n"[..], [CLIENT, VIP, SERVER]),
         (b"EPRT |1|192.0.2.7|40002|\r\n", [CLIENT, VIP, SERVER]),

@@ -182,7 +182,7 @@ fn assert_right(ip: &[u8], udp: bool) {
 }
 
 #[test]
-fn requests_and_replies_of_both_families_and_protocols() {
+fn full_nat_translates_requests_and_replies_of_both_families_and_protocols() {
     for own in [false, true] {
         for six in [0, 1] {
             for udp in [false, true] {
@@ -223,7 +223,7 @@ fn requests_and_replies_of_both_families_and_protocols() {
 }
 
 #[test]
-fn icmp_errors_are_translated_at_both_ends_in_both_directions() {
+fn full_nat_translates_icmp_errors_at_both_ends_in_both_directions() {
     for six in [0, 1] {
         let mut bed = Bed::new(true);
         let (client, vip, server) = (

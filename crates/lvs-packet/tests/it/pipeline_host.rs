@@ -116,7 +116,7 @@ fn error(frame: &[u8]) -> (IpAddr, IpAddr, u8, u8, Vec<u8>) {
 }
 
 #[test]
-fn options_are_filled_in_as_the_kernel_does() {
+fn ip_options_are_filled_in_like_the_kernel() {
     let route = [7, 11, 4, 0, 0, 0, 0, 0, 0, 0, 0];
     let stamps = [68, 12, 5, 1, 0, 0, 0, 0, 0, 0, 0, 0];
     for method in [Forwarding::Nat, Forwarding::Route] {
@@ -439,7 +439,7 @@ fn repeated_syn_confirms_neighbour() {
 }
 
 #[test]
-fn listener_query_is_passed_on_once() {
+fn mld_query_is_reported_to_keeper_once() {
     let mut lab = web(Forwarding::Nat);
     lab.own_vips();
     let group: Ipv6Addr = "ff02::1:ff00:80".parse().expect("a group");
@@ -465,7 +465,7 @@ fn listener_query_is_passed_on_once() {
 }
 
 #[test]
-fn answer_without_route_is_reported_to_server() {
+fn reply_without_route_is_reported_to_server() {
     let mut lab = web(Forwarding::Nat);
     let nowhere: Ipv6Addr = "fdff::1".parse().expect("an address");
     let server: SocketAddr = "[fd00:1::11]:8080".parse().expect("an address");

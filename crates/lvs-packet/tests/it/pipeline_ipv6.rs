@@ -100,7 +100,7 @@ fn aggregate(ip: &mut [u8], size: u16) -> Offload {
 }
 
 #[test]
-fn own_addresses_are_found_by_neighbour_discovery() {
+fn own_addresses_answer_neighbour_solicitations() {
     let mut lab = web(Forwarding::Nat);
     let ask = |src, to: Mac| {
         let mut ip = Vec::new();
@@ -191,7 +191,7 @@ fn own_address_answers_like_a_host() {
 }
 
 #[test]
-fn aggregates_pass_whole_and_are_cut_for_tunnels() {
+fn ipv6_super_packets_are_forwarded_whole_and_cut_for_tunnels() {
     let data: Vec<u8> = (0..60_000u32).map(|i| i.to_be_bytes()[3]).collect();
     let mut ip = tcp((CLIENT, 4000), (VIP, 80), &data);
     let offload = aggregate(&mut ip, 1380);
@@ -229,7 +229,7 @@ fn aggregates_pass_whole_and_are_cut_for_tunnels() {
 }
 
 #[test]
-fn too_long_packet_is_answered_and_learned_mtu_applies() {
+fn too_long_packet_causes_icmp_error_and_learned_mtu_applies() {
     let mut lab = web(Forwarding::Tunnel);
     let big = udp((CLIENT, 4000), (VIP, 53), &[1; 1400]);
     let stated = |lab: &mut Lab| {

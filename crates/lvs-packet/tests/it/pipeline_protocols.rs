@@ -175,7 +175,7 @@ fn nat_life(client: &str, vip: &str, server: &str) {
 }
 
 #[test]
-fn sctp_association_passes_nat() {
+fn sctp_association_is_translated_through_nat() {
     nat_life(CLIENT, VIP, SERVER);
     nat_life(
         "[2001:db8::7]:36000",
@@ -227,7 +227,7 @@ fn sctp_port_change_recomputes_wrong_checksum() {
 }
 
 #[test]
-fn sctp_by_direct_routing_and_tunnels() {
+fn sctp_packets_are_forwarded_by_direct_routing_and_tunnels() {
     let gue = Tunnel::Gue {
         port: 6080,
         checksum: TunnelChecksum::None,
@@ -296,7 +296,7 @@ fn ipsec(src: &str, dst: &str, protocol: u8) -> Vec<u8> {
 }
 
 #[test]
-fn ipsec_follows_isakmp() {
+fn ipsec_packets_use_the_server_of_isakmp() {
     for method in [Forwarding::Nat, Forwarding::Route, Forwarding::Tunnel] {
         let mut lab = lab(
             Protocol::UDP,

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn filter_notices_generic_netlink_and_ipvs_options_only() {
+    fn filter_reports_generic_netlink_and_ipvs_options_only() {
         let Some(arch) = ARCHITECTURE else { return };
         let places = Places::below(1 << 20).expect("enough");
         let program = program(&places).expect("a known architecture");
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn places_follow_the_limit_of_descriptors() {
+    fn descriptor_ranges_depend_on_the_limit_of_descriptors() {
         assert_eq!(Places::below(u64::MAX), Places::below(1024));
         let low = Places::below(256).expect("enough");
         assert_eq!((low.plain.start, low.strict.end), (192, 256));

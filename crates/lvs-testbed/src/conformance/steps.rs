@@ -590,7 +590,7 @@ mod tests {
     }
 
     #[test]
-    fn later_compares_around_the_end_of_listed_times() {
+    fn listed_times_are_compared_around_the_end_of_a_period() {
         assert_eq!(later(300, 299), 1);
         assert_eq!(later(4_294_967, 0), 0, "an entry without a timer");
         assert_eq!(later(0, 4_294_966), 1);

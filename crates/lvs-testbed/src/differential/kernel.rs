@@ -394,7 +394,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_of_both_families() {
+    fn entries_of_both_families_are_parsed() {
         let four = "TCP C0000201 0FA0 0A000909 0050 0A010909 1F90 SYN_RECV        59";
         let entry4 = entry(four).expect("an entry");
         assert_eq!(entry4["client"], "192.0.2.1:4000");

@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn varying_fields_behind_other_headers_are_found() {
+    fn varying_fields_after_other_headers_are_found() {
         let (a, b) = ("[2001:db8::1]:4000", "[2001:db8::2]:53");
         let mut six = packet::udp(a.parse().unwrap(), b.parse().unwrap(), b"hello");
         packet::with_extension(&mut six, ipv6::FRAGMENT, &[0, 1, 1, 2, 3, 4]);

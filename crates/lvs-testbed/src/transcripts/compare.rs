@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_in_any_order_with_time_to_spare() {
+    fn listings_differing_in_order_and_by_a_second_are_equal() {
         let a = "TCP 14:59  ESTABLISHED 1.1.1.1:1 2.2.2.2:2 3.3.3.3:3\n";
         let b = "UDP 04:59  UDP         1.1.1.1:1 2.2.2.2:2 3.3.3.3:3\n";
         let recorded = step(&format!("{TITLES}{a}{b}"));
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_of_one_tick_more_or_less() {
+    fn rates_differing_by_one_estimator_tick_are_equal() {
         let recorded = Step {
             approximate: Some(true.into()),
             ..step("TCP 10.0.0.1:80 0 136 0 8165915 0\n")
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn other_output_to_the_byte() {
+    fn other_output_differing_in_a_byte_is_a_mismatch() {
         assert!(!same(&step("a\n"), &ran("a"), 0.0));
         let crashed = Step {
             exit: -11,

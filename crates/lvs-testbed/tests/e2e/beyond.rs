@@ -88,7 +88,7 @@ fn hairpin_is_off_by_default() -> Result<()> {
 /// Direct routing through a director that is the servers' gateway: their answers pass the director
 /// with the VIP as source, which a host with the VIP drops as forged.
 #[test]
-fn answers_of_direct_routing_pass_the_director() -> Result<()> {
+fn direct_routing_replies_through_director_are_forwarded() -> Result<()> {
     for vip in [Vip::Host, Vip::Dataplane, Vip::Routed] {
         for ip_forward in [true, false] {
             let mut options = SiteOptions::new("martian", Forward::Dr);
@@ -133,7 +133,7 @@ fn vip_in_no_network_is_routed_to_director() -> Result<()> {
 /// One file with the ports 8000 to 8099, with all ports of another protocol, and with one port of a
 /// separate service.
 #[test]
-fn services_of_many_ports() -> Result<()> {
+fn services_with_many_ports_forward_each_port() -> Result<()> {
     for forward in [Forward::Nat, Forward::Dr] {
         let mut options = SiteOptions::new("ports", forward);
         options.servers = 2;

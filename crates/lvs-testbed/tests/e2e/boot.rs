@@ -201,7 +201,7 @@ fn pid_that_answers(site: &Site) -> Option<u64> {
 }
 
 #[test]
-fn dataplane_start_right_after_signal_waits_for_the_one_that_ends() -> Result<()> {
+fn dataplane_started_after_signal_waits_for_the_stopping_one() -> Result<()> {
     let site = site("bootkill")?;
     for words in [&[][..], &["--fast-path", "off", "--warm-restart", "on"]] {
         let mut before = start(&site, words)?;

@@ -151,7 +151,7 @@ fn serve(host: &Host, dir: &Path) -> Result<Servers> {
 
 #[test]
 #[ignore = "needs Unbound and Exim"]
-fn each_kind_against_a_real_server() -> Result<()> {
+fn each_check_kind_follows_state_of_a_real_server() -> Result<()> {
     let mut options = SiteOptions::new("kinds", Forward::Nat);
     options.servers = 1;
     options.vip = Vip::Dataplane;

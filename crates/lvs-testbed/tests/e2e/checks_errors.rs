@@ -164,7 +164,7 @@ impl Checked {
 /// Any ICMP error of the server's firewall or of the director's routes takes the server out; the
 /// server returns after the error ends.
 #[test]
-fn check_refused_by_icmp_or_route_takes_the_server_out() -> Result<()> {
+fn check_refused_by_icmp_or_route_sets_server_down() -> Result<()> {
     let mut checked = Checked::start("checkicmp")?;
     let server = &checked.site.servers[0];
     for (family, table, reject) in [

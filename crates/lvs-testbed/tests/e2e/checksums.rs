@@ -153,12 +153,12 @@ fn translations(seed: u64, count: u64, six: bool) {
 }
 
 #[test]
-fn translated_packets_of_ipv4() {
+fn checksums_of_translated_ipv4_packets_are_right() {
     translations(1, 3_500_000, false);
 }
 
 #[test]
-fn translated_packets_of_ipv6() {
+fn checksums_of_translated_ipv6_packets_are_right() {
     translations(2, 3_500_000, true);
 }
 

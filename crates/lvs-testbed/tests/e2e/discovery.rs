@@ -104,7 +104,7 @@ fn file(site: &Site, name: &str, port: u16, more: &str) -> Result<()> {
 }
 
 #[test]
-fn servers_follow_a_zone_under_load_and_no_download_breaks() -> Result<()> {
+fn servers_follow_changed_dns_zone_and_no_download_breaks() -> Result<()> {
     let site = site("zone")?;
     let zone_file = site.testbed.dir().join("zone").display().to_string();
     zone(&site, &[0, 1])?;

@@ -41,7 +41,7 @@ fn site(label: &str, forward: Forward) -> Result<Site> {
 }
 
 #[test]
-fn settings_and_cards_of_the_host() -> Result<()> {
+fn doctor_reports_host_settings_and_network_cards() -> Result<()> {
     let site = site("docthost", Forward::Nat)?;
     let all = findings(&site)?;
     ensure!(all.is_empty(), "{all:?}");
@@ -98,7 +98,7 @@ fn settings_and_cards_of_the_host() -> Result<()> {
 /// Filters of the host: those that run after the dataplane has received its copy, and those that
 /// its packets pass.
 #[test]
-fn filters_of_tc_and_chains_at_interfaces() -> Result<()> {
+fn doctor_reports_tc_filters_and_chains_at_interfaces() -> Result<()> {
     let site = site("doctfilt", Forward::Nat)?;
     for (side, device, what, advice) in [
         (
@@ -141,7 +141,7 @@ fn filters_of_tc_and_chains_at_interfaces() -> Result<()> {
 }
 
 #[test]
-fn frames_that_came_too_fast() -> Result<()> {
+fn doctor_reports_frames_dropped_by_full_ring() -> Result<()> {
     let site = site("doctlost", Forward::Nat)?;
     let dataplane = site.dataplane.as_ref().context("a dataplane")?;
     // It reads nothing while the client floods it.
@@ -160,7 +160,7 @@ fn frames_that_came_too_fast() -> Result<()> {
 }
 
 #[test]
-fn packets_that_fit_no_tunnel() -> Result<()> {
+fn doctor_reports_packets_too_long_for_tunnel() -> Result<()> {
     let site = site("docttun", Forward::Tun)?;
     // Before anything has come: what will be.
     let output = fix(&site, "full packets of clients do not fit")?;
@@ -229,7 +229,7 @@ fn doctor_vip_without_owner_is_a_finding() -> Result<()> {
 /// A host with IPv6 sends multicast listener reports on each device, also on that of the dataplane;
 /// a router sends more of them. `doctor` reports none of them.
 #[test]
-fn group_packets_of_an_ipv6_router_are_no_finding() -> Result<()> {
+fn doctor_multicast_of_ipv6_router_is_no_finding() -> Result<()> {
     let site = site("doctmld", Forward::Nat)?;
     site.director
         .sh("sysctl -qw net.ipv6.conf.all.forwarding=1")?;

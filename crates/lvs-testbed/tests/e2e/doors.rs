@@ -70,7 +70,7 @@ fn requests(site: &Site, count: u64) -> Result<()> {
 }
 
 #[test]
-fn unread_log_stops_no_packet() -> Result<()> {
+fn unread_log_delays_no_packet() -> Result<()> {
     let mut site = site("log")?;
     let fifo = site.testbed.dir().join("log").display().to_string();
     let stuff = format!(
@@ -320,7 +320,7 @@ fn resident(pid: u32) -> Result<u64> {
 }
 
 #[test]
-fn local_users_without_rights_take_no_memory_and_hold_up_no_packet() -> Result<()> {
+fn local_users_without_rights_use_bounded_memory_and_delay_no_packet() -> Result<()> {
     let mut site = site("users")?;
     site.start_dataplane(&[])?;
     site.add_service(80, "rr")?;

@@ -400,7 +400,7 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
 
 #[test]
 #[ignore = "needs etcd"]
-fn members_are_met_by_tls_and_by_password() -> Result<()> {
+fn etcd_members_accept_tls_and_password() -> Result<()> {
     let site = site("etcdtls")?;
     let dir = site.testbed.dir().display().to_string();
     let address = site.real_address(0);
@@ -526,7 +526,7 @@ fn members_are_met_by_tls_and_by_password() -> Result<()> {
 
 #[test]
 #[ignore = "needs etcd"]
-fn directors_see_each_other_and_each_judges_servers_by_itself() -> Result<()> {
+fn directors_list_each_other_and_check_servers_independently() -> Result<()> {
     let site = site("etcdtwo")?;
     let _member = member(&site, 0, 1, &[])?;
     wait_healthy(&site, 0)?;
@@ -686,7 +686,7 @@ fn stuck_watch_is_replaced() -> Result<()> {
 /// again; and once while it is stopped, so that etcd reports a gap in its watch.
 #[test]
 #[ignore = "needs etcd"]
-fn compacted_history_is_read_again() -> Result<()> {
+fn etcd_compacted_history_is_read_again() -> Result<()> {
     let site = site("etcdcompact")?;
     let buffers = |receive: &str, send: &str| -> Result<()> {
         for host in [&site.director, &site.servers[0]] {

@@ -275,7 +275,7 @@ const EXIT: Instruction = instruction(0x95, 0, 0, 0);
 /// A tag with a priority only (VLAN 0) counts as none, and is not forwarded.
 #[test]
 #[ignore = "long"]
-fn priority_tags_are_taken_off() -> Result<()> {
+fn fast_path_removes_priority_tags() -> Result<()> {
     let site = site("ink-priority", Forward::Nat, 1)?;
     site.add_service(80, "rr")?;
     // bpf_skb_vlan_push(skb, 802.1Q, priority 5); TCX_PASS.
@@ -349,7 +349,7 @@ fn datagrams_with_unfinished_packets_inside_arrive_through_nat() -> Result<()> {
 /// Another program in front of ours may end the chain: the dataplane continues without it, and no
 /// connection breaks.
 #[test]
-fn fast_path_detects_program_in_front() -> Result<()> {
+fn fast_path_detects_earlier_program() -> Result<()> {
     let site = site("ink-front", Forward::Nat, 1)?;
     let mut download = download_in_the_kernel(&site)?;
     let doctor = || {

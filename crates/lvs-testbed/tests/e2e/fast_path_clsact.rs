@@ -61,7 +61,7 @@ fn download(site: &Site) -> Result<common::Download> {
 
 /// All bytes arrive, all listings are right, and each output with the attachment shows clsact.
 #[test]
-fn every_byte_arrives_and_orderly_end_removes_the_programs() -> Result<()> {
+fn fast_path_with_clsact_forwards_every_byte_and_removes_its_programs() -> Result<()> {
     let mut site = site("inkc-http", 4)?;
     common::says(&site, "kernel fast path (clsact)")?;
     let doctor = site.director.sh(&format!(
@@ -131,7 +131,7 @@ fn clsact_filters_of_other_programs_stay() -> Result<()> {
 /// A filter in front of the dataplane's, or a removed filter of the dataplane, is detected as with
 /// tcx.
 #[test]
-fn foreign_filter_in_front_is_reported() -> Result<()> {
+fn earlier_filter_of_another_program_is_reported() -> Result<()> {
     let site = site("inkc-front", 2)?;
     let mut running = download(&site)?;
     let doctor = || {

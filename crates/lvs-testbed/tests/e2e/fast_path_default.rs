@@ -72,7 +72,7 @@ fn fast_path_auto_falls_back_silently() -> Result<()> {
 
 /// The capabilities of the systemd units are sufficient, and a missing one is named.
 #[test]
-fn capabilities_that_are_missing_are_named() -> Result<()> {
+fn missing_capabilities_are_named() -> Result<()> {
     require_permission()?;
     let mut site = Site::new(SiteOptions::new("inkd-caps", Forward::Nat))?;
     for (more, expected) in [
@@ -111,7 +111,7 @@ fn dataplane_without_fast_path_removes_inherited_programs() -> Result<()> {
 
 /// The inherited state may be the cause of the crashes.
 #[test]
-fn dataplanes_that_die_in_turn_are_not_taken_over_without_end() -> Result<()> {
+fn state_of_repeatedly_crashing_dataplanes_is_discarded() -> Result<()> {
     require_permission()?;
     let mut site = Site::new(SiteOptions::new("inkd-tries", Forward::Nat))?;
     start(&mut site, &[])?;

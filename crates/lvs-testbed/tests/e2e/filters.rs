@@ -147,7 +147,7 @@ fn fragments_to_port_of_host_are_filtered_by_its_rules() -> Result<()> {
 /// Without the right to use BPF, reinjected packets arrive through the dataplane's device, and the
 /// log shows that.
 #[test]
-fn without_bpf_fragments_come_in_by_the_dataplanes_device() -> Result<()> {
+fn fragments_without_bpf_arrive_on_the_dataplanes_device() -> Result<()> {
     let mut site = site("nobpf")?;
     let launcher = ["setpriv", "--bounding-set=-bpf,-sys_admin", "--"];
     site.start_dataplane_by(&launcher, &[])?;
@@ -542,7 +542,7 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
 
 /// With the TUN backend, the host's firewall receives all packets, at FORWARD.
 #[test]
-fn with_the_tun_backend_the_hosts_firewall_decides() -> Result<()> {
+fn tun_backend_traffic_passes_the_hosts_firewall() -> Result<()> {
     let mut options = SiteOptions::new("tunfw", Forward::Nat);
     options.servers = 1;
     options.vip = lvs_testbed::Vip::Dataplane;

@@ -257,7 +257,7 @@ fn data_connections_are_to_the_virtual_address(
 
 #[test]
 #[ignore = "needs lftp and tnftp"]
-fn lftp_and_tnftp_by_nat_transfer_files() -> Result<()> {
+fn lftp_and_tnftp_transfer_files_nat() -> Result<()> {
     let ftp = Ftp::new(options("ftp-others", Forward::Nat), &["--helper", "ftp"])?;
     ftp.serve(ftp.site.service(21), "-s rr")?;
     ftp.other_clients()?;
@@ -266,7 +266,7 @@ fn lftp_and_tnftp_by_nat_transfer_files() -> Result<()> {
 
 #[test]
 #[ignore = "needs lftp and tnftp"]
-fn lftp_and_tnftp_by_direct_routing_transfer_files() -> Result<()> {
+fn lftp_and_tnftp_transfer_files_direct_routing() -> Result<()> {
     let ftp = Ftp::new(options("ftp-dr-others", Forward::Dr), &[])?;
     ftp.serve(ftp.site.service(21), "-s rr -p 300")?;
     ftp.other_clients()
@@ -274,7 +274,7 @@ fn lftp_and_tnftp_by_direct_routing_transfer_files() -> Result<()> {
 
 #[test]
 #[ignore = "needs lftp and tnftp"]
-fn lftp_and_tnftp_by_nat_over_ipv6_transfer_files() -> Result<()> {
+fn lftp_and_tnftp_transfer_files_nat_ipv6() -> Result<()> {
     let ftp = Ftp::new(
         options("ftp-six-others", Forward::Nat),
         &["--helper", "ftp"],
@@ -321,7 +321,7 @@ fn ftp_nat_with_helper_transfers_files() -> Result<()> {
 }
 
 #[test]
-fn nat_of_an_address_that_the_dataplane_owns_without_offloads() -> Result<()> {
+fn ftp_nat_with_dataplane_vip_without_offloads_transfers_files() -> Result<()> {
     let mut options = options("ftp-own", Forward::Nat);
     options.vip = Vip::Dataplane;
     options.offloads = false;
@@ -364,14 +364,14 @@ fn ftp_nat_with_mark_without_helper_transfers_files() -> Result<()> {
 }
 
 #[test]
-fn direct_routing_with_persistence() -> Result<()> {
+fn ftp_direct_routing_with_persistence_transfers_files() -> Result<()> {
     let ftp = Ftp::new(options("ftp-dr", Forward::Dr), &[])?;
     ftp.serve(ftp.site.service(21), "-s rr -p 300")?;
     ftp.every_mode()
 }
 
 #[test]
-fn direct_routing_with_a_mark() -> Result<()> {
+fn ftp_direct_routing_with_mark_transfers_files() -> Result<()> {
     let ftp = Ftp::new(options("ftp-mark", Forward::Dr), &[])?;
     ftp.serve_mark()?;
     ftp.every_mode()
@@ -379,7 +379,7 @@ fn direct_routing_with_a_mark() -> Result<()> {
 
 /// Without persistence, a passive data connection of direct routing finds no service.
 #[test]
-fn direct_routing_needs_persistence() -> Result<()> {
+fn ftp_direct_routing_without_persistence_fails() -> Result<()> {
     let ftp = Ftp::new(options("ftp-none", Forward::Dr), &[])?;
     ftp.serve(ftp.site.service(21), "-s rr")?;
     let failed = ftp.site.client.sh(&format!(

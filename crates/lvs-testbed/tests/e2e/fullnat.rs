@@ -77,7 +77,7 @@ fn full_nat_uses_local_address_of_host() -> Result<()> {
 /// The local address and the VIP belong only to the dataplane; IPv4 and IPv6; then other addresses
 /// replace them under traffic.
 #[test]
-fn local_addresses_that_the_dataplane_answers_for() -> Result<()> {
+fn full_nat_uses_local_address_of_dataplane() -> Result<()> {
     let mut options = options("fullnat-own");
     options.vip = Vip::Dataplane;
     let site = common::site(options)?;
@@ -191,7 +191,7 @@ fn full_nat_translates_icmp_errors() -> Result<()> {
 
 /// Without a local address full NAT is refused, with the fix.
 #[test]
-fn refused_without_a_local_address() -> Result<()> {
+fn full_nat_without_local_address_is_refused() -> Result<()> {
     let mut options = options("fullnat-none");
     options.forward = Forward::Nat;
     let site = common::site(options)?;

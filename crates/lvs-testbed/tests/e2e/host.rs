@@ -87,7 +87,7 @@ fn five_situations(vip: Vip, label: &str) -> Result<()> {
 }
 
 #[test]
-fn five_situations_with_vip_of_host() -> Result<()> {
+fn host_vip_works_in_five_network_setups() -> Result<()> {
     five_situations(Vip::Host, "host-vip")
 }
 
@@ -113,7 +113,7 @@ fn client_on_director_reaches_service() -> Result<()> {
 /// A one-armed director, which is the servers' gateway; the dataplane owns the VIP and answers ARP
 /// and echo requests.
 #[test]
-fn one_armed_nat_with_the_dataplanes_own_vip() -> Result<()> {
+fn one_armed_nat_with_dataplane_vip_serves_clients() -> Result<()> {
     let mut options = SiteOptions::new("one-arm-nat", Forward::Nat);
     options.topology = lvs_testbed::Topology::OneArm;
     options.servers = 2;

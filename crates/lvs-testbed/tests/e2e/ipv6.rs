@@ -127,7 +127,7 @@ fn tunnels(label: &str, inner6: bool, outer6: bool) -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn tunnels_of_ipv4_in_ipv4() -> Result<()> {
+fn ipv4_requests_are_served_through_ipv4_tunnels() -> Result<()> {
     tunnels("t44", false, false)
 }
 
@@ -138,12 +138,12 @@ fn ipv6_requests_are_served_through_ipv6_tunnels() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn tunnels_of_ipv6_in_ipv4() -> Result<()> {
+fn ipv6_requests_are_served_through_ipv4_tunnels() -> Result<()> {
     tunnels("t64", true, false)
 }
 
 #[test]
-fn tunnels_of_ipv4_in_ipv6() -> Result<()> {
+fn ipv4_requests_are_served_through_ipv6_tunnels() -> Result<()> {
     tunnels("t46", false, true)
 }
 

@@ -324,7 +324,7 @@ const ALL: [(&str, Forward); 3] = [("n", Forward::Nat), ("d", Forward::Dr), ("t"
 
 #[test]
 #[ignore = "by hand: takes two minutes and measures pauses"]
-fn connections_survive_kills_in_the_kernel() -> Result<()> {
+fn connections_survive_kills_fast_path() -> Result<()> {
     for (label, forward) in ALL.into_iter().chain([("f", Forward::FullNat)]) {
         compared(&format!("inkm{label}"), (forward, By::Kernel))?;
     }
@@ -333,7 +333,7 @@ fn connections_survive_kills_in_the_kernel() -> Result<()> {
 
 #[test]
 #[ignore = "by hand: takes two minutes and measures pauses"]
-fn connections_survive_kills_of_several_workers_and_through_a_device() -> Result<()> {
+fn connections_survive_kills_several_workers_and_tun_device() -> Result<()> {
     for (label, forward) in ALL {
         compared(&format!("holdw{label}"), (forward, By::Workers))?;
     }
@@ -342,7 +342,7 @@ fn connections_survive_kills_of_several_workers_and_through_a_device() -> Result
 
 #[test]
 #[ignore = "by hand: takes two minutes and measures pauses"]
-fn connections_survive_kills_with_a_state_keeper() -> Result<()> {
+fn connections_survive_kills_state_keeper() -> Result<()> {
     for (label, forward) in ALL {
         compared(&format!("holdm{label}"), (forward, By::StateKeeper))?;
     }
@@ -362,12 +362,12 @@ fn with_another_version(by: By) -> Result<()> {
 
 #[test]
 #[ignore = "by hand: needs the programs of another version in LVS_OTHER_BIN_DIR"]
-fn connections_survive_another_version_in_the_kernel() -> Result<()> {
+fn connections_survive_another_version_fast_path() -> Result<()> {
     with_another_version(By::Kernel)
 }
 
 #[test]
 #[ignore = "by hand: needs the programs of another version in LVS_OTHER_BIN_DIR"]
-fn connections_survive_another_version_with_a_state_keeper() -> Result<()> {
+fn connections_survive_another_version_state_keeper() -> Result<()> {
     with_another_version(By::StateKeeper)
 }

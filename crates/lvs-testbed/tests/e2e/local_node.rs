@@ -101,7 +101,7 @@ fn nat_server_on_director_serves_clients() -> Result<()> {
 
 /// Direct routing and a tunnel to the director: the packets are its own as they are.
 #[test]
-fn direct_routing_to_the_director_itself() -> Result<()> {
+fn direct_routing_server_on_director_serves_clients() -> Result<()> {
     for (forward, flag) in [(Forward::Dr, "-g"), (Forward::Tun, "-i")] {
         let mut options = SiteOptions::new("local-dr", forward);
         options.servers = 1;
@@ -121,7 +121,7 @@ fn direct_routing_to_the_director_itself() -> Result<()> {
 /// With full NAT the director needs no local address for its own clients: it is the host that they
 /// would be translated to.
 #[test]
-fn full_nat_to_the_director_itself() -> Result<()> {
+fn full_nat_server_on_director_serves_clients() -> Result<()> {
     let mut options = SiteOptions::new("local-fullnat", Forward::FullNat);
     options.servers = 1;
     let site = common::site(options)?;

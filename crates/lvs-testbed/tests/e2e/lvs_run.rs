@@ -101,7 +101,7 @@ fn answering(site: &Site) -> Result<Vec<String>> {
 
 #[test]
 #[ignore = "needs keepalived"]
-fn keepalived_with_dead_servers_reload_and_stop() -> Result<()> {
+fn keepalived_under_lvs_run_removes_dead_servers_reloads_and_stops() -> Result<()> {
     let mut site = site("lvsrun")?;
     let file = configure(&site, [2, 1], 1)?;
     let mut program = keepalived(&site, &file)?;
@@ -145,7 +145,7 @@ fn keepalived_with_dead_servers_reload_and_stop() -> Result<()> {
 /// Without a supervisor, keepalived would continue, and leave dead servers in the list.
 #[test]
 #[ignore = "needs keepalived"]
-fn keepalived_whose_supervisor_is_killed_ends() -> Result<()> {
+fn keepalived_whose_supervisor_is_killed_exits() -> Result<()> {
     let site = site("lvsrunkill")?;
     let file = configure(&site, [2, 1], 1)?;
     let mut program = keepalived(&site, &file)?;

@@ -63,7 +63,7 @@ fn site(label: &str) -> Result<Site> {
 }
 
 #[test]
-fn checks_reload_and_stop() -> Result<()> {
+fn lvsd_follows_checks_and_reload_and_stops() -> Result<()> {
     let mut site = site("lvsd")?;
     let before = common::host_state(&site)?;
     let path = configure(&site, 2)?;
@@ -451,7 +451,7 @@ fn lvsd(site: &Site, words: &str) -> Result<String> {
 
 /// Whether lvsd runs or not.
 #[test]
-fn stop_all_removes_the_files_of_its_namespace() -> Result<()> {
+fn stop_all_removes_files_of_its_namespace() -> Result<()> {
     let site = site("sweep")?;
     configure(&site, 3)?;
     let files = || {
@@ -482,7 +482,7 @@ fn stop_all_removes_the_files_of_its_namespace() -> Result<()> {
 /// `lvsadm drain` sends a request to lvsd, which keeps the server drained over a reload, a restart
 /// and the loss of the dataplane, and reports that.
 #[test]
-fn drain_is_kept_by_lvsd_over_restarts() -> Result<()> {
+fn lvsd_keeps_drain_over_restarts() -> Result<()> {
     let site = site("admin")?;
     let path = configure(&site, 3)?;
     let state = site.testbed.dir().join("state").display().to_string();

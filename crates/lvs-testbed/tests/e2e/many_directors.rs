@@ -49,7 +49,7 @@ fn maintenance_of_one_of_three_directors_breaks_nothing_tun() -> Result<()> {
 
 #[test]
 #[ignore = "needs BIRD"]
-fn dataplane_dies_and_returns_tun() -> Result<()> {
+fn connections_survive_death_and_return_of_dataplane_tun() -> Result<()> {
     nothing_breaks(Scenario::Dataplane, Forward::Tun)
 }
 
@@ -73,7 +73,7 @@ fn downloads_survive_stopped_dataplane_and_lost_datagrams_tun() -> Result<()> {
 
 #[test]
 #[ignore = "needs BIRD"]
-fn without_synchronisation_connections_of_a_drained_server_wait_dr() -> Result<()> {
+fn connections_of_drained_server_without_synchronisation_stall_dr() -> Result<()> {
     let options = options(Forward::Dr, 30);
     common::nothing_breaks(&play_in_turn(&[Scenario::Alone], &options)?)
 }
@@ -86,7 +86,7 @@ fn downloads_survive_loss_of_etcd_dr() -> Result<()> {
 
 #[test]
 #[ignore = "needs BIRD, FRR and ExaBGP"]
-fn routing_daemons_of_others_follow() -> Result<()> {
+fn other_routing_daemons_follow_announcements() -> Result<()> {
     nothing_breaks(Scenario::Daemons, Forward::Dr)
 }
 
@@ -248,7 +248,7 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
 }
 
 #[test]
-fn bad_lists_of_addresses_are_refused() -> Result<()> {
+fn invalid_address_lists_are_refused() -> Result<()> {
     let site = site("announce-bad")?;
     let one = r#"{"address":"203.0.113.10","standing":"announced"}"#;
     announce(&site, one, 600)?;

@@ -182,19 +182,19 @@ fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
 }
 
 #[test]
-fn both_ends_are_reset_when_a_server_is_taken_out_nat() -> Result<()> {
+fn server_taken_out_resets_both_ends_nat() -> Result<()> {
     one_is_taken_out(Forward::Nat, false)?;
     one_is_taken_out(Forward::Nat, true)
 }
 
 #[test]
-fn both_ends_are_reset_when_a_server_is_taken_out_direct_routing() -> Result<()> {
+fn server_taken_out_resets_both_ends_direct_routing() -> Result<()> {
     one_is_taken_out(Forward::Dr, false)?;
     one_is_taken_out(Forward::Dr, true)
 }
 
 #[test]
-fn both_ends_are_reset_when_a_server_is_taken_out_tunnel() -> Result<()> {
+fn server_taken_out_resets_both_ends_tunnel() -> Result<()> {
     one_is_taken_out(Forward::Tun, false)
 }
 
@@ -365,7 +365,7 @@ fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
 }
 
 #[test]
-fn datagrams_of_one_client_go_to_another_server() -> Result<()> {
+fn datagrams_after_server_is_taken_out_use_another_server() -> Result<()> {
     let mut options = SiteOptions::new("moved", Forward::Nat);
     options.servers = 2;
     let site = Site::new(options)?;

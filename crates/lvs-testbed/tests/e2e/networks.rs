@@ -155,7 +155,7 @@ fn changed_or_replaced_interface_is_used_again() -> Result<()> {
 }
 
 #[test]
-fn route_to_clients_is_followed() -> Result<()> {
+fn changed_route_to_clients_is_used() -> Result<()> {
     let site = site("routes", Forward::Nat, |options| {
         options.topology = Topology::OneArm;
     })?;
@@ -182,7 +182,7 @@ fn route_to_clients_is_followed() -> Result<()> {
 
 /// Routes that packet sockets cannot follow: the reason names the device, and the fix is possible.
 #[test]
-fn route_without_link_layer_is_named() -> Result<()> {
+fn route_without_link_layer_is_reported() -> Result<()> {
     let mut site = site("nolink", Forward::Nat, |_| {})?;
     site.director.sh(
         "ip tuntap add dev tun9 mode tun; ip link set tun9 up; ip route add 10.9.8.0/24 dev tun9; \
@@ -470,7 +470,7 @@ impl TrunkSite {
 
 #[test]
 #[ignore = "by hand: needs a kernel with 802.1Q"]
-fn services_on_the_vlans_of_a_trunk() -> Result<()> {
+fn services_on_vlans_of_a_trunk_are_forwarded() -> Result<()> {
     for mtu in [1500, 9000] {
         let mut site = trunk("vlan", mtu)?;
         site.start_dataplane(&[])?;
@@ -497,7 +497,7 @@ fn services_on_the_vlans_of_a_trunk() -> Result<()> {
 /// The programs at the devices forward packets that arrive on one VLAN and leave on another.
 #[test]
 #[ignore = "by hand: needs a kernel with 802.1Q"]
-fn vlans_of_a_trunk_in_the_kernel() -> Result<()> {
+fn services_on_vlans_of_a_trunk_are_forwarded_by_the_kernel() -> Result<()> {
     if Mode::detect()? == Mode::Rootless {
         ensure!(!is_root_of_all(), "root can test it");
         not_run("the kernel fast path needs root, outside of containers");

@@ -230,7 +230,7 @@ fn filter(hook: &str, rule: &str) -> String {
 const NO_FILTER: &str = "nft delete table inet f";
 
 #[test]
-fn faults_behind_nat_are_named_until_mended() -> Result<()> {
+fn nat_faults_are_reported_until_repaired() -> Result<()> {
     let site = site("pagenat", Forward::Nat, Topology::OneArm, 2)?;
     let dir = certificates(&site)?;
     let mode = format!("{dir}/mode");
@@ -349,7 +349,7 @@ fn faults_behind_nat_are_named_until_mended() -> Result<()> {
 
 /// Direct routing with two arms: replies for the director come by another interface than packets to the VIP leave by.
 #[test]
-fn faults_of_direct_routing_are_named_until_mended() -> Result<()> {
+fn direct_routing_faults_are_reported_until_repaired() -> Result<()> {
     let site = site("pagedr", Forward::Dr, Topology::TwoArm, 2)?;
     let check = "type = \"http\", path = \"/s/1\", via = \"service\"";
     let director = Director::start(site, &[("web", 80, check, &[0, 1])])?;
@@ -384,7 +384,7 @@ fn faults_of_direct_routing_are_named_until_mended() -> Result<()> {
 }
 
 #[test]
-fn strict_filter_of_a_tunnel_server_is_named_until_mended() -> Result<()> {
+fn strict_filter_of_tunnel_server_is_reported_until_repaired() -> Result<()> {
     let site = site("pagetun", Forward::Tun, Topology::Routed, 2)?;
     let check = "type = \"http\", path = \"/s/1\", via = \"service\"";
     let director = Director::start(site, &[("web", 80, check, &[0, 1])])?;
@@ -404,7 +404,7 @@ fn strict_filter_of_a_tunnel_server_is_named_until_mended() -> Result<()> {
 /// Faults that only clients meet, while the checks of all servers are good.
 #[test]
 #[ignore = "long"]
-fn servers_without_a_way_to_clients_are_named_until_mended() -> Result<()> {
+fn servers_without_route_to_clients_are_reported_until_repaired() -> Result<()> {
     let site = site("pagecli", Forward::Nat, Topology::OneArm, 3)?;
     let director = Director::start(site, &[("web", 80, "type = \"tcp\"", &[0, 1, 2])])?;
     let site = &director.site;
@@ -426,7 +426,7 @@ fn servers_without_a_way_to_clients_are_named_until_mended() -> Result<()> {
 /// A server of direct routing that answers ARP for the VIP.
 #[test]
 #[ignore = "long"]
-fn server_that_takes_the_vip_is_named_until_mended() -> Result<()> {
+fn server_that_answers_arp_for_vip_is_reported_until_repaired() -> Result<()> {
     let site = site("pagevip", Forward::Dr, Topology::OneArm, 2)?;
     let check = "type = \"http\", path = \"/s/1\", via = \"service\"";
     let director = Director::start(site, &[("web", 80, check, &[0, 1])])?;

@@ -232,7 +232,7 @@ fn pmtu_is_discovered_direct_routing() -> Result<()> {
 
 /// Without path MTU discovery, the host before the narrow hop fragments too long packets.
 #[test]
-fn pmtu_discovery_switched_off_fragments() -> Result<()> {
+fn pmtu_discovery_disabled_causes_fragments() -> Result<()> {
     let mut site = site("pmtu-off", Forward::Tun)?;
     narrow(&mut site, Narrow::Servers)?;
     site.start_dataplane(&["--sysctl", "pmtu_disc=0"])?;

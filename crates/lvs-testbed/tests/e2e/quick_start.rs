@@ -56,7 +56,7 @@ fn starts_dataplane(block: &str) -> bool {
 
 /// A newcomer pastes the block at once: `lvsadm` runs before the dataplane answers.
 #[test]
-fn block_that_starts_a_dataplane_works_in_one_paste() -> Result<()> {
+fn quick_start_block_with_dataplane_works_pasted_at_once() -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut pages = vec![root.join("README.md")];
     for entry in fs::read_dir(root.join("docs"))? {

@@ -115,20 +115,20 @@ fn downloads_go_on(forward: Forward, master: &str, backup: &str, sysctls: &[&str
 const PLAIN: &str = "--mcast-interface eth0 --syncid 5";
 
 #[test]
-fn downloads_go_on_after_kill_9_nat() -> Result<()> {
+fn downloads_continue_after_kill_of_master_nat() -> Result<()> {
     downloads_go_on(Forward::Nat, PLAIN, PLAIN, &[])
 }
 
 #[test]
 #[ignore = "long"]
-fn downloads_go_on_after_kill_9_dr() -> Result<()> {
+fn downloads_continue_after_kill_of_master_dr() -> Result<()> {
     let group = "--mcast-interface eth0 --mcast-group ff02::81 --mcast-port 9000";
     downloads_go_on(Forward::Dr, group, group, &["sync_ports=4"])
 }
 
 #[test]
 #[ignore = "long"]
-fn downloads_go_on_after_kill_9_tun() -> Result<()> {
+fn downloads_continue_after_kill_of_master_tun() -> Result<()> {
     downloads_go_on(Forward::Tun, PLAIN, PLAIN, &["sync_version=0"])
 }
 
@@ -178,7 +178,7 @@ fn offloaded_connections_reach_backup() -> Result<()> {
 /// The same with `lvsd` on both directors and one file for both: each has the daemons of both
 /// roles, and reports their counters.
 #[test]
-fn downloads_go_on_between_two_lvsd() -> Result<()> {
+fn downloads_continue_between_two_lvsd() -> Result<()> {
     const CLIENTS: u64 = 100;
     let mut options = SiteOptions::new("sync-lvsd", Forward::Nat);
     options.standby = true;

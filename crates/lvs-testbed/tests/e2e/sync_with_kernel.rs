@@ -108,7 +108,7 @@ impl Drop for Kernel {
 
 #[test]
 #[ignore = "by hand: needs a kernel with IPVS (make sync-with-kernel)"]
-fn downloads_go_from_the_kernel_to_us_and_back() -> Result<()> {
+fn downloads_continue_from_kernel_to_dataplane_and_back() -> Result<()> {
     let mut options = SiteOptions::new("kernel", Forward::Nat);
     options.standby = true;
     options.nginx = NginxOptions {

@@ -185,7 +185,7 @@ fn tun_backend_forwards_every_byte_ipv6() -> Result<()> {
 /// Without offloads, and with small packets, the host or the other end cuts and finishes
 /// everything.
 #[test]
-fn links_without_offloads_and_with_a_small_mtu() -> Result<()> {
+fn tun_backend_without_offloads_and_with_small_mtu_transfers_files() -> Result<()> {
     for forward in [Forward::Nat, Forward::Tun] {
         for (offloads, mtu) in [(false, 1500), (true, 1280)] {
             let mut options = SiteOptions::new("hop-links", forward);
@@ -209,7 +209,7 @@ fn links_without_offloads_and_with_a_small_mtu() -> Result<()> {
 /// Fragmented datagrams have no ports for a policy rule. For a narrow link behind the director, the
 /// director sends the ICMP error.
 #[test]
-fn fragments_and_a_narrow_link() -> Result<()> {
+fn tun_backend_forwards_fragments_over_narrow_link() -> Result<()> {
     let site = site("hop-fragments", Forward::Nat, 1)?;
     let _iperf = iperf3(&site.servers[0], site.real_address(0))?;
     site.add_service_weighted("-t", 5201, "rr", &[1])?;
@@ -261,7 +261,7 @@ fn tun_backend_impossible_methods_are_refused_without_change() -> Result<()> {
 }
 
 #[test]
-fn rules_and_routes_go_with_services_and_with_the_dataplane() -> Result<()> {
+fn tun_backend_removes_rules_and_routes_with_services_and_at_exit() -> Result<()> {
     let mut site = prepared("hop-ends", Forward::Nat, 2, Vip::Dataplane)?;
     let before = common::host_state(&site)?;
     let load = |site: &Site| {
@@ -441,7 +441,7 @@ fn tun_backend_keeps_traffic_of_host() -> Result<()> {
 /// The director decrements the TTL of a packet once, for any number of forwarding steps of the
 /// host.
 #[test]
-fn packets_lose_one_hop() -> Result<()> {
+fn tun_backend_lowers_ttl_by_one() -> Result<()> {
     let site = site("hop-ttl", Forward::Nat, 1)?;
     site.add_service(80, "rr")?;
     let listen = |port: &str| {

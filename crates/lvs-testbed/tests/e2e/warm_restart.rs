@@ -120,7 +120,7 @@ const REFUSED: &str = "7";
 const SILENT: &str = "28";
 
 #[test]
-fn services_by_mark_and_sctp_are_held_without_a_dataplane() -> Result<()> {
+fn services_by_mark_and_sctp_without_dataplane_are_not_answered_by_host() -> Result<()> {
     for words in ways()? {
         let mut site = Site::new(SiteOptions::new("wr-mark", Forward::Nat))?;
         let vip = site.vip;
@@ -170,7 +170,7 @@ fn services_by_mark_and_sctp_are_held_without_a_dataplane() -> Result<()> {
 
 /// State of a namespace that is gone is another tenant's.
 #[test]
-fn files_of_removed_namespaces_are_deleted_at_a_start() -> Result<()> {
+fn files_of_removed_namespaces_are_deleted_at_start() -> Result<()> {
     // Others cannot see all processes.
     super::fast_path::require_permission()?;
     let mut site = Site::new(SiteOptions::new("wr-sweep", Forward::Nat))?;

@@ -137,7 +137,7 @@ fn workers_forward_every_byte_ipv6() -> Result<()> {
 
 /// Active and passive, with the helper: data connections are where their control connections are.
 #[test]
-fn workers_forward_ftp() -> Result<()> {
+fn workers_transfer_ftp_files() -> Result<()> {
     let mut site = Site::new(options("ftp", Forward::Nat))?;
     site.start_dataplane(&["--workers", "4", "--helper", "ftp"])?;
     let _servers = site
@@ -166,7 +166,7 @@ fn workers_forward_ftp() -> Result<()> {
 /// Servers and services are added and removed while connections continue; then the director's own
 /// host is a client, whose packets arrive on one queue.
 #[test]
-fn changes_while_traffic_runs() -> Result<()> {
+fn workers_apply_changes_while_traffic_runs() -> Result<()> {
     let mut options = options("changes", Forward::Nat);
     options.servers = 3;
     options.vip = Vip::Dataplane;
@@ -245,7 +245,7 @@ fn fast_path_forwards_connections_of_each_worker() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn fast_path_forwards_connections_of_each_worker_by_other_methods() -> Result<()> {
+fn fast_path_forwards_connections_of_each_worker_other_methods() -> Result<()> {
     offloaded("ink-dr", Forward::Dr)?;
     offloaded("ink-tun", Forward::Tun)?;
     offloaded("ink-fullnat", Forward::FullNat)

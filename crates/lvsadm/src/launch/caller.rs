@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn look_at_mapped_memory_gives_its_bytes() {
+    fn look_at_mapped_memory_returns_its_bytes() {
         let bytes = *b"a request";
         let (at, own) = (bytes.as_ptr().addr() as u64, Look(std::process::id()));
         let mut copy = [0; 9];
@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn last_caller_that_has_ended_is_not_reused() {
+    fn exited_last_caller_is_not_reused() {
         let own = || u32::try_from(rustix::thread::gettid().as_raw_pid()).expect("positive");
         let ended = std::thread::spawn(move || Caller::of(own(), None).expect("readable"));
         let ended = ended.join().expect("it has ended");

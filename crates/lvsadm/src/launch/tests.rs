@@ -170,7 +170,7 @@ fn shown(messages: &[u8]) -> Vec<String> {
 }
 
 #[test]
-fn answers_equal_the_kernel() {
+fn netlink_answers_equal_the_kernel() {
     let recorded = recorded();
     let of = |title: &str| -> Vec<&Vec<u8>> {
         let with_title = recorded.iter().filter(|(of, _)| *of == title);
@@ -345,7 +345,7 @@ fn malformed_requests_never_panic() {
 }
 
 #[test]
-fn old_interface_adds_and_lists() {
+fn setsockopt_interface_adds_and_lists_services() {
     let mut dataplane = Kept::default();
     let mut service = vec![0; 44];
     service[0] = 6;

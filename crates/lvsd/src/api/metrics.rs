@@ -1082,7 +1082,7 @@ mod tests {
     }
 
     #[test]
-    fn many_servers_have_no_series_of_their_own() {
+    fn many_servers_have_no_separate_series() {
         let mut snapshot = snapshot("web");
         let servers = &mut snapshot.status.services[0].servers;
         servers.resize(SERVERS_MAX, servers[0].clone());

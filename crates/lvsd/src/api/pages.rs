@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_of_ones_own_are_bounded_together() {
+    fn answers_for_single_clients_share_a_limit() {
         let own = Own::default();
         let part = || vec![0; OWN_MAX / 8];
         let mut held: Vec<Bytes> = (0..8).map(|_| own.hold(part()).expect("room")).collect();
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn slow_readers_hold_a_few_versions_and_no_more() {
+    async fn slow_clients_keep_a_bounded_number_of_page_versions() {
         let page = Page::default();
         let text = |n: u8| move |_: Arc<Snapshot>| vec![n];
         let snapshot = Arc::new(Snapshot::default());

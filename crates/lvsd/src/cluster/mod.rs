@@ -529,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_without_vrrp_are_the_dataplanes() {
+    fn addresses_without_vrrp_are_owned_by_the_dataplane() {
         assert!(Cluster::recall(None).may_own());
     }
 

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn track_file_is_compared_with_its_number() {
+    fn track_file_content_is_compared_with_the_number() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("track");
         assert!(!says(&path, 0));

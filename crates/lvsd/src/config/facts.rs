@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_host_has_a_loopback_and_roots_group() {
+    fn this_host_has_a_loopback_interface_and_a_root_group() {
         let facts = Facts::read();
         assert!(facts.has_interface("lo"));
         assert!(!facts.has_interface("no-such"));

@@ -143,7 +143,7 @@ mod tests {
         "[[service]]\naddress = \"192.0.2.1:80\"\n[[service.server]]\naddress = \"10.0.0.1\"\n";
 
     #[test]
-    fn files_are_one_configuration_and_keep_their_places() {
+    fn joined_files_keep_their_positions() {
         let second = PART.replace("192.0.2.1", "192.0.2.2");
         let config = load(
             MAIN,

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn overlaps_are_found() {
+    fn overlapping_ports_are_found() {
         for (a, b, overlap) in [
             ("192.0.2.10:80-90", "192.0.2.10:90-99", true),
             ("192.0.2.10:80-90", "192.0.2.10:91-99", false),

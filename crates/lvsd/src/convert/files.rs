@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pattern_fits_as_in_glob() {
+    fn pattern_matches_like_glob() {
         let is_match = |pattern: &str, name: &str| {
             let chars = |text: &str| text.chars().collect::<Vec<char>>();
             fits(&chars(pattern), &chars(name))
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn braces_are_all_their_choices() {
+    fn braces_are_expanded_to_all_alternatives() {
         assert_eq!(
             braces("a{b,c{d,e},}f").unwrap(),
             ["abf", "acdf", "acef", "af"]

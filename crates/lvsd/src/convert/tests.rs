@@ -500,7 +500,7 @@ fn keepalived_defaults_are_converted() {
 }
 
 #[test]
-fn quotes_within_quotes_are_the_commands() {
+fn nested_quotes_are_passed_to_the_command() {
     let (done, _) = converted(
         SourceFormat::Keepalived,
         "virtual_server 192.0.2.1 80 {\n protocol TCP\n real_server 10.0.0.1 80 {\n MISC_CHECK {\n \
@@ -1144,7 +1144,7 @@ fn server_without_port_is_checked_at_the_port_of_its_kind_of_service() {
 }
 
 #[test]
-fn program_of_ldirectord_gets_the_port_that_is_written() {
+fn program_of_ldirectord_gets_the_configured_port() {
     let text = "virtual=192.0.2.1:80\n\tchecktype=external\n\tcheckcommand=/bin/c\n\
                 \treal=10.0.0.1 gate\n\treal=10.0.0.2:81 masq\n\treal=10.0.0.3:82 gate\n";
     let (done, _) = converted(SourceFormat::Ldirectord, text);

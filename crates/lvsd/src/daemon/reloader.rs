@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn refusal_kubernetes_removes_most_servers_of_its_own_only() {
+    fn loss_of_kubernetes_servers_is_accepted_and_of_file_servers_refused() {
         let file = |own| format!("{KUBERNETES}{}", service("192.0.2.1:80", own));
         let (_, before) = read(&file(30), &service("192.0.2.2:80", 100));
         let mut reloader = Reloader::new(PathBuf::new(), None, loaded_at_start());

@@ -307,7 +307,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn socket_has_one_lock() {
+    fn second_lock_of_a_socket_is_refused() {
         let name = Address::new(format!("@lvsd-test-{}", std::process::id()));
         let first = lock(&name).unwrap();
         let second = lock(&name).unwrap_err();

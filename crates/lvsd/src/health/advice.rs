@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_of_the_configured_weight() {
+    fn percentage_advice_refers_to_configured_weight() {
         let percent = |n| Advice::weight(Weight::Percent(n));
         for (advice, configured, wanted) in [
             (Advice::NONE, 7, 7),

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn probes_have_three_quarters_of_all_descriptors_but_for_a_few() {
+    fn probes_use_three_quarters_of_all_descriptors() {
         for (files, most) in [
             (100, LEAST),
             (1024, 640),
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn black_holes_leave_room_for_good_servers() {
+    async fn unanswered_probes_leave_permits_for_good_servers() {
         let permits = Permits::with(4);
         let _one = permits.get(host(1), TargetHealth::Doubtful, 1).await;
         let _two = permits.get(host(2), TargetHealth::Doubtful, 1).await;

@@ -152,7 +152,7 @@ mod tests {
     use super::Code;
 
     #[test]
-    fn codes_are_in_the_manual_and_in_the_description_of_the_api() {
+    fn reason_codes_are_documented_in_manual_and_openapi() {
         let manual = include_str!("../../../../docs/operating.md");
         let api: serde_json::Value =
             serde_json::from_str(include_str!("../api/openapi.json")).expect("JSON");

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn uncertain_until_it_is_decided() {
+    fn state_is_uncertain_until_rise_or_fall() {
         let mut state = State::new(2, 2, None);
         let mut reported = Vec::new();
         for good in [true, false, true, false, false, true, true] {

@@ -227,7 +227,7 @@ async fn unanswered_clients_trigger_a_check_at_once() {
 
 /// Long answers of servers and programs are shortened in messages.
 #[tokio::test(start_paused = true)]
-async fn long_reasons_are_cut() {
+async fn long_reasons_are_truncated() {
     struct Wordy;
     impl Prober for Wordy {
         async fn probe(&self, _: &Check) -> Result<Advice, ProbeError> {
@@ -250,7 +250,7 @@ async fn long_reasons_are_cut() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn checks_reserve_the_descriptors_that_they_need() {
+async fn checks_reserve_their_descriptors() {
     let (mut checks, _reports) = Checks::new(Well::default(), None);
     let exec = "type = \"exec\", command = \"/bin/true\"";
     checks.set(checks_of(
@@ -323,7 +323,7 @@ async fn reason_of_a_down_server_is_that_of_the_last_check() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn check_that_cannot_be_made_is_reported_and_heals() {
+async fn check_that_cannot_run_is_reported_until_it_runs() {
     let stated = Told::new("refused");
     stated.set(Ok(Advice::NONE));
     let (mut checks, mut reports) = Checks::new(stated.clone(), None);
@@ -359,7 +359,7 @@ async fn check_that_cannot_be_made_is_reported_and_heals() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn check_that_could_never_be_made_is_reported() {
+async fn check_that_has_never_run_is_reported() {
     let stated = Told::new("");
     stated.set(Err(ProbeError::Local("no descriptors".into())));
     let (mut checks, mut reports) = Checks::new(stated, None);

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_are_an_eighth_too_long_at_most() {
+    fn quantiles_are_at_most_an_eighth_too_long() {
         let times = Quantiles::default();
         assert_eq!(times.quantile(0.99), Duration::ZERO);
         for us in 1..=10_000 {
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn buckets_follow_each_other() {
+    fn buckets_are_contiguous() {
         for us in (0..70_000).chain([u64::MAX / 2, u64::MAX]) {
             let n = bucket(us);
             assert!(n == BUCKETS - 1 || us <= end(n), "{us}");

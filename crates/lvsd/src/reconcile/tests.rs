@@ -336,7 +336,7 @@ proptest! {
 }
 
 #[test]
-fn order_is_kind_to_connections() {
+fn order_of_changes_keeps_connections() {
     let config = ServiceConfig::new(lvs_core::Family::V4, "rr");
     let old = ServerConfig::new(1, Forwarding::Nat);
     let service = |n| {

@@ -634,7 +634,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_grow_and_differ() {
+    fn retry_pauses_increase_and_vary() {
         let second = Duration::from_secs(1);
         for (failures, longest) in [(1, 1), (2, 2), (3, 4), (6, 30), (1000, 30)] {
             for _ in 0..50 {

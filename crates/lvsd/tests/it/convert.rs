@@ -101,7 +101,7 @@ fn published_files_convert_to_expected_numbers() {
 /// The samples of Debian's packages keepalived and ldirectord, where these are installed or
 /// `SAMPLES` names a directory that has been unpacked (`dpkg -x`).
 #[test]
-fn samples_of_debian_packages() {
+fn samples_of_debian_packages_are_converted() {
     let root = std::env::var("SAMPLES").unwrap_or_default();
     let mut seen = 0;
     for directory in [

@@ -232,7 +232,7 @@ fn nat(client: u16, virt: SocketAddr, server: SocketAddr) -> Draft {
 /// addresses with one server. The buckets depend only on the client, so all entries have the same
 /// buckets.
 #[test]
-fn many_destinations_of_one_client_port_make_no_long_chain() {
+fn many_destinations_of_one_client_port_are_found_in_few_steps() {
     let mut table = ConnTable::new(1 << 17, 1);
     let server: SocketAddr = "10.1.0.1:80".parse().unwrap();
     let virt = |n: u16| {

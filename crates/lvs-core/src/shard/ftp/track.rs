@@ -694,7 +694,7 @@ mod tests {
     }
 
     #[test]
-    fn track_numbers_beyond_the_window_are_impossible() {
+    fn track_number_beyond_the_window_belongs_to_no_connection() {
         for (offers, window) in [([None, None], 8192), ([Some(2), Some(3)], 8192 << 3)] {
             let mut track = None;
             let mut send = |from, flags, sequence, ack: u32, scale| {

@@ -326,7 +326,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lost_message_begins_full_sync_unless_one_has_not_begun() {
+    fn lost_message_begins_full_sync_unless_one_is_pending() {
         let peers = peers_of(None, ([127, 0, 0, 1], 1).into());
         let full_syncs = || peers.report().full_syncs;
         let walk = full_sync(&peers, None);

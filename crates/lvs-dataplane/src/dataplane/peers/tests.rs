@@ -452,7 +452,7 @@ fn digests_of_most_services_are_sent_to_peers_with_that_feature() {
 /// A peer is in sync after a comparison without a difference, and the time that it was not in sync
 /// is exact.
 #[test]
-fn peer_state_follows_its_connections() {
+fn peer_state_depends_on_its_connections() {
     let peers = peers(([192, 0, 2, 2], 8848).into());
     let peer = &peers.peers[0];
     let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds));

@@ -157,7 +157,7 @@ fn query_about_connection_reports_why_it_is_not_offloaded() {
 }
 
 #[test]
-fn two_workers_on_one_control() {
+fn two_workers_process_packets_of_one_director() {
     let Bed {
         context,
         threads,
@@ -305,7 +305,7 @@ fn syn_flood_counts_all_packets_that_open_connections() {
 /// Frames from another worker that arrive while a batch is processed do not wait for the next
 /// timer.
 #[test]
-fn parcel_during_round_wakes_worker_again() {
+fn frame_from_other_worker_during_round_is_processed_next() {
     struct Late(Arc<Threads<Worker>>, Option<Frame>);
     impl PacketHook for Late {
         fn packet(&mut self, _: &lvs_core::PacketMeta<'_>) -> HookAction {

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_as_long_as_their_sets_say() {
+    fn nftables_keys_have_the_length_of_their_sets() {
         for (family, ip) in [(V4, "192.0.2.1"), (V6, "2001:db8::1")] {
             let spec = Intercept {
                 services: [endpoint(ip, 6, 80), endpoint(ip, 6, 0)].into(),

@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn icmp_error_goes_to_worker_of_its_connection() {
+    fn icmp_error_is_received_by_worker_of_its_connection() {
         let (table, _) = addresses();
         let (client, virt) = (
             IpAddr::from([192, 0, 2, 7]),
@@ -553,7 +553,7 @@ mod tests {
     }
 
     #[test]
-    fn many_addresses_become_few_ranges() {
+    fn many_adjacent_addresses_are_merged_to_few_ranges() {
         let steering = steering(false);
         let scattered = (0..20_000_u32).map(|n| IpAddr::V4(Ipv4Addr::from_bits(n * 40_000 + 7)));
         let six = (0..20_000_u128).map(|n| IpAddr::V6(Ipv6Addr::from_bits(n << 64 | 7)));

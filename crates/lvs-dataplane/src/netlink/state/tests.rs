@@ -212,7 +212,7 @@ fn link_with_new_address_has_appeared() {
 
 proptest::proptest! {
     #[test]
-    fn any_message_is_applied_without_panic(kind in 16_u16..40, payload: Vec<u8>) {
+    fn state_update_of_any_bytes_does_not_panic(kind in 16_u16..40, payload: Vec<u8>) {
         let message = Message { kind, flags: 0, seq: 0, payload: &payload };
         NetState::default().apply(&message, &mut Changes::default());
     }

@@ -281,14 +281,14 @@ mod tests {
     }
 
     #[test]
-    fn since_accepts_the_start_only() {
+    fn since_accepts_only_the_start() {
         assert_eq!(Since::of(None).ok(), Some(Since::Minutes));
         assert_eq!(Since::of(Some("start")).ok(), Some(Since::Start));
         assert!(Since::of(Some("1h")).is_err());
     }
 
     #[test]
-    fn losses_older_than_five_minutes_are_forgotten() {
+    fn losses_older_than_five_minutes_are_not_reported() {
         let left = |recent: Option<u64>, since| {
             let text = r#"{"interfaces": [{"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": true, "lost": 7}],
                 "too_big": [{"server": "10.0.0.1", "tunnel": true, "room": 1480, "longest": 1500, "packets": 3}]}"#;
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn tun_backend_is_routed() {
+    fn tun_backend_counts_as_routed() {
         let info = |backend: &str| -> Info {
             let text = format!(
                 r#"{{"interfaces": [{{"name": "x", "backend": "{backend}", "mtu": 1500, "up": true}}]}}"#

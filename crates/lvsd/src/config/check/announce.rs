@@ -118,7 +118,7 @@ mod tests {
         "[sync.peers]\naddresses = [\"192.0.2.2\"]\nkey_file = \"/etc/lvs/sync.key\"\n";
 
     #[test]
-    fn addresses_are_announced_and_nobodys_on_a_link() {
+    fn announced_addresses_are_not_answered_on_any_link() {
         let (config, report) = Config::from_toml("x", &format!("{SYNC}{SERVICE}")).unwrap();
         assert_eq!(config.services[0].vip, VipMode::Announce);
         assert!(

@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_that_cannot_be_are_refused() {
+    fn invalid_peers_are_refused() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         std::fs::write(&file, "0123456789abcdef0123456789abcdef\n").expect("a key");
         let key = format!("key_file = {:?}", file.path());

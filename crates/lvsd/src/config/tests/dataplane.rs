@@ -31,7 +31,7 @@ fn dataplane_icmp_options_become_arguments() {
 }
 
 #[test]
-fn helpers_and_their_ports() {
+fn helpers_are_parsed_with_their_ports() {
     for (line, arguments) in [
         ("helper = \"ftp\"", "--helper ftp"),
         ("helper = [\"ftp=21,2121\"]", "--helper ftp=21,2121"),

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn services_of_many_ports() {
+fn services_with_many_ports_are_parsed() {
     let config = load(
         r#"[[service]]
 address = "192.0.2.10:8000-8999"
@@ -49,7 +49,7 @@ address = "2001:db8::11"
 }
 
 #[test]
-fn many_ports_and_full_nat_exclude_some_settings() {
+fn services_with_many_ports_and_full_nat_exclude_some_settings() {
     let server = "\n[[service.server]]\naddress = \"10.0.0.11:80\"\n";
     let service =
         |text: &str| format!("[[service]]\naddress = \"192.0.2.10:80-90\"\n{text}{server}");
@@ -119,7 +119,7 @@ fn many_ports_and_full_nat_exclude_some_settings() {
 }
 
 #[test]
-fn tunnels_of_every_type() {
+fn tunnels_of_every_type_are_parsed() {
     use lvs_core::Forwarding;
     use lvs_core::tunnel::{Tunnel, TunnelChecksum as Sum};
     let gre = |checksum| Tunnel::Gre { checksum };

@@ -271,7 +271,7 @@ fn unknown_key_is_refused_in_each_table() {
 }
 
 #[test]
-fn defaults_and_the_full_file() {
+fn defaults_apply_and_full_file_is_parsed() {
     let config = load(EXAMPLES[0].1);
     let web = &config.services[0];
     assert_eq!(web.config.scheduler, "wlc");

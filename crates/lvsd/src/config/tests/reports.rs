@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn several_errors_at_once() {
+fn several_errors_are_reported_at_once() {
     let found = errors(
         r#"[[service]]
 name = "web"
@@ -325,7 +325,7 @@ fn syntax_errors_name_their_cause() {
 }
 
 #[test]
-fn loopback_server_is_warned_of_unless_the_service_is_proxied() {
+fn loopback_server_causes_warning_unless_proxied() {
     for (forward, warns) in [("nat", true), ("dr", false), ("proxy", false)] {
         let text = format!(
             "[[service]]\naddress = \"192.0.2.10:8080\"\nforward = \"{forward}\"\ncheck = {{ type = \"tcp\" }}\n[[service.server]]\naddress = \"127.0.0.1:8080\"\n"

@@ -15,7 +15,7 @@ fn checked(keys: &str, top: &str) -> String {
 
 /// Every service has the same defaults, and a combination that harms clients gets a warning.
 #[test]
-fn defaults_of_failures_are_fixed_and_bad_combinations_warn() {
+fn defaults_for_failures_apply_and_bad_combinations_cause_warnings() {
     let persistence = "persistence = { timeout = \"6m\" }";
     let expires = "[sysctl]\nexpire_quiescent_template = 1";
     let stay = "clients stay with a server whose check fails";
@@ -120,7 +120,7 @@ fn vip_with_two_owners_is_refused() {
 }
 
 #[test]
-fn port_zero_needs_persistence() {
+fn port_zero_without_persistence_is_refused() {
     let text = "[[service]]\naddress = \"192.0.2.10:0\"\nforward = \"nat\"\n[[service.server]]\naddress = \"10.0.0.1\"\n";
     assert!(errors(text).contains("needs persistence"));
     load(&text.replace("forward", "persistence = { timeout = \"6m\" }\nforward"));

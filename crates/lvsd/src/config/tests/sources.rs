@@ -218,7 +218,7 @@ fn invalid_cluster_is_refused() {
 const POOL: &str = "[[kubernetes.pool]]\nname = \"public\"\naddresses = [\"198.51.100.0/28\"]\n";
 
 #[test]
-fn kubernetes_wrong_keys_are_refused() {
+fn kubernetes_invalid_keys_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let empty = directory.path().join("empty");
     std::fs::write(&empty, "\n").unwrap();
@@ -313,7 +313,7 @@ fn kubernetes_wrong_keys_are_refused() {
 }
 
 #[test]
-fn kubernetes_right_keys_are_taken() {
+fn kubernetes_valid_keys_are_parsed() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("token");
     std::fs::write(&file, "s3cret\n").unwrap();
@@ -343,7 +343,7 @@ fn kubernetes_right_keys_are_taken() {
 }
 
 #[test]
-fn kubernetes_kubeconfig_gives_server_and_token() {
+fn kubernetes_kubeconfig_contains_server_and_token() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("kubeconfig");
     let write = |server: &str, more: &str| {

@@ -193,7 +193,7 @@ mod tests {
 
     /// keepalived 2.2.7 reads each of these so.
     #[test]
-    fn line_is_parted_as_by_keepalived() {
+    fn line_is_split_like_keepalived() {
         for (line, expected) in [
             ("weight 8}", &["weight", "8", "}"][..]),
             (

@@ -229,7 +229,7 @@ async fn manual_changes_outside_services_are_reported() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn changes_by_hand_are_put_right_or_left() {
+async fn manual_changes_are_reverted_or_kept_as_configured() {
     for report in [false, true] {
         let line = if report {
             "[lvsd]\nmanual_changes = \"report\"\n"

@@ -33,7 +33,7 @@ async fn stop_after_dataplane_exit_reports_its_status() {
 }
 
 #[tokio::test]
-async fn stop_logs_at_once_why_it_waits() {
+async fn stop_that_waits_logs_the_reason_at_once() {
     for at_a_request in [false, true] {
         let log = Log::default();
         let _listening = log.listen();
@@ -108,7 +108,7 @@ async fn dead_dataplane_is_replaced() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn own_hung_dataplane_is_ended_and_replaced() {
+async fn own_hung_dataplane_is_killed_and_replaced() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
     daemon.weights(&both).await;
@@ -134,7 +134,7 @@ async fn own_hung_dataplane_is_ended_and_replaced() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dataplane_silent_while_it_starts_is_waited_for() {
+async fn starting_dataplane_without_answer_is_waited_for() {
     let world = World::default();
     world.start_slowly(100);
     let daemon = Running::start(world, Dead::default(), FILE);
@@ -243,7 +243,7 @@ async fn dataplane_without_contact_is_asked_to_stop() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dataplane_is_awaited_but_not_started() {
+async fn attached_dataplane_is_waited_for_and_not_started() {
     let world = World::default();
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), FILE).unwrap();

@@ -46,7 +46,7 @@ async fn sorry_server_replaces_the_others_below_the_quorum() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sorry_server_leaves_operator_overrides_alone() {
+async fn sorry_server_keeps_operator_overrides() {
     let daemon = Running::start(World::default(), Dead::default(), &file(""));
     daemon.weights(&[(ONE, 1), (OTHER, 3)]).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
@@ -89,7 +89,7 @@ async fn sorry_server_leaves_operator_overrides_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sorry_server_stays_over_a_restart_until_all_is_known() {
+async fn sorry_server_stays_over_a_restart_until_all_servers_are_checked() {
     let first = Running::start(World::default(), Dead::default(), &file(""));
     first.weights(&[(ONE, 1), (OTHER, 3)]).await;
     first.dead.set(ONE, true);

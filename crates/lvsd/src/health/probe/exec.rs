@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn exit_codes_are_keepaliveds() {
+    async fn exit_codes_have_their_meaning_in_keepalived() {
         let server: SocketAddr = "127.0.0.1:81".parse().unwrap();
         let weight = |n| Ok(Advice::weight(Weight::Exactly(n)));
         for (code, dynamic) in [(2, weight(0)), (3, weight(1)), (255, weight(253))] {
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn exec_child_that_holds_output_is_not_waited_for() {
+    async fn exec_child_that_keeps_output_open_is_not_waited_for() {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("child");
         let child = format!("sleep 600 & echo $! > {}", file.display());

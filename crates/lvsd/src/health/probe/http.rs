@@ -528,7 +528,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn status_text_and_pattern() {
+    async fn status_text_and_pattern_must_match() {
         let server = replying(OK).await;
         for (more, good) in [
             ("", true),
@@ -720,7 +720,7 @@ mod tests {
     }
 
     #[test]
-    fn redirects_of_every_form() {
+    fn redirects_of_every_form_are_followed() {
         let at = |location| follow(location, "http", "a", "/x/y?z");
         let to = |host: &str, path: &str| Ok((host.to_owned(), path.to_owned()));
         assert_eq!(at("/b"), to("a", "/b"));

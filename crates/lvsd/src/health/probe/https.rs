@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_read_when_the_configuration_is() {
+    fn files_are_read_when_the_configuration_is_loaded() {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("pem");
         std::fs::write(&file, "nothing of that kind").expect("written");

@@ -111,7 +111,7 @@ mod tests {
         b"220-mx one\r\n220 mx two\r\n250-mx\r\n250-SIZE 1\r\n250 HELP\r\n221 bye\r\n";
 
     #[tokio::test]
-    async fn greeted_and_turned_away() {
+    async fn smtp_greeting_succeeds_and_refusal_fails() {
         let check = "{ type = \"smtp\" }";
         assert!(probe(check, answering(GOOD).await).await.is_ok());
         for (words, why) in [

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn answered_refused_and_silent() {
+    async fn udp_probe_distinguishes_answer_refusal_and_silence() {
         let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let address = server.local_addr().unwrap();
         let answer = tokio::spawn(async move {

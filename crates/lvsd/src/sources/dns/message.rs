@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn names_in_a_circle_end() {
+    fn circular_aliases_are_refused() {
         let to = |name: &'static str| RData::CNAME(CNAME(Name::new(name).unwrap()));
         let bytes = reply(&[
             ("www.example.org", 5, to("a.example.org")),

@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn datagrams_of_others_are_passed_over_up_to_a_number() {
+    async fn dns_datagrams_of_other_senders_are_ignored_up_to_a_number() {
         for (strange, answered) in [(STRANGE_MAX - 1, true), (STRANGE_MAX, false)] {
             let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
             let at = udp.local_addr().unwrap();
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn services_lead_to_hosts_over_udp_and_tcp() {
+    async fn srv_records_are_resolved_over_udp_and_tcp() {
         let wanted = [(b'a', 81, 5), (b'b', 82, 1)].map(|(last, port, weight)| Record {
             ip: [10, 0, 0, last].into(),
             port: Some(port),

@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn endless_late_and_strange_answers() {
+    async fn endless_late_and_invalid_answers_are_errors() {
         let ask = async |member| {
             let range = Range {
                 limit: Number(1),

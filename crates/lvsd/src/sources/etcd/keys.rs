@@ -417,7 +417,7 @@ mod tests {
     const SERVER: &str = r#"{"address":"10.0.0.1:80","weight":3}"#;
 
     #[test]
-    fn keys_have_their_meaning_and_changes_their_revision() {
+    fn etcd_keys_are_interpreted_and_changes_increase_revision() {
         let mut model = Model::new("/lvs/");
         for (key, value) in [
             ("/lvs/services/web", "[[service]]"),

@@ -493,7 +493,7 @@ users:
     }
 
     #[test]
-    fn pod_environment_and_files_are_the_access() {
+    fn pod_environment_and_files_define_the_access() {
         let directory = directory();
         let pod = |host: &str, port: &str| {
             let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());

@@ -726,7 +726,7 @@ mod tests {
     }
 
     #[test]
-    fn assign_long_annotations_keep_the_address_taken() {
+    fn assign_long_annotations_keep_the_address() {
         let text = "x".repeat(ANNOTATIONS_MAX);
         let assigned = assigned(&[
             service("long", 1, &["192.0.2.10"], &annotation("weights", &text)),

@@ -691,7 +691,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_no_ready_node_at_all_is_not_believed() {
+    fn desired_without_any_ready_node_uses_all_nodes() {
         let nodes = [
             node("n1", "10.0.0.1", "not ready"),
             node("n2", "10.0.0.2", "not ready"),
@@ -924,7 +924,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_address_of_ipv6_takes_servers_of_ipv6() {
+    fn desired_ipv6_address_uses_ipv6_servers() {
         let service = with_spec(r#""ipFamilies":["IPv4","IPv6"]"#).replace(
             r#"{"ip":"192.0.2.10"}"#,
             r#"{"ip":"192.0.2.10"},{"ip":"2001:db8::10"}"#,

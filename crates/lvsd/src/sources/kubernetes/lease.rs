@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn step_lease_of_another_is_taken_when_it_no_longer_changes() {
+    fn step_lease_of_another_is_acquired_when_it_no_longer_changes() {
         let mut claim = Claim::default();
         let begin = Instant::now();
         let at = |seconds| begin + Duration::from_secs(seconds);
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn step_own_lease_of_an_unknown_version_is_of_a_twin() {
+    fn step_own_lease_of_an_unknown_version_reports_duplicate_name() {
         let mut claim = Claim::default();
         let now = Instant::now();
         // After a restart, the own name is no twin's.

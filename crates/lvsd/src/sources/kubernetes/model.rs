@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn model_other_kind_of_service_is_not_kept() {
+    fn model_other_kind_of_service_is_not_stored() {
         let mut model = Model::default();
         let lb = json!({ "type": "LoadBalancer" });
         put(&mut model, "web", &lb);
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn model_older_version_of_a_service_is_passed_over() {
+    fn model_older_version_of_a_service_is_ignored() {
         let mut model = Model::default();
         let mut put = |version: &str, uid: &str, port: u16| {
             let service = json!({
@@ -569,7 +569,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn model_takes_anything_without_panic(objects in proptest::collection::vec(anything(), 0..8)) {
+        fn model_object_of_any_text_does_not_panic(objects in proptest::collection::vec(anything(), 0..8)) {
             let mut model = Model::default();
             let objects: Vec<String> = objects.iter().map(Value::to_string).collect();
             for kind in Kind::ALL {

@@ -549,7 +549,7 @@ async fn client_closed_connection_is_opened_again_to_read() {
 }
 
 #[tokio::test]
-async fn client_write_that_closed_connection_has_not_sent_is_sent_over_another() {
+async fn client_write_that_was_not_sent_is_repeated_over_new_connection() {
     use std::io::{Read, Write};
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -624,7 +624,7 @@ async fn session_lost_server_leaves_its_last_state() {
 }
 
 #[tokio::test]
-async fn session_two_directors_write_by_turns() {
+async fn session_two_directors_write_in_turn() {
     let (fake, address) = fake().await;
     let first = Followed::start(address, |_| {});
     first
@@ -648,7 +648,7 @@ async fn session_two_directors_write_by_turns() {
 }
 
 #[tokio::test]
-async fn session_strange_answers_are_faults() {
+async fn session_invalid_answers_are_errors() {
     for (body, words) in [
         ("{}", "answers without a resourceVersion"),
         ("[", "an invalid"),
@@ -675,7 +675,7 @@ async fn session_strange_answers_are_faults() {
 }
 
 #[tokio::test]
-async fn session_endless_list_is_a_fault() {
+async fn session_endless_list_is_an_error() {
     // The list always goes on.
     let address = serving(|mut stream| async move {
         let body = "{\"metadata\":{\"resourceVersion\":\"1\",\"continue\":\"more\"},\"items\":[]}";
@@ -762,7 +762,7 @@ const RECORDED: [(Kind, &str); 3] = [
 ];
 
 #[test]
-fn recorded_lists_become_services() {
+fn recorded_kubernetes_lists_become_services() {
     let mut model = Model::default();
     for (kind, text) in RECORDED {
         let list: List = serde_json::from_str(text).unwrap();
@@ -791,7 +791,7 @@ fn recorded_lists_become_services() {
 }
 
 #[tokio::test]
-async fn recorded_watch_with_change_deletion_and_expiry_is_followed() {
+async fn recorded_watch_with_change_deletion_and_expiry_is_applied() {
     let (fake, address) = fake().await;
     let director = Followed::start(address, |_| {});
     director.wait_services(&[]).await;
@@ -830,7 +830,7 @@ async fn recorded_watch_with_change_deletion_and_expiry_is_followed() {
 }
 
 #[tokio::test]
-async fn recorded_bookmark_is_where_the_next_watch_begins() {
+async fn next_watch_begins_at_recorded_bookmark() {
     let (fake, address) = fake().await;
     let director = Followed::start(address, |_| {});
     director.wait_services(&[]).await;
