@@ -427,7 +427,7 @@ fn read_blocks(to: SocketAddr) -> Result<impl FnMut() -> Result<()>> {
                 }
             }
         }
-        bail!("no block came, although it was asked for three times")
+        bail!("no block arrived after three requests")
     })
 }
 

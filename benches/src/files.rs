@@ -153,7 +153,7 @@ impl Serve {
             println!("ready");
             match tasks.join_next().await {
                 Some(Ok(Err(error))) => Err(error.into()),
-                _ => bail!("a listener has ended"),
+                _ => bail!("a listener has exited"),
             }
         })
     }
@@ -309,7 +309,7 @@ impl Client {
             let begin = Instant::now();
             let result = match timeout(self.limit, self.fetch(size, source)).await {
                 Ok(result) => result.map_err(|error| format!("{error:#}")),
-                Err(_) => Err("no whole answer in time".to_owned()),
+                Err(_) => Err("no complete answer within the time limit".to_owned()),
             };
             let is_bad = result.is_err();
             self.count(|asked, bin| match result {
@@ -368,10 +368,13 @@ impl Client {
                     got = (seen.len() - end - 4) as u64;
                     head = None;
                 }
-                ensure!(seen_is_short(head.as_ref()), "this is no answer");
+                ensure!(seen_is_short(head.as_ref()), "the answer is not valid HTTP");
             }
         }
-        ensure!(head.is_none() && got == size, "of {size} bytes {got} came");
+        ensure!(
+            head.is_none() && got == size,
+            "{got} of {size} bytes arrived"
+        );
         Ok(())
     }
 }

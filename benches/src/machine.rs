@@ -271,7 +271,8 @@ impl Used {
             return Some(format!("other programs used {percent:.0} % of a core"));
         }
         let percent = self.stolen * 100.0;
-        (self.stolen > STEAL_MAX).then(|| format!("the hypervisor took {percent:.0} % of a core"))
+        (self.stolen > STEAL_MAX)
+            .then(|| format!("the hypervisor used {percent:.0} % of a core for other guests"))
     }
 }
 
@@ -291,8 +292,7 @@ pub fn wait_until_quiet(limit: Duration) -> Result<()> {
         };
         ensure!(
             Instant::now() < deadline,
-            "the machine is busy ({why}; busiest: {}), and what is measured on a busy machine is worth nothing: \
-             end what runs, or say --busy and do not believe the figures",
+            "the machine is busy ({why}; busiest: {}), and measurements on a busy machine are unreliable: stop the other programs, or use --busy and do not rely on the figures",
             busiest(&before, &after)
         );
     }

@@ -251,7 +251,7 @@ impl Pipeline {
         let took = start.elapsed();
         ensure!(
             sent == connections.len(),
-            "of {} packets {sent} came through",
+            "{sent} of {} packets were forwarded",
             connections.len()
         );
         Ok(took)

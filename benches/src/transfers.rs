@@ -98,14 +98,17 @@ fn download(stream: &mut TcpStream, bytes: u64, close: bool) -> Result<()> {
     let mut buffer = vec![0; 256 << 10];
     let (head, came) = answer(stream, &mut buffer)?;
     let text = String::from_utf8_lossy(&buffer[..head]);
-    ensure!(text.starts_with("HTTP/1.1 200"), "the server says: {text}");
+    ensure!(
+        text.starts_with("HTTP/1.1 200"),
+        "the server answered: {text}"
+    );
     let mut got = (came - head) as u64;
     while got < bytes {
         let count = stream.read(&mut buffer)?;
-        ensure!(count > 0, "of {bytes} bytes {got} came");
+        ensure!(count > 0, "{got} of {bytes} bytes arrived");
         got += count as u64;
     }
-    ensure!(got == bytes, "{got} bytes came, not {bytes}");
+    ensure!(got == bytes, "{got} bytes arrived instead of {bytes}");
     Ok(())
 }
 
@@ -139,5 +142,5 @@ fn upload(stream: &mut TcpStream, bytes: u64) -> Result<()> {
     let mut done = [0];
     stream
         .read_exact(&mut done)
-        .context("nobody says that it came")
+        .context("the server did not acknowledge the upload")
 }

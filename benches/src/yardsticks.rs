@@ -111,7 +111,7 @@ impl LineTable {
             output,
         };
         let line = table.line()?;
-        ensure!(line == "ready", "the line table says {line:?}");
+        ensure!(line == "ready", "the line table printed {line:?}");
         Ok(table)
     }
 
@@ -123,16 +123,18 @@ impl LineTable {
     /// If the table's process has exited.
     pub fn measure(&mut self) -> Result<f64> {
         let input = self.input.as_mut().context("it is there until the drop")?;
-        input.write_all(b"\n").context("the line table is gone")?;
+        input
+            .write_all(b"\n")
+            .context("the line table has exited")?;
         let line = self.line()?;
         line.parse()
-            .with_context(|| format!("the line table says {line:?}"))
+            .with_context(|| format!("the line table printed {line:?}"))
     }
 
     fn line(&mut self) -> Result<String> {
         let mut line = String::new();
         if self.output.read_line(&mut line)? == 0 {
-            bail!("the line table has ended");
+            bail!("the line table has exited");
         }
         Ok(line.trim_end().to_owned())
     }

@@ -82,7 +82,7 @@ impl std::str::FromStr for Place {
             "netns" => {
                 ensure!(
                     is_name(rest),
-                    "{text}: {rest:?} is no name of a network namespace"
+                    "{text}: {rest:?} is not the name of a network namespace"
                 );
                 Ok(Self::Namespace(rest.to_owned()))
             }
@@ -99,7 +99,7 @@ impl std::str::FromStr for Place {
                         (
                             v6,
                             Some(port.with_context(|| {
-                                format!("{text}: what is behind ] is no :PORT")
+                                format!("{text}: the text after ] is not :PORT")
                             })?),
                         )
                     }
@@ -118,13 +118,13 @@ impl std::str::FromStr for Place {
                 };
                 ensure!(
                     is_name(&to) && !host.is_empty() && !host.starts_with('-'),
-                    "{text}: {to:?} is nothing that ssh could reach; write ssh:[USER@]HOST[:PORT]"
+                    "{text}: ssh cannot reach {to:?}; write ssh:[USER@]HOST[:PORT]"
                 );
                 let port = port.transpose()?;
                 Ok(Self::Ssh { to, port })
             }
             _ => bail!(
-                "{text}: there are no hosts of the kind {kind}; there are local, netns:NAME and ssh:[USER@]HOST[:PORT]"
+                "{text}: the kind of host {kind} is unknown; use local, netns:NAME or ssh:[USER@]HOST[:PORT]"
             ),
         }
     }
@@ -251,7 +251,7 @@ impl Host {
             let round_trip = asked.elapsed();
             let word = line.strip_prefix("clock ").unwrap_or_default();
             let clock: i128 = word.parse().map_err(|_| {
-                anyhow!("its `date +%s%N` says {word:?}, which is no time in nanoseconds")
+                anyhow!("the output of its `date +%s%N`, {word:?}, is not a time in nanoseconds")
             })?;
             let middle = at + i128::try_from(round_trip.as_nanos() / 2)?;
             if best.is_none_or(|(least, _)| round_trip < least) {
@@ -279,14 +279,16 @@ impl Host {
             let Some(own) = line.strip_prefix(MARK) else {
                 ensure!(
                     printed.len() + line.len() < MOST_PRINTED,
-                    "it prints more than httperf does"
+                    "its output is longer than that of httperf"
                 );
                 printed.push_str(&line);
                 printed.push('\n');
                 continue;
             };
             if let Some(began) = own.strip_prefix("began ") {
-                let began: i128 = began.parse().context("it says not when httperf began")?;
+                let began: i128 = began
+                    .parse()
+                    .context("its output lacks the start time of httperf")?;
                 #[expect(clippy::cast_precision_loss, reason = "a difference of seconds")]
                 let seconds = (began - self.ahead - start) as f64 / 1e9;
                 late = seconds;
@@ -294,10 +296,10 @@ impl Host {
             match own.strip_prefix("ended ") {
                 Some("0") => return Ok((printed, late)),
                 // Exit status of timeout(1).
-                Some("124" | "137") => bail!("httperf did not end in time, and was ended"),
+                Some("124" | "137") => bail!("httperf exceeded its time limit, and was killed"),
                 Some(status) => {
                     let last = printed.lines().last().unwrap_or_default();
-                    bail!("httperf ended with status {status}: {last}")
+                    bail!("httperf exited with status {status}: {last}")
                 }
                 None => {}
             }
@@ -334,7 +336,7 @@ impl Host {
                 Err(RecvTimeoutError::Disconnected) => return Err(self.gone()),
                 Err(RecvTimeoutError::Timeout) => {
                     ensure!(!self.stop.load(Ordering::Relaxed), "interrupted");
-                    ensure!(!left.is_zero(), "it did not answer in time");
+                    ensure!(!left.is_zero(), "it did not answer within its time limit");
                 }
             }
         }
@@ -353,9 +355,9 @@ impl Host {
         let complaint = self.complaint.lock().map(|text| text.trim().to_owned());
         let complaint = complaint.unwrap_or_default();
         match status {
-            Ok(Some(status)) if complaint.is_empty() => anyhow!("its shell ended ({status})"),
+            Ok(Some(status)) if complaint.is_empty() => anyhow!("its shell exited ({status})"),
             Ok(Some(_)) => anyhow!("{complaint}"),
-            _ => anyhow!("its shell answers no more: {complaint}"),
+            _ => anyhow!("its shell does not answer any more: {complaint}"),
         }
     }
 }
@@ -398,7 +400,9 @@ fn read_lines(output: impl Read, lines: &SyncSender<Line>) {
             Ok(_) if line.ends_with(b"\n") || line.len() < MOST_LINE => {
                 Ok(String::from_utf8_lossy(&line).trim_end().to_owned())
             }
-            Ok(_) => Err(anyhow!("it prints a line of more than {MOST_LINE} bytes")),
+            Ok(_) => Err(anyhow!(
+                "its output has a line of more than {MOST_LINE} bytes"
+            )),
         };
         if lines.send(line).is_err() {
             return;

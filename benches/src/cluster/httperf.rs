@@ -106,7 +106,7 @@ impl Figures {
                 let end = |c: char| !(c.is_ascii_digit() || c == '.');
                 rest.trim_start().split(end).next()?.parse().ok()
             });
-            number.with_context(|| format!("httperf says nothing of `{line} {word}`"))
+            number.with_context(|| format!("the output of httperf lacks `{line} {word}`"))
         };
         let count = |line: &str, word: &str| -> Result<u64> {
             let number = after(line, word)?;
@@ -142,7 +142,7 @@ impl Figures {
         if errors.timeout > 0 {
             took = (took - timeout).max(took.min(seconds));
         }
-        ensure!(took > 0.0, "httperf did nothing");
+        ensure!(took > 0.0, "httperf sent no request");
         let some = |value: f64| (replies > 0).then_some(value);
         let mut figures = Self {
             connections: count("Total:", "connections ")?,

@@ -242,7 +242,7 @@ impl Cluster {
         let mut reported = Vec::new();
         for (place, host) in &mut self.hosts {
             let server = load.servers.get(*place % load.servers.len().max(1));
-            let server = server.context("nobody to ask")?;
+            let server = server.context("no host to send requests")?;
             let words = words(load, server, rate / all, (rate * seconds / all).round());
             reported.push(host.run(start, limit, &words));
         }
@@ -288,7 +288,7 @@ impl Cluster {
                 .map(|one| format!("{}: {}", one.host, one.why));
             each.collect::<Vec<_>>().join("\n")
         };
-        ensure!(!self.hosts.is_empty(), "no host is left:\n{}", why());
+        ensure!(!self.hosts.is_empty(), "all hosts have failed:\n{}", why());
         Ok(())
     }
 }
@@ -425,7 +425,7 @@ impl Options {
         }
         ensure!(
             self.uri.starts_with('/') && self.uri.chars().all(|c| c.is_ascii_graphic()),
-            "--uri {:?}: give a path that begins with / and has neither blanks nor letters beyond ASCII",
+            "--uri {:?}: give a path that begins with / and has neither whitespace nor non-ASCII characters",
             self.uri
         );
         ensure!(

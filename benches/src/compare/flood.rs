@@ -205,7 +205,7 @@ impl Flood {
         );
         ensure!(
             (found.bytes, found.checksum, found.address, found.order) == (0, 0, 0, 0),
-            "of {CHECKED} packets, contents changed in {}, checksums were wrong in {}, addresses in {}, and {} were overtaken",
+            "of {CHECKED} packets, contents changed in {}, checksums were wrong in {}, addresses in {}, and {} arrived out of order",
             found.bytes,
             found.checksum,
             found.address,

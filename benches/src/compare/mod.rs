@@ -108,7 +108,7 @@ impl Options {
                 let program = dir.join(name);
                 ensure!(
                     program.is_file(),
-                    "--other: there is no {}",
+                    "--other: {} does not exist",
                     program.display()
                 );
             }

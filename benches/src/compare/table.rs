@@ -177,7 +177,8 @@ fn fast_path_many() -> Group {
     group.row("fast-path-nat6-100k", what, &ours, routing, AtLeast(0.65));
     let ours = group.flood(FAST_PATH, Place::OneCore, "1c", flood);
     let routing = group.flood(Contender::Route, Place::OneCore, "1c", flood);
-    let what = "NAT in the kernel, 100,000 flows, all work on one core, against routing";
+    let what =
+        "NAT by the kernel fast path, 100,000 flows, all work on one core, compared with routing";
     group.row("fast-path-nat-100k-1c", what, &ours, routing, AtLeast(0.90));
     group
 }
@@ -226,7 +227,7 @@ fn fast_path_tcp() -> Group {
         ),
         (
             "http",
-            "requests over connections that stay, NAT",
+            "requests over persistent connections, NAT",
             Tcp::Requests,
             FAST_PATH,
             [Some(0.97), None],
@@ -336,7 +337,7 @@ fn other() -> Group {
         }),
         (
             "other-http",
-            "requests over connections that stay, NAT",
+            "requests over persistent connections, NAT",
             |who| Work::Tcp(who, Tcp::Requests),
         ),
         (
@@ -347,7 +348,7 @@ fn other() -> Group {
     ] {
         let [ours, others] = [NAT, Contender::Other]
             .map(|who| group.job(&format!("{name}/{}", who.name()), work(who)));
-        let what = format!("{what}, against the other build");
+        let what = format!("{what}, compared with the other build");
         group.row(name, &what, &ours, others, Shown);
     }
     group
@@ -463,7 +464,7 @@ fn proxy() -> Group {
         ("bulk", "one TCP stream, proxied", Tcp::Bulk, AtLeast(0.9)),
         (
             "http",
-            "requests over connections that stay, proxied",
+            "requests over persistent connections, proxied",
             Tcp::Requests,
             Shown,
         ),
@@ -489,7 +490,7 @@ fn tcp() -> Group {
         ("bulk", "one TCP stream, NAT", Tcp::Bulk, 1.7),
         (
             "http",
-            "requests over connections that stay, NAT",
+            "requests over persistent connections, NAT",
             Tcp::Requests,
             1.3,
         ),
@@ -618,7 +619,7 @@ fn decisions() -> Group {
     let paper = Against::Absolute(1.8, "the Maglev paper, 1.8 ms for 65,537 slots");
     group.row(
         "maglev",
-        "Maglev table of 65,521 slots for 1,000 servers, built anew",
+        "a new Maglev table of 65,521 slots for 1,000 servers",
         &maglev,
         paper,
         AtMost(1.0),
@@ -630,7 +631,7 @@ fn large() -> Group {
     let mut group = Group::new("10m");
     let bytes = group.memory("footprint", Memory::Footprint(10_000_000));
     let idle = group.memory("idle", Memory::IdleCpu(10_000_000));
-    let what = "bytes a connection, NAT, IPv4, everything, 10,000,000 connections";
+    let what = "bytes for each connection, NAT, IPv4, all tables, 10,000,000 connections";
     let kernel = Against::Absolute(96.0, "96 bytes (kernel IPVS 341)");
     group.row("bytes-10m", what, &bytes, kernel, AtMost(1.0));
     let what = "CPU when idle with 10,000,000 connections";

@@ -136,7 +136,10 @@ pub(super) fn round_trips(
     yardsticks: &Yardsticks,
     rate: Option<f64>,
 ) -> Result<(Vec<f64>, Option<String>)> {
-    debug_assert!(bed.purpose() == Purpose::Ping, "its sink lets TCP pass");
+    debug_assert!(
+        bed.purpose() == Purpose::Ping,
+        "its sink accepts TCP connections"
+    );
     let mut flood = match rate {
         Some(rate) => Some(BESIDE.beside(bed, yardsticks, rate)?),
         None => None,
@@ -152,7 +155,7 @@ pub(super) fn round_trips(
         flood.stop(Signal::SIGTERM)?;
     }
     bed.check_alive()?;
-    let trips = serde_json::from_str(printed.trim()).context("our own client")?;
+    let trips = serde_json::from_str(printed.trim()).context("a client of this project")?;
     Ok((trips, used.disturbed()))
 }
 

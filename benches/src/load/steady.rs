@@ -116,7 +116,7 @@ fn measure(site: &mut Site, yardsticks: &Yardsticks, key: &str, replicated: bool
     let expected = NEW * WINDOW.as_secs();
     ensure!(
         opened * 10 >= expected * 9,
-        "{opened} connections were opened instead of {expected}: the director is too slow for the bench"
+        "{opened} connections were opened instead of {expected}: the director is too slow for this benchmark"
     );
     for mut program in [flood, new] {
         program.wait(Duration::from_secs(10))?;

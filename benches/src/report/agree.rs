@@ -42,13 +42,13 @@ impl Compare {
         let (first, second) = (load(&self.first)?, load(&self.second)?);
         ensure!(
             first.quick == second.quick,
-            "one of them was made with --quick, which measures less: they cannot be compared"
+            "one of the reports was made with --quick, which measures less: they cannot be compared"
         );
         let plots = compare(&first, &second, self.margin / 100.0);
         let all: usize = plots.values().map(|plot| plot.apart.len()).sum();
         let apart: usize = plots.values().map(|plot| plot.disagree.len()).sum();
         let alone: usize = plots.values().map(|plot| plot.alone).sum();
-        ensure!(all > 0, "they have no point in common");
+        ensure!(all > 0, "the reports have no point in common");
         println!("plot                        points  agree  medians differ by  at most");
         for (name, plot) in &plots {
             if let Some(spread) = Spread::of(plot.apart.iter().copied()) {
@@ -65,7 +65,7 @@ impl Compare {
             println!("{line}");
         }
         if alone > 0 {
-            println!("{alone} points are in one of them only");
+            println!("{alone} points are in only one of the reports");
         }
         let share = percent(all - apart, all);
         let said = format!(

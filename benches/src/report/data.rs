@@ -110,10 +110,10 @@ impl Document {
             )
         })?;
         let document: Self = serde_json::from_str(&text)
-            .with_context(|| format!("{} is no report of this program", file.display()))?;
+            .with_context(|| format!("{} is not a report of this program", file.display()))?;
         ensure!(
             document.schema == SCHEMA,
-            "{} has schema {}, and this program writes {SCHEMA}: begin anew, without --resume",
+            "{} has schema {}, and this program writes {SCHEMA}: start again without --resume",
             file.display(),
             document.schema
         );

@@ -163,7 +163,7 @@ impl Experiment for Failover {
         let asked = farm::asked(clients, seconds)?;
         let (cpu, disturbed) = peers::used_since(bed, &first)?;
         farm.end(bed)?;
-        let asked = asked.first().context("no client said anything")?;
+        let asked = asked.first().context("the clients printed no report")?;
         let bar = NAMES.iter().position(|name| *name == turn.peer.name);
         let bar = bar.context("a peer that is not shown")?;
         Ok((points(asked, number(bar), seconds / 3.0), cpu, disturbed))
@@ -180,7 +180,7 @@ impl Experiment for Failover {
                 continue;
             };
             said.push(format!(
-                "{name}: {:.0} requests failed ({:.0}-{:.0}, {}), the last of them {} s after the server had gone.",
+                "{name}: {:.0} requests failed ({:.0}-{:.0}, {}), the last of them {} s after the server had failed.",
                 lost.median, lost.min, lost.max, lost.rounds, spread(&outage)
             ));
         }

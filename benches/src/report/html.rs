@@ -414,7 +414,7 @@ fn section(page: &mut String, document: &Document, experiment: &dyn Experiment) 
     )?;
     let said = experiment.conclusions(document);
     if said.is_empty() {
-        page.push_str("<p>Too little was measured for conclusions.</p>\n");
+        page.push_str("<p>There are too few measurements for conclusions.</p>\n");
     } else {
         list(page, &said)?;
     }
@@ -485,7 +485,7 @@ fn not_measured(document: &Document, experiment: &dyn Experiment, plots: &[&str]
     let plots = plots.iter();
     said.extend(plots.map(|title| format!("“{title}”: nothing{quick}")));
     if said.is_empty() {
-        said.push("nothing of what this experiment asks for".to_owned());
+        said.push("no measurement of this experiment was requested".to_owned());
     }
     said
 }

@@ -322,7 +322,7 @@ impl Options {
             let mut document = Document::load(&self.out.join("report.json"))?;
             ensure!(
                 document.quick == self.quick,
-                "the interrupted run was made {} --quick; go on with it in the same way",
+                "the interrupted run used {} --quick; continue it in the same way",
                 if document.quick { "with" } else { "without" }
             );
             document.rounds = rounds;
@@ -489,7 +489,7 @@ fn draw(document: &Document, directory: &Path) -> Result<()> {
 fn interrupted(stop: &AtomicBool) -> Result<()> {
     ensure!(
         !stop.load(Ordering::Relaxed),
-        "interrupted; what was measured is kept, and `--resume` goes on"
+        "interrupted; the measurements are stored, and `--resume` continues"
     );
     Ok(())
 }

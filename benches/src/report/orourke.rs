@@ -215,7 +215,7 @@ impl Experiment for Orourke {
                 if at_limit > 0 {
                     let mut notes = turn.notes.borrow_mut();
                     notes.push(format!(
-                        "{servers} servers, {rate} requests/s: the clients had no means to make {at_limit} of the requests"
+                        "{servers} servers, {rate} requests/s: the clients had no resources to send {at_limit} of the requests"
                     ));
                 }
                 values.offered(servers, plots, *rate, &seen);
@@ -404,8 +404,8 @@ impl Orourke {
             if least < most {
                 let (grown, asked) = (all.median / one.median, most / least);
                 let limited = match grown > 0.9 * asked {
-                    true => "the servers are what limits them",
-                    false => "something else than the servers limits them",
+                    true => "the servers are the limit",
+                    false => "neither the director nor the servers are the limit",
                 };
                 said.push(format!(
                     "{}: {most:.0} servers answer {grown:.2} times as much as {least:.0}, {} and {} replies/s ({}): {limited}.",
@@ -424,11 +424,11 @@ impl Orourke {
             let (Some(rate), Some(wait)) = (of(FREE), of(FREE_WAIT)) else {
                 continue;
             };
-            let ends = "clients and servers, which share a core, limit it";
+            let ends = "clients and servers, which share a core, are the limit";
             let limit = match of(FREE_CPU) {
                 Some(cpu) => {
                     let limit = if cpu.median >= 90.0 {
-                        "the director is what limits it"
+                        "the director is the limit"
                     } else {
                         ends
                     };
@@ -474,7 +474,7 @@ impl Orourke {
             let differ = match (shared.min > apart.max, apart.min > shared.max) {
                 (true, _) => format!("sharing costs {:.1} µs more", shared.median - apart.median),
                 (_, true) => format!("sharing saves {:.1} µs", apart.median - shared.median),
-                _ => "the two are not told apart by their spread".to_owned(),
+                _ => "their spread does not distinguish the two".to_owned(),
             };
             said.push(format!(
                 "{peer}: a request costs {} µs where the process shares its core with what receives for it, {} µs where that is on another core ({}): {differ}.",

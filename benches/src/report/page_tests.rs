@@ -247,7 +247,7 @@ fn page_names_missing_peers_and_plots() {
     }
     document.runs.clear();
     let page = html::page(&document, &[orourke]).expect("a page");
-    assert!(page.contains("Too little was measured") && !page.contains("<ul></ul>"));
+    assert!(page.contains("There are too few measurements") && !page.contains("<ul></ul>"));
 }
 
 #[test]

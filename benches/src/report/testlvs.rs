@@ -190,7 +190,9 @@ impl Experiment for Testlvs {
         let after = entries(bed)?;
         let grown = resident(bed)?.zip(memory).map(|(now, then)| now - then);
         let asked = farm::asked(honest, seconds)?;
-        let asked = asked.first().context("the honest client says nothing")?;
+        let asked = asked
+            .first()
+            .context("the honest client printed no report")?;
         if let Some(highest) = highest {
             add(ENTRIES, bar, highest);
         }
@@ -224,7 +226,7 @@ impl Experiment for Testlvs {
         let mut said = Vec::new();
         if let Some(bytes) = at(MEMORY, "lvs-nat drop").or(at(MEMORY, "lvs-nat evict")) {
             said.push(format!(
-                "A connection of which nothing but a SYN has come takes {:.0} bytes of the dataplane's memory ({:.0}-{:.0}, {}), so a million take {:.0} MB.",
+                "A connection of which only a SYN has arrived uses {:.0} bytes of the dataplane's memory ({:.0}-{:.0}, {}), so a million use {:.0} MB.",
                 bytes.median, bytes.min, bytes.max, bytes.rounds, bytes.median
             ));
         }
@@ -256,7 +258,7 @@ impl Experiment for Testlvs {
                     format!("{}, {beside}", connections(&own))
                 }
                 (Some(own), _) => connections(&own),
-                (None, _) => "a table that could not be measured".to_owned(),
+                (None, _) => "a table that cannot be measured".to_owned(),
             };
             let wait = at(WAIT, name).map_or_else(
                 || "no time could be measured".to_owned(),

@@ -307,7 +307,7 @@ impl Experiment for Thesis {
                 let better = match (times.min > 1.0, times.max < 1.0) {
                     (true, _) => "lc delivers more than rr",
                     (_, true) => "lc delivers less than rr",
-                    _ => "rr and lc are not told apart by their spread",
+                    _ => "the spread does not distinguish rr and lc",
                 };
                 #[expect(clippy::cast_precision_loss, reason = "a few millions")]
                 let most = bytes as f64 * number(servers.min(4)) / 1e6;

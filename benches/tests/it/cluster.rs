@@ -60,8 +60,8 @@ fn invalid_options_are_refused() {
             "here is no host; a host is local, netns:NAME or ssh:",
         ),
         (&["ssh:"], "ssh:[USER@]HOST[:PORT]"),
-        (&["ssh:-oProxyCommand=x"], "nothing that ssh could reach"),
-        (&["netns:a/b"], "no name of a network namespace"),
+        (&["ssh:-oProxyCommand=x"], "ssh cannot reach"),
+        (&["netns:a/b"], "is not the name of a network namespace"),
         (&[], "HOST"),
         (&["local", "--rates", "20..10/1"], "goes down"),
         (&["local", "--seconds", "0"], "0 is not in 1..=3600"),
@@ -78,7 +78,7 @@ fn invalid_options_are_refused() {
         ),
         (
             &["netns:lvs-no-such"],
-            "no host is left:\nnetns:lvs-no-such: ",
+            "all hosts have failed:\nnetns:lvs-no-such: ",
         ),
     ] {
         let mut all = words.to_vec();
@@ -166,19 +166,19 @@ fn results_of_all_hosts_are_merged_and_errors_stop_the_run() {
 #[test]
 fn failed_host_is_named() {
     for (fails, why) in [
-        ("exec sleep 1000", "httperf did not end in time"),
+        ("exec sleep 1000", "httperf exceeded its time limit"),
         (
             "echo it is out of order; exit 3",
-            "httperf ended with status 3: it is out of order",
+            "httperf exited with status 3: it is out of order",
         ),
-        ("echo nothing; exit 0", "httperf says nothing of"),
+        ("echo nothing; exit 0", "the output of httperf lacks"),
         (
             "kill -9 $(cut -d' ' -f4 /proc/$PPID/stat)",
-            "its shell ended",
+            "its shell exited",
         ),
         (
             "while :; do echo 0123456789012345678901234567890123456789; done",
-            "it prints more than httperf does",
+            "its output is longer than that of httperf",
         ),
     ] {
         let directory = tempfile::tempdir().expect("a directory");

@@ -36,7 +36,7 @@ pub enum Error {
     },
     /// A socket file without a listener.
     #[error(
-        "{address} is a stale socket of a dataplane that has ended: start lvs-dataplane, which replaces it"
+        "{address} is a stale socket of a dataplane that has exited: start lvs-dataplane, which replaces it"
     )]
     Stale {
         /// The address of the dataplane.
@@ -87,8 +87,7 @@ pub enum Error {
     /// The dataplane accepts connections, but does not answer: it is stopped (SIGSTOP, a debugger),
     /// or the host is overloaded.
     #[error(
-        "the dataplane at {address} does not answer{}: is it stopped (state T in ps), or is this host overloaded? kill -CONT \
-         resumes a stopped one; otherwise end it and start lvs-dataplane again",
+        "the dataplane at {address} does not answer{}: is it stopped (state T in ps), or is this host overloaded? kill -CONT resumes a stopped one; otherwise kill it and start lvs-dataplane again",
         of_pid(*.pid)
     )]
     Silent {
@@ -99,14 +98,14 @@ pub enum Error {
     },
     /// The connection ended before the answer did.
     #[error(
-        "the dataplane at {address} ended while it was answering: read its log, and start it again"
+        "the dataplane at {address} exited while it was answering: read its log, and start it again"
     )]
     Gone {
         /// The address of the dataplane.
         address: Address,
     },
     /// The received bytes are no valid answer.
-    #[error("what answers at {address} is not a dataplane: {message}")]
+    #[error("the process that answers at {address} is not a dataplane: {message}")]
     Garbled {
         /// The address of the dataplane.
         address: Address,
@@ -233,7 +232,7 @@ impl Client {
         if hello.version != VERSION {
             return Err(Error::Version {
                 address: client.address,
-                message: format!("it speaks version {}", hello.version),
+                message: format!("it uses version {} of the protocol", hello.version),
             });
         }
         client.hello = hello;

@@ -36,7 +36,7 @@ pub fn address(text: &str) -> Result<SocketAddr, String> {
         address.set_ip(canonical);
     }
     if canonical.is_multicast() || canonical == IpAddr::from([255; 4]) {
-        return Err(format!("{canonical} is not the address of one host"));
+        return Err(format!("{canonical} is not a unicast address"));
     }
     match address {
         SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() && v6.scope_id() == 0 => {
@@ -76,7 +76,7 @@ pub fn read_key(path: &Path) -> Result<Vec<u8>, String> {
     }
     if mode & 0o027 != 0 {
         return Err(format!(
-            "others may read the key {name}, or its group may write it: chmod 600 {name}"
+            "other users may read the key {name}, or its group may write it: chmod 600 {name}"
         ));
     }
     let mut text = Vec::new();
@@ -95,7 +95,7 @@ pub fn read_key(path: &Path) -> Result<Vec<u8>, String> {
     // A file of zeros is what a crash leaves.
     if key.contains(&0) {
         return Err(format!(
-            "the key {name} is damaged, it contains zeros: copy it from another director"
+            "the key {name} is damaged (it contains zeros): copy it from another director"
         ));
     }
     Ok(key.to_vec())

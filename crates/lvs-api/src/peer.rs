@@ -51,20 +51,17 @@ pub enum Refusal {
     User,
     /// Root without the capability.
     #[error(
-        "this process is root's, but does not have CAP_NET_ADMIN: give it the capability (docker run --cap-add NET_ADMIN), or \
-         its user the group of the dataplane's --group"
+        "this process runs as root, but does not have CAP_NET_ADMIN: give it the capability (docker run --cap-add NET_ADMIN), or add its user to the group of the dataplane's --group"
     )]
     NoCapability,
     /// Root of another user namespace.
     #[error(
-        "this process is root in a user namespace of its own, which is not the dataplane's: run it in the dataplane's, or give its \
-         user the group of the dataplane's --group"
+        "this process is root in a user namespace that is not the dataplane's: run it in the dataplane's user namespace, or add its user to the group of the dataplane's --group"
     )]
     UserNamespace,
     /// Root, with unknown capabilities.
     #[error(
-        "the dataplane does not see this process in /proc and cannot check whether it has CAP_NET_ADMIN: run it in the dataplane's \
-         PID namespace, or give its user the group of the dataplane's --group"
+        "the dataplane does not see this process in /proc and cannot check whether it has CAP_NET_ADMIN: run it in the dataplane's PID namespace, or add its user to the group of the dataplane's --group"
     )]
     Unseen,
 }
@@ -202,7 +199,7 @@ mod tests {
         assert_eq!(
             root(pid, || false),
             Root::Unseen,
-            "it may be another one by now"
+            "the process may have exited, and its number may be reused"
         );
         assert_eq!(root(0, || true), Root::Unseen);
         assert_eq!(root(u32::MAX, || true), Root::Unseen);

@@ -51,7 +51,9 @@ pub fn prepare(directory: &Path) -> io::Result<()> {
     let own = rustix::process::geteuid().as_raw();
     if meta.uid() != 0 && meta.uid() != own {
         let uid = meta.uid();
-        return Err(io::Error::other(format!("it is user {uid}'s, not root's")));
+        return Err(io::Error::other(format!(
+            "its owner is user {uid}, not root"
+        )));
     }
     if meta.mode() & 0o022 != 0 {
         return Err(io::Error::other(

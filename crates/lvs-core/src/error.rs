@@ -69,41 +69,40 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::ServiceExists => "the service exists already",
-            Self::NoService => "no such service",
-            Self::ServerExists => "the service has this real server already",
-            Self::NoServer => "the service has no such real server",
+            Self::ServiceExists => "the service already exists",
+            Self::NoService => "the service does not exist",
+            Self::ServerExists => "the service already has this real server",
+            Self::NoServer => "the service does not have this real server",
             Self::UnknownScheduler => "no scheduler of this name",
             Self::UnknownEngine => "no persistence engine of this name",
             Self::WeightRange => "the weight is below 0",
             Self::ThresholdRange => "the lower threshold is above the upper one",
             Self::ThresholdTooLarge => "the upper threshold is above 2147483647",
             Self::TunnelPort => "a GUE tunnel needs a port",
-            Self::NotUnicast => "the address of a real server must be that of one host",
+            Self::NotUnicast => "the address of a real server must be a unicast address",
             Self::FamilyMismatch => {
-                "a server of another address family than its service's needs a tunnel"
+                "a server whose address family differs from its service's needs a tunnel"
             }
             Self::Protocol => "a service is for TCP, UDP or SCTP",
             Self::ZeroMark => "a firewall mark must not be 0",
             Self::PrefixLength => "an IPv6 prefix length is between 1 and 128",
             Self::TimeoutRange => "a timeout is at most 8589934 seconds",
             Self::NeedsReplies => {
-                "this scheduler measures how soon servers answer, and only with NAT do their answers pass through \
-                 the director: forward by NAT, or choose another scheduler"
+                "this scheduler measures the response time of servers, whose replies pass through the director only with NAT: use NAT, or choose another scheduler"
             }
             Self::UnknownSysctl => "no sysctl of this name",
-            Self::SysctlValue => "the sysctl does not take this value",
+            Self::SysctlValue => "the sysctl does not accept this value",
             Self::NoDevice => "no such network interface",
-            Self::DaemonRunning => "a synchronisation daemon of this role is running already",
+            Self::DaemonRunning => "a synchronisation daemon of this role already runs",
             Self::DaemonNotRunning => "no synchronisation daemon of this role is running",
             Self::LocalAddressNeeded => "full NAT needs a local address of the service's family",
             Self::FullNatOnePacket => {
-                "full NAT keeps connections, which one-packet scheduling does not: leave out one of the two"
+                "full NAT keeps connections, and one-packet scheduling does not: use only one of the two"
             }
             Self::UnknownHelper => "no helper of this name; there is one: ftp",
             Self::HelperPorts => "a helper has up to 8 different ports from 1 to 65535",
             Self::TooManyPins => {
-                "16384 connections with a chosen server are expected and have not come: try again in ten seconds"
+                "the maximum of 16384 expected health check connections is reached: try again in ten seconds"
             }
             Self::Unsupported(what) => return write!(f, "{what}: not supported yet"),
         })

@@ -73,9 +73,9 @@ impl Decided {
                     None => format!("{source} is {word} by {whose}"),
                 }
             }
-            Self::Unlisted { taken: true } => format!("no filter has {source}"),
+            Self::Unlisted { taken: true } => format!("no filter contains {source}"),
             Self::Unlisted { taken: false } => {
-                format!("{source} is denied: others are allowed, and it is not")
+                format!("{source} is denied: the filter allows other sources only")
             }
         }
     }
@@ -274,7 +274,7 @@ mod tests {
             (
                 "2001:db9::1",
                 false,
-                "2001:db9::1 is denied: others are allowed, and it is not",
+                "2001:db9::1 is denied: the filter allows other sources only",
             ),
         ] {
             let addr = source.parse().unwrap();

@@ -35,7 +35,9 @@ impl FromStr for PortRange {
         let (first, last) = text.split_once('-').unwrap_or((text, text));
         let (first, last) = (port(first)?, port(last)?);
         if first > last {
-            return Err(alloc::format!("{text}: the range ends before it begins"));
+            return Err(alloc::format!(
+                "{text}: the end of the range is lower than its beginning"
+            ));
         }
         Ok(Self(first, last))
     }
@@ -155,7 +157,7 @@ impl MarkRule {
             destination,
             protocol,
             ports,
-            action: action.ok_or("what is to become of the packets? --mark N, --drop or --host")?,
+            action: action.ok_or("the action is missing: --mark N, --drop or --host")?,
         };
         rule.check()?;
         Ok(rule)
@@ -169,11 +171,11 @@ impl MarkRule {
         let Some(destination) = self.destination else {
             return match (self.action, self.source) {
                 (MarkAction::Mark(_), _) => Err(
-                    "--destination is missing: the host is kept from packets with a mark by where they go"
+                    "--destination is missing: packets with a mark are hidden from the host by their destination"
                         .into(),
                 ),
                 (_, None) => Err(
-                    "--destination or --source is missing: whose packets are dropped, or left to the host?"
+                    "--destination or --source is missing: the action drop or host needs one of them"
                         .into(),
                 ),
                 (_, Some(_)) => Ok(()),
@@ -322,7 +324,7 @@ mod tests {
             ("-s 192.0.2.1 --mark 1", "--destination is missing"),
             ("--drop", "--destination or --source is missing"),
             ("-i eth0 --host", "--destination or --source is missing"),
-            ("-d 192.0.2.1", "what is to become"),
+            ("-d 192.0.2.1", "the action is missing"),
             ("-d 192.0.2.1 --mark 0", "expected a mark"),
             ("-d 192.0.2.1 --mark 1 --drop", "only one of"),
             ("-d 192.0.2.1/33 --mark 1", "expected an address"),
@@ -330,7 +332,7 @@ mod tests {
             ("-d ::/0 --mark 1", "at most 4096 addresses"),
             (
                 "-d 192.0.2.1 --ports 90-80 --mark 1",
-                "ends before it begins",
+                "is lower than its beginning",
             ),
             ("-d 192.0.2.1 -s ::1 --mark 1", "different address families"),
             ("-d 192.0.2.1 --mark", "needs a value"),

@@ -275,12 +275,7 @@ impl FromStr for Workers {
         let number = text.parse().ok();
         let number = number.filter(|n: &NonZeroUsize| n.get() <= dataplane::WORKERS_MAX);
         let number = number.map(Self::Some);
-        number.ok_or_else(|| {
-            format!(
-                "give auto, or a number from 1 to {}",
-                dataplane::WORKERS_MAX
-            )
-        })
+        number.ok_or_else(|| format!("use auto, or a number from 1 to {}", dataplane::WORKERS_MAX))
     }
 }
 
@@ -333,7 +328,7 @@ fn group(text: &str) -> Result<u32, String> {
     }
     match group_id(text) {
         Ok(Some(number)) => Ok(number),
-        Ok(None) => Err("there is no such group: `getent group` lists them".to_owned()),
+        Ok(None) => Err("the group does not exist: `getent group` lists the groups".to_owned()),
         Err(error) => Err(format!("the groups cannot be read: {error}")),
     }
 }
@@ -353,7 +348,7 @@ const REMOVED: [(&str, &str); 6] = [
     ("--echo-limit", "write `--echo N`"),
     (
         "--icmp-msgs-burst",
-        "remove it: a burst has a twentieth of `--icmp-limit`",
+        "remove it: the size of a burst is a twentieth of `--icmp-limit`",
     ),
     ("--icmp-msgs-per-sec", "write `--icmp-limit N`"),
     (
@@ -475,12 +470,12 @@ fn clean_up() -> anyhow::Result<()> {
     let address = Address::from_env();
     anyhow::ensure!(
         Client::connect(&address).is_err(),
-        "a dataplane runs at {address}: stop it, and nothing is left"
+        "a dataplane runs at {address}: stop it, which removes its state"
     );
-    let look = "cannot look for what a dataplane has left";
+    let look = "cannot search for the state of a killed dataplane";
     let held = StateKeeper::clean_up(&address.to_string()).context(look)?;
     if held {
-        println!("took away connections that a dataplane had left");
+        println!("removed the connections of a killed dataplane");
     }
     // If BPF is not permitted, no dataplane can have left programs.
     let left = match KernelFastPath::clean_up() {
@@ -489,8 +484,8 @@ fn clean_up() -> anyhow::Result<()> {
     };
     match left {
         0 if held => {}
-        0 => println!("no dataplane has left anything"),
-        left => println!("took away {left} maps and links that a dataplane had left"),
+        0 => println!("found no state of a killed dataplane"),
+        left => println!("removed {left} maps and links of a killed dataplane"),
     }
     Ok(())
 }
@@ -509,7 +504,7 @@ fn run(
         (Ok(state_keeper), _) => state_keeper,
         (Err(error), WarmRestart::On) => return Err(error).context("--warm-restart on"),
         (Err(error), _) => {
-            warn!("no warm restart: connections end with this dataplane: {error}");
+            warn!("no warm restart: if this dataplane is killed, its connections end: {error}");
             None
         }
     };

@@ -90,7 +90,7 @@ impl FromStr for Echo {
             "answer" => Ok(Self::default()),
             "drop" | "0" => Ok(Self::Drop),
             _ => text.parse().map(Self::Answer).map_err(|_| {
-                "it is \"answer\", \"drop\", or a number of replies per second".to_owned()
+                "use \"answer\", \"drop\", or a number of replies per second".to_owned()
             }),
         }
     }
@@ -120,7 +120,7 @@ impl FromStr for ClampMss {
         match text.parse() {
             Ok(size) if size >= Self::LEAST => Ok(Self::To(size)),
             _ => Err(format!(
-                "it is \"auto\" or a segment size from {} to {}",
+                "use \"auto\" or a segment size from {} to {}",
                 Self::LEAST,
                 u16::MAX
             )),

@@ -32,7 +32,7 @@ pub enum NoWay {
     #[error("the director itself is its client or its server")]
     Host,
     /// An address that is impossible as a source or destination.
-    #[error("one of its addresses is no possible source")]
+    #[error("one of its addresses cannot be the source of a packet")]
     Martian,
     /// Packets to the server cannot leave now, or not by Ethernet.
     #[error("there is no route to its server, or the neighbour is not resolved")]

@@ -201,7 +201,7 @@ impl Session<'_> {
                 Some(self.place.list().ok_or_else(|| {
                     Failure::new(
                         FailureCode::Full,
-                        format!("{method}: unprivileged users get one list at a time: wait for the end of the other one"),
+                        format!("{method}: unprivileged users get one list at a time: wait until the other list has ended"),
                     )
                 })?)
             }

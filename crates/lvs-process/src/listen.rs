@@ -30,8 +30,7 @@ pub enum BindError {
     },
     /// A process that is no dataplane has taken the abstract name.
     #[error(
-        "user {uid}{} holds the name {address} and is no dataplane: end that process, give this dataplane a path (--socket /run/...), \
-         or let it use {directory}",
+        "user {uid}{} uses the name {address} and is not a dataplane: stop that process, use a path for this dataplane (--socket /run/...), or let it use {directory}",
         of_pid(.pid),
         directory = place::DIRECTORY
     )]
@@ -61,10 +60,10 @@ fn fix(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound => "create the directory of the socket",
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            "give a path (--socket) in a directory that this user may write"
+            "use a path (--socket) in a directory that this user may write"
         }
-        io::ErrorKind::InvalidInput => "give a shorter path (--socket)",
-        _ => "give another address (--socket)",
+        io::ErrorKind::InvalidInput => "use a shorter path (--socket)",
+        _ => "use another address (--socket)",
     }
 }
 
@@ -162,8 +161,7 @@ impl Listener {
                 // so a name.
                 if peercred::own_uid() == 0 {
                     tracing::warn!(
-                        "cannot listen in {directory} ({source}): listening at {name}, a name that any user could have taken; \
-                         make that directory, root's and 0755 (RuntimeDirectory=lvs in a systemd unit)"
+                        "cannot listen in {directory} ({source}): listening at {name}, a name that any user could have used; create that directory with the owner root and the mode 0755 (RuntimeDirectory=lvs in a systemd unit)"
                     );
                 }
                 Self::bind_name(&name)

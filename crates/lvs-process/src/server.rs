@@ -138,7 +138,7 @@ impl Server {
             Rights::None => {
                 return Err(Failure::new(
                     FailureCode::Permission,
-                    "this dataplane lets only root, its own user and the groups of --group and --readers look",
+                    "only root, the dataplane's own user and the groups of --group and --readers may read its state",
                 ));
             }
         };
@@ -146,8 +146,7 @@ impl Server {
             Failure::new(
                 FailureCode::Full,
                 format!(
-                    "the dataplane serves {CONNECTIONS_MAX} control connections already, {READERS_MAX} of users without rights, or \
-                     {USER_MAX} of yours: close some"
+                    "the dataplane already serves the maximum of {CONNECTIONS_MAX} control connections, {READERS_MAX} of users without rights, or {USER_MAX} of yours: close some"
                 ),
             )
         })?;

@@ -66,14 +66,14 @@ fn feed(address: &Address, notify: &Notify, pause: Duration, stopped: &Receiver<
             Ok(()) => {
                 notify.send("WATCHDOG=1");
                 if !well {
-                    tracing::info!("the dataplane answers itself again");
+                    tracing::info!("the dataplane answers its own requests again");
                 }
                 well = true;
             }
             Err(_) if stopped.try_recv() == Err(TryRecvError::Disconnected) => return,
             Err(error) => {
                 if well {
-                    tracing::error!("the dataplane does not answer itself: {error}");
+                    tracing::error!("the dataplane does not answer its own request: {error}");
                 }
                 well = false;
             }

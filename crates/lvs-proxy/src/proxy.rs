@@ -248,15 +248,15 @@ fn most(files: usize, others: usize) -> usize {
 fn refusal(address: SocketAddr, error: &io::Error) -> String {
     let help = match error.kind() {
         io::ErrorKind::PermissionDenied => {
-            "ports below 1024 need CAP_NET_BIND_SERVICE; give it to lvsd, or take a port from 1024 on"
+            "ports below 1024 need CAP_NET_BIND_SERVICE: give it to lvsd, or use a port from 1024 on"
         }
         io::ErrorKind::AddrInUse => {
-            "another program listens there (`ss -lntup`): end it, or take another port"
+            "another program listens there (`ss -lntup`): stop it, or use another port"
         }
         io::ErrorKind::AddrNotAvailable => {
             "this host does not have the address: add it with `ip address add`, or listen at 0.0.0.0 or [::]"
         }
-        _ => "see the message of the system",
+        _ => "see the system's error message",
     };
     format!("cannot listen at {address}: {error}; {help}")
 }

@@ -90,9 +90,9 @@ fn read(run: &Invocation<'_>, text: &[u8]) -> Result<Vec<Line>, WrongLine> {
         let command = run
             .parse(&words)
             .map_err(|refusal| wrong(refusal.of_line(&words)))?;
-        let call = command
-            .call()
-            .ok_or_else(|| wrong("only commands that change something are allowed here".into()))?;
+        let call = command.call().ok_or_else(|| {
+            wrong("only commands that change the configuration are allowed here".into())
+        })?;
         lines.push(Line {
             number,
             command,

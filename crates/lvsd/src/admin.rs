@@ -147,7 +147,7 @@ impl Admin {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return false,
             Err(error) => {
                 tracing::error!(
-                    "cannot read {}: {error}; servers that were drained or in maintenance may get connections until it can be read and lvsd is restarted",
+                    "cannot read {}: {error}; servers that were drained or in maintenance may receive connections until it can be read and lvsd is restarted",
                     path.display()
                 );
                 return true;
@@ -167,7 +167,7 @@ impl Admin {
                 let lost = all - entries.len();
                 if lost > 0 {
                     tracing::error!(
-                        "{}: {lost} of {all} overrides are invalid{strange}; servers that they keep out of service get connections again; `lvsd status` shows the valid ones",
+                        "{}: {lost} of {all} overrides are invalid{strange}; servers that they kept out of service receive connections again; `lvsd status` shows the valid ones",
                         path.display()
                     );
                 }
@@ -181,7 +181,7 @@ impl Admin {
                 let stays = moved.is_none();
                 let aside = moved.unwrap_or_else(|| path.to_owned());
                 tracing::error!(
-                    "{} is broken ({error}); servers that were drained or in maintenance get connections again",
+                    "{} is invalid ({error}); servers that were drained or in maintenance receive connections again",
                     aside.display()
                 );
                 stays
@@ -247,7 +247,7 @@ impl Admin {
         if let Some(until) = spec.until
             && until <= now.unix
         {
-            return Err("the time until which this is to hold has passed".to_owned());
+            return Err("the end time of the override has passed".to_owned());
         }
         if spec.state == AdminState::Ready {
             let narrower: Vec<Target> = self
@@ -264,7 +264,7 @@ impl Admin {
             return Ok(());
         }
         if self.entries.len() >= ENTRIES_MAX && !self.entries.contains_key(&spec.target) {
-            return Err(format!("there are {ENTRIES_MAX} overrides already"));
+            return Err(format!("the maximum of {ENTRIES_MAX} overrides is reached"));
         }
         let spec = AdminSpec {
             force: false,

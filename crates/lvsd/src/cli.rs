@@ -559,7 +559,7 @@ fn stop(arguments: &Arguments, all: bool) -> ExitCode {
             end_politely(pid, signal, STOP_LIMIT)
         }
         Err(LockError::Held(None)) => Err("an lvsd runs, and its process id is unknown".to_owned()),
-        Err(LockError::Io(error)) => Err(format!("cannot see whether an lvsd runs: {error}")),
+        Err(LockError::Io(error)) => Err(format!("cannot determine whether an lvsd runs: {error}")),
         Ok(_only) if all => {
             last_good::forget(&address);
             stop_dataplane(&address, arguments.log_format)
@@ -615,7 +615,7 @@ fn reload(arguments: &Arguments, force: bool) -> ExitCode {
         // It reads its file, and logs the errors of the file.
         Err(LockError::Held(Some(pid))) => send(pid, signal),
         Err(LockError::Held(None)) => Err("an lvsd runs, and its process id is unknown".to_owned()),
-        Err(LockError::Io(error)) => Err(format!("cannot see whether an lvsd runs: {error}")),
+        Err(LockError::Io(error)) => Err(format!("cannot determine whether an lvsd runs: {error}")),
         Ok(_only) => Err("no lvsd runs; start it with `systemctl start lvsd`".to_owned()),
     };
     result.map_or_else(|why| fail(&why), |()| ExitCode::SUCCESS)
@@ -678,7 +678,7 @@ fn init(file: &Path) -> Result<(), String> {
     let created = File::create_new(file);
     let mut output = created.map_err(|error| match error.kind() {
         ErrorKind::AlreadyExists => format!(
-            "{} exists and is left as it is; `lvsd init` without a file prints the starter",
+            "{} exists and is unchanged; `lvsd init` without a file prints the starter configuration",
             file.display()
         ),
         _ => format!("cannot create {}: {error}", file.display()),
@@ -841,7 +841,7 @@ fn run(
     let result = runtime.block_on(async {
         tokio::spawn(pulses.event_loop.clone().keep(BEAT));
         let pins = Pins::start(address.clone()).map_err(|error| {
-            tracing::warn!("no checks by way of services: cannot start a thread: {error}");
+            tracing::warn!("no through-VIP checks: cannot start a thread: {error}");
         });
         let network = Network { pins: pins.ok() };
         let events = Events::default();

@@ -119,7 +119,7 @@ fn admit(
         Ok(()) => Holder::Operators,
         Err(_) if reader => Holder::Reader(user.uid()),
         Err(_) => {
-            let why = "this lvsd lets only root, its own user and the groups of `group` and `readers` look";
+            let why = "only root, the user of lvsd and the groups of `group` and `readers` may read the state of this lvsd";
             return Err((StatusCode::FORBIDDEN, why));
         }
     };

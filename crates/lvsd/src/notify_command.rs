@@ -138,7 +138,7 @@ pub(crate) fn end_group(pid: Option<u32>) {
             // It has ended.
             Ok(()) | Err(rustix::io::Errno::SRCH) => {}
             Err(error) => tracing::warn!(
-                "cannot end process group {} ({error}): does lvsd have CAP_KILL?",
+                "cannot kill process group {} ({error}): does lvsd have CAP_KILL?",
                 group.as_raw_nonzero()
             ),
         }

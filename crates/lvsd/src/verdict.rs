@@ -124,17 +124,17 @@ pub fn trouble(service: &ServiceStatus) -> Vec<String> {
     for (is, words) in [
         (
             service.conflict,
-            "a service of another program has its address",
+            "a service of another program uses its address",
         ),
         (
             service.usable == 0 && service.sorry.is_none(),
-            "no server takes new connections",
+            "no server receives new connections",
         ),
         (
             !service.quorum && service.usable > 0,
             "it is below its quorum",
         ),
-        (service.withdrawn, "its VIP is given up"),
+        (service.withdrawn, "its VIP is released"),
         (
             service.panic,
             "all servers are used, because too few are up",
@@ -369,7 +369,7 @@ mod tests {
         assert_eq!(verdict.level, Level::Critical);
         assert_eq!(
             verdict.words,
-            "1 of 3 services broken: mail (no server takes new connections); 3 servers down; 1 server suspicious"
+            "1 of 3 services broken: mail (no server receives new connections); 3 servers down; 1 server suspicious"
         );
         let states: Vec<_> = status.services.iter().map(ServiceState::of).collect();
         assert_eq!(
@@ -456,13 +456,13 @@ mod tests {
         }
         let words = Verdict::of(&status).words;
         assert!(
-            words.contains("mail (no server takes new connections: connection refused)"),
+            words.contains("mail (no server receives new connections: connection refused)"),
             "{words}"
         );
         status.services[0].servers[0].reason = "timeout".to_owned();
         let words = Verdict::of(&status).words;
         assert!(
-            words.contains("mail (no server takes new connections)"),
+            words.contains("mail (no server receives new connections)"),
             "{words}"
         );
     }

@@ -104,7 +104,7 @@ pub fn feed(notify: Notify, pulses: Pulses, interval: Duration) -> std::io::Resu
             match stopped {
                 None => notify.send("WATCHDOG=1"),
                 Some(what) if reported != stopped => {
-                    tracing::error!("{what} has stopped; the service manager will end lvsd");
+                    tracing::error!("{what} has stopped; the service manager will restart lvsd");
                 }
                 Some(_) => {}
             }

@@ -75,7 +75,7 @@ impl Bed {
 
 fn restore(mut ipvsadm: Command, rules: &str) -> Result<()> {
     run_with_input(ipvsadm.arg("-R"), rules)
-        .context("it does not take the rules")
+        .context("it refuses the rules")
         .map(drop)
 }
 

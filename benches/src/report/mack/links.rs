@@ -175,7 +175,7 @@ impl Experiment for Links {
                 let apart = if one.min > two.max || two.min > one.max {
                     ""
                 } else {
-                    ", which their spread does not tell apart"
+                    ", which their spread does not distinguish"
                 };
                 said.push(format!(
                     "{who}, {what}: {:.1} {unit} ({:.1}-{:.1}) with one interface, {:.1} ({:.1}-{:.1}) with two{apart} ({}).",

@@ -183,7 +183,7 @@ impl Experiment for Mack {
             let before = place.checked_sub(1).and_then(|before| all.get(before));
             let beside = match before {
                 Some((other, less)) if less.max >= time.min => {
-                    format!("; the spread does not tell it from {other}")
+                    format!("; the spread does not distinguish it from {other}")
                 }
                 _ => String::new(),
             };
@@ -267,7 +267,7 @@ fn parse(text: &str) -> Result<Vec<(f64, f64, f64)>> {
         let (Some(Ok(size)), Some(Ok(rate)), Some(Ok(time))) =
             (words.next(), words.next(), words.next())
         else {
-            anyhow::bail!("NPtcp wrote a line that is not `bytes Mbit/s seconds`: {line:?}");
+            anyhow::bail!("NPtcp printed a line that is not `bytes Mbit/s seconds`: {line:?}");
         };
         // A clock that did not move.
         if size > 0.0 && rate > 0.0 && time > 0.0 {

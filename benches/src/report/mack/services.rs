@@ -256,7 +256,7 @@ fn timed(printed: &str) -> Result<Vec<f64>> {
         (size.parse() == Ok(FILE)).then(|| time.parse().ok())?
     };
     let times = printed.lines().map(|line| {
-        one(line).with_context(|| format!("curl wrote a line that is no whole file: {line:?}"))
+        one(line).with_context(|| format!("curl printed a line about an incomplete file: {line:?}"))
     });
     times.collect()
 }
@@ -303,7 +303,7 @@ fn balance(bed: &mut Bed, directory: &Path) -> Result<()> {
             fs::write(&file, nginx(directory)?)?;
             start(bed, "nginx", &["-c"], &file)?;
         }
-        who => bail!("{} has no such services", who.name()),
+        who => bail!("{} does not support these services", who.name()),
     }
     // Connections that servers begin: active FTP and rsh.
     bed.director.sh("sysctl -qw net.ipv4.ip_forward=1")?;

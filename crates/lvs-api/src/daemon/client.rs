@@ -206,7 +206,7 @@ impl Client {
         let read = stream.take(most).read_to_end(&mut body);
         read.map_err(|error| self.silent(&error))?;
         match head.length {
-            Some(length) if length > BODY_MAX => Err(self.garbled("an answer without end")),
+            Some(length) if length > BODY_MAX => Err(self.garbled("its answer has no end")),
             Some(length) if (body.len() as u64) < length => Err(self.ended()),
             _ => Ok(body),
         }
@@ -234,7 +234,7 @@ impl Client {
     }
 
     fn ended(&self) -> String {
-        format!("lvsd at {} has ended", self.address)
+        format!("lvsd at {} has exited", self.address)
     }
 
     fn silent(&self, error: &io::Error) -> String {
@@ -250,7 +250,10 @@ impl Client {
     }
 
     fn garbled(&self, what: &str) -> String {
-        format!("what answers at {} is not this lvsd: {what}", self.address)
+        format!(
+            "the process that answers at {} is not this lvsd: {what}",
+            self.address
+        )
     }
 }
 

@@ -115,7 +115,7 @@ impl Control {
                 Some(server) => belongs_to_a_connection(server),
                 None => {
                     explanation.reason = AcceptReason::NoService.name().to_string();
-                    "left to this host: it belongs to no service and no connection".to_string()
+                    "passed to this host: it belongs to no service and no connection".to_string()
                 }
             };
             return explanation;
@@ -172,7 +172,7 @@ impl Control {
         match refused {
             Refused::Accept(reason) => {
                 let why = self.describe_accept(reason, service);
-                (format!("left to this host: {why}"), reason.name())
+                (format!("passed to this host: {why}"), reason.name())
             }
             Refused::Drop(reason) => {
                 let why = self.describe_drop(reason, service, ask);
@@ -182,9 +182,9 @@ impl Control {
                 let by_mark = matches!(service.key, ServiceKey::Mark { .. });
                 let persistent = service.config().flags.has(ServiceFlags::PERSISTENT);
                 let why = if by_mark || persistent || ask.virt.port() == service.key.port() {
-                    "no server can take it"
+                    "no server accepts it"
                 } else {
-                    "only a persistent service takes other ports than its own"
+                    "only a persistent service accepts ports other than its own"
                 };
                 (format!("refused (port unreachable): {why}"), reason.name())
             }
@@ -206,7 +206,7 @@ impl Control {
         forecast: &Forecast,
     ) -> String {
         let Some(server) = forecast.server else {
-            return "goes to its own destination: no server can take it, and cache_bypass is set"
+            return "sent to its own destination: no server accepts it, and cache_bypass is set"
                 .to_string();
         };
         explanation.server = Some(server);
@@ -219,14 +219,13 @@ impl Control {
         match forecast.by {
             By::Pin => format!("goes to {server}: a health check through the VIP is pinned to it"),
             By::Template(true) => {
-                format!("goes to {server}: the persistence template of the client names it")
+                format!("goes to {server}: the persistence template of the client refers to it")
             }
             By::Template(false) | By::Scheduler => {
                 format!("goes to {server}: {scheduler} chooses it{lots}")
             }
             By::NextServer => format!(
-                "goes to {server}: full NAT has no local port left towards the server that \
-                 {scheduler} chooses"
+                "goes to {server}: full NAT has no free local port towards the server that {scheduler} chooses"
             ),
         }
     }
@@ -237,13 +236,13 @@ impl Control {
                 "new connections from port 20 are not balanced".to_string()
             }
             AcceptReason::FtpData if service.config().flags.has(ServiceFlags::PERSISTENT) => {
-                "a data connection of FTP, and no server can take it".to_string()
+                "a data connection of FTP, and no server accepts it".to_string()
             }
             AcceptReason::FtpData => {
-                "only a persistent service of FTP takes other ports than its own".to_string()
+                "only a persistent service of FTP accepts ports other than its own".to_string()
             }
             AcceptReason::LocalReply => {
-                "it answers a connection that its destination has to this host".to_string()
+                "it belongs to a connection between its destination and this host".to_string()
             }
             reason => reason.describe().trim().to_string(),
         }
@@ -263,15 +262,15 @@ impl Control {
                 self.defense.rate()
             ),
             DropReason::ServiceFull => format!(
-                "the service has the {} connections that its limit allows",
+                "the service has reached its limit of {} connections",
                 limits.connections
             ),
             DropReason::ServiceRate => format!(
-                "the service has had the {} new connections a second that its limit allows",
+                "the service has reached its limit of {} new connections a second",
                 limits.rate
             ),
             DropReason::SourceRate => format!(
-                "{} has opened the {} connections a second that the limit for one source allows",
+                "{} has reached the limit of {} connections a second for one source",
                 ask.client.ip(),
                 limits.source_rate
             ),
@@ -349,7 +348,7 @@ impl State for Preview<'_> {
             return Ok(None);
         }
         self.explanation.template_why =
-            "the persistence engine goes by the packet's payload, which is not known here"
+            "the persistence engine uses the packet's payload, which explain does not have"
                 .to_string();
         Err(Unknown::Payload)
     }
@@ -362,7 +361,7 @@ impl State for Preview<'_> {
     ) -> Option<(bool, Arc<Server>)> {
         let (control, client) = (self.control, key.client.ip());
         let Some(index) = control.templates.find(key, data) else {
-            self.explanation.template_why = format!("{client} has none yet");
+            self.explanation.template_why = format!("{client} has no template yet");
             return None;
         };
         let quiescent = control.settings.sysctls.expire_quiescent_template;
@@ -370,14 +369,14 @@ impl State for Preview<'_> {
         let entry = control.records.get(template.server.load(Relaxed) as usize);
         let Some(entry) = entry.filter(|entry| may_lead_to(&entry.server, quiescent)) else {
             self.explanation.template_why = format!(
-                "that of {client} leads to a server that is gone{}",
+                "the template of {client} refers to a removed server{}",
                 if quiescent { " or has weight 0" } else { "" }
             );
             return None;
         };
         let expires = control.templates.table.get(index).expires();
         self.explanation.template = Some(format!(
-            "{client} to {}, {} s left, controls {}",
+            "{client} to {}, {} s remaining, controls {}",
             entry.server.addr(),
             expires.saturating_since(now).as_secs(),
             template.controlled.load(Relaxed)
@@ -462,7 +461,8 @@ fn why_service(key: ServiceKey, dst: SocketAddr) -> String {
             "its address, port and protocol".to_string()
         }
         ServiceKey::Address { addr, .. } if addr.port() == 0 => {
-            "no service has the port, and this one takes every port of the address".to_string()
+            "no service has the port, and this service accepts every port of the address"
+                .to_string()
         }
         ServiceKey::Address { .. } => {
             "no service has the port, and a data connection of FTP may use it".to_string()
@@ -548,7 +548,7 @@ mod tests {
                 assert_eq!(
                     first,
                     explanation(&director),
-                    "{scheduler}: asking changes nothing"
+                    "{scheduler}; explain changes nothing"
                 );
                 assert!(first.template.is_none() && first.connection.is_none());
                 let meta = PacketMeta::tcp(Hook::Local, tuple.src, tuple.dst, TcpFlags::SYN);
@@ -582,7 +582,7 @@ mod tests {
             .explain(&director.shard, tuple, 7, Instant::ZERO);
         assert_eq!(explanation.service, None);
         assert!(
-            explanation.verdict.starts_with("left to this host"),
+            explanation.verdict.starts_with("passed to this host"),
             "{}",
             explanation.verdict
         );

@@ -397,7 +397,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("scheduler", Some(b's'), arg("scheduler"), set(F::Scheduler), "scheduler; wlc if not given"),
     option("pe", None, arg("engine"), set(F::Pe), "persistence engine"),
     option("persistent", Some(b'p'), Argument::Optional("seconds"), set(F::Persistent), "persistent service; 360 seconds if not given"),
-    option("netmask", Some(b'M'), arg("netmask"), set(F::Netmask), "clients of one network count as one client"),
+    option("netmask", Some(b'M'), arg("netmask"), set(F::Netmask), "clients in one network of this size count as one client"),
     option("ops", Some(b'o'), NO, set(F::Ops), "schedule every datagram separately"),
     option("sched-flags", Some(b'b'), arg("flags"), set(F::SchedFlags), "flags of the scheduler, with commas"),
     option("real-server", Some(b'r'), arg("host[:port]"), set(F::Server), "real server"),

@@ -175,7 +175,7 @@ mod tests {
         let request = request(Instant::from_secs(1));
         for _ in 0..3 {
             let Preview::Server(seen) = pool.preview(&request) else {
-                panic!("it has a server to choose");
+                panic!("it has a usable server");
             };
             assert_eq!(seen.id(), pool.servers()[0].id());
         }

@@ -340,7 +340,7 @@ impl Shard {
             OnServerDown::Reschedule => "scheduled again: the server of its connection went down",
             OnServerDown::Drop => "dropped: the server of its connection went down",
             OnServerDown::Kernel if self.settings.sysctls.expire_nodest_conn => {
-                "scheduled again if it may open a connection: its server was removed"
+                "scheduled again if it may open a connection: the server of its connection was removed"
             }
             OnServerDown::Kernel => "dropped: the server of its connection was removed",
         })

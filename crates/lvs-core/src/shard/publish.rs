@@ -92,26 +92,26 @@ impl fmt::Display for Unpublished {
             Self::Ended => "it has ended",
             Self::NotEstablished => "it is not established",
             Self::Protocol => "it is neither TCP nor UDP",
-            Self::PersistentUdp => "its service is a persistent one of UDP, and no server has answered its client yet",
+            Self::PersistentUdp => "its service is persistent and of UDP, and no server has answered its client yet",
             Self::HealthCheck => "a health check opened it",
-            Self::Helped => "a helper looks at it",
+            Self::Helped => "a helper inspects its packets",
             Self::OnePacket => "one-packet scheduling",
             Self::ServerDown => "its server went down",
-            Self::Timed => "its server has not answered yet, and that is measured",
+            Self::Timed => "its server has not answered yet, and the response time is measured",
             Self::Adjusted => "its sequence numbers are adjusted",
-            Self::NoClientPort => "its client has no port, or none that is known",
-            Self::Controls => "it controls others",
+            Self::NoClientPort => "its client's port is unknown or 0",
+            Self::Controls => "it controls other connections",
             Self::Template => "it is a persistence template",
             Self::Unanswered => "its server has not answered yet",
-            Self::Method => "its method is none of NAT, full NAT, direct routing and tunnels",
+            Self::Method => "its forwarding method is not NAT, full NAT, direct routing or a tunnel",
             Self::NoServer => "its server was removed",
             Self::NoLocalPort => "it has no local port",
             Self::Exception => {
-                "it is with the table's exceptions: others have the same addresses and ports, or its part of the table is full"
+                "the table stores it in the overflow: other connections have the same addresses and ports, or its part of the table is full"
             }
-            Self::Family => "no service is of its family",
-            Self::LocalAddress => "a local address of full NAT is its client or its virtual address",
-            Self::BackupOnly => "a backup forwards nothing (backup_only)",
+            Self::Family => "no service has its address family",
+            Self::LocalAddress => "a local address of full NAT is the address of its client or its virtual address",
+            Self::BackupOnly => "a backup forwards no packets (backup_only)",
             Self::ClientIsServer => "its client is a server behind NAT",
         })
     }

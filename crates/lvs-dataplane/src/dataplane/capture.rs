@@ -177,7 +177,7 @@ pub(super) fn describe(verdict: &Verdict) -> (String, bool) {
         }
         Verdict::Accept(reason) => (
             format!(
-                "left to this host ({}): {}",
+                "passed to this host ({}): {}",
                 reason.name(),
                 reason.describe()
             ),
@@ -274,7 +274,7 @@ mod tests {
             interface: "eth0",
             ethernet: true,
             frame: &[0; 65_000],
-            verdict: "left to this host",
+            verdict: "passed to this host",
             dropped: false,
         };
         for _ in 0..1000 {

@@ -223,8 +223,7 @@ pub(super) fn check_interface_names(names: &[String]) -> Result<(), StartError> 
     for name in names {
         let error = if let Some((vlan, _)) = name.split_once('=') {
             format!(
-                "{name:?}: the dataplane does not create {vlan}: create the VLAN interface with `ip link add link TRUNK name {vlan} \
-                 type vlan id VLAN` and its addresses with `ip addr add`, and give --interface {vlan}"
+                "{name:?}: the dataplane does not create {vlan}: create the VLAN interface with `ip link add link TRUNK name {vlan} type vlan id VLAN` and its addresses with `ip addr add`, and use --interface {vlan}"
             )
         } else if is_interface_name(name) {
             continue;

@@ -429,7 +429,7 @@ fn marked_by(
             && let Some(name) = &rule.interface
             && rule.matches(name, tuple, || to_service)
         {
-            passed.push_str(&format!("; rule {number} if it comes in on {name}"));
+            passed.push_str(&format!("; rule {number} if it arrives on {name}"));
         }
     }
     (None, passed.trim_start_matches("; ").to_owned())

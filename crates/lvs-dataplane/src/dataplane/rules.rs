@@ -35,7 +35,7 @@ pub(super) fn apply(handle: &Handle, text: &str, file: &str) -> Result<(), Rules
         };
         let Some(call) = call else {
             return Err(fail(
-                "only commands that change something belong into a file of rules".into(),
+                "a file of rules can contain only commands that change the configuration".into(),
             ));
         };
         handle

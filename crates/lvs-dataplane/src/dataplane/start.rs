@@ -140,7 +140,7 @@ impl Dataplane {
         }
         match rules {
             Some(_) if self.handle.keeping.is_successor() => {
-                info!("--rules is not read: services are those of the dataplane before this one");
+                info!("--rules is ignored: the services of the previous dataplane were taken over");
                 Ok(())
             }
             Some((text, name)) => Ok(rules::apply(&self.handle, &text, &name)?),
@@ -199,7 +199,7 @@ impl Dataplane {
         for thread in self.threads.drain(..) {
             let name = thread.thread().name().unwrap_or_default().to_owned();
             if thread.join().is_err() {
-                tracing::error!("the thread {name} has failed");
+                tracing::error!("the thread {name} has panicked");
             }
         }
         // The last messages of the packet workers are sent.
@@ -470,7 +470,7 @@ fn start_daemons(handle: &Handle, daemons: Vec<SyncDaemon>) -> Vec<SyncDaemon> {
 fn start_daemons_in_time(handle: &Handle, mut waiting: Vec<SyncDaemon>) {
     for daemon in &waiting {
         warn!(
-            "a synchronisation daemon of the dataplane before this one waits for {}",
+            "a synchronisation daemon of the previous dataplane waits for {}",
             daemon.interface
         );
     }
@@ -492,8 +492,10 @@ fn open_warm_restart(
         let shards = successor::shards(control, &warm_restart, memories, left);
         Ok((Arc::new(warm_restart) as Arc<dyn WarmState>, shards))
     });
-    made.inspect_err(|error| warn!("no warm restart: connections end with this dataplane: {error}"))
-        .ok()
+    made.inspect_err(|error| {
+        warn!("no warm restart: if this dataplane is killed, its connections end: {error}")
+    })
+    .ok()
 }
 
 /// The division of packets among several workers.
@@ -508,7 +510,7 @@ fn own_cpus(workers: NonZeroUsize) -> Vec<usize> {
     let cpus = lvs_sys::permitted_cpus();
     if cpus.len() < workers.get() {
         info!(
-            "packet workers run on any processor: {workers} workers, and {} processors that this process may use",
+            "packet workers are not bound to processors: {workers} workers, and {} processors that this process may use",
             cpus.len()
         );
         return Vec::new();

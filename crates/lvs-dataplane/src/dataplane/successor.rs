@@ -196,7 +196,7 @@ impl Snapshot {
         if let Err(error) = text.and_then(|text| state.save(&text)) {
             warn!(
                 code = "warm_restart_incomplete",
-                "services and servers cannot be kept for a warm restart: {error}: should this dataplane be killed, its connections end"
+                "services and servers cannot be stored for a warm restart: {error}: if this dataplane is killed, its connections end"
             );
         }
     }
@@ -357,7 +357,7 @@ pub(super) fn take_over(
     state.has_taken_over();
     info!(
         connections = shards.iter().map(Shard::len).sum::<usize>(),
-        "took over what another dataplane has left, in {:?}",
+        "took over the state of a killed dataplane, in {:?}",
         started.elapsed()
     );
 }

@@ -174,7 +174,7 @@ impl WarmState for WarmRestart {
 
     fn has_taken_over(&self) {
         if let Err(error) = self.has_taken_over() {
-            warn!("no warm restart: connections end with this dataplane: {error}");
+            warn!("no warm restart: if this dataplane is killed, its connections end: {error}");
         }
     }
 
@@ -196,7 +196,7 @@ impl WarmState for WarmRestart {
             (None, None) => Ok(()),
         };
         if let Err(error) = held {
-            warn!("should this dataplane be killed, the host ends its connections: {error}");
+            warn!("if this dataplane is killed, the host resets its connections: {error}");
         }
     }
 

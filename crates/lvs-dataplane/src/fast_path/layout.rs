@@ -265,6 +265,6 @@ mod tests {
         for (name, number) in ours.chain(Layout::NUMBERS.iter().copied()) {
             assert_eq!(found.remove(name), Some(number), "{name}");
         }
-        assert!(found.is_empty(), "nobody here knows {found:?}");
+        assert!(found.is_empty(), "unknown layout {found:?}");
     }
 }

@@ -83,7 +83,7 @@ impl FastPath {
             Ok(pins) => pins,
             Err(error) => {
                 info!(
-                    "no warm restart: connections end with this dataplane: no BPF file system: {error}"
+                    "no warm restart: if this dataplane is killed, its connections end: no BPF file system: {error}"
                 );
                 return alone(error);
             }
@@ -97,7 +97,7 @@ impl FastPath {
                 });
             }
             Err(error) => {
-                warn!("no warm restart: connections end with this dataplane: {error}");
+                warn!("no warm restart: if this dataplane is killed, its connections end: {error}");
                 return alone(error);
             }
         };
@@ -114,7 +114,7 @@ impl FastPath {
                     return Ok(this);
                 }
                 Err(why) => {
-                    warn!("connections of the dataplane before this one have ended: {why}");
+                    warn!("connections of the previous dataplane have ended: {why}");
                     pins.empty();
                 }
             }
@@ -230,7 +230,9 @@ impl FastPath {
             early,
         } = programs;
         let jump = Jump::to(&filter).map_err(step("load a program"))?;
-        let ingress_id = ingress.id().map_err(step("ask for a program's number"))?;
+        let ingress_id = ingress
+            .id()
+            .map_err(step("query the number of a program"))?;
         let (pins, found) = match maps {
             Maps::New => (None, false),
             Maps::Pinned(pins) => (Some(pins), false),
@@ -419,7 +421,7 @@ impl Programs {
             (next::HELD, &held),
         ] {
             let put = maps.next.put(number, program);
-            put.map_err(step("let programs find each other"))?;
+            put.map_err(step("set the programs for tail calls"))?;
         }
         let early = maps.scratch.is_some();
         let early = early.then(|| load("xdp", ProgramKind::Xdp, "lvs_xdp"));
@@ -545,12 +547,10 @@ fn found(pins: &Pins, layout: &Layout, steering: &Steering) -> Result<(Layout, S
     let (about, description) = about.split_at(HOST_WORDS);
     let own = pins::about(processors());
     if about[..pins::COOKIE] == own[..pins::COOKIE] && about[pins::COOKIE] != own[pins::COOKIE] {
-        return Err(
-            "it was in a network namespace that is gone, whose number this one has".to_owned(),
-        );
+        return Err("it was in a removed network namespace, whose number this one has".to_owned());
     }
     if about != own {
-        return Err("it was another version, or the machine has other processors".to_owned());
+        return Err("it was another version, or the number of processors has changed".to_owned());
     }
     let (description, division) = description.split_at(Layout::HEADER_WORDS);
     let description = description.try_into().map_err(|_| "a map is too short")?;
@@ -569,7 +569,7 @@ fn found(pins: &Pins, layout: &Layout, steering: &Steering) -> Result<(Layout, S
     let conf = words("lvs_conf", conf::WORDS)?;
     if conf[conf::TRIES] >= TRIES_MOST {
         return Err(format!(
-            "{TRIES_MOST} dataplanes ended soon after they had taken over its state"
+            "{TRIES_MOST} dataplanes exited soon after they had taken over its state"
         ));
     }
     if pins::is_over(&conf) {
@@ -632,7 +632,7 @@ mod tests {
         let cookie = &first.arrays.about.words()[pins::COOKIE];
         cookie.fetch_add(1, Relaxed);
         let gone = found_by(layout, &steering).expect_err("another namespace");
-        assert!(gone.contains("namespace that is gone"), "{gone}");
+        assert!(gone.contains("removed network namespace"), "{gone}");
         cookie.fetch_sub(1, Relaxed);
         let second = FastPath::open_with(layout, &steering, Maps::Found(&pins), false, |code| code);
         let second = second.expect("it is permitted");

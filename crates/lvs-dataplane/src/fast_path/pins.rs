@@ -316,7 +316,7 @@ pub(super) fn attach(
     let link = program.attach(ifindex)?;
     if let Err(error) = link.pin(path) {
         warn!(
-            "no warm restart: connections end with this dataplane: {}: {error}",
+            "no warm restart: if this dataplane is killed, its connections end: {}: {error}",
             path.display()
         );
     }

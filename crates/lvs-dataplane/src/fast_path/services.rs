@@ -95,7 +95,7 @@ impl FastPath {
         if missing > 0 {
             warn!(
                 code = "held_incomplete",
-                "there is no room for {missing} services and rules for marks in the kernel: should this dataplane be killed, the host resets new connections to them"
+                "{missing} services and rules for marks exceed the limit in the kernel: if this dataplane is killed, the host resets new connections to them"
             );
         }
     }

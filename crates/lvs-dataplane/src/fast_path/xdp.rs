@@ -187,11 +187,10 @@ fn explained(error: io::Error) -> io::Error {
     let why = match error.raw_os_error() {
         Some(libc::EOPNOTSUPP) => "its driver has no native XDP",
         Some(libc::EBUSY | libc::EEXIST) => {
-            "it has an XDP program already (`ip link` shows it), or its driver has no room for one"
+            "it already has an XDP program (`ip link` shows it), or its driver has no resources for one"
         }
         Some(libc::EINVAL | libc::ERANGE) => {
-            "its driver refuses an XDP program with the settings that the interface has (`dmesg` tells more: MTU, large receive offload, \
-             queues)"
+            "its driver refuses an XDP program with the present settings of the interface (see `dmesg`: MTU, large receive offload, queues)"
         }
         _ => return error,
     };

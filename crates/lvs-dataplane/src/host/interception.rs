@@ -156,8 +156,7 @@ impl Interception {
         let now: BTreeSet<IpAddr> = vips.filter(|&addr| state.is_local(addr)).collect();
         for addr in now.difference(kept) {
             warn!(
-                "{addr} is an address of this host now: what is sent to it no longer gets to the director. Take it from the \
-                 host (ip addr del)"
+                "{addr} is an address of this host now: packets to it no longer reach the director. Remove it from the host (ip addr del)"
             );
         }
         *kept = now;
@@ -242,7 +241,7 @@ fn shield_failure(error: &ShieldError) -> String {
 }
 
 fn steering_failure(error: &SteeringError) -> String {
-    format!("not all of its packets are led to the director yet, which is tried again: {error}")
+    format!("not all of its packets are routed to the director yet, which is tried again: {error}")
 }
 
 /// Loads the program that reinjects frames, with a mark that no other program uses; logs a failure.
@@ -250,7 +249,7 @@ fn open_way_back() -> Option<TurnBack> {
     let turn = mark().and_then(TurnBack::load);
     turn.map_err(|error| {
         warn!(
-            "fragments and errors that are reinjected into the host arrive on {}, not on their interface ({error}): rules of the host that name an interface should name that one too. Reinjection on the same interface requires Linux 6.6 with CONFIG_NET_XGRESS, and CAP_BPF outside of containers with users of their own",
+            "fragments and errors that are reinjected into the host arrive on {}, not on their interface ({error}): add it to the host's rules that match an interface. Reinjection on the same interface requires Linux 6.6 with CONFIG_NET_XGRESS, and CAP_BPF in the initial user namespace",
             HostDevice::NAME
         );
     })

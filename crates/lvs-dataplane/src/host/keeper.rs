@@ -579,8 +579,7 @@ impl Keeper {
         let (now, (again, refused)) = (self.dataplane.now(), self.full);
         if again <= now {
             warn!(
-                "the table of connections is full: {refused} packets that would have opened one were dropped. It holds \
-                 {capacity}; --max-connections raises that",
+                "the connection table is full: {refused} packets that would have opened a connection were dropped. Its size is {capacity}; raise --max-connections",
             );
             self.full = (now + COMPLAINT_PERIOD, 0);
         }
@@ -588,7 +587,7 @@ impl Keeper {
 
     /// The connections of servers that went down have ended.
     pub(crate) fn down_has_ended(&mut self, resets: usize) {
-        info!("ended the connections of servers that went down; {resets} TCP resets sent");
+        info!("closed the connections of servers that went down; {resets} TCP resets sent");
     }
 
     /// The addresses that are announced by routes, and access to the routes.

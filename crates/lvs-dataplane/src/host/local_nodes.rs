@@ -86,7 +86,7 @@ impl LocalNodes {
                 }
                 Err(error) => {
                     warn!(
-                        "clients get no answers of servers on this host: cannot add {entry}: {error}"
+                        "clients get no replies of servers on this host: cannot add {entry}: {error}"
                     );
                 }
             }

@@ -67,7 +67,7 @@ pub enum HostError {
     Requests(#[source] std::io::Error),
     /// A configured interface is not Ethernet.
     #[error(
-        "{0} is not an Ethernet interface: leave it out, packets of such interfaces reach the host only"
+        "{0} is not an Ethernet interface: leave it out; only the host receives packets of such interfaces"
     )]
     NotEthernet(String),
     /// The dataplane does not use the interface of `--xdp`.

@@ -64,8 +64,7 @@ pub enum SteeringError {
     Permission,
     /// The kernel has no policy routing.
     #[error(
-        "the kernel has no policy routing ({source}), by which real servers' answers are led to the director: it needs \
-         CONFIG_IP_MULTIPLE_TABLES, for IPv6 CONFIG_IPV6_MULTIPLE_TABLES"
+        "the kernel has no policy routing ({source}), with which the replies of real servers are routed to the director: it needs CONFIG_IP_MULTIPLE_TABLES, for IPv6 CONFIG_IPV6_MULTIPLE_TABLES"
     )]
     Unsupported {
         /// The error of the kernel.
@@ -73,8 +72,7 @@ pub enum SteeringError {
     },
     /// The host forwards no packets.
     #[error(
-        "this host forwards no packets, and the TUN backend gets only what is forwarded to its device: \
-         `sysctl -w net.ipv4.ip_forward=1`, for IPv6 `sysctl -w net.ipv6.conf.all.forwarding=1`"
+        "this host forwards no packets, and the TUN backend receives only forwarded packets: `sysctl -w net.ipv4.ip_forward=1`, for IPv6 `sysctl -w net.ipv6.conf.all.forwarding=1`"
     )]
     NotForwarding,
     /// Another error of a system call.
@@ -144,7 +142,7 @@ impl Steering {
         this.read()?;
         if !this.present.is_empty() && !goes_on {
             info!(
-                "taking down {} rules and proxy neighbours of a dataplane that was killed",
+                "removing {} rules and proxy neighbours of a killed dataplane",
                 this.present.len()
             );
             this.apply(&BTreeSet::new())?;
@@ -406,7 +404,7 @@ impl Steering {
             if !deaf.is_empty() {
                 let _ = write!(
                     complaint,
-                    "IPv4 packets that come in on {} are not forwarded to the director: `sysctl -w net.ipv4.ip_forward=1`",
+                    "IPv4 packets that arrive on {} are not forwarded to the director: `sysctl -w net.ipv4.ip_forward=1`",
                     deaf.join(", ")
                 );
             }

@@ -230,7 +230,7 @@ impl Tables {
 
     pub(crate) fn name(&self, port: PortId) -> &str {
         self.port(port)
-            .map_or("a port that is gone", |port| &port.name)
+            .map_or("a port that was removed", |port| &port.name)
     }
 
     /// The regions of addresses with the same route.
@@ -349,17 +349,17 @@ impl NoRoute {
 impl fmt::Display for NoRoute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Missing => f.write_str("this host has no route there: add one"),
-            Self::Refuses => f.write_str(
-                "the route there is a blackhole, unreachable or prohibit route: delete it",
-            ),
+            Self::Missing => f.write_str("this host has no route to it: add one"),
+            Self::Refuses => {
+                f.write_str("its route is a blackhole, unreachable or prohibit route: delete it")
+            }
             Self::NoLinkLayer(device) => write!(
                 f,
-                "the route there leads over {device}, which has no link layer: use --backend tun"
+                "its route uses {device}, which has no link layer: use --backend tun"
             ),
             Self::Unused(device) => write!(
                 f,
-                "the route there leads over {device}, which the dataplane does not use: add --interface {device}"
+                "its route uses {device}, which the dataplane does not use: add --interface {device}"
             ),
         }
     }

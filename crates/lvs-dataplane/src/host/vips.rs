@@ -230,7 +230,7 @@ impl Vips {
         if let Err(error) = socket.set_group(port.ifindex, group.0, member)
             && member
         {
-            warn!("{}: {addr} may not be found there: {error}", port.name);
+            warn!("{}: hosts may not find {addr} there: {error}", port.name);
         }
     }
 
@@ -284,8 +284,7 @@ impl Vips {
         }
         if !before.contains(&addr) {
             info!(
-                "{addr} is neither on this host nor the dataplane's own: packets for it have to be routed here \
-                 (--own-vips answers ARP for it)"
+                "{addr} is neither on this host nor owned by the dataplane: packets to it must be routed to this host (--own-vips answers ARP for it)"
             );
         }
         self.unclaimed.insert(addr);
@@ -578,9 +577,7 @@ impl Vips {
         };
         self.conflicts.insert(addr, conflict);
         error!(
-            "{mac} on {} answers for {addr} too, an address of this director's services: clients reach one or the other. \
-             Take the address from that host; if it is a real server that needs it (direct routing, tunnels), put it on \
-             lo there{}",
+            "{mac} on {} answers for {addr} too, an address of this director's services: each client reaches one of the two. Remove the address from that host; if it is a real server that needs it (direct routing, tunnels), add it to its lo{}",
             tables.name(port),
             // A host does not answer neighbour discovery for addresses on its loopback interface.
             if addr.is_ipv4() {

@@ -129,6 +129,6 @@ fn unusable(name: &str, error: &str) -> Waiting {
     waiting(
         "interface_unusable",
         format!("the interface {name} cannot be used: {error}"),
-        "the dataplane tries it again every second; end what the error names",
+        "the dataplane tries again every second; correct the problem that the error names",
     )
 }

@@ -154,9 +154,7 @@ impl AfPacket {
             Ok(()) => {
                 tracing::warn!(
                     interface = self.interface,
-                    "the kernel's ring for received frames stands still since a frame came that it has no header for, as a guest's \
-                     UDP aggregate (virtio's guest_ufo and host_ufo): frames are received by system calls from now on, which is \
-                     slower, until the dataplane is restarted"
+                    "the kernel's ring for received frames is stuck since a frame without a virtio header arrived, such as a virtual machine's UDP super-packet (virtio's guest_ufo and host_ufo): frames are received by system calls from now on, which is slower, until the dataplane is restarted"
                 );
                 true
             }
@@ -164,8 +162,7 @@ impl AfPacket {
                 if ring.is_none() {
                     tracing::error!(
                         interface = self.interface,
-                        "nothing is received any more, the kernel's ring stands still and cannot be given up ({error}): \
-                         restart the dataplane"
+                        "no frames are received any more: the kernel's ring is stuck and cannot be closed ({error}): restart the dataplane"
                     );
                 }
                 // Some slots are still in use: the next call tries again.

@@ -34,8 +34,7 @@ pub enum TunError {
     },
     /// A device of this name already exists.
     #[error(
-        "the device {name} exists already: another dataplane runs in this network namespace, or one that was killed has left it \
-         (`lvs-dataplane --cleanup`, or `ip link delete {name}`)"
+        "the device {name} already exists: another dataplane runs in this network namespace, or a killed one has left it (`lvs-dataplane --cleanup`, or `ip link delete {name}`)"
     )]
     Exists {
         /// The device.
@@ -248,8 +247,8 @@ impl HostDevice {
         let conf = PathBuf::from("/proc/sys/net/ipv4/conf");
         write_setting(&conf.join(name).join("rp_filter"), 0)
             .map_err(fail("switch off rp_filter"))?;
-        let rp_filter = RpFilter::clear(&conf, name)
-            .map_err(fail("move net.ipv4.conf.all.rp_filter out of the way"))?;
+        let rp_filter =
+            RpFilter::clear(&conf, name).map_err(fail("replace net.ipv4.conf.all.rp_filter"))?;
         // No link-local address and no router solicitations. A host without IPv6 has nothing to
         // set.
         let conf6 = Path::new("/proc/sys/net/ipv6/conf").join(name);
@@ -389,8 +388,7 @@ impl RpFilter {
         write_setting(&all, 0)?;
         tracing::warn!(
             was = strictest,
-            "net.ipv4.conf.all.rp_filter is 0 while the dataplane runs; every interface keeps the filter that it had, \
-             by a setting of its own"
+            "net.ipv4.conf.all.rp_filter is 0 while the dataplane runs; every interface keeps its filter by its own setting"
         );
         Ok(this)
     }

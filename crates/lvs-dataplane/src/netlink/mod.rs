@@ -45,7 +45,7 @@ pub enum NetlinkError {
 fn hint(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::EPERM) => " (run as root, or give the program CAP_NET_ADMIN)",
-        Some(libc::EEXIST) => " (the host has one already)",
+        Some(libc::EEXIST) => " (the host already has one)",
         _ => "",
     }
 }

@@ -122,7 +122,7 @@ impl Daemons {
         let director = director.ok_or_else(|| {
             Failure::new(
                 FailureCode::Internal,
-                "the dataplane does not run yet, or ends",
+                "the dataplane does not run yet, or is stopping",
             )
         })?;
         let sockets = Sockets::open(daemon, ports, sock_size)?;
@@ -207,7 +207,7 @@ fn end(all: Vec<Running>) {
     for running in all {
         if running.thread.join().is_err() {
             tracing::error!(
-                "the thread lvs-sync-{} has failed",
+                "the thread lvs-sync-{} has panicked",
                 role(running.daemon.role)
             );
         }

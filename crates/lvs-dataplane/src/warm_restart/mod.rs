@@ -188,7 +188,7 @@ impl WarmRestart {
         if state_keeper.is_used() {
             match found(&state_keeper) {
                 Ok(mapped) => left = Some(mapped),
-                Err(why) => warn!("connections of the dataplane before this one have ended: {why}"),
+                Err(why) => warn!("connections of the previous dataplane have ended: {why}"),
             }
         }
         // Unreadable memory stays locked until the state keeper has the new memory.
@@ -288,7 +288,7 @@ impl WarmRestart {
         match self.area().save(text) {
             true => Ok(()),
             false => Err(io::Error::other(format!(
-                "they take {} MiB, and there is room for {}",
+                "they need {} MiB, and the limit is {}",
                 text.len() >> 20,
                 TEXT >> 20
             ))),

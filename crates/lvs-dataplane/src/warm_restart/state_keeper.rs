@@ -211,7 +211,7 @@ fn opened(memory: BorrowedFd<'_>) -> io::Result<File> {
 fn locked(shared: BorrowedFd<'_>) -> io::Result<File> {
     let memory = opened(shared)?;
     flock(&memory, FlockOperation::NonBlockingLockExclusive)
-        .map_err(|_| refused("another dataplane has the state keeper of this name"))?;
+        .map_err(|_| refused("another dataplane uses the state keeper of this name"))?;
     Ok(memory)
 }
 
@@ -245,7 +245,7 @@ fn start(name: &[u8]) -> io::Result<Child> {
     let started = Instant::now();
     while connect(name).is_err() {
         if let Some(status) = child.try_wait()? {
-            return Err(refused(format!("the state keeper has ended: {status}")));
+            return Err(refused(format!("the state keeper has exited: {status}")));
         }
         if started.elapsed() > START {
             let _ = child.kill();

@@ -205,7 +205,7 @@ fn host_route_is_added_once_and_removed() {
         netlink.add_host_route(vip, link).unwrap();
         let twice = netlink.add_host_route(vip, link).unwrap_err();
         assert!(
-            twice.to_string().contains("the host has one already"),
+            twice.to_string().contains("the host already has one"),
             "{twice}"
         );
         follow(&mut netlink, &mut state, |state, _| {

@@ -185,7 +185,7 @@ fn panicked(info: &std::panic::PanicHookInfo<'_>) {
     let Some(log) = LOG.get() else { return };
     let thread = std::thread::current();
     let name = thread.name().unwrap_or("a nameless thread");
-    let mut text = format!("a fault of this program itself, in {name}: {info}");
+    let mut text = format!("internal error of this program, in {name}: {info}");
     let trace = std::backtrace::Backtrace::capture();
     if trace.status() == std::backtrace::BacktraceStatus::Captured {
         text.push_str(&format!("\n{trace}"));

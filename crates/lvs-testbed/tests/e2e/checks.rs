@@ -421,7 +421,7 @@ fn through_another_router(site: &Site, lvsd: &Proc) -> Result<()> {
     )?;
     let (router, director) = (site.real_address(0), "10.0.0.1");
     site.servers[1].sh(&format!("ip route replace default via {router}"))?;
-    let reason = format!("the reply came by way of {router} (");
+    let reason = format!("the reply arrived through {router} (");
     let blamed = |code: &str| servers(site, "clients")[1]["code"] == code;
     let shown = || {
         let servers = health(site, "clients");

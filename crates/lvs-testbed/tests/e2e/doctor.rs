@@ -82,7 +82,7 @@ fn doctor_reports_host_settings_and_network_cards() -> Result<()> {
         "ethtool -K eth0 lro off",
         "has lost 12 frames",
         "ethtool -G eth0 rx",
-        "table filter, chain INPUT, no longer sees packets of TCP",
+        "table filter, chain INPUT, no longer receives packets of TCP",
     ] {
         ensure!(flat.contains(part), "{part}: {text}");
     }
@@ -110,7 +110,7 @@ fn doctor_reports_tc_filters_and_chains_at_interfaces() -> Result<()> {
         (
             "egress",
             "eth1",
-            "may drop requests and answers of services",
+            "may drop requests and replies of services",
             "tc filter show dev eth1 egress",
         ),
     ] {

@@ -348,7 +348,7 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
         ensure!(kept == 1, "{lost}: {kept} files");
         lvsd = start(&site, &site.director, "d1")?;
         wait_status(&site, "what stays", |status| {
-            status.contains("NOT KNOWN YET; 1 service of the dataplane left as they are")
+            status.contains("NOT KNOWN YET; 1 service of the dataplane unchanged")
                 && status.contains("DOES NOT ANSWER")
         })
         .with_context(|| lvsd.log())?;
@@ -367,7 +367,7 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
         );
         for words in [
             "deleted",
-            "its last answer stays in force",
+            "its last answer is still used",
             "below its quorum",
         ] {
             ensure!(!log.contains(words), "{lost}: {words}: {log}");
@@ -375,7 +375,7 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
         let plan = || ask(&site, &site.director, "d1", "plan").unwrap_or_default();
         wait_until("a plan without a change", PATIENCE, || {
             let plan = plan();
-            plan.contains("nothing to change") && plan.contains("etcd is not known yet")
+            plan.contains("nothing to change") && plan.contains("etcd, which are not known yet")
         })
         .with_context(plan)?;
     }
@@ -384,7 +384,7 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
     wait_status(&site, "etcd to be known", |status| {
         status.contains("etcd /lvs/: 2 keys, revision")
             && status.contains("2 services with 2 servers; this one")
-            && !status.contains("left as they are")
+            && !status.contains("unchanged")
     })
     .with_context(|| lvsd.log())?;
     add(2)?;
@@ -546,7 +546,7 @@ fn directors_list_each_other_and_check_servers_independently() -> Result<()> {
     wait_status(&site, "both directors", |status| {
         status.contains("director d2: revision")
             && status.contains("2 servers; this one")
-            && !status.contains("RUNS SOMETHING ELSE")
+            && !status.contains("HAS OTHER SERVICES")
             && !status.contains("NOT READY")
     })?;
     // The first director no longer reaches the servers, and the second one does.
@@ -593,7 +593,7 @@ fn etcd_lost_lease_duplicate_name_and_other_cluster_are_reported() -> Result<()>
         let _ = ctl(&site, 0, &format!("lease revoke {lease}"));
     }
     wait_until("it to be there again", PATIENCE, || {
-        lvsd.log().contains("registers itself again") && registered().contains("directors/d1")
+        lvsd.log().contains("which is written again") && registered().contains("directors/d1")
     })
     .with_context(|| lvsd.log())?;
 

@@ -424,7 +424,7 @@ fn explain_shows_offloaded_connections() -> Result<()> {
     })?;
     let new = format!("explain tcp 192.0.2.77:1000 {}", site.service(80));
     let new = site.lvsadm(&new)?;
-    let before = "no: no connection is, before its client has sent 16 packets";
+    let before = "no: connections are offloaded after 16 packets from the client";
     ensure!(new.contains(&format!("in kernel   {before}\n")), "{new}");
     let nobody = site.lvsadm(&format!("explain tcp 192.0.2.77:1000 {}:9", site.vip))?;
     ensure!(!nobody.contains("in kernel"), "{nobody}");
@@ -438,7 +438,7 @@ fn explain_shows_offloaded_connections() -> Result<()> {
     output("yes")?;
     site.lvsadm("mark del 1")?;
     site.lvsadm(&format!("mark add {rule} --interface elsewhere --drop"))?;
-    output("no: a rule for marks could drop its packets or leave them to this host")?;
+    output("no: a rule for marks could drop its packets or pass them to this host")?;
     site.lvsadm("mark del 1")?;
     output("yes")?;
 

@@ -11,7 +11,7 @@ use super::fast_path::{is_permitted, require_permission, shares};
 
 /// Messages of the dataplane at its start.
 const FAST_PATH: &str = "established connections are forwarded by the kernel fast path";
-const BY_ITSELF: &str = "all packets are forwarded by the dataplane itself";
+const BY_ITSELF: &str = "the dataplane itself forwards all packets";
 
 fn kill(site: &mut Site) -> Result<()> {
     let mut dataplane = site.dataplane.take().context("it runs")?;
@@ -121,7 +121,7 @@ fn state_of_repeatedly_crashing_dataplanes_is_discarded() -> Result<()> {
         start(&mut site, &[])?;
         let (log, listed) = (says(&site, READY)?, site.lvsadm("-L -n")?);
         ensure!(
-            log.contains("ended soon after they had taken over") == (number == 6),
+            log.contains("exited soon after they had taken over") == (number == 6),
             "{number}: {log}"
         );
         ensure!(listed.contains(":80") == (number < 6), "{number}: {listed}");

@@ -515,7 +515,7 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
             site.client.sh(ping).is_ok_and(|said| said.contains("yes"))
         };
         if side == "ingress" {
-            serves(&site, "the dataplane has its copy already")?;
+            serves(&site, "the dataplane has received its copy")?;
             ensure!(!reached(), "{side}");
         } else {
             ensure!(!served(&site)?, "filters of tc at egress are passed by");

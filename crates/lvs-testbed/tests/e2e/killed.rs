@@ -307,7 +307,7 @@ fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     ensure!(site.lvsadm("-L -n")?.contains(":80"), "it goes on");
     kill(&mut site, Signal::SIGKILL)?;
     let output = director.sh(&format!("{program} --cleanup"))?;
-    ensure!(output.starts_with("took away connections"), "{output}");
+    ensure!(output.starts_with("removed the connections"), "{output}");
     wait_until("its end", common::SOON, gone)?;
     start(&mut site, by, None)?;
     ensure!(!site.lvsadm("-L -n")?.contains(":80"), "it begins anew");

@@ -1207,7 +1207,7 @@ fn history_compacted(bed: &mut Bed, mut all: Vec<Endpoint>) -> Result<Vec<Endpoi
     const ROUNDS: usize = 10;
     let refused = |bed: &Bed| {
         let log = bed.directors[1].as_ref().map(Proc::log);
-        log.is_some_and(|log| log.contains("all objects are read anew"))
+        log.is_some_and(|log| log.contains("all objects are read again"))
     };
     for round in 0..ROUNDS {
         bed.under_load("etcd compacted", |bed| {

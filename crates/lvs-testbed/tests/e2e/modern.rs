@@ -275,7 +275,7 @@ fn clients_of_dead_server_are_reset_and_of_drained_server_kept() -> Result<()> {
     output.with_context(|| daemon.running().map(Proc::log).unwrap_or_default())?;
     wait_until("the log to say so", SOON, || {
         let said = daemon.running().map(Proc::log).unwrap_or_default();
-        said.contains("it is taken out, and its connections are reset")
+        said.contains("it is removed, and its connections are reset")
     })
     .with_context(|| daemon.running().map(Proc::log).unwrap_or_default())?;
 

@@ -446,7 +446,8 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
     wait_for_tables(&site, "alarm")?;
     wait("it to be said", || {
         let log = one.log();
-        log.contains("has not chosen as this director does for 30 s") && log.contains(&named)
+        log.contains("has not chosen the same servers as this director for 30 s")
+            && log.contains(&named)
     })
     .with_context(|| one.log())?;
     let said = first.sh(&format!(
@@ -456,7 +457,7 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
     ensure!(said.contains("lvsadm sync"), "{said}");
     edit(1)?;
     wait_for_tables(&site, "alike")?;
-    shows("both have the same services and servers")?;
+    shows("both directors have the same services and servers")?;
     for dataplane in [&one, &two] {
         wait("the log to say so", || {
             dataplane.log().contains("as this director again")
@@ -472,7 +473,7 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
     edit(0)?;
     let server = server(1);
     site.lvsadm_on(&first, &format!("-e -t {vip}:80 -r {server} -m -w 0"))?;
-    let line = format!("{server}: weight before it was 0: 1 here, 7 there");
+    let line = format!("{server}: weight before it became 0: 1 here, 7 there");
     wait("the difference to be named", || is_named(&first))?;
     shows(&line)?;
     edit(1)?;
@@ -509,17 +510,19 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
             said.is_ok_and(|said| said.contains(&named))
         })?;
     }
-    shows(&format!("TCP {vip}:81\n    the service is here only\n"))?;
+    shows(&format!(
+        "TCP {vip}:81\n    only this director has the service\n"
+    ))?;
 
     // A director that is gone: its connections are lost.
     drop(two);
     let doctor = format!("{} doctor || true", programs::find("lvsadm")?.display());
     wait("its absence to be found", || {
         let said = first.sh(&doctor);
-        said.is_ok_and(|said| said.contains("are not known here"))
+        said.is_ok_and(|said| said.contains("are not replicated to this one"))
     })?;
     wait("the log to say so", || {
-        one.log().contains("has not been in step for")
+        one.log().contains("has not been in sync for")
     })?;
     Ok(())
 }

@@ -75,7 +75,10 @@ fn dataplane_signals_to_reload_are_ignored() -> Result<()> {
         ensure!(status.success(), "{status}: {}", dataplane.log());
         let program = programs::find("lvs-dataplane")?;
         let left = site.director.run(program, &["--cleanup"])?;
-        ensure!(left.contains("no dataplane has left anything"), "{left}");
+        ensure!(
+            left.contains("found no state of a killed dataplane"),
+            "{left}"
+        );
     }
     Ok(())
 }

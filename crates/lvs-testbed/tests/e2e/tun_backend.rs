@@ -309,7 +309,7 @@ fn tun_backend_removes_rules_and_routes_with_services_and_at_exit() -> Result<()
     })?;
     start(&mut site)?;
     is_not(&site)?;
-    common::says(&site, "of a dataplane that was killed")?;
+    common::says(&site, "of a killed dataplane")?;
     site.add_service(80, "rr")?;
     load(&site)?;
 

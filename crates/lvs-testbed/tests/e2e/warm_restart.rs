@@ -52,7 +52,7 @@ fn dataplane_of_removed_namespace_has_no_successor() -> Result<()> {
     );
     let output = site.director.sh(&script)?;
     let log = fs::read_to_string(site.director.dir().join("next"))?;
-    ensure!(log.contains("in a network namespace that is gone"), "{log}");
+    ensure!(log.contains("in a removed network namespace"), "{log}");
     ensure!(!log.contains("going on where"), "{log}");
     ensure!(
         !output.contains(":80") && !output.contains("203.0.113"),

@@ -202,14 +202,13 @@ fn launch(socket: Option<&OsStr>) -> Result<(), String> {
             let probe = generic_socket(SockType::Raw, SockFlag::SOCK_CLOEXEC);
             if !probe.is_ok_and(|socket| is_placed(&socket)) {
                 return Err(
-                    "another program notices system calls here (a container manager?), and a process can have one such filter: \
-                     run lvs-run outside of it"
+                    "another program has installed a filter of system calls here (a container manager?), and a process can have only one: run lvs-run outside of it"
                         .into(),
                 );
             }
             if socket.is_some() {
                 complain(
-                    "another lvs-run runs this one, and decides: --socket and LVS_SOCKET are ignored",
+                    "this lvs-run runs in another lvs-run, whose dataplane is used: --socket and LVS_SOCKET are ignored",
                 );
             }
             return Ok(());
@@ -246,7 +245,7 @@ fn refusal(error: &io::Error) -> String {
         Some(Errno::EACCES) => "run it as root (CAP_SYS_ADMIN)",
         Some(Errno::EINVAL | Errno::ENOSYS) => "Linux 5.19 or newer with seccomp is needed",
         _ if error.kind() == io::ErrorKind::Unsupported => "only x86-64 and aarch64 are supported",
-        _ => "is another sandbox in the way?",
+        _ => "does another sandbox prevent it?",
     };
     format!("cannot install the seccomp filter: {error}: {fix}")
 }
@@ -258,7 +257,7 @@ fn hand_over(
     listener: &Listener,
     files: Option<OwnedFd>,
 ) -> Result<(), String> {
-    let lost = |error: io::Error| format!("the supervisor has ended: {error}");
+    let lost = |error: io::Error| format!("the supervisor has exited: {error}");
     let mut fds = vec![listener.as_fd()];
     fds.extend(files.as_ref().map(OwnedFd::as_fd));
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
@@ -272,7 +271,7 @@ fn hand_over(
     supervisor.read_to_string(&mut answer).map_err(lost)?;
     match answer.strip_prefix(READY) {
         Some(_) => Ok(()),
-        None if answer.is_empty() => Err("the supervisor has ended".into()),
+        None if answer.is_empty() => Err("the supervisor has exited".into()),
         None => Err(answer),
     }
 }

@@ -153,7 +153,7 @@ impl Supervisor {
                 Ok(_) => {}
                 Err(Errno::EINTR) => {}
                 Err(error) => {
-                    log(&format!("cannot wait for the end of the program: {error}"));
+                    log(&format!("cannot wait until the program exits: {error}"));
                     return;
                 }
             }
@@ -432,7 +432,7 @@ impl Supervisor {
         let free = places.clone().rev().find(is_free);
         let Some(place) = free else {
             log(&format!(
-                "thread {} has {} sockets of generic netlink: refused another one",
+                "thread {} has {} generic netlink sockets: refused another one",
                 caller.thread,
                 places.len()
             ));

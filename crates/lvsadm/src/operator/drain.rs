@@ -62,7 +62,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     if first.persistent > 0 {
         writeln!(
             run.output,
-            "{} persistence templates still send clients here; lvsadm sysctl expire_quiescent_template=1 ends that",
+            "{} persistence templates still send clients to this server; lvsadm sysctl expire_quiescent_template=1 ends this",
             first.persistent
         )?;
     }
@@ -137,7 +137,7 @@ fn late(
     };
     writeln!(
         run.output,
-        "the deadline has passed with {left} connections left; {end}"
+        "the deadline has passed, and {left} connections remain; {end}"
     )?;
     Ok(1)
 }
@@ -196,14 +196,14 @@ impl Target {
         for option in ["--why", "--for"] {
             if words.has(option) {
                 return Err(Trouble::Usage(format!(
-                    "{option} is for services of an lvsd that runs"
+                    "{option} is for services of a running lvsd"
                 )));
             }
         }
         if owned {
             writeln!(
                 run.errors,
-                "warning: no lvsd answers, whose service this is; an lvsd that starts keeps the weight 0 that the server has now"
+                "warning: the lvsd that owns this service does not answer; an lvsd that starts keeps the present weight 0 of the server"
             )?;
         }
         self.set(

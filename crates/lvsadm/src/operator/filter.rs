@@ -172,7 +172,7 @@ fn save(run: &mut Invocation<'_>) -> Outcome {
     let items: Vec<FilterItem> = connect(run)?.collect(&Call::FilterList {})?;
     writeln!(
         run.output,
-        "# {} filter(s) by source; `lvsadm filter restore` replaces all filters by what it reads",
+        "# {} filter(s) by source; `lvsadm filter restore` replaces all filters by its input",
         together(items.clone()).len()
     )?;
     for (service, lists) in together(items).into_values() {
@@ -202,8 +202,7 @@ fn whole(text: &str) -> Result<(), Trouble> {
         Some(_) => "the input does not end with that line",
     };
     Err(Trouble::Dataplane(format!(
-        "`lvsadm filter save` ends with the line `{END}`, and {what}; nothing was changed; see whether what gives \
-         the input has failed, and put that line at the end of a file that you have written"
+        "`lvsadm filter save` ends with the line `{END}`, and {what}; nothing was changed; check whether the program that writes the input has failed, and add that line to a file that you have written"
     )))
 }
 

@@ -112,7 +112,7 @@ pub(super) fn spec(target: Target, state: AdminState, words: &Words) -> Result<A
     let until = match duration(words, "--for")? {
         None => None,
         Some(Duration::ZERO) => {
-            return Err(Trouble::Usage("--for: that is over at once".to_owned()));
+            return Err(Trouble::Usage("--for: the duration is 0".to_owned()));
         }
         Some(time) => {
             let now = SystemTime::now()

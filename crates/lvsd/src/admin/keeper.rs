@@ -63,7 +63,7 @@ impl Kept {
         match self.0 {
             None => Ok(()),
             Some(reported) => reported.await.unwrap_or_else(|_| {
-                Err("it is not known whether this is kept: lvsd ends; it holds if `lvsd status` still shows it after a start".to_owned())
+                Err("lvsd exits before the override is known to be stored; it applies if `lvsd status` still shows it after a start".to_owned())
             }),
         }
     }
@@ -139,16 +139,20 @@ impl Keeper {
         if unread {
             let aside = put_aside(path).map_err(|error| {
                 format!(
-                    "cannot keep this: {} could neither be read nor be renamed ({error}); repair it, or move it away, and restart lvsd; the override is lost at that restart",
+                    "cannot store the override: {} could neither be read nor be renamed ({error}); repair it, or move it away, and restart lvsd; the override is lost at that restart",
                     path.display()
                 )
             })?;
-            tracing::warn!("what was in {} is in {}", path.display(), aside.display());
+            tracing::warn!(
+                "the previous content of {} is in {}",
+                path.display(),
+                aside.display()
+            );
             self.lock().unread = false;
         }
         (self.write)(path, all).map_err(|error| {
             format!(
-                "cannot store this in {}: {error}; it is lost when lvsd is restarted",
+                "cannot store the override in {}: {error}; it is lost when lvsd is restarted",
                 path.display()
             )
         })

@@ -147,7 +147,7 @@ impl Api {
                 *seen = Some((Instant::now(), Arc::clone(&snapshot)));
                 Ok(snapshot)
             }
-            Ok(None) => Err("lvsd is about to end; ask again when it is back".to_owned()),
+            Ok(None) => Err("lvsd is stopping; repeat the request when it runs again".to_owned()),
             Err(_) => Err(format!(
                 "lvsd has not answered within {PATIENCE:?}: its log names the cause"
             )),
@@ -208,7 +208,7 @@ impl Api {
         let path = self.config().token_file;
         let token = path.as_deref().map(Token::read).transpose();
         if let Err(why) = &token {
-            tracing::error!("{why}; until then nothing can be changed over TCP");
+            tracing::error!("{why}; until then the configuration cannot be changed over TCP");
         }
         *self.token() = token;
     }
@@ -327,9 +327,9 @@ async fn listen(address: SocketAddr, api: Arc<Api>) {
                         "this host does not have the address (a VIP that the dataplane owns is not the host's)"
                     }
                     std::io::ErrorKind::PermissionDenied => {
-                        "ports below 1024 need CAP_NET_BIND_SERVICE; name a higher one in [api]"
+                        "ports below 1024 need CAP_NET_BIND_SERVICE; use a higher one in [api]"
                     }
-                    _ => "name another in [api]",
+                    _ => "use another address or port in [api]",
                 };
                 tracing::error!("no metrics and no API at {address}: {error}; {fix}");
             }

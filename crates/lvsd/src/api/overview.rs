@@ -426,7 +426,7 @@ pub(crate) mod tests {
         assert_eq!(
             services,
             [
-                ("mail", "broken", "no server takes new connections"),
+                ("mail", "broken", "no server receives new connections"),
                 ("web", "degraded", ""),
             ]
         );

@@ -185,7 +185,7 @@ fn json(value: &impl Serialize) -> Reply {
 fn own(api: &Api, content: Vec<u8>) -> Result<Reply, Refusal> {
     let content = api.own.hold(content).ok_or_else(|| {
         Refusal::unavailable(
-            "slow readers hold as many answers as they may: close their connections, or ask again later"
+            "the answers that wait for slow clients have reached their maximum size: close their connections, or try again later"
                 .to_owned(),
         )
     })?;
@@ -342,7 +342,7 @@ fn events(api: &Api, head: &Parts, peer: &Peer) -> Result<Reply, Refusal> {
     if parameter(head, "after")?.is_some() {
         return Err(Refusal::new(
             StatusCode::BAD_REQUEST,
-            "a stream has events from now on: leave `after` out, or ask for JSON",
+            "a stream contains only events from now on: leave `after` out, or request JSON",
         ));
     }
     let place = match peer {
@@ -353,8 +353,7 @@ fn events(api: &Api, head: &Parts, peer: &Peer) -> Result<Reply, Refusal> {
         Peer::Local { .. } => None,
     };
     let deadline = head.extensions.get::<Deadline>();
-    let deadline =
-        deadline.ok_or_else(|| Refusal::unavailable("lvsd is about to end".to_owned()))?;
+    let deadline = deadline.ok_or_else(|| Refusal::unavailable("lvsd is stopping".to_owned()))?;
     let stream = stream::stream_events(api.events.subscribe(), deadline.clone(), place);
     let mut reply = Response::new(Either::Right(stream));
     set(&mut reply, header::CONTENT_TYPE, EVENTS);
@@ -365,7 +364,7 @@ fn no_service(name: &str) -> Refusal {
     let name: String = name.chars().take(100).collect();
     Refusal::new(
         StatusCode::NOT_FOUND,
-        format!("the file has no service called `{name}`; /v1/overview lists them"),
+        format!("the file has no service named `{name}`; /v1/overview lists them"),
     )
 }
 
@@ -393,8 +392,7 @@ async fn authorize(api: &Api, head: &Parts, peer: &Peer) -> Result<String, Refus
             )),
             (Ok(None), _) => Err(Refusal::new(
                 StatusCode::FORBIDDEN,
-                "this lvsd takes no changes over TCP: use its Unix socket (lvsadm, lvsd reload, curl --unix-socket), \
-                 or set token_file in [api]",
+                "this lvsd accepts no changes over TCP: use its Unix socket (lvsadm, lvsd reload, curl --unix-socket), or set token_file in [api]",
             )),
             (Err(_), _) => Err(Refusal::new(
                 StatusCode::FORBIDDEN,
@@ -410,7 +408,7 @@ async fn authorize(api: &Api, head: &Parts, peer: &Peer) -> Result<String, Refus
     tokio::time::sleep(WRONG_TOKEN).await;
     Err(Refusal::new(
         StatusCode::UNAUTHORIZED,
-        "this is not the token of token_file; lvsd reads that file at its start and with `lvsd reload`",
+        "the token is not that of token_file; lvsd reads that file at its start and with `lvsd reload`",
     ))
 }
 

@@ -426,7 +426,7 @@ fn of_director(status: &Status, now: u64) -> String {
         for interface in &status.dataplane.down {
             let _ = writeln!(
                 text,
-                "INTERFACE DOWN: {interface}. To do: ip link set {interface} up; look at its cable or its peer"
+                "INTERFACE DOWN: {interface}. To do: ip link set {interface} up; check its cable or its peer"
             );
         }
         for conflict in &status.dataplane.conflicts {
@@ -434,15 +434,13 @@ fn of_director(status: &Status, now: u64) -> String {
             let host = host.map_or_else(|| mac.clone(), |host| format!("{host}, {mac}"));
             let _ = writeln!(
                 text,
-                "CONFLICT: another host ({host}) answers for {address}. To do: take the address away from one of them; on a \
-                 server that needs it (direct routing, tunnels): lvsadm realserver-setup"
+                "CONFLICT: another host ({host}) answers for {address}. To do: remove the address from one of them; on a server that needs it (direct routing, tunnels): lvsadm realserver-setup"
             );
         }
         for SilentHop { address, interface } in &status.dataplane.silent_hops {
             let _ = writeln!(
                 text,
-                "NEXT HOP SILENT: {address} on {interface} does not answer ARP or neighbour discovery, and packets to it are \
-                 dropped. To do: is it up and connected (ip neigh show {address}), and is the route to it right (ip route)?"
+                "NEXT HOP SILENT: {address} on {interface} does not answer ARP or neighbour discovery, and packets to it are dropped. To do: is it up and connected (ip neigh show {address}), and is the route to it right (ip route)?"
             );
         }
         for Waiting { what, fix, .. } in &status.dataplane.waiting {
@@ -460,7 +458,7 @@ fn of_director(status: &Status, now: u64) -> String {
     if let Some(proxy) = &status.proxy {
         let _ = writeln!(
             text,
-            "proxied: {} of {} at a time; {} refused for want of room, {} evicted, {} without a server",
+            "proxied: {} of {} at a time; {} refused at the maximum, {} evicted, {} without a server",
             proxy.connections, proxy.most, proxy.full, proxy.evicted, proxy.refused
         );
     }
@@ -504,7 +502,7 @@ fn source_line(text: &mut String, source: &SourceStatus, now: u64) {
     }
     if source.held > 0 {
         let held = counted(source.held, "service");
-        let _ = write!(text, "; {held} of the dataplane left as they are");
+        let _ = write!(text, "; {held} of the dataplane unchanged");
     }
     let _ = match &source.trouble {
         Some(why) => writeln!(text, "; DOES NOT ANSWER: {why}"),
@@ -543,14 +541,14 @@ fn tables_part(text: &mut String, tables: &TablesInfo) {
             "service",
         );
         format!(
-            "{services} differ from those here, for {}",
+            "{services} differ from this director's, for {}",
             lasted(tables.seconds)
         )
     };
     let said = match tables.state {
         TablesState::Unknown => "services and servers not known".to_owned(),
         TablesState::Older => "an older version, services and servers not compared".to_owned(),
-        TablesState::Alike => "the same services and servers as here".to_owned(),
+        TablesState::Alike => "the same services and servers as this director".to_owned(),
         TablesState::Differ => services(),
         TablesState::Alarm => format!("ALARM: {}; lvsadm sync shows them", services()),
     };
@@ -572,10 +570,10 @@ fn director_line(text: &mut String, director: &DirectorSeen, all: &[DirectorSeen
         (director.own, "this one"),
         (!director.ready, "NOT READY"),
         (director.maintenance, "in maintenance"),
-        (director.left_out, "has left something out"),
+        (director.left_out, "has left out some services"),
         (
             own.is_some_and(|own| own.digest != director.digest),
-            "RUNS SOMETHING ELSE",
+            "HAS OTHER SERVICES",
         ),
     ] {
         if is {
@@ -595,7 +593,7 @@ fn dataplane(status: &Status) -> String {
             if dataplane.is_other_version(&status.version) {
                 let _ = write!(
                     text,
-                    ", NOT the version of lvsd: it stays in use until the dataplane is restarted"
+                    ", NOT the version of lvsd: it is used until the dataplane is restarted"
                 );
             }
             if let Some(seconds) = verdict::late_seconds(dataplane) {
@@ -605,7 +603,7 @@ fn dataplane(status: &Status) -> String {
         }
         (true, None) => "dataplane: it answers".to_owned(),
         (false, _) if dataplane.idle => "no dataplane is needed".to_owned(),
-        (false, _) => "NO DATAPLANE answers; the log of lvsd says why".to_owned(),
+        (false, _) => "NO DATAPLANE answers; see the log of lvsd for the reason".to_owned(),
     }
 }
 
@@ -622,18 +620,18 @@ fn of_service(text: &mut String, service: &ServiceStatus, look: Look) {
         (service.proxied, "proxied"),
         (
             service.conflict,
-            "NOT OURS: a service of another program has its address",
+            "NOT OURS: a service of another program uses its address",
         ),
         (
             service.unheard,
-            "its servers are NOT KNOWN YET, those of the dataplane stay",
+            "its servers are NOT KNOWN YET, those of the dataplane are unchanged",
         ),
         (!service.quorum, "BELOW ITS QUORUM"),
         (
             service.panic,
             "all servers are used, because too few are up",
         ),
-        (service.withdrawn, "its VIP is given up"),
+        (service.withdrawn, "its VIP is released"),
     ] {
         if is {
             let _ = write!(text, "; {words}");
@@ -858,7 +856,7 @@ mod tests {
         for words in [
             "lvsd 1 (pid 7), up 59s; NO DATAPLANE answers",
             "\nlvsd is not confined; the dataplane is confined by landlock, not by seccomp (why)\n",
-            "\nproxied: 1 of 2 at a time; 3 refused for want of room, 4 evicted, 5 without a server\n",
+            "\nproxied: 1 of 2 at a time; 3 refused at the maximum, 4 evicted, 5 without a server\n",
             "web (tcp 192.0.2.10:80): 0 of 3 servers usable; BELOW ITS QUORUM",
             "10.0.0.1:80           up 1h02m          weight 0   active 7     inactive 0  drain; NOT CHECKED for 1m02s: too many open files\n",
             "down 1h02m        weight 0   active 7     inactive 0  connection refused\n",
@@ -894,7 +892,7 @@ mod tests {
         }];
         let text = text_of(&status, Look::default());
         for line in [
-            "peer 192.0.2.2: in step; the same services and servers as here\n",
+            "peer 192.0.2.2: in sync; the same services and servers as this director\n",
             "peer 192.0.2.3: AWAY for 13s (no route to host)\n",
             "peer 192.0.2.4: BEHIND for 5s, 7 connections missing\n",
         ] {

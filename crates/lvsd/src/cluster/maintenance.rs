@@ -58,7 +58,7 @@ fn unread(path: &Path, error: &str) -> Kept {
         "cannot read {path}: {error}; the director counts as in maintenance until `lvsd maintenance off`"
     );
     let wish = Maintenance {
-        why: Some("what was kept of it cannot be read".to_owned()),
+        why: Some("its stored state cannot be read".to_owned()),
         ..Maintenance::default()
     };
     Kept { wish, began: None }
@@ -70,7 +70,7 @@ pub(super) fn check(wish: Option<&Maintenance>) -> Result<(), String> {
     for text in words.flatten() {
         if text.chars().count() > WORDS_MAX || text.contains(char::is_control) {
             return Err(format!(
-                "give the reason in one line of at most {WORDS_MAX} characters"
+                "use a reason of one line of at most {WORDS_MAX} characters"
             ));
         }
     }
@@ -92,7 +92,7 @@ pub(super) fn keep(path: &Path, wish: Option<&Kept>) -> Result<(), String> {
     };
     result.map_err(|error| {
         format!(
-            "undone, because it cannot be stored in {}: {error}; permit lvsd to write there, or name another directory with --state",
+            "undone, because it cannot be stored in {}: {error}; permit lvsd to write there, or use another directory with --state",
             path.display()
         )
     })

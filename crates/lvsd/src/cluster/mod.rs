@@ -180,7 +180,7 @@ impl Cluster {
                 news.push(match vip.standing {
                     api::Standing::Announced => format!("{} is announced", vip.address),
                     api::Standing::Leaving => format!(
-                        "{} is announced as one that other directors are to be preferred for",
+                        "{} is announced so that routers prefer other directors",
                         vip.address
                     ),
                     api::Standing::Withdrawn => format!("{} is withdrawn", vip.address),
@@ -374,7 +374,7 @@ impl Cluster {
         let mut warnings = Vec::new();
         if self.maintenance.is_some() && vrrp.is_none() && announce.is_none() {
             warnings.push(
-                "nothing follows the maintenance: the file has neither [vrrp] nor services with vip = \"announce\": the program that moves the addresses must query `lvsd maintenance status`"
+                "the maintenance has no effect on addresses: the file has neither [vrrp] nor services with vip = \"announce\": the program that moves the addresses must query `lvsd maintenance status`"
                     .to_owned(),
             );
         }

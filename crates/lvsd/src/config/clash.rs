@@ -71,7 +71,7 @@ impl<P: Clone> Taken<P> {
         let first = self.ids.get(&service.id)?;
         Some(Clash {
             title: format!("service {} exists twice", label(&service.id)),
-            help: "put all its servers into one [[service]], or change address, port or protocol",
+            help: "put all servers into one [[service]], or change address, port or protocol",
             first: (first.clone(), "the first one"),
             about_vip: false,
         })
@@ -85,16 +85,16 @@ impl<P: Clone> Taken<P> {
         let mut beside = beside.into_iter().flatten().filter(|(one, _)| one != many);
         let (title, help, first) = match beside.find(|(one, _)| one.overlaps(many)) {
             Some((_, first)) => (
-                "two services take the same ports",
-                "give each port of an address to one service; one with a single port may be inside of another's",
+                "two services match the same ports",
+                "assign each port of an address to one service; a service with a single port may be within another's range",
                 first,
             ),
             None => {
                 let same = self.marks.get(&many.mark());
                 let (_, first) = same.filter(|(one, _)| one != many)?;
                 (
-                    "two services come to the same mark by chance",
-                    "write the ports of one of them otherwise: in two ranges, say",
+                    "two services have the same generated mark by chance",
+                    "write the ports of one of them differently, for instance in two ranges",
                     first,
                 )
             }
@@ -129,8 +129,8 @@ impl<P: Clone> Taken<P> {
         };
         Some(Clash {
             title,
-            help: "give every service of this address the same `vip`",
-            first: (first.clone(), "here it is otherwise"),
+            help: "use the same `vip` for every service of this address",
+            first: (first.clone(), "this service has another `vip`"),
             about_vip: true,
         })
     }

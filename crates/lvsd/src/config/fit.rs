@@ -43,7 +43,7 @@ pub(crate) fn unusable(ip: IpAddr, what: &str) -> Option<(String, &'static str)>
     bad.then(|| {
         (
             format!("{ip} cannot be the address of a {what}"),
-            "give a unicast address that is not link-local",
+            "use a unicast address that is not link-local",
         )
     })
 }
@@ -66,14 +66,14 @@ pub(crate) fn misfit(
     {
         return Some(Unfit::new(
             "server and service are of different families",
-            "give a server of the service's family, or set forward = \"tun\"",
+            "use a server of the service's family, or set forward = \"tun\"",
         ));
     }
     let Some(vip) = vip else {
         let wrong = !method.translates() && address.port() != 0 && many_ports;
         return wrong.then(|| {
             Unfit::new(
-                "only NAT can send the packets of many ports to one port",
+                "only NAT can translate several ports to one port",
                 format!("write \"{}\" without a port", address.ip()),
             )
         });
@@ -83,7 +83,7 @@ pub(crate) fn misfit(
             vip: Some("the VIP"),
             ..Unfit::new(
                 "the server is the virtual service itself: a loop",
-                "give the real server's own address, not the VIP that it has on lo",
+                "use the real server's own address, not the VIP that it has on lo",
             )
         });
     }
@@ -93,7 +93,7 @@ pub(crate) fn misfit(
             _ => "tunnelling",
         };
         return Some(Unfit {
-            label: "the server gets the packet as the client sent it",
+            label: "with this method, the server receives the packet with the client's destination port",
             vip: Some("the service's port"),
             ..Unfit::new(
                 format!(

@@ -663,8 +663,7 @@ pub enum LoadError {
     },
     /// The file is not UTF-8, which TOML requires.
     #[error(
-        "{path}, line {line}: byte {offset} of the file (0x{byte:02x}) is not UTF-8, as TOML has to be; \
-         convert it (`iconv -f ISO-8859-1 -t UTF-8`), or put back the file that was meant if this is not text"
+        "{path}, line {line}: byte {offset} of the file (0x{byte:02x}) is not UTF-8, as TOML must be; convert it (`iconv -f ISO-8859-1 -t UTF-8`), or restore the intended file if this is not text"
     )]
     NotText {
         /// The file.
@@ -697,9 +696,9 @@ fn fix(error: &std::io::Error) -> &'static str {
             "raise the limit of open files (LimitNOFILE= in lvsd's unit, `ulimit -n` in a shell)"
         }
         ErrorKind::FileTooLarge => {
-            "is it the right file? Share a configuration of that size out over files in conf.d"
+            "is it the right file? Divide a configuration of that size into files in conf.d"
         }
-        ErrorKind::NotADirectory => "make it a directory, or take it away",
-        _ => "see that the disk is well and the file can be read with `cat`",
+        ErrorKind::NotADirectory => "make it a directory, or remove it",
+        _ => "check that the disk works and that `cat` can read the file",
     }
 }

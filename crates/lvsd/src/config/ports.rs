@@ -222,7 +222,7 @@ mod tests {
             assert!(MARKS.contains(&many(text).mark()));
         }
         for (text, complaint) in [
-            ("192.0.2.10:90-80", "ends before"),
+            ("192.0.2.10:90-80", "is lower than its beginning"),
             ("192.0.2.10:80,70-90", "overlap"),
             ("192.0.2.10:80-x", "expected a port"),
             ("192.0.2.10:", "expected a port"),

@@ -138,7 +138,7 @@ impl<'a> Reader<'a> {
             let title = format!("there are more than {RULES_MAX} rules for marks");
             self.findings.push(
                 Diagnostic::error(rule.span(), title)
-                    .help("a rule takes a network and several ranges of ports; is the file generated as was meant?"),
+                    .help("a rule has one network and several ranges of ports; is this file the intended one?"),
             );
             marks.truncate(RULES_MAX);
         }
@@ -167,10 +167,10 @@ impl<'a> Reader<'a> {
         }
         if let Some(service) = raw.service.get(SERVICES_MAX) {
             let title = format!("there are more than {SERVICES_MAX} services");
-            self.findings.push(
-                Diagnostic::error(service.span(), title)
-                    .help("an array of addresses is one service for each; is the file generated as was meant?"),
-            );
+            self.findings
+                .push(Diagnostic::error(service.span(), title).help(
+                "an array of addresses makes one service for each; is this file the intended one?",
+            ));
         }
         raw.mark = self.read_all(marks);
         for (key, value) in sysctls {
@@ -380,7 +380,7 @@ impl<'a> Reader<'a> {
         let finding = match (tables, key.get_ref().as_ref()) {
             (true, "services" | "marks") => {
                 let word = key.get_ref().trim_end_matches('s');
-                finding.help(format!("write [[{word}]]: each such table is one"))
+                finding.help(format!("write [[{word}]]: each such table is one of them"))
             }
             _ => finding,
         };

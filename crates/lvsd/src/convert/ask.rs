@@ -79,7 +79,7 @@ pub fn keepalived(file: &Path, config_id: Option<&str>) -> Result<String, String
                 run(&mut command, &writable.join("output"))
             });
             run.join()
-                .unwrap_or_else(|_| Err("it ended with a panic".to_owned()))
+                .unwrap_or_else(|_| Err("it has panicked".to_owned()))
         });
     let _ = std::fs::remove_dir_all(&directory);
     asked
@@ -156,7 +156,7 @@ fn run(command: &mut Command, output: &Path) -> Result<String, String> {
     }
     let printed = read(output);
     if printed.contains("unshare failed") {
-        return Err("a network namespace of its own needs root: run it as root".to_owned());
+        return Err("a separate network namespace needs root: run it as root".to_owned());
     }
     Ok(printed)
 }

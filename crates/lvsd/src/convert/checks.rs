@@ -172,11 +172,11 @@ pub(super) fn bad_timing(item: &Item, of_check: bool) -> Option<String> {
     };
     match timing(item, of_check) {
         None => Some(item.lost(
-            "keepalived takes no such number: that of the block around it holds, or the default",
+            "keepalived refuses this number: the value of the enclosing block applies, or the default",
         )),
-        Some(number) if number > most => Some(item.lost(&format!("it is {most} here"))),
+        Some(number) if number > most => Some(item.lost(&format!("lvsd uses {most}"))),
         Some(number) if number > 0.0 && number < 0.01 && most >= TIMEOUT_MAX && name != "retry" => {
-            Some(item.lost("it is 10 ms here"))
+            Some(item.lost("lvsd uses 10 ms"))
         }
         Some(_) => None,
     }
@@ -206,7 +206,7 @@ pub(super) fn keepalived(item: &Item, context: &Context<'_>, lost: &mut Vec<Stri
                     "nb_get_retry" => "keepalived ignores it here, too",
                     "warmup" => WARMUP,
                     "alpha" => "set `start_down` of the service",
-                    "log_all_failures" => "`lvsd status` has the last reason",
+                    "log_all_failures" => "`lvsd status` shows the last reason",
                     _ => "lvsd has no equivalent",
                 },
             ));
@@ -223,7 +223,7 @@ pub(super) fn keepalived(item: &Item, context: &Context<'_>, lost: &mut Vec<Stri
         "ping" | "exec" => {}
         _ if own_port.is_none() && context.port == 0 => {
             lost.push(format!(
-                "{}: {name}: without a port nothing can be checked",
+                "{}: {name}: without a port, no check is possible",
                 item.at()
             ));
             return none();
@@ -296,7 +296,7 @@ fn instead(item: &Item, kind: &str, mut check: Check, why: &str, lost: &mut Vec<
     check.insert("type", quote("tcp"));
     if stream && refused(&check).is_none() {
         lost.push(format!(
-            "{at}: {name}: {why}: a TCP connection is tried in its place"
+            "{at}: {name}: {why}: a TCP connection is checked instead"
         ));
         return check;
     }
@@ -414,7 +414,7 @@ fn pages(item: &Item, around: &[&Item], check: &mut Check, lost: &mut Vec<String
         if url.find("path").is_none() {
             lost.push(url.lost_of(
                 name,
-                "keepalived ignores a url without a path; here / is asked for",
+                "keepalived ignores a url without a path; lvsd requests /",
             ));
         }
         hosts.push((url, own.filter(|host| !host.is_empty())));
@@ -427,7 +427,7 @@ fn pages(item: &Item, around: &[&Item], check: &mut Check, lost: &mut Vec<String
     for (url, own) in hosts.iter().filter(|(_, own)| *own != host) {
         let own = own.as_deref().unwrap_or("none");
         let first = host.as_deref().unwrap_or_default();
-        let why = format!("virtualhost {own}: a check has one for all pages: {first}");
+        let why = format!("virtualhost {own}: a check has one host name for all pages: {first}");
         lost.push(url.lost_of(name, &why));
     }
     let host = host.or(outer).filter(|host| !host.is_empty());
@@ -437,7 +437,7 @@ fn pages(item: &Item, around: &[&Item], check: &mut Check, lost: &mut Vec<String
     match pages.as_mut_slice() {
         [] => lost.push(item.lost_of(
             "url",
-            "without a url keepalived ends again and again; here / is asked for",
+            "without a url keepalived exits again and again; lvsd requests /",
         )),
         [one] => check.append(one),
         many => {
@@ -489,7 +489,7 @@ fn path(item: &Item, name: &str, lost: &mut Vec<String>) -> (String, Option<Stri
         }
     }
     if written != said {
-        lost.push(item.lost_of(name, &format!("{written} is asked for")));
+        lost.push(item.lost_of(name, &format!("lvsd requests {written}")));
     }
     (written, host)
 }
@@ -537,7 +537,7 @@ fn mail(item: &Item, check: &mut Check, lost: &mut Vec<String>) {
         .collect();
     for (n, host) in hosts.iter().enumerate() {
         if n + 1 < hosts.len() {
-            lost.push(host.lost_of(name, "a check asks one host: the last one"));
+            lost.push(host.lost_of(name, "a check has one host name: the last one"));
             continue;
         }
         for item in host
@@ -569,9 +569,10 @@ fn datagram(item: &Item, check: &mut Check, lost: &mut Vec<String>) {
             Some(bytes) => {
                 let half = |byte: &String| byte != "XX" && byte.contains('X');
                 if bytes.iter().any(half) {
-                    lost.push(
-                        reply.lost_of("UDP_CHECK", "where half a byte is ignored, all of it is"),
-                    );
+                    lost.push(reply.lost_of(
+                        "UDP_CHECK",
+                        "lvsd ignores whole bytes: a half-ignored byte is ignored",
+                    ));
                 }
                 let bytes: Vec<&str> = bytes
                     .iter()
@@ -580,7 +581,9 @@ fn datagram(item: &Item, check: &mut Check, lost: &mut Vec<String>) {
                 check.insert("reply_hex", quote(&bytes.join(" ")));
             }
             None => {
-                lost.push(reply.lost_of("UDP_CHECK", "it is not hexadecimal: any reply is good"));
+                lost.push(
+                    reply.lost_of("UDP_CHECK", "it is not hexadecimal: any reply is accepted"),
+                );
             }
         },
     }
@@ -628,7 +631,7 @@ fn program(
         Some(program) if program.starts_with('/') => {}
         program => {
             let program = program.map_or("", String::as_str);
-            return Err(format!("`{program}` is no whole path"));
+            return Err(format!("`{program}` is not a complete path"));
         }
     }
     check.insert("command", list(&command));
@@ -637,7 +640,7 @@ fn program(
     }
     let user = item.find("user");
     if let Some(item) = user.filter(|item| item.len() > 2) {
-        lost.push(item.lost_of(name, "the group is that of the user"));
+        lost.push(item.lost_of(name, "lvsd uses the group of the user"));
     }
     match user.map(|item| item.word(1)).or(context.script_user) {
         Some(user) => {

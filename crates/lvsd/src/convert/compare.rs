@@ -33,7 +33,7 @@ pub fn compare(toml: &str, printed: &str) -> Result<Compared, String> {
     let (config, _) = Config::from_toml("", toml).map_err(|report| report.to_string())?;
     let dump = dump::read(printed);
     if dump.services.is_empty() && !dump.whole {
-        return Err("keepalived names no virtual server".to_owned());
+        return Err("keepalived prints no virtual server".to_owned());
     }
     let mut compared = Compared {
         whole: dump.whole,
@@ -71,9 +71,9 @@ pub fn compare(toml: &str, printed: &str) -> Result<Compared, String> {
             }
             // Messages do not name the members of groups.
             None if !dump.whole => {}
-            None => compared
-                .differences
-                .push(format!("{name}: keepalived has no such virtual server")),
+            None => compared.differences.push(format!(
+                "{name}: keepalived does not have this virtual server"
+            )),
         }
     }
     for name in dump
@@ -82,7 +82,7 @@ pub fn compare(toml: &str, printed: &str) -> Result<Compared, String> {
         .filter(|name| !seen.contains(name.as_str()))
     {
         compared.differences.push(format!(
-            "{name}: keepalived has this virtual server, the result has not"
+            "{name}: only keepalived has this virtual server, not the result"
         ));
     }
     Ok(compared)
@@ -370,12 +370,12 @@ weight = 7
             (
                 "VPORT = 80",
                 "VPORT = 81",
-                "192.0.2.1:80 tcp: keepalived has no such virtual server",
+                "192.0.2.1:80 tcp: keepalived does not have this virtual server",
             ),
             (
                 "VPORT = 80",
                 "VPORT = 81",
-                "192.0.2.1:81 tcp: keepalived has this virtual server",
+                "192.0.2.1:81 tcp: only keepalived has this virtual server",
             ),
             (
                 "   quorum",

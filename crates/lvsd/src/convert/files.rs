@@ -19,7 +19,7 @@ pub fn read(path: &Path) -> Result<String, String> {
         .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
     if bytes.len() as u64 > LENGTH_MAX {
         return Err(format!(
-            "{} is longer than {} MiB; name the file that was meant, or split it",
+            "{} is longer than {} MiB; name the intended file, or split it",
             path.display(),
             LENGTH_MAX >> 20
         ));

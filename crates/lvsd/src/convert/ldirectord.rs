@@ -60,7 +60,7 @@ impl Settings {
         }
         let switch = ["quiescent", "cleanstop"].contains(&key);
         if switch && !yes(value) && !no(value) {
-            lost.push(said.lost("neither yes nor no, and ldirectord does not read the file"));
+            lost.push(said.lost("neither yes nor no, and ldirectord refuses the file"));
             return true;
         }
         match key {
@@ -113,13 +113,11 @@ pub(super) fn read(text: &str) -> Read {
         match (indented, within, services.last_mut()) {
             (true, _, _) if is_virtual => {
                 within = false;
-                lost.push(
-                    said.lost("it must not be indented; ldirectord does not read the file either"),
-                );
+                lost.push(said.lost("it must not be indented; ldirectord refuses the file, too"));
             }
             (true, true, Some(service)) => service.line(key, value, &said, &mut room),
             (true, _, _) => {
-                lost.push(said.lost("there is no `virtual` at the first column above it"));
+                lost.push(said.lost("no `virtual` precedes it in the first column"));
             }
             (false, _, _) if is_virtual => {
                 services.push(Building::new(value, said));
@@ -205,7 +203,7 @@ fn global(key: &str, value: &str, said: &Said, globals: &mut Settings, lost: &mu
         | "receive" | "virtualhost" | "persistent" | "netmask" | "checkport" => {
             "it must be indented, below its `virtual`"
         }
-        _ => "ldirectord has no such word",
+        _ => "ldirectord has no such keyword",
     };
     lost.push(said.lost(why));
 }
@@ -364,7 +362,7 @@ impl Building {
             _ => match self.negotiation.take(key, value) {
                 Some(Ok(())) => return,
                 Some(Err(why)) => why,
-                None => "ldirectord has no such word",
+                None => "ldirectord has no such keyword",
             },
         };
         self.service.lose(said.lost(why));
@@ -541,7 +539,7 @@ impl Building {
             match globals.fork {
                 true => interval = of_service,
                 false => self.service.lost.push(format!(
-                    "{}: checkinterval={of_service}: ldirectord ignores it here without fork=yes and uses {interval} s",
+                    "{}: checkinterval={of_service}: ldirectord ignores it without fork=yes and uses {interval} s",
                     self.service.at
                 )),
             }
@@ -605,7 +603,7 @@ impl Building {
         self.service.check = match kind.as_str() {
             "on" => return,
             "off" => {
-                let why = "checktype=off: ldirectord uses none of the servers; here they are used, without a check";
+                let why = "checktype=off: ldirectord uses none of the servers; lvsd uses them without a check";
                 lose(&mut self.service, why);
                 return;
             }
@@ -674,7 +672,7 @@ impl Building {
                         return;
                     }
                     Err(what) => {
-                        let why = format!("{what}: a TCP connection is tried in its place");
+                        let why = format!("{what}: a TCP connection is checked instead");
                         lose(&mut self.service, &why);
                         with_type(check, "tcp")
                     }
@@ -727,10 +725,9 @@ impl Building {
         }
         let (at, servers) = (&service.at, without.join(", "));
         service.lost.push(match own {
-            0 => format!("{at}: checks: without `checkport` nothing can be checked: {servers}"),
+            0 => format!("{at}: checks: without `checkport`, no check is possible: {servers}"),
             _ => format!(
-                "{at}: checks: ldirectord knows no port for servers that are written without one, and uses none of \
-                 them; here port {own} is asked: {servers}"
+                "{at}: checks: ldirectord has no port for servers without one, and uses none of them; lvsd checks port {own}: {servers}"
             ),
         });
     }
@@ -863,11 +860,11 @@ fn range(text: &str, room: &mut usize) -> Result<(Vec<IpAddr>, Option<u16>), Str
         return Ok((vec![ip], port));
     };
     if first.starts_with('[') {
-        return Err("a range is of IPv4 addresses; write the servers that there are".to_owned());
+        return Err("a range must have IPv4 addresses; write the servers one by one".to_owned());
     }
     let first: Ipv4Addr = first.parse().map_err(|_| names())?;
     let (IpAddr::V4(last), port) = address(last).ok_or_else(names)? else {
-        return Err("a range is of IPv4 addresses".to_owned());
+        return Err("a range must have IPv4 addresses".to_owned());
     };
     let (first, last) = (u32::from(first), u32::from(last));
     if first > last {

@@ -266,8 +266,7 @@ fn without_twins(services: &mut Vec<Service>, lost: &mut Vec<String>) {
             let is_first = *place == at;
             if !is_first {
                 lost.push(format!(
-                    "{at}: {what}: there is a virtual server for it ({place}); these servers are not added to that \
-                     one: {servers}"
+                    "{at}: {what}: the virtual server {place} has this address; these servers are not added to it: {servers}"
                 ));
             }
             is_first

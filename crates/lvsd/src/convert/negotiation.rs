@@ -240,7 +240,7 @@ impl Negotiation {
             .is_some_and(|program| program.starts_with('/'))
         {
             let program = command.first().cloned().unwrap_or_default();
-            return Err(format!("checkcommand: `{program}` is no whole path"));
+            return Err(format!("checkcommand: `{program}` is not a complete path"));
         }
         let more = [address, port, "{address}", "{port}"];
         command.extend(more.map(str::to_owned));

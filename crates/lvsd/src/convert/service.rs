@@ -75,7 +75,7 @@ pub(super) fn is_mask(text: &str, six: bool) -> bool {
 }
 
 /// The reason why a loopback address is no server.
-const LOOPBACK: &str = "a loopback address: the dataplane translates nothing to it; give another address of this host, or forward by direct routing";
+const LOOPBACK: &str = "a loopback address: the dataplane cannot translate to it; use another address of this host, or direct routing";
 
 impl Service {
     pub(super) fn string(&mut self, key: &'static str, value: &str) {
@@ -132,7 +132,7 @@ impl Service {
             let (ip, own) = server.place();
             let first = seen.insert((ip, own.or(only)));
             if !first {
-                lost.push(server.lost_whole("it is there already"));
+                lost.push(server.lost_whole("it already exists"));
             }
             first
         });
@@ -145,8 +145,7 @@ impl Service {
     /// Adds the servers of another service for the same addresses.
     pub(super) fn join(&mut self, other: Self) {
         self.lost.push(format!(
-            "{}: there is a virtual server for these addresses ({}): the servers are added to that one, as with \
-             keepalived, and the other settings are not used",
+            "{}: a virtual server with these addresses exists ({}): the servers are added to it, as with keepalived, and the other settings are not used",
             other.at, self.at
         ));
         let defaults = [("forward", quote("nat")), ("tunnel", quote("ipip"))];
@@ -202,13 +201,12 @@ impl Service {
         } = servers_of_quorum(&weights, said.quorum, said.hysteresis);
         if !within {
             self.lose(format!(
-                "{}: quorum {} with hysteresis {}: all weights together do not reach it, as with keepalived; \
-                 here all servers do",
+                "{}: quorum {} with hysteresis {}: the sum of all weights does not reach it, as with keepalived; lvsd requires all servers",
                 said.at, said.quorum, said.hysteresis
             ));
         } else if !exact {
             self.lose(format!(
-                "{}: quorum {}: lvsd counts servers, and not their weights: {up} of {}",
+                "{}: quorum {}: lvsd counts servers instead of weights: {up} of {}",
                 said.at,
                 said.quorum,
                 weights.iter().filter(|weight| **weight > 0).count()

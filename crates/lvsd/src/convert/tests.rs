@@ -284,7 +284,7 @@ fn each_kind_of_keepalived_has_its_counterpart() {
         (
             "MISC_CHECK { misc_path check\n }",
             "none",
-            "MISC_CHECK: `check` is no whole path: the server is not checked",
+            "MISC_CHECK: `check` is not a complete path: the server is not checked",
         ),
         (
             "BFD_CHECK { name x }",
@@ -294,7 +294,7 @@ fn each_kind_of_keepalived_has_its_counterpart() {
         (
             "HTTP_GET { url { path no-slash }\n }",
             "http http://10.0.0.11:80",
-            "path no-slash: /no-slash is asked for",
+            "path no-slash: lvsd requests /no-slash",
         ),
         (
             "HTTP_GET { url { path /\n digest 00 }\n bindto 10.9.9.9\n }",
@@ -429,8 +429,8 @@ fn services_with_one_address_are_joined_and_loops_left_out() {
         (1, 1)
     );
     let has = |what: &str| done.lost.iter().filter(|lost| lost.contains(what)).count();
-    assert_eq!(has("the servers are added to that one"), 1);
-    assert_eq!(has("it is there already"), 2);
+    assert_eq!(has("the servers are added to it"), 1);
+    assert_eq!(has("it already exists"), 2);
     assert_eq!(has("it is a virtual server"), 1);
     // ldirectord refuses such a file.
     let text = "virtual=192.0.2.1:80\n\treal=10.0.0.1:80 masq\n\tchecktype=on\n";
@@ -442,7 +442,7 @@ fn services_with_one_address_are_joined_and_loops_left_out() {
     assert_eq!(
         done.lost,
         [
-            "line 4: 192.0.2.1:80: there is a virtual server for it (line 1); these servers are not added to that one: 10.0.0.2:80"
+            "line 4: 192.0.2.1:80: the virtual server line 1 has this address; these servers are not added to it: 10.0.0.2:80"
         ]
     );
 }
@@ -462,7 +462,7 @@ fn keepalived_defaults_are_converted() {
     assert!(matches!(config.services[0].id, ServiceId::Udp { .. }));
     assert!(done.lost[0].contains("no `protocol`"), "{:?}", done.lost);
     let check = config.services[0].servers[0].check.as_ref().unwrap();
-    assert_eq!(check.fall, 4, "a name server is asked again three times");
+    assert_eq!(check.fall, 4, "a name server is queried again three times");
     // Only NAT changes ports; a check goes on to ask the one that was written.
     let (_, config) = converted(
         SourceFormat::Keepalived,
@@ -495,7 +495,7 @@ fn keepalived_defaults_are_converted() {
     assert_eq!(config.services[0].servers[0].config.weight, 5);
     assert_eq!(
         done.lost,
-        ["192.0.2.1:80: line 7: server 10.0.0.1: it is there already"]
+        ["192.0.2.1:80: line 7: server 10.0.0.1: it already exists"]
     );
 }
 
@@ -546,8 +546,8 @@ fn most_specific_of_several_checks_is_kept() {
     );
     assert_eq!(checks(&config), ["http http://10.0.0.1:80"]);
     let expected = [
-        "line 6: a second check, ping: a server has one check here",
-        "line 11: a second check, tcp: a server has one check here",
+        "line 6: a second check, ping: lvsd has one check for each server",
+        "line 11: a second check, tcp: lvsd has one check for each server",
         "line 13: BFD_CHECK: the server is checked without it",
     ];
     let expected = expected.map(|what| format!("192.0.2.1:80, 10.0.0.1:80: {what}"));

@@ -105,7 +105,7 @@ impl<P: Prober> Inputs<P> {
         if found.unnamed != self.dataplane.found.unnamed && found.unnamed > 0 {
             tracing::warn!(
                 event = "unnamed",
-                "{} of the dataplane not in the file: left as they are until it is known what etcd and Kubernetes have",
+                "{} of the dataplane not in the file: unchanged until the services of etcd and Kubernetes are known",
                 counted(found.unnamed, "service")
             );
         }
@@ -268,7 +268,7 @@ impl<P: Prober> Inputs<P> {
         if found.unnamed > 0 {
             let left = counted(found.unnamed, "service");
             line.push_str(&format!(
-                ", {left} left as they are until etcd and Kubernetes are known"
+                ", {left} unchanged until etcd and Kubernetes are known"
             ));
         }
         if refused > 0 {

@@ -504,7 +504,7 @@ impl<P: Prober> Daemon<P> {
         }
         if proxied > 0 {
             let connections = counted(proxied, "proxied connection");
-            tracing::warn!("{connections} end with lvsd");
+            tracing::warn!("{connections} close with lvsd");
         }
         if !all && self.inputs.expanded.needs_dataplane() {
             tracing::info!("stopping; the dataplane keeps forwarding (`lvsd stop --all` ends it)");
@@ -545,7 +545,7 @@ impl<P: Prober> Daemon<P> {
                 Ok(other) => return other,
                 Err(_) => {
                     tracing::error!(
-                        "the dataplane did not let go of {} within {OMEGA_LIMIT:?}; `lvsadm -D` does",
+                        "the dataplane did not remove {} within {OMEGA_LIMIT:?}; remove them with `lvsadm -D`",
                         counted(end.len(), "service")
                     );
                     return Ok(None);

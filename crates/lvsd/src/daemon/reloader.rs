@@ -230,7 +230,7 @@ impl<P: Prober> Daemon<P> {
             self.reloader.held_back = None;
             return;
         }
-        let what = "what sources say";
+        let what = "the answers of sources";
         let refusal = self.reloader.refusal(&read.config, &expanded, what);
         if let Some(refusal) = refusal {
             if self.reloader.held_back.as_ref() != Some(&refusal) {
@@ -242,7 +242,7 @@ impl<P: Prober> Daemon<P> {
         }
         let (before, after) = (in_force.servers(), expanded.servers());
         let message = format!(
-            "the answers of sources have changed: {} (there were {before})",
+            "the answers of sources have changed: {} (previously {before})",
             counted(after, "server")
         );
         tracing::info!(event = "sources", "{message}");
@@ -305,7 +305,7 @@ impl<P: Prober> Daemon<P> {
         let before = &self.inputs.config;
         let same = config == *before && expanded.is_same(&self.inputs.expanded);
         let mut message = match same {
-            true => format!("reloaded {path}: nothing has changed"),
+            true => format!("reloaded {path}: no change"),
             false => format!("reloaded {path}"),
         };
         let peers = config.dataplane.peers.as_ref();
@@ -408,7 +408,7 @@ pub fn too_much_away(
         // An empty file is as likely a write in progress as an intention, and means an outage.
         return Some((
             "no [[service]]".to_owned(),
-            "to take all services down, stop lvsd",
+            "to remove all services, stop lvsd",
         ));
     }
     let (counted, _) = expanded.by_origin();
@@ -418,7 +418,7 @@ pub fn too_much_away(
     (!allowed).then(|| {
         (
             format!(
-                "{left} of {servers} servers left, which is less than `max_removed_percent` allows"
+                "{left} of {servers} servers remain, which is less than `max_removed_percent` allows"
             ),
             "if this is intended, use `lvsd reload --force`",
         )
@@ -477,9 +477,9 @@ mod tests {
         assert_eq!(refusal(&file(30), 1), None);
         assert_eq!(refusal(&file(30), 0), None);
         let why = refusal(&file(14), 100).expect("the file has lost most servers");
-        assert!(why.starts_with("x has 14 of 30 servers left"), "{why}");
+        assert!(why.starts_with("x has 14 of 30 servers remain"), "{why}");
         // A file that has lost its table is refused.
         let why = refusal(&service("192.0.2.1:80", 30), 100).expect("the table is missing");
-        assert!(why.starts_with("x has 30 of 130 servers left"), "{why}");
+        assert!(why.starts_with("x has 30 of 130 servers remain"), "{why}");
     }
 }

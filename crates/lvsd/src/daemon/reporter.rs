@@ -237,7 +237,7 @@ impl Reporter {
             ),
             (true, false) => report(
                 "panic_off",
-                format!("{servers}: down servers get no connections again"),
+                format!("{servers}: down servers receive no connections again"),
             ),
             _ => {}
         }
@@ -310,15 +310,15 @@ const fn consequence(service: &Service) -> &'static str {
         service.on_check_failure,
         service.config.extras.on_server_down,
     ) {
-        (OnCheckFailure::Quiesce, _) => "it gets no new connections (weight 0)",
-        (OnCheckFailure::Remove, OnServerDown::Kernel) => "it is taken out",
+        (OnCheckFailure::Quiesce, _) => "it receives no new connections (weight 0)",
+        (OnCheckFailure::Remove, OnServerDown::Kernel) => "it is removed",
         (OnCheckFailure::Remove, OnServerDown::Reset) => {
-            "it is taken out, and its connections are reset"
+            "it is removed, and its connections are reset"
         }
         (OnCheckFailure::Remove, OnServerDown::Reschedule) => {
-            "it is taken out, and its connections move or are reset"
+            "it is removed, and its connections are rescheduled or reset"
         }
-        (OnCheckFailure::Remove, OnServerDown::Drop) => "it is taken out, and its connections end",
+        (OnCheckFailure::Remove, OnServerDown::Drop) => "it is removed, and its connections end",
     }
 }
 

@@ -83,10 +83,10 @@ impl<P: Prober> Daemon<P> {
         if self.inputs.cluster.wish(spec, Now::read())? {
             let words = match on {
                 true => format!(
-                    "this director is in maintenance by {who}{}",
+                    "{who} has put this director into maintenance{}",
                     why.unwrap_or_default()
                 ),
-                false => format!("this director may be active again, says {who}"),
+                false => format!("{who} has ended the maintenance of this director"),
             };
             tracing::warn!(event = "maintenance", "{words}");
             self.reporter.event("maintenance", words);
@@ -126,7 +126,7 @@ impl<P: Prober> Daemon<P> {
                 .map(|entry| {
                     let state = entry.spec.state.name();
                     format!(
-                        "{state} still holds for {}: {}",
+                        "{state} still applies to {}: {}",
                         entry.spec.target,
                         said(entry)
                     )
@@ -138,7 +138,7 @@ impl<P: Prober> Daemon<P> {
         }
         let reason = why.map(|why| format!(": {why}")).unwrap_or_default();
         let words = match state {
-            AdminState::Ready => format!("{target} may have connections again, says {who}"),
+            AdminState::Ready => format!("{who} has returned {target} to service"),
             AdminState::Drain => format!("{target} is drained by {who}{reason}"),
             AdminState::Maintenance => format!("{target} is in maintenance by {who}{reason}"),
         };

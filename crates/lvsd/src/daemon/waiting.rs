@@ -74,7 +74,7 @@ pub(super) async fn stop(link: Box<Links>) -> Result<(), String> {
     let (mut link, stopped) = blocking(link, Links::stop).await?;
     match stopped {
         Stopped::Asked => {}
-        Stopped::Already(how) => tracing::info!("the dataplane had ended already: {how}"),
+        Stopped::Already(how) => tracing::info!("the dataplane had already exited: {how}"),
         Stopped::Killed(why) => tracing::warn!("{why}; it was killed"),
         Stopped::Not(why) => tracing::warn!("{why}"),
     }
@@ -93,7 +93,9 @@ pub(super) async fn stop(link: Box<Links>) -> Result<(), String> {
     ended.map_err(|error| {
         format!("{dataplane} still runs after {STOP_LIMIT:?} ({error}); {UNSTICK}")
     })?;
-    tracing::warn!("{dataplane} still ran {STOP_LIMIT:?} after the signal to stop; it was killed");
+    tracing::warn!(
+        "{dataplane} was still running {STOP_LIMIT:?} after the signal to stop; it was killed"
+    );
     Ok(())
 }
 

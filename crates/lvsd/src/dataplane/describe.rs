@@ -200,11 +200,10 @@ pub(super) fn without_dataplane(how: Option<&str>, seen: &DataplaneView) -> &'st
     if seen.info.fast_path.active && !stopped {
         return match how {
             Some(_) => {
-                "established connections go on in the kernel, and packets of new ones wait for the next dataplane"
+                "established connections continue in the kernel, and packets of new ones wait for the next dataplane"
             }
             None => {
-                "unless it was stopped, established connections go on in the kernel, and packets of new ones wait \
-                 for the next dataplane"
+                "unless it was stopped, established connections continue in the kernel, and packets of new ones wait for the next dataplane"
             }
         };
     }
@@ -218,7 +217,7 @@ pub(super) fn without_dataplane(how: Option<&str>, seen: &DataplaneView) -> &'st
     match all_own {
         true => "no dataplane answers for the VIPs until another one starts",
         false => {
-            "the host's own stack sees packets for VIPs that are on the host or routed to it, until there is another"
+            "the host's network stack receives packets to VIPs that are on the host or routed to it, until another dataplane starts"
         }
     }
 }
@@ -256,11 +255,11 @@ mod tests {
         let killed = Some("it ended with signal: 9 (SIGKILL)");
         let stopped = Some("it ended with exit status: 0");
         for (how, fast_path, own, words) in [
-            (killed, true, false, "established connections go on"),
+            (killed, true, false, "established connections continue"),
             (None, true, false, "unless it was stopped, established"),
-            (stopped, true, false, "the host's own stack sees"),
+            (stopped, true, false, "the host's network stack receives"),
             (stopped, true, true, "no dataplane answers"),
-            (killed, false, false, "the host's own stack sees"),
+            (killed, false, false, "the host's network stack receives"),
             (None, false, true, "no dataplane answers"),
         ] {
             let reported = without_dataplane(how, &view(fast_path, own));

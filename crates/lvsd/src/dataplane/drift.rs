@@ -162,7 +162,7 @@ impl Drift {
             .into_iter()
             .map(|words| {
                 format!(
-                    "{words} by hand; it is left so until the file is loaded again (`lvsd reload`)"
+                    "{words} by hand; lvsd does not revert it until the file is loaded again (`lvsd reload`)"
                 )
             })
             .collect()

@@ -328,7 +328,7 @@ impl Host for FakeHost {
         let (silent, pid) = (state.silent || slow, Some(state.epoch));
         drop(state);
         if silent {
-            let why = "the dataplane says nothing".into();
+            let why = "the dataplane does not answer".into();
             Err(ConnectError::Silent { why, pid })
         } else if self.world.running() {
             Ok(self.world.control())
@@ -405,7 +405,7 @@ impl FakeControl {
         }
         let mut state = self.world.state();
         if state.silent {
-            return Err(ControlError::Silent("it says nothing".into()));
+            return Err(ControlError::Silent("it does not answer".into()));
         }
         if state.dataplane.is_none() || state.epoch != self.epoch {
             return Err(ControlError::Lost("the connection ended".into()));

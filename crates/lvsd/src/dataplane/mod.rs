@@ -380,7 +380,7 @@ impl Link {
         if let Some(pid) = self.pid
             && !self.host.alive(pid)
         {
-            self.lost("its process is gone", now);
+            self.lost("its process has exited", now);
         } else if let Some(then) = self.compared
             && !changed
             && now.duration_since(then) < LOOK_AGAIN
@@ -433,7 +433,7 @@ impl Link {
             tracing::error!("{why}; ending the dataplane (pid {pid}), and starting another");
             match self.host.end(pid) {
                 Ok(()) => {
-                    self.lost("it hung and was ended", now);
+                    self.lost("it did not answer and was killed", now);
                     self.starts.starting = None;
                     self.starts.not_before = now;
                     return Step::Waiting(Duration::ZERO);
@@ -443,9 +443,7 @@ impl Link {
         } else {
             let pid = pid.map_or_else(|| "PID".to_owned(), |pid| pid.to_string());
             self.complain(format!(
-                "{why}. Somebody else started it, so it is not ended here. As long as it hangs, packets of services reach \
-                 nobody: the host's own stack does not see them. End it with `kill -9 {pid}`, and have its unit watch it \
-                 (WatchdogSec=)"
+                "{why}. Another program started it, so lvsd does not kill it. While it hangs, packets of services are lost: the host's network stack does not receive them. Kill it with `kill -9 {pid}`, and let its unit supervise it (WatchdogSec=)"
             ));
         }
         self.control = None;
@@ -499,7 +497,7 @@ impl Link {
         if let Some(since) = self.starts.starting {
             if let Some(how) = ended {
                 self.starts.starting = None;
-                let why = format!("the dataplane did not start: {how}; its own message is above");
+                let why = format!("the dataplane did not start: {how}; see its own message above");
                 return Err(self.give_up_or_wait(why, now));
             }
             let limit = START_LIMIT.max(patience);
@@ -514,8 +512,7 @@ impl Link {
         }
         if self.starts.attach {
             self.complain(format!(
-                "there is no dataplane, and none is started because of --attach: {absent}; \
-                 start it with `systemctl start lvs-dataplane`"
+                "no dataplane runs, and lvsd does not start one because of --attach: {absent}; start it with `systemctl start lvs-dataplane`"
             ));
             return Err(Step::Waiting(POLL));
         }
@@ -570,7 +567,7 @@ impl Link {
         );
         if !started && !self.ours {
             tracing::info!(
-                "this dataplane was not started by lvsd: [dataplane] does not apply to it, and `lvsd stop --all` does not end it"
+                "this dataplane was not started by lvsd: [dataplane] does not apply to it, and `lvsd stop --all` does not stop it"
             );
         }
     }
@@ -629,7 +626,7 @@ impl Link {
         log_drained(&names, &drained);
         for id in &plan.conflicts {
             refusals.push(format!(
-                "{} exists and was not made by lvsd, so it is left as it is; delete it (lvsadm -D) or set manage_all_services = true in [lvsd]",
+                "{} exists and was not made by lvsd, so it is unchanged; delete it (lvsadm -D) or set manage_all_services = true in [lvsd]",
                 names.service_with_place(id)
             ));
         }
@@ -873,7 +870,11 @@ impl Link {
         match self.sync(&Goal::default(), now) {
             Ok(_) => Stopped::Asked,
             Err(Loss { why, .. }) => self.gone().map_or_else(
-                || Stopped::Not(format!("our services may still be in the dataplane: {why}")),
+                || {
+                    Stopped::Not(format!(
+                        "the services of lvsd may still be in the dataplane: {why}"
+                    ))
+                },
                 Stopped::Already,
             ),
         }
@@ -910,7 +911,7 @@ impl Link {
         }
         let left = self.pid.is_some_and(|pid| !self.host.alive(pid));
         // A process that is about to be gone has closed its socket first.
-        (left || self.absent()).then(|| "its process is gone".to_owned())
+        (left || self.absent()).then(|| "its process has exited".to_owned())
     }
 
     /// Whether no process listens. A dataplane that listens and does not answer exists.
@@ -933,7 +934,7 @@ impl Link {
     pub fn end(&mut self) -> Result<(), String> {
         match self.pid {
             Some(pid) if self.ours => self.host.end(pid),
-            _ => Err("its process is not known, or is none of lvsd's".to_owned()),
+            _ => Err("its process is unknown, or was not started by lvsd".to_owned()),
         }
     }
 
@@ -952,8 +953,7 @@ fn log_drained(names: &Names<'_>, changes: &[given::DrainChange]) {
         let service = names.service_in_words(service);
         if *is {
             tracing::warn!(
-                "{server} of {service} was given weight 0 by hand, and keeps it until it is given another weight by hand \
-                 (`lvsadm undrain SERVICE SERVER`) or leaves the file"
+                "{server} of {service} was set to weight 0 by hand, and keeps it until its weight is changed by hand (`lvsadm undrain SERVICE SERVER`) or it is removed from the file"
             );
         } else {
             tracing::info!("{server} of {service} is no longer drained by hand");

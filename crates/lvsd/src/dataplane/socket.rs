@@ -36,8 +36,7 @@ pub fn connect(
     })?;
     if !client.hello().writable {
         return Err(ConnectError::Refused(format!(
-            "the dataplane at {address} lets this process look only; run lvsd as root with CAP_NET_ADMIN, as the dataplane's user, or in \
-             the group of its --group"
+            "the dataplane at {address} allows this process read access only; run lvsd as root with CAP_NET_ADMIN, as the dataplane's user, or in the group of its --group"
         )));
     }
     Ok(Box::new(Connection(client, patience)))

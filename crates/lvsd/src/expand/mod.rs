@@ -378,7 +378,7 @@ impl Present {
         let names = self.dns.len() + dns.iter().filter(|name| !self.dns.contains(**name)).count();
         if names > NAMES_MAX {
             return Some(format!(
-                "the services have {names} names in DNS, and {NAMES_MAX} at most are looked up"
+                "the services have {names} names in DNS, and at most {NAMES_MAX} are resolved"
             ));
         }
         services.iter().find_map(|service| self.clash_of(service))

@@ -255,7 +255,7 @@ fn services_of_etcd_that_exclude_each_other_leave_the_first_key() {
         (
             first.clone(),
             remote("192.0.2.2:8500,9000", "10.0.0.3"),
-            "two services take the same ports",
+            "two services match the same ports",
         ),
         (first.clone(), first.clone(), "exists twice"),
         (
@@ -340,7 +340,7 @@ fn etcd_services_are_checked_with_settings_of_the_file() {
         (
             "[sync.ipvs]\ninterface = \"eth0\"\n",
             tunnel,
-            "which synchronisation does not carry",
+            "which synchronisation does not support",
         ),
     ] {
         let config = read(&format!("{cluster}{file}"));

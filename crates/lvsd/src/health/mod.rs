@@ -613,7 +613,7 @@ impl<P: Prober> Runner<P> {
             Err(ProbeError::Server(reason)) if self.has_way() => {
                 let mut reason = reason.short();
                 let words = format!(
-                    "; the last {attempts} attempts of clients to connect had no answer either (passive)"
+                    "; the last {attempts} connection attempts of clients were not answered, either (passive)"
                 );
                 reason.text.push_str(&words);
                 self.unmade = Unmade::default();
@@ -676,8 +676,10 @@ impl<P: Prober> Runner<P> {
             Some(false) if out => self.reason.clone(),
             Some(false) if good => {
                 let rise = self.check.rise;
-                format!("its last check succeeded; it is up after {rise} such checks in a row")
-                    .into()
+                format!(
+                    "its last check succeeded; it is up after {rise} consecutive successful checks"
+                )
+                .into()
             }
             Some(false) => reason,
             Some(true) | None => Reason::default(),
@@ -692,7 +694,7 @@ impl<P: Prober> Runner<P> {
         let before = self.unmade.long();
         if self.unmade.count == 0 {
             let server = self.check.server;
-            tracing::warn!(%server, "cannot check the server, its state stays as it is: {reason}");
+            tracing::warn!(%server, "cannot check the server, whose state is unchanged: {reason}");
         }
         self.unmade.note(reason);
         self.unmade.long() == before || self.report(self.reason.clone(), false)

@@ -75,8 +75,7 @@ impl Prober for Network {
                 "{target} accepted the connection and did not answer completely within {timeout:?}"
             );
             let fix = format!(
-                "on {ip}: is the program overloaded or stuck, and do long packets arrive (ping -M do -s 1472 between \
-                 {ip} and this director)?"
+                "on {ip}: is the program overloaded or stuck, and do long packets arrive (ping -M do -s 1472 between {ip} and this director)?"
             );
             let reason = Reason::from(text).of(Code::Stalled);
             return Err(ProbeError::Server(reason.with_fix(fix)));
@@ -101,7 +100,7 @@ impl Prober for Network {
                 None => mac,
             };
             let text = format!(
-                "{target}: the reply came by way of {router} on {interface}, not from the server itself: its default gateway is not this director"
+                "{target}: the reply arrived through {router} on {interface}, not from the server itself: its default gateway is not this director"
             );
             let code = Code::OtherGateway;
             return Err(ProbeError::Server(Reason { code, text, fix }));
@@ -113,7 +112,7 @@ impl Prober for Network {
         };
         if !strict.is_empty() {
             let text = format!(
-                "{silent}: rp_filter of this director dropped packets meanwhile; it is strict on {}",
+                "{silent}: rp_filter of this director dropped packets during the check; it is strict on {}",
                 strict.join(", ")
             );
             let settings = strict

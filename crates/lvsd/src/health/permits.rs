@@ -132,7 +132,7 @@ pub fn raise_limits() {
     if limit.current != limit.maximum
         && let Err(error) = setrlimit(Resource::Nofile, raised)
     {
-        tracing::debug!("the limit of descriptors stays as it is: {error}");
+        tracing::debug!("the limit of descriptors is unchanged: {error}");
     }
 }
 

@@ -341,7 +341,7 @@ async fn check_that_cannot_run_is_reported_until_it_runs() {
     assert_eq!(checks.not_made(), 1);
     tokio::time::sleep(Duration::from_secs(60)).await;
     let known = checks.known(&key).expect("known");
-    assert_eq!(known.up, Some(true), "its state stays as it is");
+    assert_eq!(known.up, Some(true), "whose state is unchanged");
     let not_made = known.not_made.expect("reported");
     assert_eq!(not_made.reason, "no descriptors");
     assert!((61..64).contains(&not_made.since.elapsed().as_secs()));

@@ -43,7 +43,7 @@ pub(super) fn read(path: &Path) -> Gathered {
     };
     serde_json::from_slice(&text).unwrap_or_else(|error| {
         tracing::error!(
-            "{} is broken ({error}); the last answers of DNS, etcd and Kubernetes are unknown until they answer again",
+            "{} is invalid ({error}); the last answers of DNS, etcd and Kubernetes are unknown until they answer again",
             path.display()
         );
         Gathered::default()
@@ -74,7 +74,7 @@ pub(super) async fn keep(path: Option<PathBuf>, shared: Arc<Shared>) {
             Err(error) if !complained => {
                 complained = true;
                 tracing::error!(
-                    "cannot store the answers of DNS, etcd and Kubernetes in {}: {error}; an lvsd that starts while they are unreachable would lack them; --state names another directory",
+                    "cannot store the answers of DNS, etcd and Kubernetes in {}: {error}; an lvsd that starts while they are unreachable would not have them; use another directory with --state",
                     path.display()
                 );
             }

@@ -119,8 +119,8 @@ impl SourceState {
                 self.failures += 1;
                 if self.trouble.as_ref() != Some(why) {
                     let holds = match known {
-                        true => "its last answer stays in force",
-                        false => "it is not known yet: what the dataplane has stays",
+                        true => "its last answer is still used",
+                        false => "it is not known yet: the dataplane's services are unchanged",
                     };
                     tracing::warn!(event = "source_lost", "{what}: {why}; {holds}");
                 }
@@ -215,7 +215,7 @@ impl Shared {
         let refused = model.refused.iter();
         let refused = refused.map(|(key, why)| format!("etcd key {prefix}{key}: {why}"));
         let emptied = emptied.iter().map(|pool| {
-            format!("{prefix}servers/{pool}/ is empty: the servers that it had last stay")
+            format!("{prefix}servers/{pool}/ is empty: its last servers are still used")
         });
         let mut left_out: Vec<String> = refused.chain(emptied).collect();
         left_out.sort_unstable();
@@ -526,7 +526,9 @@ impl Sources {
                     self.runtime = Some(runtime);
                 }
                 Err(why) => {
-                    tracing::error!("no servers by DNS, nothing by etcd and Kubernetes: {why}");
+                    tracing::error!(
+                        "no servers by DNS, and no services of etcd and Kubernetes: {why}"
+                    );
                 }
             }
         }

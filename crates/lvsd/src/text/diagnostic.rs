@@ -317,7 +317,7 @@ impl Report {
         let (errors, warnings) = (self.errors(), self.count(Severity::Warning));
         let more = (errors + warnings).checked_sub(SHOWN_MAX)?;
         let stopped = match errors >= COUNTED_MAX {
-            true => ", and lvsd has not read on",
+            true => "; lvsd has stopped reading",
             false => "",
         };
         (more > 0).then(|| {

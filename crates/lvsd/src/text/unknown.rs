@@ -63,7 +63,7 @@ const IPVS: &str = "write it below [sync.ipvs]";
 const REMOVED: [(&str, &str); 11] = [
     (
         "agree",
-        "remove it: each director decides on its own which servers are down",
+        "remove it: each director decides itself which servers are down",
     ),
     (
         "compat",
@@ -76,7 +76,7 @@ const REMOVED: [(&str, &str); 11] = [
     ("helpers", "write `helper`"),
     (
         "icmp_msgs_burst",
-        "remove it: a burst has a twentieth of `icmp_limit`",
+        "remove it: the size of a burst is a twentieth of `icmp_limit`",
     ),
     ("icmp_msgs_per_sec", "write `icmp_limit`"),
     (
@@ -86,15 +86,15 @@ const REMOVED: [(&str, &str); 11] = [
     ("on_down", "write `on_check_failure`"),
     (
         "real_time",
-        "remove it: `LimitRTPRIO=0` in the unit of the dataplane turns real time off",
+        "remove it: `LimitRTPRIO=0` in the unit of the dataplane disables real-time scheduling",
     ),
     (
         "server_series",
-        "remove it: servers have metrics of their own while there are at most 5000",
+        "remove it: servers have separate metrics while there are at most 5000",
     ),
     (
         "no_interfaces",
-        "remove it: to try a configuration without interfaces, run lvsd in a network namespace, such as that of `unshare --map-root-user --net`",
+        "remove it: to try a configuration without interfaces, run lvsd in a network namespace, for instance with `unshare --map-root-user --net`",
     ),
 ];
 

@@ -233,7 +233,7 @@ fn convert_check_reports_why_it_cannot_compare() {
     for (name, why) in [
         (
             "ldirectord-web.cf",
-            "only keepalived prints how it reads its file",
+            "only keepalived can print its interpretation of a file",
         ),
         (
             "cases/keepalived-global-settings.conf",

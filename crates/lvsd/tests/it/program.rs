@@ -129,6 +129,6 @@ fn init_never_overwrites_a_file() {
     let named = path.display().to_string();
     let output = lvsd(&["init", &named]).output().expect("lvsd");
     assert_eq!(output.status.code(), Some(1));
-    assert!(errors(&output).contains("is left as it is"));
+    assert!(errors(&output).contains("is unchanged"));
     assert_eq!(std::fs::read(&path).expect("the file"), b"mine");
 }

@@ -120,7 +120,7 @@ fn start_daemon<'a>(
     check::start_daemon(view, daemon.role)?;
     let group = daemon.group.unwrap_or_else(|| sync::GROUP.into());
     if !group.is_multicast() {
-        let text = format!("{group} is no multicast group: 224.0.0.81 is the usual one");
+        let text = format!("{group} is not a multicast group: the usual one is 224.0.0.81");
         return Err(invalid(text));
     }
     let daemon = daemon.completed(mtu);
@@ -163,7 +163,7 @@ fn change_marks<'a>(
         Call::MarkDelete { position } => {
             let count = view.marks();
             if !(1..=count).contains(position) {
-                let text = format!("no rule {position}: the list has {count}");
+                let text = format!("rule {position} does not exist: the list has {count}");
                 return Err(invalid(text));
             }
             (Step::DeleteMark(position - 1), count - 1)
@@ -179,7 +179,7 @@ fn change_marks<'a>(
         return Err(Failure::new(
             FailureCode::Full,
             format!(
-                "there are {} rules for marks already, which is the maximum",
+                "the list already has the maximum of {} rules for marks",
                 mark::RULES_MAX
             ),
         ));
@@ -218,7 +218,7 @@ fn check_local(addresses: &[IpAddr]) -> Result<(), Failure> {
         };
         if unusable || addr.is_unspecified() || addr.is_multicast() || addr.is_loopback() {
             return Err(invalid(format!(
-                "{addr} cannot be a local address: servers have to reach it as one host's"
+                "{addr} cannot be a local address: it must be a unicast address that servers can reach"
             )));
         }
         if !seen.insert(addr) {
@@ -229,10 +229,7 @@ fn check_local(addresses: &[IpAddr]) -> Result<(), Failure> {
 }
 
 fn misplaced() -> Failure {
-    invalid(
-        "a list of changes holds calls that change what the director is to do, and no others"
-            .to_string(),
-    )
+    invalid("a list of changes can contain only calls that change the configuration".to_string())
 }
 
 fn invalid(message: String) -> Failure {

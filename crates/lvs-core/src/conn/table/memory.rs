@@ -49,7 +49,7 @@ impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "there is no memory for a connection table of {} MiB",
+            "not enough memory for a connection table of {} MiB",
             self.bytes >> 20
         )
     }
@@ -71,7 +71,7 @@ pub enum LayoutError {
 impl fmt::Display for LayoutError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Foreign => f.write_str("the memory does not hold a connection table"),
+            Self::Foreign => f.write_str("the memory does not contain a connection table"),
             Self::Version(version) => write!(
                 f,
                 "the connection table has layout {version}, and this program reads layout {}",

@@ -41,7 +41,7 @@ pub(super) fn run(peers: &Arc<Peers>, socket: Option<TcpListener>) {
         poller.add(peers.wake.as_fd());
         poller.add(socket.as_fd());
         if let Err(error) = poller.wait(None) {
-            error!("other directors cannot be waited for: {error}");
+            error!("cannot wait for peers: {error}");
             return;
         }
         while !peers.is_stopping() {
@@ -63,7 +63,7 @@ pub(super) fn run(peers: &Arc<Peers>, socket: Option<TcpListener>) {
                 peers.count(|counts| &counts.refused_address);
                 if complained.is_none_or(|at| at.elapsed() > COMPLAIN) {
                     complained = Some(Instant::now());
-                    warn!("{ip} has connected to listen, and is none of the peers");
+                    warn!("{ip} has connected, and is not one of the peers");
                 }
                 continue;
             };
@@ -102,7 +102,7 @@ fn listen_in_time(peers: &Peers) -> Option<TcpListener> {
         match bind(listen) {
             Ok(socket) => {
                 peers.listens.store(true, Ordering::Release);
-                info!("other directors can connect to {listen}");
+                info!("peers can connect to {listen}");
                 return Some(socket);
             }
             Err(error) if is_missing(&error) => {}

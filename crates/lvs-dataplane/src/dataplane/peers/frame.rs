@@ -255,16 +255,16 @@ impl fmt::Display for FrameError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                f.write_str("it has closed the connection")
+                f.write_str("the peer has closed the connection")
             }
             Self::Io(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                f.write_str("it says nothing any more")
+                f.write_str("the peer has sent nothing for too long")
             }
             Self::Io(error) => error.fmt(f),
-            Self::TooLong => f.write_str("it sends a frame above the maximum length"),
-            Self::Forged => f.write_str("something on the way has changed what it sends"),
+            Self::TooLong => f.write_str("the peer sent a frame above the maximum length"),
+            Self::Forged => f.write_str("the peer's data was changed on its way"),
             Self::Malformed => {
-                f.write_str("it sends what cannot be understood: is it of another version?")
+                f.write_str("the peer sent an unknown message: does it run another version?")
             }
         }
     }

@@ -206,7 +206,7 @@ impl Peers {
         }
         if addresses.len() > PEERS_MAX {
             let count = addresses.len();
-            return Err(format!("{count} peers: {PEERS_MAX} at most are taken"));
+            return Err(format!("{count} peers: the maximum is {PEERS_MAX}"));
         }
         let key = Key::read(&config.key_file)?;
         let any = |v6: bool| match v6 {
@@ -218,7 +218,7 @@ impl Peers {
         if listen.port() == 0 {
             listen.set_port(PORT);
         }
-        let failed = |error: io::Error| format!("cannot talk to other directors: {error}");
+        let failed = |error: io::Error| format!("cannot connect to peers: {error}");
         let socket = match bind(listen) {
             Ok(socket) => Some(socket),
             Err(error) if is_missing(&error) => None,
@@ -459,8 +459,7 @@ impl Peers {
         if standing.is_alarming() && !*warned {
             *warned = true;
             warn!(
-                "{} has not been in step for {} s ({}): connections that it has opened since break when this director takes over; \
-                 lvsadm sync",
+                "{} has not been in sync for {} s ({}): connections that it has opened since break when this director takes over; see lvsadm sync",
                 peer.address, standing.seconds, standing.state
             );
         } else if standing.is_in_step() && *warned {
@@ -513,7 +512,9 @@ impl Peers {
             let text = match state.step {
                 _ if self.wait.is_zero() => return None,
                 Step::Follows if state.is_in_step() || state.given_up => return None,
-                Step::Follows if !state.compared => "it was not compared yet".to_owned(),
+                Step::Follows if !state.compared => {
+                    "the connections have not been compared yet".to_owned()
+                }
                 Step::Follows => format!("{} of its connections are missing", state.missing),
                 Step::Bulk => format!("it has sent {} connections so far", state.received),
                 // A peer that answers and refuses the handshake is awaited: the operator has to
@@ -521,14 +522,14 @@ impl Peers {
                 Step::Away => match &state.trouble {
                     Some((Trouble::Refused, text)) => text.clone(),
                     Some((Trouble::Away, text)) if patient => text.clone(),
-                    None if patient => "it was not reached yet".to_owned(),
+                    None if patient => "the peer has not been reached yet".to_owned(),
                     _ => return None,
                 },
             };
             Some(format!("{}: {text}", peer.address))
         });
         if waits.is_none() && !self.ready.swap(true, Ordering::AcqRel) {
-            info!("ready: what other directors tell is known here");
+            info!("ready: this director has received the connections of its peers");
         }
         waits
     }

@@ -121,7 +121,7 @@ fn introduce(peers: &Peers, stream: &mut TcpStream) -> Result<([u8; 16], Handsha
     let ours = Introduction::new(peers.identity, random().map_err(away)?);
     stream.write_all(&ours.to_bytes()).map_err(away)?;
     let mut theirs = [0; INTRODUCTION_LEN];
-    let closed = "it closes the connection: is this director among its peers, under the address that it sees? See its log";
+    let closed = "the peer closes the connection: is the address of this director among its peers? See its log";
     let read = |stream: &mut TcpStream, bytes: &mut [u8]| match read_until(stream, bytes, until) {
         Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Err(refused(closed)),
         Err(error) => Err(away(error)),
@@ -129,16 +129,16 @@ fn introduce(peers: &Peers, stream: &mut TcpStream) -> Result<([u8; 16], Handsha
     };
     read(stream, &mut theirs)?;
     let theirs = Introduction::parse(&theirs)
-        .ok_or_else(|| refused("what answers there is not a director of this kind"))?;
+        .ok_or_else(|| refused("the program that answers there is not a peer of this version"))?;
     if theirs.identity == peers.identity {
-        return Err(refused("that is this director itself"));
+        return Err(refused("the address is that of this director itself"));
     }
     let handshake = Handshake::new(&peers.key, ours, theirs);
     let mut proof = [0; PROOF_LEN];
     read(stream, &mut proof)?;
     if !handshake.is_sender(&proof) {
         return Err(refused(
-            "it has another key: compare `sha256sum` of the key files",
+            "the peer has another key: compare `sha256sum` of the key files",
         ));
     }
     stream

@@ -354,7 +354,7 @@ mod tests {
         // More than the size of all buffers.
         let bytes = vec![0; 64 << 20];
         let given_up = write_within(&stream, &bytes, Duration::from_millis(200));
-        let kind = given_up.expect_err("it takes too long").kind();
+        let kind = given_up.expect_err("the peer reads too slowly").kind();
         let known = [io::ErrorKind::TimedOut, io::ErrorKind::WouldBlock];
         assert!(known.contains(&kind), "{kind:?}");
         Ok(())

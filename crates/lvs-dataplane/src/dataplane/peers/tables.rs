@@ -135,7 +135,7 @@ impl Comparison {
                     more => format!(", and {more} more services"),
                 };
                 Some(Said::Differ(format!(
-                    "has not chosen as this director does for {} s: {} differs{more}; lvsadm sync names what differs, lvsadm diff shows how",
+                    "has not chosen the same servers as this director for {} s: {} differs{more}; lvsadm sync names the differing services, lvsadm diff the differences",
                     alarm.as_secs(),
                     one.differs.service
                 )))
@@ -143,7 +143,7 @@ impl Comparison {
             (None, true) => Some(Said::Alike(match self.differ.len() {
                 0 => "chooses the same servers as this director again".to_owned(),
                 n => format!(
-                    "chooses the same servers as this director again, but for {n} services that have just changed"
+                    "chooses the same servers as this director again, except for {n} services that have just changed"
                 ),
             })),
             _ => None,

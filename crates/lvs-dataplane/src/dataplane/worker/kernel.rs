@@ -234,7 +234,7 @@ impl Worker {
                 let opened = |change: &LocalChange| matches!(change, LocalChange::Bound(_));
                 let forgotten = shard.local_changes().filter(opened).count();
                 warn!(
-                    "{forgotten} connections of full NAT were opened before memory for their local ports was available: they end with this dataplane"
+                    "{forgotten} connections of full NAT were opened before memory for their local ports was available: they end if this dataplane is killed"
                 );
             }
             LocalsAre::Impossible => _ = shard.local_changes().count(),

@@ -70,16 +70,14 @@ pub enum ShieldError {
     Permission,
     /// The kernel lacks a feature.
     #[error(
-        "the kernel cannot keep its own stack from handled packets ({source}): it needs nf_tables with the family netdev, \
-         owned tables (Linux 5.12) and the fib expression (CONFIG_NF_TABLES, CONFIG_NF_TABLES_NETDEV, \
-         CONFIG_NFT_FIB_NETDEV; modules nf_tables and nft_fib_netdev)"
+        "the kernel cannot hide handled packets from its own network stack ({source}): it needs nf_tables with the family netdev, owned tables (Linux 5.12) and the fib expression (CONFIG_NF_TABLES, CONFIG_NF_TABLES_NETDEV, CONFIG_NFT_FIB_NETDEV; modules nf_tables and nft_fib_netdev)"
     )]
     Unsupported {
         /// The error of the kernel.
         source: io::Error,
     },
     /// The interface does not exist.
-    #[error("there is no interface {interface} to shield: `ip link` lists them")]
+    #[error("the interface {interface} to shield does not exist: `ip link` lists the interfaces")]
     NoInterface {
         /// The interface.
         interface: String,
@@ -315,8 +313,9 @@ impl Shield {
         if batch.is_empty() {
             return Ok(0);
         }
-        self.commit(batch)
-            .map_err(|failure| self.os("change what is hidden from the host", failure))?;
+        self.commit(batch).map_err(|failure| {
+            self.os("change the packets that are hidden from the host", failure)
+        })?;
         self.applied = wanted;
         Ok(changed)
     }
@@ -342,8 +341,9 @@ impl Shield {
         if batch.is_empty() {
             return Ok(0);
         }
-        self.commit(batch)
-            .map_err(|failure| self.os("change what is hidden from the host", failure))?;
+        self.commit(batch).map_err(|failure| {
+            self.os("change the packets that are hidden from the host", failure)
+        })?;
         let mut count = 0;
         for (set, keys) in added {
             count += keys.len();

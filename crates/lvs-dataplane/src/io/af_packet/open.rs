@@ -55,7 +55,9 @@ pub enum OpenError {
         interface: String,
     },
     /// The interface does not exist.
-    #[error("there is no interface {interface} (index {ifindex}): `ip link` lists them")]
+    #[error(
+        "the interface {interface} (index {ifindex}) does not exist: `ip link` lists the interfaces"
+    )]
     NoInterface {
         /// The interface.
         interface: String,
@@ -195,8 +197,7 @@ impl AfPacket {
             Err(error) => {
                 tracing::warn!(
                     interface = name,
-                    "everything comes in by the first packet worker, which hands over what is others': the kernel does not divide it \
-                     (PACKET_FANOUT: {error})"
+                    "the first packet worker receives all frames, and passes those of other workers on: the kernel does not divide them (PACKET_FANOUT: {error})"
                 );
                 return Ok((all, None));
             }
@@ -213,7 +214,7 @@ impl AfPacket {
             firsts: has_firsts,
         };
         let divided = group.divide(plan);
-        divided.map_err(further.fail("divide what comes in among packet workers"))?;
+        divided.map_err(further.fail("divide received frames among packet workers"))?;
         Ok((all, Some(group)))
     }
 }
@@ -334,8 +335,7 @@ impl<'a> Opening<'a> {
             Ok(back) => Some(back),
             Err(error) => {
                 tracing::warn!(
-                    "packets cannot be reinjected into the host on {name} ({error}), but on {}: rules of the host that name an \
-                     interface should name that one too",
+                    "packets cannot be reinjected into the host on {name} ({error}), but on {}: add it to the host's rules that match an interface",
                     HostDevice::NAME
                 );
                 None
@@ -393,7 +393,7 @@ impl<'a> Opening<'a> {
             return filtered.map_err(self.fail("filter for the kernel fast path"));
         }
         let filtered = socket.only_incoming(self.turn.map(TurnBack::mark));
-        filtered.map_err(self.fail("filter for what comes in"))
+        filtered.map_err(self.fail("set the filter of received frames"))
     }
 
     /// Opens the socket for SYNs, and excludes SYNs from `others`. If it cannot be opened, `others`
@@ -442,7 +442,7 @@ impl<'a> Opening<'a> {
                 join(&socket)?;
                 Ok(ring)
             });
-        let ring = joined.map_err(self.fail("share what comes in"))?;
+        let ring = joined.map_err(self.fail("divide received frames"))?;
         // If this fails, the socket is closed, and the main socket receives SYNs again.
         self.filter(&socket)?;
         Ok(Inlet::new(socket, Some(ring)))

@@ -56,13 +56,10 @@ fn ruleset() -> String {
 }
 
 /// Advice on filters for packets of services.
-const FILTER: &str = "filter sources with `lvsadm filter add SERVICE --deny PREFIX` (SERVICE all: every service), ports and addresses with \
-                      `lvsadm mark add --destination VIP --drop`; or filter on the servers, in front of the director, or in an XDP \
-                      program (see docs/security.md)";
+const FILTER: &str = "filter sources with `lvsadm filter add SERVICE --deny PREFIX` (SERVICE all: every service), ports and addresses with `lvsadm mark add --destination VIP --drop`; or filter on the servers, before the director, or in an XDP program (see docs/security.md)";
 
 /// Fix for a finding that may be intended.
-const MEANT: &str =
-    "that is right where services are to be filtered; if not, have it let them pass";
+const MEANT: &str = "this is right if services must be filtered; if not, make it accept them";
 
 /// Prefix of the names of the dataplane's own tables.
 const OWN_TABLE: &str = "lvs-";
@@ -167,8 +164,7 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
                         findings.add(
                             "filter_before_dataplane",
                             format!(
-                                "a rule of table {}, chain {} at the ingress of {at}, drops packets of {} that come for {above}, \
-                                 before the dataplane sees them: {line}",
+                                "a rule of table {}, chain {} at the ingress of {at}, drops packets of {} that arrive for {above}, before the dataplane receives them: {line}",
                                 chain.table,
                                 chain.name,
                                 service_text(service.service)
@@ -186,7 +182,7 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
                             chain.name,
                             service_text(service.service)
                         ),
-                        format!("the dataplane has its copy before that chain; {FILTER}"),
+                        format!("the dataplane has received its copy before that chain; {FILTER}"),
                     );
                 } else if drops_by_source(line) {
                     by_source.push((chain, line));
@@ -198,12 +194,12 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
                     findings.add(
                         "filter_bypassed",
                         format!(
-                            "a rule of table {}, chain {}, no longer sees packets of {}: {line}",
+                            "a rule of table {}, chain {}, no longer receives packets of {}: {line}",
                             chain.table,
                             chain.name,
                             service_text(service.service)
                         ),
-                        format!("the dataplane takes them before the host's firewall; {FILTER}"),
+                        format!("the dataplane receives them before the host's firewall; {FILTER}"),
                     );
                 } else if drops_by_source(line) {
                     by_source.push((chain, line));
@@ -223,7 +219,7 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
                  {line}{others}",
                 chain.table, chain.name
             ),
-            format!("the dataplane takes them before the host's firewall; {FILTER}"),
+            format!("the dataplane receives them before the host's firewall; {FILTER}"),
         );
     }
 }
@@ -239,8 +235,7 @@ fn at_egress(
     let Chain { table, name, .. } = chain;
     let place = format!("table {table}, chain {name} at the egress of {devices}");
     let fix = format!(
-        "that is right where it is meant to filter services; if not, exempt them in it (ip saddr VIP for answers, ip daddr SERVER \
-         for requests): nft -a list chain {table} {name}"
+        "this is right if it must filter services; if not, exempt them in it (ip saddr VIP for replies, ip daddr SERVER for requests): nft -a list chain {table} {name}"
     );
     if line.contains(" hook ") {
         if line.contains("policy drop") {
@@ -277,7 +272,7 @@ fn at_egress(
         findings.add(
             "filter_of_output",
             format!(
-                "a rule of {place}, drops by source, requests that the dataplane sends too: {line}"
+                "a rule of {place}, drops requests by source, which the dataplane sends, too: {line}"
             ),
             fix,
         );
@@ -316,7 +311,7 @@ fn traffic_control(device: &Device, side: Side, filters: &str, findings: &mut Fi
         ),
         Side::Egress => findings.add(
             "filter_of_output",
-            format!("{filters} of tc at the egress of {name} may drop requests and answers of services that the dataplane sends"),
+            format!("{filters} of tc at the egress of {name} may drop requests and replies of services that the dataplane sends"),
             format!("{MEANT}: {shown}"),
         ),
     }
@@ -340,7 +335,7 @@ fn at_ingress(what: String, device: &Device, kind: &str, shown: &str, findings: 
         None => findings.add(
             "filter_bypassed",
             format!("{what} may drop packets, but none of services"),
-            format!("the dataplane has its copy before {kind}: {shown}; {FILTER}"),
+            format!("the dataplane has received its copy before {kind}: {shown}; {FILTER}"),
         ),
     }
 }
@@ -348,7 +343,7 @@ fn at_ingress(what: String, device: &Device, kind: &str, shown: &str, findings: 
 /// Number and names of BPF programs, for messages.
 fn described(names: &[&String]) -> Option<(String, String)> {
     let named = |name: &&String| match name.as_str() {
-        "" => "one without a name".to_owned(),
+        "" => "a program without a name".to_owned(),
         name => name.to_owned(),
     };
     let names: Vec<String> = names.iter().map(named).collect();
@@ -369,7 +364,7 @@ fn express_data_path(device: &Device, findings: &mut Findings) {
         findings.add(
             "filter_before_dataplane",
             format!(
-                "{programs} at the driver of {name} (XDP: {all}) may drop or redirect packets of services before the dataplane sees them"
+                "{programs} at the driver of {name} (XDP: {all}) may drop or redirect packets of services before the dataplane receives them"
             ),
             format!("{MEANT}: ip -d link show dev {name}"),
         );
@@ -399,7 +394,7 @@ fn programs(device: &Device, place: Place, names: &[String], findings: &mut Find
             findings.add(
                 "filter_of_output",
                 format!(
-                    "{programs} at the egress of {interface} ({kind}: {all}) may drop requests and answers of services that the dataplane sends"
+                    "{programs} at the egress of {interface} ({kind}: {all}) may drop requests and replies of services that the dataplane sends"
                 ),
                 format!("{MEANT}: {shown}"),
             );
@@ -407,7 +402,7 @@ fn programs(device: &Device, place: Place, names: &[String], findings: &mut Find
         Place::NetkitPeer => findings.add(
             "filter_before_dataplane",
             format!(
-                "{programs} at the other end of {interface} (netkit: {all}) may drop packets of services before the dataplane receives them"
+                "{programs} at the peer of {interface} (netkit: {all}) may drop packets of services before the dataplane receives them"
             ),
             format!("{MEANT}: {shown}"),
         ),
@@ -502,7 +497,7 @@ mod tests {
         let answer = found(&chain(below, "tcp dport 80 drop"));
         assert_eq!(answer.len(), 1, "{answer:?}");
         assert!(
-            answer[0].contains("that come for eth2.5, before the dataplane sees them"),
+            answer[0].contains("that arrive for eth2.5, before the dataplane receives them"),
             "{answer:?}"
         );
         assert!(found(&chain(below, "ip saddr 203.0.113.0/24 drop")).is_empty());
@@ -532,7 +527,7 @@ mod tests {
         // Rules behind such a chain are in the host's stack again.
         let both =
             format!("{closed}table ip f {{\n\tchain INPUT {{\n\t\ttcp dport 80 drop\n\t}}\n}}\n");
-        assert!(found(&both)[1].contains("no longer sees"));
+        assert!(found(&both)[1].contains("no longer receives"));
     }
 
     #[test]
@@ -597,7 +592,7 @@ mod tests {
         let said = answer(Place::Egress, &["lvs_back", "", "cil_to_netdev"]);
         assert!(
             said.starts_with(
-                "2 BPF programs at the egress of eth0 (tcx: one without a name, cil_to_netdev) may drop requests and answers of services"
+                "2 BPF programs at the egress of eth0 (tcx: a program without a name, cil_to_netdev) may drop requests and replies of services"
             ),
             "{said}"
         );
@@ -627,11 +622,11 @@ mod tests {
         assert_eq!(answer(&["lvs_xdp"]), "");
         assert_eq!(
             answer(&["number 12"]),
-            "a BPF program at the driver of eth0 (XDP: number 12) may drop or redirect packets of services before the dataplane \
-             sees them"
+            "a BPF program at the driver of eth0 (XDP: number 12) may drop or redirect packets of services before the dataplane receives them"
         );
         assert!(
-            answer(&["a", ""]).starts_with("2 BPF programs at the driver of eth0 (XDP: a, one")
+            answer(&["a", ""])
+                .starts_with("2 BPF programs at the driver of eth0 (XDP: a, a program")
         );
     }
 

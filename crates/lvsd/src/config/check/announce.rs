@@ -32,7 +32,7 @@ impl Checker<'_> {
                 table.withdraw_delay.as_ref(),
                 "`withdraw_delay`",
                 Duration::ZERO..=DRAIN_MAX,
-                "give \"0s\" to \"1h\": how long other directors are preferred before an address is withdrawn",
+                "use \"0s\" to \"1h\": the time for which routers prefer other directors before an address is withdrawn",
             ) {
                 settings.drain = drain;
             }
@@ -40,7 +40,7 @@ impl Checker<'_> {
                 table.hold_without_lvsd.as_ref(),
                 "`hold_without_lvsd`",
                 HOLD,
-                "give \"15s\" to \"7d\": the time that a dataplane without messages from lvsd continues to announce",
+                "use \"15s\" to \"7d\": the time for which a dataplane without messages from lvsd continues to announce",
             ) {
                 settings.hold = hold;
             }
@@ -59,7 +59,7 @@ impl Checker<'_> {
                 self.report(
                     Diagnostic::warning(
                         vip.span(),
-                        "with NAT, answers have to come back through the director that has the connection",
+                        "with NAT, replies must return through the director that has the connection",
                     )
                     .help("use \"dr\", \"tun\" or \"fullnat\" where several directors announce the address at once"),
                 );
@@ -143,7 +143,7 @@ mod tests {
             (SERVICE.to_owned(), "share no connections"),
             (
                 format!("{SYNC}{}", SERVICE.replace("\"dr\"", "\"nat\"")),
-                "come back through the director",
+                "return through the director",
             ),
             (
                 format!(

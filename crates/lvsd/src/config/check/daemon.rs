@@ -59,7 +59,7 @@ impl Checker<'_> {
                     name.span(),
                     format!("this host has no user `{}`", name.get_ref()),
                 )
-                .help("`getent passwd` lists them"),
+                .help("`getent passwd` lists the users"),
             );
         }
         // The conventional ids of the user `nobody`.
@@ -83,7 +83,7 @@ impl Checker<'_> {
         if !all.first().is_some_and(|program| program.starts_with('/')) {
             self.report(
                 Diagnostic::error(words.span(), "`notify` is not the path of a program").help(
-                    "write notify = \"/usr/local/bin/on-event\", or an array with its arguments behind it",
+                    "write notify = \"/usr/local/bin/on-event\", or an array of the program and its arguments",
                 ),
             );
         }

@@ -195,7 +195,7 @@ impl Checker<'_> {
                     limit.span(),
                     "this time is too short or too long to detect a hang",
                 )
-                .help("give 2s to 1h; a busy host can keep a dataplane waiting for a second"),
+                .help("use 2s to 1h; on a busy host, a dataplane may not answer for a second"),
             );
         }
     }
@@ -289,7 +289,7 @@ impl Checker<'_> {
         if path.is_empty() || path == "@" || path.len() > 107 {
             self.report(
                 Diagnostic::error(socket.span(), "not the name of a socket")
-                    .help("give `@name` for an abstract socket, or a path of at most 107 bytes"),
+                    .help("use `@name` for an abstract socket, or a path of at most 107 bytes"),
             );
         }
     }
@@ -324,7 +324,7 @@ impl Checker<'_> {
         {
             self.report(
                 Diagnostic::error(on.span(), "`hairpin` needs a local address")
-                    .help("add local_addresses = [\"...\"]: addresses of this host, or free ones that the dataplane will answer for"),
+                    .help("add local_addresses = [\"...\"]: addresses of this host, or free ones for which the dataplane will answer"),
             );
         }
         let given = raw.local_addresses.is_some() || raw.hairpin.is_some();
@@ -373,8 +373,8 @@ impl Checker<'_> {
     pub(super) fn reserved_mark(&mut self, span: Range<usize>) {
         let (first, last) = (ports::MARKS.start(), ports::MARKS.end());
         self.report(
-            Diagnostic::error(span, "this mark is reserved for services of many ports")
-                .help(format!("give one below {first} or above {last}")),
+            Diagnostic::error(span, "this mark is reserved for services of several ports")
+                .help(format!("use one below {first} or above {last}")),
         );
     }
 
@@ -469,8 +469,7 @@ fn wrong_rule(words: &[RuleWords], reason: &str, whole: Range<usize>) -> Diagnos
             format!("invalid rule for marks: {}", reason.replace("--", "")),
         )
         .help(
-            "a rule has `destination`, and one of `mark = N`, `drop = true` or `host = true`; the latter two can do with \
-             `source` instead",
+            "a rule has `destination`, and one of `mark = N`, `drop = true` or `host = true`; with the latter two, `source` can replace `destination`",
         ),
     }
 }

@@ -126,23 +126,23 @@ impl Checker<'_> {
     ) -> Option<Via> {
         let (title, help) = match (service.endpoint(), plan.probe.via()) {
             (_, None) => (
-                "a check of this type does not go by way of the service",
-                "remove `via`: tcp, http, https, smtp, dns and udp can go that way",
+                "a check of this type cannot be a through-VIP check",
+                "remove `via`, which is for tcp, http, https, smtp, dns and udp",
             ),
             (None, _) => (
-                "a service with a mark or many ports has no address and port that a check could go to",
-                "remove `via`, or give the service one port",
+                "a service with a mark or several ports has no single address and port for a check",
+                "remove `via`, or use one port for the service",
             ),
             (Some((protocol, _)), Some(wanted)) if protocol != wanted => (
-                "a check of this type does not talk the service's protocol",
-                "remove `via`, or check in another way",
+                "a check of this type does not use the service's protocol",
+                "remove `via`, or use another type of check",
             ),
             (Some((_, virt)), _) if virt.port() == 0 => (
-                "a service of all ports has no port that a check could go to",
-                "remove `via`, or give the service one port",
+                "a service of all ports has no port for a check",
+                "remove `via`, or use one port for the service",
             ),
             _ if vip.is_some_and(|vip| vip.get_ref() == "host") => (
-                "the host talks to its own address without the dataplane",
+                "the host connects to its own address without the dataplane",
                 "remove `via`, or `vip = \"host\"` with the address on the host: the dataplane owns it then",
             ),
             (Some((_, virt)), _) => {
@@ -192,11 +192,11 @@ impl Checker<'_> {
             ),
             Passive::Asks(_) if !tcp => (
                 "`passive` with a number is for TCP services",
-                "remove it: a missing answer to a datagram proves nothing",
+                "remove it: a missing answer to a datagram is not a failure",
             ),
             Passive::Asks(_) => (
                 "`passive` with a number needs servers that are reached by NAT",
-                "write passive = true, or set forward = \"nat\": the answers of others do not pass through the director",
+                "write passive = true, or set forward = \"nat\": with other methods, replies do not pass through the director",
             ),
         };
         self.once(Diagnostic::error(at.clone(), title).help(help));
@@ -220,7 +220,7 @@ impl Checker<'_> {
                         Some(known) => finding.help(format!("did you mean \"{known}\"?")),
                         None => {
                             let known: Vec<&str> = names().collect();
-                            finding.help(format!("this version knows: {}", known.join(", ")))
+                            finding.help(format!("the known types are: {}", known.join(", ")))
                         }
                     });
                 }
@@ -289,7 +289,7 @@ impl Checker<'_> {
             {
                 self.report(
                     Diagnostic::error(value.span(), format!("`{what}` is out of range"))
-                        .help("give a number of checks, 1 to 1000"),
+                        .help("use a number of checks from 1 to 1000"),
                 );
             }
         }
@@ -299,8 +299,9 @@ impl Checker<'_> {
             && fast.get_ref().0 > interval
         {
             self.report(
-                Diagnostic::warning(fast.span(), "`fast_interval` is longer than `interval`")
-                    .help("it is the time to the next check in doubt: make it shorter"),
+                Diagnostic::warning(fast.span(), "`fast_interval` is longer than `interval`").help(
+                    "it is the time to the next check after a changed result: make it shorter",
+                ),
             );
         }
         if interval < timeout && !interval.is_zero() {
@@ -308,9 +309,9 @@ impl Checker<'_> {
             self.report(
                 Diagnostic::warning(
                     at.map_or(span, Spanned::span),
-                    "a check may take longer than the interval between two",
+                    "a check may take longer than the interval between two checks",
                 )
-                .help("the next one then waits; make `timeout` at most `interval`"),
+                .help("the next check is then delayed; set `timeout` to at most `interval`"),
             );
         }
     }

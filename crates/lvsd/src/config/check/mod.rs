@@ -245,7 +245,7 @@ impl Checker<'_> {
             None => return,
             Some(c) => (
                 format!("{what} contains the character U+{:04X}", u32::from(c)),
-                "remove it: it could make one line of a log look like two".to_owned(),
+                "remove it: it could make one log line appear as two".to_owned(),
             ),
         };
         self.report(Diagnostic::error(value.span(), title).help(help));

@@ -155,10 +155,10 @@ impl Checker<'_> {
         self.report(
             Diagnostic::error(
                 at,
-                "port 0 takes every port, and needs persistence for that",
+                "port 0 accepts every port, and needs persistence for that",
             )
             .help(
-                "write \"ADDRESS:*\" for every port without persistence, add persistence = { timeout = \"6m\" }, or give the port",
+                "write \"ADDRESS:*\" for every port without persistence, add persistence = { timeout = \"6m\" }, or name the port",
             ),
         );
     }
@@ -222,7 +222,7 @@ impl Checker<'_> {
                         at.span(),
                         "clients of a server that drains are refused for up to 30 s",
                     )
-                    .label("it chooses no other server for them")
+                    .label("the scheduler chooses no other server for them")
                     .help(fix(
                         fallback,
                         "drain = \"0s\" to delete servers at once, or \"30s\" to accept it",
@@ -234,7 +234,7 @@ impl Checker<'_> {
         if drain.get_ref().0 > DRAIN_MAX {
             self.report(
                 Diagnostic::error(drain.span(), "`drain` is out of range")
-                    .help("give at most \"1d\"; \"0s\" deletes a server at once"),
+                    .help("use at most \"1d\"; \"0s\" deletes a server at once"),
             );
         }
         drain.get_ref().0
@@ -258,10 +258,10 @@ impl Checker<'_> {
             return chosen;
         }
         let moot =
-            "a server whose check fails stays in the service: `on_server_down` does nothing then";
+            "a server whose check fails stays in the service: `on_server_down` then has no effect";
         let (at, title, help) = if config.extras.on_server_down != OnServerDown::Kernel {
             let at = given.or(raw.on_server_down.as_ref());
-            let help = "set on_check_failure = \"remove\"; keep it if only servers that leave the file count as down";
+            let help = "set on_check_failure = \"remove\"; keep this if only servers that are removed from the file count as down";
             (at.map(Spanned::span), moot, help.to_owned())
         } else if given.is_some() {
             return chosen;
@@ -275,7 +275,7 @@ impl Checker<'_> {
             (at, title, help)
         } else if !quiesces_at_zero(config, templates_stay) {
             let at = raw.persistence.as_ref().map(Spanned::span);
-            let title = "clients stay with a server whose check fails";
+            let title = "clients stay on a server whose check fails";
             let help = "set on_check_failure = \"remove\", the sysctl expire_quiescent_template = 1, or \"quiesce\" to accept it";
             (at, title, help.to_owned())
         } else {

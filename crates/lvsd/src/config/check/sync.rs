@@ -43,14 +43,15 @@ impl Checker<'_> {
                 let title = format!("`{}` is not the name of an interface", name.get_ref());
                 self.report(
                     Diagnostic::error(name.span(), title)
-                        .help("`ip link` lists them; an address is not one"),
+                        .help("`ip link` lists the interfaces; an address is not one"),
                 );
                 String::new()
             }
             None => {
                 self.report(
-                    Diagnostic::error(spanned.span(), "[sync.ipvs] has no interface")
-                        .help("add interface = \"...\": the one that leads to the other directors"),
+                    Diagnostic::error(spanned.span(), "[sync.ipvs] has no interface").help(
+                        "add interface = \"...\": the one on the network of the other directors",
+                    ),
                 );
                 String::new()
             }
@@ -62,7 +63,7 @@ impl Checker<'_> {
                 let title = format!("`{text}` is not a multicast group");
                 self.report(
                     Diagnostic::error(group.span(), title)
-                        .help("give one like 224.0.0.81 or ff02::81, or leave it out"),
+                        .help("use one like 224.0.0.81 or ff02::81, or leave this key out"),
                 );
             }
             parsed
@@ -117,11 +118,11 @@ impl Checker<'_> {
                 }
                 Ok(addr) if !seen.insert(addr.ip()) => {
                     Diagnostic::error(peers.span(), format!("{} is named twice", addr.ip()))
-                        .help("name each of the other directors once")
+                        .help("name each peer once")
                 }
                 Ok(addr) if self.is_own(addr, listen) => {
                     let title = format!("{} is this director's own address", addr.ip());
-                    Diagnostic::error(peers.span(), title).help("name the other directors only")
+                    Diagnostic::error(peers.span(), title).help("name only the other directors")
                 }
                 Ok(_) => continue,
             };
@@ -130,7 +131,7 @@ impl Checker<'_> {
         let count = peers.get_ref().0.len();
         if !(1..=PEERS_MAX).contains(&count) {
             self.report(
-                Diagnostic::error(peers.span(), format!("there are {count} peers"))
+                Diagnostic::error(peers.span(), format!("{count} peers are configured"))
                     .help(format!("name 1 to {PEERS_MAX} directors")),
             );
         }
@@ -138,7 +139,7 @@ impl Checker<'_> {
         if let Some(wait) = wait.filter(|wait| wait.get_ref().0 > WAIT_MAX) {
             self.report(
                 Diagnostic::error(wait.span(), "`connect_timeout` is out of range")
-                    .help("give at most \"1h\"; with \"0s\" the dataplane does not wait"),
+                    .help("use at most \"1h\"; with \"0s\" the dataplane does not wait"),
             );
         }
         let alarm = raw.mismatch_alarm_after.as_ref();
@@ -169,7 +170,7 @@ impl Checker<'_> {
             self.report(
                 Diagnostic::error(key_file.span(), why)
                     .label("the dataplane does not start without it")
-                    .help("all directors have the same: openssl rand -hex 32, once"),
+                    .help("all directors need the same key: openssl rand -hex 32, once"),
             );
         }
         Some(all)
@@ -206,10 +207,10 @@ impl Checker<'_> {
         self.report(
             Diagnostic::error(
                 place,
-                format!("the server {address} is not of its service's family, which synchronisation does not carry"),
+                format!("the address family of the server {address} differs from its service's, which synchronisation does not support"),
             )
-            .context(at, "the dataplane takes one of the two")
-            .help("reach the server by an address of the family of the virtual one, or remove [sync.ipvs]"),
+            .context(at, "the dataplane accepts only one of the two")
+            .help("use a server address of the same family as the virtual address, or remove [sync.ipvs]"),
         );
     }
 }
@@ -248,9 +249,9 @@ mod tests {
         for (peers, listen, words) in [
             ("\"0.0.0.0\"", "", "0.0.0.0 is nobody's"),
             ("\"::\"", "", ":: is nobody's"),
-            ("\"224.0.0.1\"", "", "of one host"),
-            ("\"ff02::1\"", "", "of one host"),
-            ("\"255.255.255.255\"", "", "of one host"),
+            ("\"224.0.0.1\"", "", "a unicast address"),
+            ("\"ff02::1\"", "", "a unicast address"),
+            ("\"255.255.255.255\"", "", "a unicast address"),
             ("\"192.0.2.2:0\"", "", "port 0 is not valid"),
             ("\"fe80::2\"", "", "[fe80::2%2]:8848"),
             ("\"192.0.2.1\"", "", "this director's own"),
@@ -261,7 +262,11 @@ mod tests {
                 "listen = \"192.0.2.7:9\"",
                 "this director's own",
             ),
-            ("\"192.0.2.2\"", "listen = \"224.0.0.1\"", "of one host"),
+            (
+                "\"192.0.2.2\"",
+                "listen = \"224.0.0.1\"",
+                "a unicast address",
+            ),
             (
                 "[\"192.0.2.2\", \"::ffff:192.0.2.2\"]",
                 "",
@@ -335,7 +340,7 @@ mod tests {
         let said = report.render(false);
         assert_eq!(report.errors(), 1, "{said}");
         assert!(
-            said.contains("[2001:db8::7]:80 is not of its service's family"),
+            said.contains("of the server [2001:db8::7]:80 differs from its service's"),
             "{said}"
         );
         assert!(said.contains("remove [sync.ipvs]"), "{said}");

@@ -184,7 +184,7 @@ fn peers_are_options_of_the_dataplane() {
             format!("addresses = \"other\"\n{key}"),
             "`other` is not an address",
         ),
-        (format!("addresses = []\n{key}"), "there are 0 peers"),
+        (format!("addresses = []\n{key}"), "0 peers are configured"),
         (
             format!("addresses = [\"192.0.2.2\", \"192.0.2.2:9\"]\n{key}"),
             "192.0.2.2 is named twice",

@@ -56,7 +56,7 @@ fn services_with_many_ports_and_full_nat_exclude_some_settings() {
     for (text, complaint) in [
         (
             service("forward = \"dr\""),
-            "only NAT can send the packets of many ports to one port",
+            "only NAT can translate several ports to one port",
         ),
         (
             format!(
@@ -64,19 +64,19 @@ fn services_with_many_ports_and_full_nat_exclude_some_settings() {
                 service("forward = \"nat\""),
                 service("name = \"b\"\nforward = \"nat\"").replace("80-90", "85-95")
             ),
-            "two services take the same ports",
+            "two services match the same ports",
         ),
         (
             service("forward = \"nat\"").replace("80-90", "90-80"),
-            "the range ends before it begins",
+            "the end of the range is lower than its beginning",
         ),
         (
             "[[service]]\nfwmark = 1275068417\nforward = \"nat\"\n".to_owned() + server,
-            "this mark is reserved for services of many ports",
+            "this mark is reserved for services of several ports",
         ),
         (
             "[[mark]]\ndestination = \"192.0.2.10\"\nmark = 1275068417\n".to_owned(),
-            "this mark is reserved for services of many ports",
+            "this mark is reserved for services of several ports",
         ),
         (
             service("forward = \"fullnat\""),
@@ -90,7 +90,7 @@ fn services_with_many_ports_and_full_nat_exclude_some_settings() {
         (
             "[dataplane]\nlocal_addresses = \"10.0.0.2\"\n".to_owned()
                 + &service("protocol = \"udp\"\none_packet = true\nforward = \"fullnat\""),
-            "full NAT keeps connections",
+            "full NAT tracks connections",
         ),
         (
             "[dataplane]\nhairpin = true\n".to_owned(),
@@ -306,7 +306,7 @@ fn proxied_service_requires_address_of_this_host() {
     for (text, words) in [
         (
             proxied(&format!("{tcp}\nvip = \"own\""), ""),
-            "this host's own",
+            "must be an address of this host",
         ),
         (proxied("fwmark = 7", ""), "has no marks"),
         (
@@ -320,7 +320,7 @@ fn proxied_service_requires_address_of_this_host() {
         (proxied(&udp("one_packet = true"), ""), "one-packet"),
         (
             proxied("address = \"0.0.0.0:53\"\nprotocol = \"udp\"", ""),
-            "address that was asked",
+            "to which the request was sent",
         ),
         (
             proxied(&udp("proxy = { send = \"v1\" }"), ""),
@@ -336,7 +336,7 @@ fn proxied_service_requires_address_of_this_host() {
         ),
         (
             proxied(tcp, "forward = \"nat\""),
-            "as a whole or not at all",
+            "for all of its servers or for none",
         ),
         (
             "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\nproxy = {}\n".to_owned(),
@@ -360,9 +360,17 @@ fn proxied_service_is_refused_as_its_own_server() {
         )
     };
     for (listen, server, words) in [
-        ("0.0.0.0:8080", "127.0.0.1:8080", "which listens there"),
-        ("0.0.0.0:8080", "127.9.9.9:8080", "which listens there"),
-        ("[::]:8080", "[::1]:8080", "which listens there"),
+        (
+            "0.0.0.0:8080",
+            "127.0.0.1:8080",
+            "which listens on this address",
+        ),
+        (
+            "0.0.0.0:8080",
+            "127.9.9.9:8080",
+            "which listens on this address",
+        ),
+        ("[::]:8080", "[::1]:8080", "which listens on this address"),
         ("127.0.0.1:8080", "127.0.0.1:8080", "a loop"),
         ("0.0.0.0:8080", "0.0.0.0:8080", "cannot be the address"),
         (
@@ -397,5 +405,5 @@ fn proxied_service_is_refused_as_its_own_server() {
     let files = Files::from("test.toml");
     let text = text("0.0.0.0:8080", "192.0.2.77:8080", "");
     let read = Config::read("test.toml", &text, files, Some(&facts));
-    assert!(read.is_err_and(|report| report.to_string().contains("which listens there")));
+    assert!(read.is_err_and(|report| report.to_string().contains("which listens on this address")));
 }

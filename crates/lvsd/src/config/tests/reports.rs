@@ -187,7 +187,7 @@ fn report_of_a_million_errors_is_bounded() {
     assert_eq!((report.errors(), report.findings.len()), (100_000, 1000));
     let said = report.to_string();
     assert_eq!(said.matches("error: ").count(), 20);
-    let rest = "and 99980 more: 100000 errors, 0 warnings in all, and lvsd has not read on";
+    let rest = "and 99980 more: 100000 errors, 0 warnings in all; lvsd has stopped reading";
     assert!(said.ends_with(rest), "{said}");
 
     // So is the memory of services that are right so far.
@@ -303,17 +303,17 @@ fn syntax_errors_name_their_cause() {
         ("[dataplane]\ninterface = [[\"eth0\"]]\n".into(), "2:14 value of a wrong type", "write it without brackets: \"eth0\"\n"),
         ("[dataplane]\nmax_connections = [5]\n".into(), "2:19 value of a wrong type", "write it without brackets: 5\n"),
         ("[dataplane]\nhang_limit = [\"5s\"]\n".into(), "2:14 value of a wrong type", "write it without brackets: \"5s\"\n"),
-        (service("2001:db8::1:443"), "2:11 `2001:db8::1:443` may mean two things", "\"[2001:db8::1]:443\" for the port 443"),
+        (service("2001:db8::1:443"), "2:11 `2001:db8::1:443` is ambiguous", "\"[2001:db8::1]:443\" for the port 443"),
         (service("192.0.2.1:99999"), "2:11 99999 in `192.0.2.1:99999` is not a port", "between 1 and 65535"),
         (service("192.0.2.256:80"), "2:11 256 in `192.0.2.256:80` is not a part of an IPv4 address", "between 0 and 255"),
-        (service("192.0.02.1:80"), "2:11 `192.0.02.1:80` has a number with a zero in front", "octal"),
+        (service("192.0.02.1:80"), "2:11 `192.0.02.1:80` has a number with a leading zero", "octal"),
         (service("web.example.org:80"), "2:11 `web.example.org:80` is not an address and a port", "names are not resolved"),
         ("[[service]]\nname = \u{201c}web\u{201d}\n".into(), "2:8 a typographic quotation mark (U+201C) is not TOML", "an ASCII one"),
         ("[[service]]\nname\u{a0}= \"web\"\n".into(), "2:5 a non-breaking space (U+00A0) is not TOML", "an ordinary space"),
-        ("[[service]]\nname = \"web\n".into(), "2:12 not valid TOML: invalid basic string, expected `\"`", "half written"),
-        ("[[service]]\nchecks = [{ a = 1 }, { b = [".into(), "2:29 not valid TOML: unclosed array, expected `]`", "half written"),
+        ("[[service]]\nname = \"web\n".into(), "2:12 not valid TOML: invalid basic string, expected `\"`", "partly written"),
+        ("[[service]]\nchecks = [{ a = 1 }, { b = [".into(), "2:29 not valid TOML: unclosed array, expected `]`", "partly written"),
         ("[[mark]]\ndestination = \"192.0.2.1/33\"\nmark = 1\n".into(), "2:15 `destination` of a rule for marks: 192.0.2.1/33: expected an address, or a network such as 192.0.2.0/24", ""),
-        ("[[mark]]\nmark = 1\nports = \"80-70\"\ndestination = \"192.0.2.1\"\n".into(), "3:9 `ports` of a rule for marks: 80-70: the range ends before it begins", ""),
+        ("[[mark]]\nmark = 1\nports = \"80-70\"\ndestination = \"192.0.2.1\"\n".into(), "3:9 `ports` of a rule for marks: 80-70: the end of the range is lower than its beginning", ""),
         ("[[mark]]\nmark = 1\ninterface = \"a b\"\ndestination = \"192.0.2.1\"\n".into(), "3:13 this cannot be an interface", ""),
     ] {
         let reported = reported(&text);

@@ -18,10 +18,10 @@ fn checked(keys: &str, top: &str) -> String {
 fn defaults_for_failures_apply_and_bad_combinations_cause_warnings() {
     let persistence = "persistence = { timeout = \"6m\" }";
     let expires = "[sysctl]\nexpire_quiescent_template = 1";
-    let stay = "clients stay with a server whose check fails";
+    let stay = "clients stay on a server whose check fails";
     let refused = "clients of a server whose check fails are refused";
     let drained = "clients of a server that drains are refused";
-    let moot = "`on_server_down` does nothing then";
+    let moot = "`on_server_down` then has no effect";
     for (keys, top, warnings) in [
         ("", "", &[][..]),
         (persistence, "", &[stay]),
@@ -103,7 +103,7 @@ address = "10.0.0.12:80"
 8 | address = "192.0.2.10:80"
   |           ^^^^^^^^^^^^^^^
   |
-  = help: put all its servers into one [[service]], or change address, port or protocol"#
+  = help: put all servers into one [[service]], or change address, port or protocol"#
     );
 }
 
@@ -162,7 +162,7 @@ fn settings_beyond_the_kernel_are_parsed() {
     let (_, warnings) = Config::from_toml("test.toml", &text).expect("only a warning");
     let said = warnings.to_string();
     assert!(
-        said.contains("`on_server_down` does nothing then"),
+        said.contains("`on_server_down` then has no effect"),
         "{said}"
     );
 
@@ -275,7 +275,7 @@ fn quorum_and_sorry_keys_are_checked() {
         ("below_quorum = \"giveup\"", "did you mean \"give-up\"?"),
         (
             "vip = \"host\"\nbelow_quorum = \"give-up\"",
-            "cannot give up an address",
+            "cannot release an address",
         ),
     ] {
         let text = format!(

@@ -29,7 +29,7 @@ fn invalid_source_is_refused() {
     }
     for (dns, words) in [
         ("name_servers = \"ns.example.org\"", "is not an address"),
-        ("name_servers = []", "there are 0 name servers"),
+        ("name_servers = []", "0 name servers are configured"),
         ("min_ttl = \"0s\"", "`min_ttl` is out of range"),
         (
             "min_ttl = \"1h\"\nmax_ttl = \"1m\"",
@@ -144,7 +144,7 @@ fn invalid_cluster_is_refused() {
         ),
         (
             "etcd = \"http://e\"\nagree = 2",
-            "each director decides on its own which servers are down",
+            "each director decides itself which servers are down",
         ),
         (
             "etcd = \"http://e\"\nuser = \"u\"",
@@ -156,7 +156,7 @@ fn invalid_cluster_is_refused() {
         ),
         (
             &format!("etcd = \"http://e\"\nuser = \"u\"\npassword_file = \"{empty}\""),
-            "no password in this file",
+            "contains no password",
         ),
     ] {
         let report = Config::from_toml("test.toml", &with(keys)).expect_err(keys);
@@ -173,7 +173,7 @@ fn invalid_cluster_is_refused() {
     }
     for (keys, words) in [
         ("ca = \"/etc/ssl/ca.pem\"", "this file is not used"),
-        ("lease = \"2s\"", "before an answer is given up"),
+        ("lease = \"2s\"", "before the time limit of a request"),
     ] {
         let keys = format!("etcd = \"http://e\"\n{keys}");
         let (_, report) = Config::from_toml("test.toml", &with(&keys)).expect(words);
@@ -299,7 +299,7 @@ fn kubernetes_invalid_keys_are_refused() {
         ),
         (
             &format!("{server}{}", POOL.replace("[\"198.51.100.0/28\"]", "[]")),
-            "there are 0 ranges",
+            "0 ranges are configured",
         ),
     ] {
         // A pod has an API server without any key.
@@ -324,7 +324,10 @@ fn kubernetes_valid_keys_are_parsed() {
         file.display()
     );
     let (config, report) = Config::from_toml("test.toml", &text).unwrap_or_else(|e| panic!("{e}"));
-    for words in ["in the clear", "all users of this host may read the token"] {
+    for words in [
+        "without encryption",
+        "all users of this host may read the token",
+    ] {
         assert!(report.to_string().contains(words), "{report}");
     }
     // The services come from the API server.
@@ -361,7 +364,7 @@ fn kubernetes_kubeconfig_contains_server_and_token() {
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o604)).unwrap();
     let (config, report) = Config::from_toml("test.toml", &text).unwrap_or_else(|e| panic!("{e}"));
     for words in [
-        "in the clear",
+        "without encryption",
         "all users of this host may read the kubeconfig",
     ] {
         assert!(report.to_string().contains(words), "{report}");

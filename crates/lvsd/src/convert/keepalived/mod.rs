@@ -79,7 +79,7 @@ fn vrrp_addresses(item: &Item) -> Vec<IpAddr> {
 
 /// The reason for a statement that keepalived does not read.
 const BEHIND: &str =
-    "keepalived ignores text after another statement in the same line; here it is read";
+    "keepalived ignores text after another statement in the same line; lvsd reads it";
 
 /// Keywords that begin a new statement if they follow another one in the same line of a virtual
 /// server.
@@ -235,7 +235,7 @@ fn items(source: &mut Source) -> Result<Vec<Item>, String> {
     if !outer.is_empty() {
         let raw: Vec<&str> = inner.words.iter().map(|word| word.raw.as_str()).collect();
         return Err(format!(
-            "the file ends within a block: no brace closes that of `{}` ({})",
+            "the file ends within a block: the brace of `{}` ({}) is not closed",
             shown(&raw.join(" ")),
             place(inner.line)
         ));

@@ -28,8 +28,7 @@ pub(super) fn write(source: &Source, items: &[Item], lost: &mut Vec<String>) -> 
     if fates.iter().any(|fate| fate.taken && fate.kept) || needs_definitions(source, &fates) {
         if let Some(line) = source.lines.iter().find(|line| line.conditional) {
             lost.push(format!(
-                "{}: {}: what keepalived keeps is without the lines for some hosts: one line of the file has both \
-                 virtual servers and something else",
+                "{}: {}: keepalived's part lacks the lines for some hosts: one line of the file has both virtual servers and other statements",
                 line.at,
                 shown(line.text.trim())
             ));

@@ -194,7 +194,7 @@ impl<'a> Reader<'a> {
         self.written += bytes;
         if self.written > LENGTH_MAX {
             return Err(format!(
-                "it, its includes, macros and sequences make more than {} MiB; split the file",
+                "its includes, macros and sequences expand to more than {} MiB; split the file",
                 LENGTH_MAX >> 20
             ));
         }

@@ -318,8 +318,8 @@ impl Parts {
             match is_mask(mask, six) {
                 true => netmask = Some(mask.clone()),
                 false => service.lose(item.lost(match mask.as_str() {
-                    "0.0.0.0" => "all clients cannot count as one: each address counts on its own",
-                    _ => "lvsd takes a prefix only: each address counts on its own",
+                    "0.0.0.0" => "all clients cannot count as one: each address counts separately",
+                    _ => "lvsd accepts only a prefix: each address counts separately",
                 })),
             }
         }
@@ -346,7 +346,7 @@ impl Parts {
             let own = keys.get("forward").or(around.get("forward"));
             ip.is_ipv6() == six || own.is_some_and(|word| word == "\"tun\"")
         };
-        let why = "its family is not the service's, as keepalived says, too";
+        let why = "its family is not the service's; keepalived refuses it, too";
         let lost = &mut service.lost;
         service.servers.retain(|server| {
             let is_one = server.place().0.is_none_or(|ip| fits(ip, &server.keys));
@@ -390,15 +390,17 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
                 None => service.lose(item.lost("NAT is used, as by keepalived")),
             },
             "laddr_group_name" => service.local_group = Some(value.to_owned()),
-            "ip_family" => match family(value) {
-                Some(six) => match parts.family {
-                    Some(first) if first != six => {
-                        service.lose(item.lost("keepalived passes over it: persistence_granularity is of the other family"));
-                    }
-                    _ => parts.family = Some(six),
-                },
-                None => service.lose(item.lost("not a family")),
-            },
+            "ip_family" => {
+                match family(value) {
+                    Some(six) => match parts.family {
+                        Some(first) if first != six => {
+                            service.lose(item.lost("keepalived ignores it: persistence_granularity is of the other family"));
+                        }
+                        _ => parts.family = Some(six),
+                    },
+                    None => service.lose(item.lost("not a family")),
+                }
+            }
             "protocol" => match value {
                 "TCP" | "tcp" => {}
                 "UDP" | "udp" => service.string("protocol", "udp"),
@@ -409,7 +411,7 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
             "persistence_timeout" => match value.parse() {
                 Ok(seconds @ 1..=PERSISTENCE_MAX) => parts.timeout = Some(seconds),
                 _ => service.lose(item.lost(&format!(
-                    "keepalived passes over it: it is no number from 1 to {PERSISTENCE_MAX}"
+                    "keepalived ignores it: it is not a number from 1 to {PERSISTENCE_MAX}"
                 ))),
             },
             "persistence_granularity" => {
@@ -418,14 +420,14 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
                 parts.granularity = Some((value.to_owned(), item.clone()));
             }
             "persistence_engine" if value == "sip" => parts.engine = Some(value.to_owned()),
-            "persistence_engine" => service.lose(item.lost("there is none of this name")),
+            "persistence_engine" => service.lose(item.lost("no scheduler has this name")),
             "ops" => parts.one_packet = Some(item.clone()),
             name @ ("hashed" | "sh-port" | "sh-fallback" | "mh-port" | "mh-fallback")
                 if scheduler_so_far != scheduler_of(name) =>
             {
                 let only = scheduler_of(name);
                 service.lose(item.lost(&format!(
-                    "keepalived ignores it: it is for the scheduler {only}, which comes before it"
+                    "keepalived ignores it: it is for the scheduler {only}, which precedes it"
                 )));
             }
             "hashed" | "flag-1" => flags.push("flag-1"),
@@ -437,7 +439,7 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
             "mh-fallback" => flags.push("mh-fallback"),
             "quorum" => match value.parse::<u64>() {
                 Ok(number) if number > 0 => service.quorum_of(item).quorum = number,
-                _ => service.lose(item.lost("it is 1, as with keepalived")),
+                _ => service.lose(item.lost("the result is 1, as with keepalived")),
             },
             "hysteresis" => match value.parse() {
                 Ok(number) => service.quorum_of(item).hysteresis = number,
@@ -600,12 +602,12 @@ fn real_server(
                     server.keys.insert("weight", weight.to_string());
                 }
                 _ if value.starts_with('-') => {
-                    server.lost.push(item.lost("not a weight: it is 1"));
+                    server.lost.push(item.lost("not a weight: the result is 1"));
                 }
                 _ => {
                     let weight = leading(value).unwrap_or(1);
                     server.keys.insert("weight", weight.to_string());
-                    let why = format!("not a weight: it is {weight}, as with keepalived");
+                    let why = format!("not a weight: the result is {weight}, as with keepalived");
                     server.lost.push(item.lost(&why));
                 }
             },
@@ -616,7 +618,7 @@ fn real_server(
                 if server.inhibit.take().is_some() {
                     server
                         .lost
-                        .push(item.lost("the service's on_check_failure holds for all servers"));
+                        .push(item.lost("the service's on_check_failure applies to all servers"));
                 }
             }
             "uthreshold" | "lthreshold" => match value.parse::<u32>() {
@@ -706,7 +708,7 @@ fn add_check(server: &mut Server, check: Check, item: &Item) {
     };
     if let Some(kind) = other.get("type") {
         server.lost.push(format!(
-            "{}: a second check, {}: a server has one check here",
+            "{}: a second check, {}: lvsd has one check for each server",
             item.at(),
             kind.trim_matches('"')
         ));

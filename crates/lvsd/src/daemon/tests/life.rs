@@ -28,7 +28,7 @@ async fn stop_after_dataplane_exit_reports_its_status() {
     daemon.weights(BOTH).await;
     daemon.world.crash();
     daemon.stop().await;
-    log.says("the dataplane had ended already: it ended with exit status: 1")
+    log.says("the dataplane had already exited: it ended with exit status: 1")
         .await;
 }
 
@@ -73,7 +73,7 @@ async fn dataplane_that_does_not_stop_is_killed() {
     let world = daemon.end(Signal::StopAll).await;
     assert!(!world.running());
     assert_eq!(world.ended(), [1]);
-    log.says("still ran 10s after the signal to stop; it was killed")
+    log.says("was still running 10s after the signal to stop; it was killed")
         .await;
 }
 
@@ -268,5 +268,5 @@ async fn attached_dataplane_is_waited_for_and_not_started() {
     assert_eq!(world.weights(web()).len(), 2);
     signals.send(Signal::Stop).await.unwrap();
     task.await.unwrap().unwrap();
-    assert_eq!(world.weights(web()).len(), 2, "it is left as it is");
+    assert_eq!(world.weights(web()).len(), 2, "it is unchanged");
 }

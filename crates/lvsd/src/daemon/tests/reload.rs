@@ -220,7 +220,7 @@ async fn reload_that_removes_most_servers_needs_force() {
         too_much_away([(web(), 30)].into_iter(), (&config, &expanded), forced)
     };
     let refused = |n, options| away(&file(n, options), false).map_or(String::new(), |(why, _)| why);
-    assert!(refused(14, "").starts_with("14 of 30 servers left"));
+    assert!(refused(14, "").starts_with("14 of 30 servers remain"));
     assert_eq!(refused(15, ""), "");
     let nothing = away("", true).unwrap();
     assert_eq!(nothing.0, "no [[service]]");

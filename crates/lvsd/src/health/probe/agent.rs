@@ -86,7 +86,7 @@ mod tests {
         assert_eq!(probe(check, server).await.unwrap().drains, Some(true));
         for (words, wanted) in [
             (&b"down # no disk\n"[..], "no disk"),
-            (b"", "it says nothing"),
+            (b"", "its answer is empty"),
             (b"\xff\xfe\n", "it says"),
             (&[b'a'; 4000], "more than 1 KiB"),
         ] {

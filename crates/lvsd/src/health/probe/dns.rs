@@ -57,24 +57,24 @@ impl ProbeKind for Dns {
         if question(0, &name, 1).is_none() {
             let at = keys.place("name");
             keys.report(
-                Diagnostic::error(at, format!("{name:?} is not a name"))
+                Diagnostic::error(at, format!("{name:?} is not a domain name"))
                     .help("labels of 1 to 63 letters, digits, `-` and `_` with dots between them: name = \"www.example.org\""),
             );
             return None;
         }
         let address = keys.string("answer")?;
-        let address = match address.map(|text| text.parse::<IpAddr>()) {
-            None => None,
-            Some(Ok(address)) => Some(address),
-            Some(Err(_)) => {
-                let at = keys.place("answer");
-                keys.report(
-                    Diagnostic::error(at, "not an address")
-                        .help("give an address that the answer must have: answer = \"192.0.2.1\""),
-                );
-                return None;
-            }
-        };
+        let address =
+            match address.map(|text| text.parse::<IpAddr>()) {
+                None => None,
+                Some(Ok(address)) => Some(address),
+                Some(Err(_)) => {
+                    let at = keys.place("answer");
+                    keys.report(Diagnostic::error(at, "not an address").help(
+                        "name an address that the answer must contain: answer = \"192.0.2.1\"",
+                    ));
+                    return None;
+                }
+            };
         let usual = match address {
             Some(IpAddr::V4(_)) => 1,
             Some(IpAddr::V6(_)) => 28,

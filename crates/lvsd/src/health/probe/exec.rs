@@ -40,7 +40,7 @@ impl ProbeKind for Exec {
         {
             let at = keys.place("command");
             keys.report(
-                Diagnostic::error(at, "`command` of the check is no whole path of a program")
+                Diagnostic::error(at, "`command` of the check is not the complete path of a program")
                     .help("write command = [\"/usr/local/bin/check\", \"{address}\"]; {address} and {port} are those of the server"),
             );
             return None;
@@ -51,7 +51,7 @@ impl ProbeKind for Exec {
             let at = keys.place("user");
             keys.report(
                 Diagnostic::error(at, format!("there is no user {name:?}"))
-                    .help("give one of /etc/passwd, by name or number"),
+                    .help("use one of /etc/passwd, by name or number"),
             );
             return None;
         }

@@ -37,7 +37,7 @@ impl ProbeKind for File {
         let Some(path) = keys.string("path")?.filter(|path| path.starts_with('/')) else {
             let at = keys.place("path");
             keys.report(
-                Diagnostic::error(at, "`path` of the check is no whole path of a file").help(
+                Diagnostic::error(at, "`path` of the check is not the complete path of a file").help(
                     "write path = \"/run/health/{address}\"; {address} and {port} are those of the server",
                 ),
             );
@@ -137,7 +137,7 @@ impl Reads {
             Ok(read) => read,
             Err(_) => Err(io::Error::new(
                 io::ErrorKind::TimedOut,
-                "the disk has not answered in time",
+                "the disk has not answered within the time limit",
             )),
         }
     }

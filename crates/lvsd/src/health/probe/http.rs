@@ -98,7 +98,7 @@ impl Page {
                 let at = keys.place("path");
                 let finding = Diagnostic::error(at, format!("{path:?} is not a path"));
                 keys.report(finding.help(
-                    "write it from its first slash on: path = \"/health?full=1\"; the host goes into `host`",
+                    "write it from its first slash on: path = \"/health?full=1\"; write the host as `host`",
                 ));
             }
             page.path = path;
@@ -129,7 +129,7 @@ impl Page {
                     let why = why.lines().last().unwrap_or_default().to_owned();
                     let at = keys.place("regex");
                     keys.report(Diagnostic::error(at, "not a regular expression").label(why).help(
-                        "its words are those of docs.rs/regex; write it in single quotes, as in regex = 'ok \\d+'",
+                        "its syntax is that of docs.rs/regex; write it in single quotes, as in regex = 'ok \\d+'",
                     ));
                 }
             }
@@ -228,7 +228,7 @@ impl Http {
             let at = keys.place("host");
             keys.report(
                 Diagnostic::error(at, format!("{host:?} is not a host"))
-                    .help("write its name, and its port where that is not the usual: host = \"www.example.org\""),
+                    .help("write its name, and its port if that is not the default: host = \"www.example.org\""),
             );
             return None;
         }
@@ -390,7 +390,7 @@ where
         .header(USER_AGENT, concat!("lvsd/", env!("CARGO_PKG_VERSION")))
         .header(CONNECTION, "close")
         .body(Empty::<Bytes>::new())
-        .map_err(|error| format!("cannot be asked for: {error}"))?;
+        .map_err(|error| format!("cannot be requested: {error}"))?;
     let (mut sender, connection) = hyper::client::conn::http1::Builder::new()
         .max_buf_size(HEAD_MAX)
         .max_headers(HEADERS_MAX)
@@ -457,7 +457,7 @@ async fn judge(page: &Page, response: Response<Incoming>) -> Result<Came, String
 fn in_words(error: &hyper::Error) -> String {
     if error.is_parse_too_large() {
         return format!(
-            "is not served: its header has more than {HEADERS_MAX} fields or {} KiB",
+            "has a header with more than {HEADERS_MAX} fields or {} KiB",
             HEAD_MAX >> 10
         );
     }

@@ -96,7 +96,7 @@ mod tests {
     fn files_are_read_when_the_configuration_is_loaded() {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("pem");
-        std::fs::write(&file, "nothing of that kind").expect("written");
+        std::fs::write(&file, "no certificate of this kind").expect("written");
         let path = file.display().to_string();
         for (more, wanted) in [
             (format!("ca = \"{path}\""), "there is no certificate in it"),

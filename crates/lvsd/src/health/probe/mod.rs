@@ -158,7 +158,7 @@ impl Asked<'_> {
     /// A target as text.
     pub(super) fn describe(&self, target: &str) -> String {
         match self.via {
-            Some(via) => format!("{} by way of {}", self.server, via.virt),
+            Some(via) => format!("{} through {}", self.server, via.virt),
             None => target.to_owned(),
         }
     }
@@ -238,8 +238,7 @@ impl Asked<'_> {
             let listener = self.via.filter(|via| !via.method.translates());
             let listener = listener.map_or(target, |via| via.virt);
             let fix = format!(
-                "on {ip}: is something listening on {listener} (ss -ltn), or does a filter reject it with a reset (nft \
-                 list ruleset)?"
+                "on {ip}: does a program listen on {listener} (ss -ltn), or does a filter reject it with a reset (nft list ruleset)?"
             );
             return ProbeError::Server(reason.with_fix(fix));
         }
@@ -276,7 +275,7 @@ impl Asked<'_> {
     /// Pins the next connection from `client` to the server.
     async fn pin(&self, via: Via, client: SocketAddr) -> Result<(), ProbeError> {
         let Some(pins) = self.pins else {
-            return Err(ProbeError::Local("there is no way to the dataplane".into()));
+            return Err(ProbeError::Local("the dataplane cannot be reached".into()));
         };
         let pinned = pins.pin(via.service, self.server, client).await;
         pinned.map_err(ProbeError::Local)
@@ -299,13 +298,12 @@ async fn own_address(target: SocketAddr) -> Result<SocketAddr, ProbeError> {
         socket.connect(target).await?;
         socket.local_addr()
     };
-    let found = found.await.map_err(|error| {
-        ProbeError::Local(format!("{target} cannot be reached from here: {error}"))
-    })?;
+    let found = found
+        .await
+        .map_err(|error| ProbeError::Local(format!("{target} cannot be reached: {error}")))?;
     if found.ip() == target.ip() {
         return Err(ProbeError::Local(format!(
-            "{} is an address of this host, which talks to it without the dataplane: take it from the host, so that the dataplane \
-             owns it, or check without via = \"service\"",
+            "{} is an address of this host, which connects to it without the dataplane: remove it from the host, so that the dataplane owns it, or check without via = \"service\"",
             target.ip()
         )));
     }

@@ -87,8 +87,13 @@ where
     for _ in 0..LINES_MAX {
         let line = match lines.next().await.map_err(|error| error.to_string())? {
             Line::Whole(line) => line,
-            Line::End(line) if line.is_empty() => return Err("it hangs up".to_owned()),
-            Line::End(line) => return Err(format!("it {what} {} and hangs up", quoted(&line))),
+            Line::End(line) if line.is_empty() => return Err("it closes the connection".to_owned()),
+            Line::End(line) => {
+                return Err(format!(
+                    "it {what} {} and closes the connection",
+                    quoted(&line)
+                ));
+            }
             Line::TooLong => return Err(format!("it {what} more than {LINE_MAX} bytes on a line")),
         };
         let Some(rest) = line.strip_prefix(code) else {

@@ -31,7 +31,7 @@ impl ProbeKind for Tcp {
                     keys.table(),
                     "a TCP check of a service that is not TCP",
                 )
-                .help("give the check a `port` on which the servers take TCP connections, if TCP is intended"),
+                .help("set a `port` for the check on which the servers accept TCP connections, if TCP is intended"),
             );
         }
         Some(Self { port })

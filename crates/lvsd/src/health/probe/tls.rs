@@ -329,7 +329,7 @@ fn config(of: &MadeOf, curves: bool) -> Result<ClientConfig, Wrong> {
     let verifier: Arc<dyn ServerCertVerifier> = match &of.ca {
         None => Arc::new(AnyCertificate),
         Some(pem) => {
-            let help = "give a file with certificates in PEM, that of the authority that has signed the server's";
+            let help = "name a file with certificates in PEM, that of the CA that has signed the server's certificate";
             let wrong = |why: String| ("ca", why, help.to_owned());
             let mut roots = RootCertStore::empty();
             for certificate in certificates(pem).map_err(wrong)? {
@@ -348,10 +348,10 @@ fn config(of: &MadeOf, curves: bool) -> Result<ClientConfig, Wrong> {
     let mut config = match (&of.cert, &of.key) {
         (None, None) => builder.with_no_client_auth(),
         (Some(cert), Some(key)) => {
-            let help = "give a file with a private key in PEM, that of the certificate in `cert`";
+            let help = "name a file with a private key in PEM, that of the certificate in `cert`";
             let wrong = |why: String| ("key", why, help.to_owned());
             let chain = certificates(cert).map_err(|why| {
-                let help = "give a file with certificates in PEM, lvsd's own first";
+                let help = "name a file with certificates in PEM, lvsd's own first";
                 ("cert", why, help.to_owned())
             })?;
             let key = PrivateKeyDer::from_pem_slice(&key.0)

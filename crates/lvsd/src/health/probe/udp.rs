@@ -118,7 +118,7 @@ fn bytes(
         }
         (None, Some(digits)) => (from_hex(&digits, wild), keys.place(hex)),
         (Some(_), Some(_)) => {
-            let error = format!("`{text}` and `{hex}` are the same twice");
+            let error = format!("`{text}` and `{hex}` are the same setting");
             (Err(error), keys.place(hex))
         }
     };

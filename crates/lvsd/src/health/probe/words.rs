@@ -52,7 +52,7 @@ pub(super) fn parse(line: &[u8]) -> Result<Said, String> {
     }
     match any {
         true => Ok(said),
-        false => Err("it says nothing".to_owned()),
+        false => Err("its answer is empty".to_owned()),
     }
 }
 

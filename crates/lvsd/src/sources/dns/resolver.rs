@@ -86,7 +86,7 @@ impl Asker {
         services.retain(|service| Some(service.0) == first);
         if services.len() > TARGETS_MAX {
             return Err(format!(
-                "the name leads to {} hosts, more than {TARGETS_MAX}",
+                "the name refers to {} hosts, more than {TARGETS_MAX}",
                 services.len()
             ));
         }
@@ -129,7 +129,7 @@ impl Asker {
 
     async fn ask(&self, name: &str, kind: RecordKind) -> Result<Answer, String> {
         let mut why =
-            "there is no name server; name one in [dns], or in /etc/resolv.conf".to_owned();
+            "no name server is configured; add one to [dns] or to /etc/resolv.conf".to_owned();
         for _ in 0..ROUNDS {
             for server in &self.servers {
                 match self.ask_one(*server, name, kind).await {
@@ -162,7 +162,7 @@ impl Asker {
         {
             Came::Answer(answer) => Ok(answer),
             Came::Refused(why) => Err(format!("answers {why} over TCP")),
-            Came::Cut | Came::Strange => Err("answers something else over TCP".to_owned()),
+            Came::Cut | Came::Strange => Err("answers another question over TCP".to_owned()),
         }
     }
 }
@@ -197,7 +197,7 @@ async fn datagram(server: SocketAddr, name: &str, kind: RecordKind) -> Result<Ca
             came => return Ok(came),
         }
     }
-    Err("answers other questions only".to_owned())
+    Err("answers only other questions".to_owned())
 }
 
 async fn stream(server: SocketAddr, name: &str, kind: RecordKind) -> Result<Came, String> {
@@ -362,7 +362,7 @@ mod tests {
             let found = look_up("a", &lookups(&[at])).await;
             assert_eq!(found.is_ok(), answered, "{strange}: {found:?}");
             if let Err(why) = found {
-                assert!(why.contains("other questions only"), "{why}");
+                assert!(why.contains("only other questions"), "{why}");
                 assert_eq!(asked.load(Ordering::Relaxed), ROUNDS);
             }
         }

@@ -281,7 +281,11 @@ impl Client {
         };
         let limit = self.access.timeout;
         let body = timeout(limit, own.post("/v3/watch", &watch)).await;
-        let late = || Err(Error::Failed(format!("watches nothing within {limit:?}")));
+        let late = || {
+            Err(Error::Failed(format!(
+                "does not confirm a watch within {limit:?}"
+            )))
+        };
         let body = body.unwrap_or_else(|_| late())?;
         Ok(Watching(Lines::new(body, own.connection)))
     }
@@ -299,7 +303,7 @@ impl Watching {
         match (streamed.result, streamed.error) {
             (_, Some(wrong)) => Err(Error::refused(wrong)),
             (Some(watched), None) => Ok(watched),
-            (None, None) => Err(Error::Failed("watches nothing".to_owned())),
+            (None, None) => Err(Error::Failed("does not confirm a watch".to_owned())),
         }
     }
 }

@@ -276,7 +276,7 @@ impl Model {
         };
         if value.len() > longest {
             return Ok(Err(format!(
-                "it has {} bytes, and {longest} at most are read",
+                "it has {} bytes, and the maximum is {longest}",
                 value.len()
             )));
         }
@@ -284,7 +284,7 @@ impl Model {
         match kind {
             "services" => {
                 let Ok(text) = std::str::from_utf8(value) else {
-                    return Ok(Err("it is not UTF-8, as TOML has to be".to_owned()));
+                    return Ok(Err("it is not UTF-8, as TOML must be".to_owned()));
                 };
                 self.etcd.services.entry(name.to_owned()).or_default().text = text.to_owned();
                 let all = &self.etcd.services;
@@ -318,7 +318,9 @@ impl Model {
                 if self.directors.len() < DIRECTORS_MAX || self.directors.contains_key(name) {
                     self.directors.insert(name.to_owned(), director);
                 } else {
-                    return Ok(Err(format!("there are {DIRECTORS_MAX} directors")));
+                    return Ok(Err(format!(
+                        "the maximum of {DIRECTORS_MAX} directors is reached"
+                    )));
                 }
             }
         }

@@ -162,7 +162,8 @@ impl Owed {
         // A deletion may not have been delivered yet.
         let differs = usize::try_from(page.count.0) != Ok(known.len());
         self.differ = if differs { self.differ + 1 } else { 0 };
-        (self.differ >= DIFFER_MAX).then_some("it has another number of keys than it reported")
+        (self.differ >= DIFFER_MAX)
+            .then_some("the number of its keys differs from the number that it reported")
     }
 }
 
@@ -379,7 +380,7 @@ impl Session<'_> {
     fn lose_lease(&mut self) {
         tracing::warn!(
             event = "lease_lost",
-            "etcd has removed this director; it registers itself again"
+            "etcd has removed the record of this director, which is written again"
         );
         self.lease = None;
         self.written = None;

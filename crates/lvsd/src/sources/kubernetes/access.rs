@@ -174,7 +174,7 @@ impl Access {
                 let place = error.location().map(|at| format!(" at line {}", at.line()));
                 return wrong(
                     format!("{path:?} is not a kubeconfig{}", place.unwrap_or_default()),
-                    "look at it with kubectl --kubeconfig FILE config view",
+                    "check it with kubectl --kubeconfig FILE config view",
                 );
             }
         };
@@ -209,7 +209,7 @@ impl Access {
             }),
             Err(error) => wrong(
                 format!("cannot read the token of this pod in {directory}: {error}"),
-                "set automountServiceAccountToken: true in the pod, or name `server`, `ca` and `token_file`",
+                "set automountServiceAccountToken: true in the pod, or set `server`, `ca` and `token_file`",
             ),
         })
     }
@@ -276,7 +276,7 @@ impl File {
                     "the user {:?} of the kubeconfig has a client certificate without its key, or a key without its certificate",
                     context.user
                 ),
-                "give both, or neither",
+                "configure both, or neither",
             );
         }
         let token = match (some(user.token_file.as_ref()), some(user.token.as_ref())) {
@@ -310,7 +310,7 @@ impl Cluster {
             if some(value.as_ref()).is_some() {
                 return wrong(
                     format!("the kubeconfig has `{key}`, which lvsd does not support"),
-                    "name an address of the API server that its certificate has, and that lvsd reaches directly",
+                    "use an address of the API server that is in its certificate, and that lvsd can reach directly",
                 );
             }
         }
@@ -335,13 +335,13 @@ impl User {
         }
         if self.username.is_some() {
             return wrong(
-                "the user of the kubeconfig has a `username`: API servers accept no passwords",
+                "the user of the kubeconfig has a `username`: API servers do not accept passwords",
                 TOKEN,
             );
         }
         if self.impersonated.is_some() {
             return wrong(
-                "the user of the kubeconfig acts `as` another one, which lvsd does not support",
+                "the user of the kubeconfig acts `as` another user, which lvsd does not support",
                 TOKEN,
             );
         }
@@ -466,7 +466,7 @@ users:
             ("insecure", "always checks the API server's certificate"),
             ("base64", "`certificate-authority-data` is not base64"),
             ("away", "nowhere.crt"),
-            ("password", "accept no passwords"),
+            ("password", "do not accept passwords"),
         ] {
             let (what, help) = access(&directory, Some(context)).unwrap_err();
             assert!(what.contains(words), "{context}: {what}");

@@ -243,7 +243,7 @@ impl Assigned {
             ))
         } else if service.annotation_bytes > ANNOTATIONS_MAX {
             Some(format!(
-                "its annotations {PREFIX}... have {} bytes, and {ANNOTATIONS_MAX} at most are read",
+                "its annotations {PREFIX}... have {} bytes, and the maximum is {ANNOTATIONS_MAX}",
                 service.annotation_bytes
             ))
         } else {

@@ -398,7 +398,7 @@ fn check(
             )
         }),
         Some(check) if protocol != "tcp" => Err(format!(
-            "annotation {PREFIX}check: `{check}` checks ports of TCP, and this port is of {protocol}"
+            "annotation {PREFIX}check: `{check}` checks TCP ports, and this port uses {protocol}"
         )),
         Some(check) => Ok(Some(match http_path(check) {
             Some(path) => format!("{{ type = \"http\", path = \"{path}\" }}"),
@@ -877,7 +877,7 @@ mod tests {
             (annotated("check", "http:/a b"), "`http:/a b` is none of"),
             (
                 annotated("check", "http:/").replace("\"TCP\"", "\"UDP\""),
-                "ports of TCP",
+                "checks TCP ports",
             ),
             (
                 annotated("limits", "connection=5"),
@@ -896,7 +896,7 @@ mod tests {
             (annotated("zones", ""), "lvsd/zones: `` is not NAME=NUMBER"),
             (
                 annotated("check", "tcp").replace("\"TCP\"", "\"UDP\""),
-                "ports of TCP",
+                "checks TCP ports",
             ),
             (
                 with_spec(r#""loadBalancerSourceRanges":["x\n"]"#),

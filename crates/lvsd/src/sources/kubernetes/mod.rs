@@ -404,7 +404,7 @@ impl<'a> Session<'a> {
     fn read_anew(&self, why: &str) {
         tracing::warn!(
             event = "read_anew",
-            "Kubernetes, {}: a watch cannot continue ({why}); all objects are read anew",
+            "Kubernetes, {}: a watch cannot continue ({why}); all objects are read again",
             self.settings.name()
         );
     }
@@ -545,7 +545,7 @@ impl<'a> Session<'a> {
         }
         let (namespace, name) = &self.settings.lease;
         let why = format!(
-            "this director writes no addresses of Services: the API server, asked for the Lease {namespace}/{name}, {error}"
+            "this director writes no addresses of Services: the API server, queried for the Lease {namespace}/{name}, {error}"
         );
         log_new(self.no_lease.as_ref(), &why);
         self.no_lease = Some(why);
