@@ -380,7 +380,7 @@ mod tests {
         let own = [std::process::id()];
         assert!(
             then.used_by(&first, &own) > 0.05,
-            "the shell inside it worked"
+            "the command in the shell succeeded"
         );
         let all = then.since(&first, None, &[]);
         assert!((all.endpoints - then.used_by(&first, &own)).abs() < 1e-9 && all.foreign >= 0.0);

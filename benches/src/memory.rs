@@ -199,7 +199,7 @@ impl Pipeline {
             ..Setup::default()
         };
         let mut rig = setup.rig()?;
-        let worker = rig.workers.pop().expect("there is one");
+        let worker = rig.workers.pop().expect("at least one exists");
         Self::of(worker, 0..connections, clients)
     }
 
@@ -539,8 +539,9 @@ mod tests {
 
     #[test]
     fn measured_operations_take_effect() {
-        let mut pipeline = Pipeline::new(1000, Clients { bits: 10 }).expect("packets come through");
-        assert!(pipeline.measure().expect("all of them") > 0.0);
+        let mut pipeline =
+            Pipeline::new(1000, Clients { bits: 10 }).expect("all packets are forwarded");
+        assert!(pipeline.measure().expect("all connections") > 0.0);
         pipeline.replies = true;
         assert!(pipeline.measure().expect("replies too") > 0.0);
     }

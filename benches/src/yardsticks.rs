@@ -122,7 +122,10 @@ impl LineTable {
     ///
     /// If the table's process has exited.
     pub fn measure(&mut self) -> Result<f64> {
-        let input = self.input.as_mut().context("it is there until the drop")?;
+        let input = self
+            .input
+            .as_mut()
+            .context("the process runs until the drop")?;
         input
             .write_all(b"\n")
             .context("the line table has exited")?;

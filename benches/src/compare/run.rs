@@ -269,7 +269,7 @@ impl<'a> Runner<'a> {
                 );
                 if !self.beds.contains_key(&key) {
                     let bed = self.bed(key)?;
-                    let pid = bed.pid().context("it has a process")?;
+                    let pid = bed.pid().context("the contender runs as a process")?;
                     self.memory.empty = resident(pid)?;
                 }
                 self.flooded(key.0, key.1, many(connections))?;
@@ -296,7 +296,7 @@ impl<'a> Runner<'a> {
             }
             Work::Cost(who, kind) => {
                 let sample = self.measure(Work::Tcp(who, kind))?;
-                let cpu = sample.cpu.context("it is measured")?;
+                let cpu = sample.cpu.context("the contender was measured")?;
                 Ok(Sample {
                     value: cpu.process + cpu.softirq,
                     ..sample
@@ -316,7 +316,7 @@ impl<'a> Runner<'a> {
                     self.measure_trips(loaded);
                 }
                 let trips = self.trips.get_mut(&(who, loaded));
-                let trips = trips.context("it was prepared")?.as_mut();
+                let trips = trips.context("the measurement was prepared")?.as_mut();
                 let (trips, disturbed) = trips.map_err(|error| anyhow!("{error}"))?;
                 Ok(Sample {
                     value: percentile.of(trips),
@@ -371,21 +371,27 @@ impl<'a> Runner<'a> {
                     .pipelines
                     .iter_mut()
                     .find(|(known, _)| *known == key);
-                let (_, pipeline) = found.context("it was prepared")?;
+                let (_, pipeline) = found.context("the measurement was prepared")?;
                 pipeline.replies = replies;
                 on_core(|| pipeline.measure())??
             }
             Memory::LineTable(flows, bits) => {
                 let key = (flows, bits);
                 let found = instances.tables.iter_mut().find(|(known, _)| *known == key);
-                found.context("it was prepared")?.1.measure()?
+                found.context("the measurement was prepared")?.1.measure()?
             }
             Memory::Churn => {
-                let churn = instances.churn.as_mut().context("it was prepared")?;
+                let churn = instances
+                    .churn
+                    .as_mut()
+                    .context("the measurement was prepared")?;
                 on_core(|| churn.measure())??
             }
             Memory::Workers(count) => {
-                let pair = instances.pair.as_mut().context("it was prepared")?;
+                let pair = instances
+                    .pair
+                    .as_mut()
+                    .context("the measurement was prepared")?;
                 pair.measure(count)?
             }
             Memory::NewConnection(scheduler, services, servers) => {
@@ -399,7 +405,10 @@ impl<'a> Runner<'a> {
             }
             Memory::Maglev(servers) => on_core(|| memory::maglev(servers))?,
             Memory::Publish | Memory::MapUpdate => {
-                let publishing = instances.publishing.as_mut().context("it was prepared")?;
+                let publishing = instances
+                    .publishing
+                    .as_mut()
+                    .context("the measurement was prepared")?;
                 on_core(|| match memory {
                     Memory::Publish => Ok(publishing.publish()),
                     _ => publishing.update(),
@@ -429,8 +438,11 @@ impl<'a> Runner<'a> {
             Place::Usual,
             Purpose::Flood,
         );
-        let bed = self.beds.get(&key).context("it was prepared")?;
-        bed.pid().context("it has a process")
+        let bed = self
+            .beds
+            .get(&key)
+            .context("the measurement was prepared")?;
+        bed.pid().context("the contender runs as a process")
     }
 }
 

@@ -213,18 +213,19 @@ mod tests {
         let first = report(&[[10.0, 20.0], [12.0, 21.0], [11.0, 22.0]]);
         let second = report(&[[12.0, 19.0], [13.0, 20.0], [14.0, 21.0]]);
         run(&first, &second, &["--margin", "0"]).expect("they overlap");
-        run(&first, &first, &["--margin", "0", "--share", "100"]).expect("it agrees with itself");
+        run(&first, &first, &["--margin", "0", "--share", "100"])
+            .expect("a report agrees with itself");
     }
 
     #[test]
     fn figures_beyond_their_spread_disagree() {
         let first = report(&[[10.0, 20.0], [12.0, 21.0]]);
         let second = report(&[[15.0, 20.0], [16.0, 21.0]]);
-        let error = run(&first, &second, &[]).expect_err("one of two is apart");
+        let error = run(&first, &second, &[]).expect_err("one of two points differs");
         let error = error.to_string();
         assert!(error.contains("1 of 2 points agree (50.0 %"), "{error}");
-        run(&first, &second, &["--share", "50"]).expect("half is enough");
-        run(&first, &second, &["--margin", "20"]).expect("so wide they overlap");
+        run(&first, &second, &["--share", "50"]).expect("half of the points suffice");
+        run(&first, &second, &["--margin", "20"]).expect("the extended ranges overlap");
     }
 
     #[test]

@@ -190,7 +190,7 @@ fn each_plot_has_axes_with_units_a_legend_and_data_in_a_browser() {
         .open(&format!("file://{}", page.display()))
         .expect("opened");
     let seen = browser.run(LOOK).expect("a look");
-    let seen: Vec<Seen> = serde_json::from_value(seen).expect("what is seen");
+    let seen: Vec<Seen> = serde_json::from_value(seen).expect("the visible text");
     let plots: Vec<_> = EXPERIMENTS
         .into_iter()
         .flat_map(|experiment| {
@@ -212,7 +212,11 @@ fn each_plot_has_axes_with_units_a_legend_and_data_in_a_browser() {
     let wide = browser.run("return document.documentElement.scrollWidth - innerWidth");
     assert_eq!(wide.expect("a width"), 0);
     let alone = "return performance.getEntriesByType('resource').length + document.scripts.length";
-    assert_eq!(browser.run(alone).expect("a number"), 0, "it stands alone");
+    assert_eq!(
+        browser.run(alone).expect("a number"),
+        0,
+        "the page needs no other file"
+    );
 }
 
 #[test]
@@ -278,7 +282,7 @@ fn report_matches_its_schema() {
     assert!(!is_valid(&bad).0);
     let mut bad = good.clone();
     bad["runs"][0]["extra"] = 1.into();
-    assert!(!is_valid(&bad).0, "what is not described is not valid");
+    assert!(!is_valid(&bad).0, "an unknown field is invalid");
     let mut bad = good;
     bad["missing"][0]
         .as_object_mut()

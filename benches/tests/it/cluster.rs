@@ -130,7 +130,7 @@ fn results_of_all_hosts_are_merged_and_errors_stop_the_run() {
     assert_eq!(result["schema"], 1);
     assert_eq!(result["complete"], true);
     let steps = result["steps"].as_array().expect("steps");
-    assert_eq!(steps.len(), 1, "4 % of errors are enough");
+    assert_eq!(steps.len(), 1, "4 % of errors stop the run");
     assert_eq!(steps[0]["connections"], 1000);
     assert_eq!(steps[0]["rate"], 480.0);
     assert_eq!(steps[0]["error_percent"], 4.0);
@@ -138,7 +138,7 @@ fn results_of_all_hosts_are_merged_and_errors_stop_the_run() {
     assert_eq!(steps[0]["lifetime"]["p99_ms"], 6);
     assert_eq!(steps[0]["hosts"].as_array().map(Vec::len), Some(2));
     // Each has half of the rate, and a server of its own.
-    let seen = fs::read_to_string(seen).expect("what they were told");
+    let seen = fs::read_to_string(seen).expect("the commands that the hosts received");
     for server in ["192.0.2.1", "192.0.2.2"] {
         let words = format!(
             "--server={server} --port=80 --uri=/a'b?c=$d --timeout=1 --rate=50.000 --num-conns=100"

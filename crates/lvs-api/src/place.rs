@@ -122,8 +122,8 @@ pub fn steer(address: &Address) -> Result<Steering, LockError> {
 /// Result of [`steer`]: a locked file, if there can be one, and a name.
 #[derive(Debug)]
 pub struct Steering(
-    #[expect(dead_code, reason = "its life is what matters")] Option<Lock>,
-    #[expect(dead_code, reason = "its life is what matters")] Option<UnixListener>,
+    #[expect(dead_code, reason = "the value is stored only to keep its lock")] Option<Lock>,
+    #[expect(dead_code, reason = "the value is stored only to keep its lock")] Option<UnixListener>,
 );
 
 /// A file that is locked while this value exists. The lock ends with the process in any case.
@@ -251,13 +251,14 @@ mod tests {
     #[test]
     fn directory_is_created_and_insecure_ones_are_refused() {
         let path = directory("made");
-        prepare(&path).expect("it is made");
-        prepare(&path).expect("it is there");
+        prepare(&path).expect("it was created");
+        prepare(&path).expect("the entry exists");
         assert_eq!(
-            fs::metadata(&path).expect("it is there").mode() & 0o777,
+            fs::metadata(&path).expect("the file exists").mode() & 0o777,
             0o755
         );
-        fs::set_permissions(&path, Permissions::from_mode(0o1777)).expect("it is ours");
+        fs::set_permissions(&path, Permissions::from_mode(0o1777))
+            .expect("this test owns the file");
         let open = prepare(&path).expect_err("everybody's");
         assert!(
             open.to_string().contains("users other than its owner"),
@@ -268,17 +269,17 @@ mod tests {
         let _ = fs::remove_file(&link);
         std::os::unix::fs::symlink(&path, &link).expect("a link");
         prepare(&link).expect_err("a link");
-        fs::remove_file(&link).expect("it is ours");
-        fs::remove_dir_all(&path).expect("it is ours");
-        prepare(&path.join("below")).expect_err("no directory to make it in");
+        fs::remove_file(&link).expect("this test owns the file");
+        fs::remove_dir_all(&path).expect("this test owns the file");
+        prepare(&path.join("below")).expect_err("the directory is missing");
     }
 
     #[test]
     fn lock_has_one_owner() {
         let path = directory("lock");
-        prepare(&path).expect("it is made");
+        prepare(&path).expect("it was created");
         let socket = path.join("socket");
-        let first = Lock::beside(&socket, ".lock", Limits::LOOK).expect("it is free");
+        let first = Lock::beside(&socket, ".lock", Limits::LOOK).expect("the lock is free");
         match Lock::beside(&socket, ".lock", Limits::LOOK) {
             Err(LockError::Held(pid)) => assert_eq!(pid, Some(std::process::id())),
             other => panic!("{other:?}"),
@@ -292,15 +293,15 @@ mod tests {
         }
         let _other = Lock::beside(&socket, ".lvsd.lock", Limits::LOOK).expect("another one");
         // A process that removes the file releases a lock of its own only.
-        fs::remove_file(path.join("socket.lock")).expect("it is ours");
+        fs::remove_file(path.join("socket.lock")).expect("this test owns the file");
         let second = Lock::beside(&socket, ".lock", Limits::LOOK).expect("the new file is free");
         Lock::beside(&socket, ".lock", Limits::LOOK).expect_err("the new file is locked");
         drop(second);
         drop(first);
-        Lock::beside(&socket, ".lock", Limits::LOOK).expect("it is free again");
+        Lock::beside(&socket, ".lock", Limits::LOOK).expect("the lock is free again");
         std::os::unix::fs::symlink("/nonexistent", path.join("link.lock")).expect("a link");
         Lock::beside(&path.join("link"), ".lock", Limits::LOOK)
             .expect_err("a link is not followed");
-        fs::remove_dir_all(&path).expect("it is ours");
+        fs::remove_dir_all(&path).expect("this test owns the file");
     }
 }

@@ -61,7 +61,7 @@ mod tests {
         assert_eq!(strict_in(dir.path()), ["eth0"]);
         set("all", "1\n");
         assert_eq!(strict_in(dir.path()), ["eth0", "eth2"]);
-        assert!(!is_strict_in(dir.path(), "eth1"), "it is loose");
+        assert!(!is_strict_in(dir.path(), "eth1"), "the setting is loose");
         set("all", "2");
         assert!(strict_in(dir.path()).is_empty());
     }

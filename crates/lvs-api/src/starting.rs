@@ -215,15 +215,16 @@ mod tests {
 
         fn add(&self, pid: u32, parent: u32, start: u64, command_line: &str, net: Option<u32>) {
             let directory = self.0.path().join(pid.to_string());
-            fs::create_dir_all(directory.join("ns")).expect("it is ours");
+            fs::create_dir_all(directory.join("ns")).expect("this test owns the file");
             // Fields 5 to 21 do not matter.
             let between = "0 ".repeat(17);
             let stat = format!("{pid} (a) b) S {parent} {between}{start} 0 0\n");
-            fs::write(directory.join("stat"), stat).expect("it is ours");
-            fs::write(directory.join("cmdline"), command_line).expect("it is ours");
+            fs::write(directory.join("stat"), stat).expect("this test owns the file");
+            fs::write(directory.join("cmdline"), command_line).expect("this test owns the file");
             if let Some(net) = net {
                 let link = directory.join("ns/net");
-                std::os::unix::fs::symlink(format!("net:[{net}]"), link).expect("it is ours");
+                std::os::unix::fs::symlink(format!("net:[{net}]"), link)
+                    .expect("this test owns the file");
             }
         }
 
@@ -322,8 +323,8 @@ mod tests {
         let proc = Proc::new();
         proc.add(11, 5, 100_000, "", Some(7));
         let stat = proc.0.path().join("11/stat");
-        let text = fs::read_to_string(&stat).expect("it is there");
-        fs::write(stat, text.replace(") S ", ") Z ")).expect("it is ours");
+        let text = fs::read_to_string(&stat).expect("the file exists");
+        fs::write(stat, text.replace(") S ", ") Z ")).expect("this test owns the file");
         assert!(!proc.is_starting(true, Duration::ZERO));
     }
 
@@ -344,7 +345,7 @@ mod tests {
         );
         // Three failed, and one more after the last look.
         assert_eq!(result, 4);
-        let result = retry(|| 1, |_| false, |_| panic!("it has succeeded"));
+        let result = retry(|| 1, |_| false, |_| panic!("the retry succeeds"));
         assert_eq!(result, 1);
     }
 

@@ -219,7 +219,7 @@ mod tests {
 
     fn files(directory: &Path, names: &[&str]) {
         for name in names {
-            fs::write(directory.join(name), "x").expect("it can be written");
+            fs::write(directory.join(name), "x").expect("the file can be written");
         }
     }
 
@@ -271,11 +271,15 @@ mod tests {
         ];
         files(root.path(), &of);
         let own = root.path().join(OWN);
-        sweep_in(root.path(), &own, Some(7), || panic!("nothing of others"));
+        sweep_in(root.path(), &own, Some(7), || {
+            panic!("no files of other dataplanes")
+        });
         assert_eq!(left(root.path()), of[1..]);
         // Without a cookie nothing is known of others.
         files(root.path(), &of);
-        sweep_in(root.path(), &own, None, || panic!("nothing of others"));
+        sweep_in(root.path(), &own, None, || {
+            panic!("no files of other dataplanes")
+        });
         assert_eq!(left(root.path()), of);
     }
 
@@ -287,7 +291,7 @@ mod tests {
         let none = || (HashSet::new(), true);
         for suffix in [LOCK, STEERED] {
             let lock = Lock::beside(&root.path().join("netns-3.sock"), suffix, Limits::LOOK)
-                .expect("it is free");
+                .expect("the lock is free");
             sweep_in(root.path(), &own, Some(7), none);
             assert!(left(root.path()).contains(&"netns-3.sock.9.lvsd.json".to_owned()));
             drop(lock);
@@ -305,7 +309,7 @@ mod tests {
             .open(root.path().join("netns-3.sock.lock"));
         let then = SystemTime::now() - UNUSED - Duration::from_secs(60);
         old.and_then(|file| file.set_modified(then))
-            .expect("it is ours");
+            .expect("this test owns the file");
         let own = root.path().join(OWN);
         sweep_in(root.path(), &own, Some(7), || (HashSet::new(), false));
         assert_eq!(left(root.path()), ["netns-4.sock.lock"]);
@@ -313,7 +317,7 @@ mod tests {
 
     #[test]
     fn live_process_in_own_namespace_is_found() {
-        let own = fs::read_link("/proc/self/ns/net").expect("it is there");
+        let own = fs::read_link("/proc/self/ns/net").expect("the file exists");
         let own = own.to_str().and_then(of_link).expect("a number");
         assert!(live().0.contains(&own));
     }
@@ -333,7 +337,7 @@ mod tests {
         files(root.path(), &names);
         let socket = root.path().join("dataplane.sock");
         let address = Address::Path(socket.clone());
-        let lock = Lock::beside(&socket, LOCK, Limits::LOOK).expect("it is free");
+        let lock = Lock::beside(&socket, LOCK, Limits::LOOK).expect("the lock is free");
         tidy(&address, ".lvsd.json");
         assert_eq!(left(root.path()), names, "a dataplane runs");
         drop(lock);

@@ -199,7 +199,7 @@ mod tests {
                 if span == total {
                     *seen = tick;
                 } else {
-                    assert_eq!(span, Attempts::default(), "counted whole or not at all");
+                    assert_eq!(span, Attempts::default(), "the attempt is counted once");
                 }
             }
         }
@@ -229,7 +229,10 @@ mod tests {
             attempts(0, 5).is_suspicious(good),
             "opened before the time began"
         );
-        assert!(!attempts(2, 2).is_suspicious(good), "too few to judge");
+        assert!(
+            !attempts(2, 2).is_suspicious(good),
+            "too few attempts for a decision"
+        );
         assert!(!attempts(1_000, 30).is_suspicious(good), "3 in 100");
         // A flood reaches all servers alike.
         assert!(!attempts(1_000, 300).is_suspicious(attempts(3_000, 900)));

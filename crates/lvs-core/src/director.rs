@@ -58,7 +58,7 @@ impl Director {
             ..options
         });
         let memory = memory(control.layout());
-        let shard = control.shard_in(0, memory).expect("the only one");
+        let shard = control.shard_in(0, memory).expect("the only shard");
         Self {
             control,
             shard,

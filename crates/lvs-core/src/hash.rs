@@ -29,7 +29,10 @@ pub const fn hash_32(value: u32, bits: u32) -> u32 {
 }
 
 /// `hsiphash_1u32` of a 64-bit kernel: SipHash-1-3 of four bytes, cut to 32 bits.
-#[expect(clippy::cast_possible_truncation, reason = "cut as the kernel cuts it")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "truncated like the kernel's result"
+)]
 pub fn hsiphash(value: u32, key: (u64, u64)) -> u32 {
     let mut hasher = SipHasher13::new_with_keys(key.0, key.1);
     hasher.write(&value.to_le_bytes());

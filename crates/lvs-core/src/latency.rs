@@ -107,7 +107,7 @@ mod tests {
             .collect();
         assert!(
             values.is_sorted_by(|a, b| a > b),
-            "it never rises by itself"
+            "the average does not rise without samples"
         );
     }
 

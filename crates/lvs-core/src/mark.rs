@@ -347,7 +347,7 @@ mod tests {
 
     #[test]
     fn mark_rule_matches_only_if_all_conditions_match() {
-        let never = || unreachable!("it has a destination");
+        let never = || unreachable!("the rule has a destination");
         let web = rule("-i eth0 -s 203.0.113.0/24 -d 192.0.2.0/30 -p tcp --ports 80,443 --mark 1")
             .unwrap();
         let good = tuple(Protocol::TCP, "203.0.113.9:4000", "192.0.2.3:443");

@@ -474,7 +474,7 @@ impl Server {
 
 /// Counts one connection of a server until it is dropped.
 #[derive(Debug)]
-#[must_use = "the connection is counted only while this lives"]
+#[must_use = "the connection is counted until this value is dropped"]
 pub struct OpenConnection {
     server: Arc<Server>,
 }
@@ -579,7 +579,7 @@ mod tests {
         assert!(server.is_overloaded(), "lowered to the present count");
         server.unbind(false);
         server.configure(&config);
-        assert!(server.is_overloaded(), "the same values do nothing");
+        assert!(server.is_overloaded(), "equal values have no effect");
         server.configure(&ServerConfig {
             upper: 100,
             ..config

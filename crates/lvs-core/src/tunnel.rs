@@ -215,7 +215,7 @@ mod tests {
         names.sort_unstable();
         all.sort_unstable();
         assert_eq!(names, all);
-        assert_eq!(Tunnel::default().pack(), 0, "what a new record has");
+        assert_eq!(Tunnel::default().pack(), 0, "the values of a new record");
     }
 
     #[cfg(feature = "api")]

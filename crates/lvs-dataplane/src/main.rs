@@ -254,7 +254,7 @@ enum Workers {
 impl Workers {
     /// The number of workers; by default one for each processor, up to a limit on large machines.
     fn count(self) -> NonZeroUsize {
-        const AUTO_MAX: NonZeroUsize = NonZeroUsize::new(8).expect("it is not 0");
+        const AUTO_MAX: NonZeroUsize = NonZeroUsize::new(8).expect("the number is not 0");
         match self {
             Self::Some(workers) => workers,
             Self::Auto => {

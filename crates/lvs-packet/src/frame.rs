@@ -405,7 +405,10 @@ mod tests {
         assert!(copy.slot().is_none() && frame.slot().is_some_and(|slot| slot.is_of(&arena)));
         drop(frame.take());
         assert_eq!((frame.len(), arena.lent()), (0, 0));
-        assert_eq!(&arena.lend(0).expect("it came back")[60..72], copy.bytes());
+        assert_eq!(
+            &arena.lend(0).expect("the slot was returned")[60..72],
+            copy.bytes()
+        );
     }
 
     #[test]

@@ -407,11 +407,13 @@ mod tests {
             builder
                 .udp(1, 2)
                 .write(&mut ip, &data)
-                .expect("a vector takes all");
+                .expect("writing to a vector succeeds");
         } else {
             let builder = builder.tcp(1, 2, 3, 9).options_raw(&vec![1; options]);
             let builder = builder.expect("options of a header");
-            builder.write(&mut ip, &data).expect("a vector takes all");
+            builder
+                .write(&mut ip, &data)
+                .expect("writing to a vector succeeds");
         }
         let mut frame = Frame::from_bytes(&ip);
         frame.offload.segments = Some(Segments {
@@ -433,7 +435,7 @@ mod tests {
         packet[8..12].copy_from_slice(&[0; 4]);
         PacketBuilder::ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64)
             .write(&mut ip, etherparse::IpNumber::SCTP, &packet)
-            .expect("a vector takes all");
+            .expect("writing to a vector succeeds");
         let mut frame = Frame::from_bytes(&ip);
         frame.offload.checksum = Some(PartialChecksum {
             start: 20,
@@ -516,7 +518,7 @@ mod tests {
                 builder.write(&mut inside, data)
             }
         };
-        written.expect("a vector takes all");
+        written.expect("writing to a vector succeeds");
         if !declared {
             put16(&mut inside, INNER - 8 + if six[1] { 4 } else { 2 }, 0);
         }
@@ -526,7 +528,9 @@ mod tests {
             false => PacketBuilder::ipv4([192, 0, 2, 1], [192, 0, 2, 2], 64),
         };
         let builder = builder.udp(40_000, 4789);
-        builder.write(&mut ip, &inside).expect("a vector takes all");
+        builder
+            .write(&mut ip, &inside)
+            .expect("writing to a vector succeeds");
         if !summed {
             put16(&mut ip, if six[0] { 46 } else { 26 }, 0);
         }
@@ -544,9 +548,9 @@ mod tests {
             };
             let l4 = if six { 40 } else { 20 };
             if udp {
-                builder.udp(1, 2).write(&mut ip, &data).expect("a vector takes all");
+                builder.udp(1, 2).write(&mut ip, &data).expect("writing to a vector succeeds");
             } else {
-                builder.tcp(1, 2, u32::MAX - 10, 9).psh().fin().ack(1).cwr().write(&mut ip, &data).expect("a vector takes all");
+                builder.tcp(1, 2, u32::MAX - 10, 9).psh().fin().ack(1).cwr().write(&mut ip, &data).expect("writing to a vector succeeds");
             }
             let mut frame = Frame::from_bytes(&ip);
             let kind = match (udp, six) {
@@ -559,7 +563,7 @@ mod tests {
             let cut = Cut::new(&frame, &packet).expect("consistent").expect("an aggregate");
             let parts: Vec<Frame> = cut
                 .segments(&frame, &packet)
-                .expect("not too many")
+                .expect("the number is within the limit")
                 .map(|segment| {
                     let mut part = Frame::with_capacity(segment.len());
                     assert!(segment.write(&mut part));
@@ -605,7 +609,7 @@ mod tests {
             let cut = Cut::new(&frame, &packet).expect("consistent").expect("an aggregate");
             prop_assert!(!cut.is_expressible());
             let mut joined = Vec::new();
-            for segment in cut.segments(&frame, &packet).expect("not too many") {
+            for segment in cut.segments(&frame, &packet).expect("the number is within the limit") {
                 let mut part = Frame::with_capacity(segment.len());
                 assert!(segment.write(&mut part));
                 let p = parse::ip(part.bytes(), false).expect("valid");

@@ -355,7 +355,7 @@ mod tests {
         assert_eq!(known.mtu(&all, server(0), Tunnel::Ipip, 1500, now), 1500);
         let path = all
             .known((server(0), Kind::Ipip))
-            .expect("it is remembered");
+            .expect("the path MTU is stored");
         path.learn(1400, 1500, false, now);
         for n in 0..3 * u32::try_from(SERVERS_MAX).expect("few") {
             let mtu = known.mtu(&all, server(n), Tunnel::Ipip, 1500, now);

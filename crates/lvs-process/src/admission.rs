@@ -188,7 +188,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(20));
             let waits = !waiting.is_finished();
             drop(list);
-            assert!(waiting.join().expect("no panic"), "its turn comes");
+            assert!(waiting.join().expect("no panic"), "the list can start");
             waits
         });
         assert!(waits);
@@ -202,7 +202,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(20));
             let waits = !waiting.is_finished();
             lists.pop();
-            assert!(waiting.join().expect("no panic"), "its turn comes");
+            assert!(waiting.join().expect("no panic"), "the list can start");
             waits
         });
         assert!(waits);

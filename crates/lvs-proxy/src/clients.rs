@@ -339,7 +339,7 @@ mod tests {
         let clients = Arc::new(Clients::default());
         let talking = some(slot(&clients, 1, client(1, 1), 0));
         talking.sent(1);
-        assert!(!talking.talks(), "nobody has answered");
+        assert!(!talking.talks(), "no server has answered");
         talking.answered();
         talking.sent(2);
         assert!(talking.talks());
@@ -415,7 +415,10 @@ mod tests {
         flood.retain(|one| !taken(one));
         assert_eq!(flood.len(), 50);
         flood.extend((0..500).map(|n| some(slot(&clients, 1, client(2000 + n, 1), 0))));
-        assert!(!others.iter().any(taken), "it has its share");
+        assert!(
+            !others.iter().any(taken),
+            "the source has its share of slots"
+        );
     }
 
     #[test]
@@ -462,7 +465,7 @@ mod tests {
         let late: Vec<Admission> = (0..2).map(|_| newcomer(31_000)).collect();
         assert!(matches!(late[0], Admission::Instead(_)));
         let gone: Vec<usize> = (0..100).filter(|n| taken(&talking[*n])).collect();
-        assert_eq!(gone.len(), 1, "the second takes the first one's place");
+        assert_eq!(gone.len(), 1, "the second client replaces the first");
         assert!(gone[0] < 50);
     }
 
@@ -470,7 +473,10 @@ mod tests {
     fn full_table_evicts_client_of_the_same_service() {
         let clients = Arc::new(Clients::default());
         let crowded = |n| clients.slot(service(1), client(n, 1), (MOST, true), 0);
-        assert!(matches!(crowded(1), Admission::Full), "there is nobody");
+        assert!(
+            matches!(crowded(1), Admission::Full),
+            "no other client exists"
+        );
         let first = some(slot(&clients, 1, client(2, 1), 0));
         assert!(matches!(crowded(3), Admission::Instead(_)));
         assert!(taken(&first));

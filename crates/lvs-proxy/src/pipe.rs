@@ -208,7 +208,7 @@ mod tests {
         assert!(before + taken.len() >= PIPES_MAX);
         drop(taken);
         PIPES.fetch_sub(PIPES_MAX - 1, Ordering::Relaxed);
-        let one = Pipe::take().expect("there is room again");
+        let one = Pipe::take().expect("the queue has room again");
         one.keep();
         assert!(KEPT.with_borrow(|kept| kept.len() == 1));
         KEPT.with_borrow_mut(Vec::clear);

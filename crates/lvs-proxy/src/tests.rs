@@ -369,7 +369,7 @@ async fn slow_client_stops_reads_from_its_server() {
         tokio::time::timeout(Duration::from_millis(500), stream.write(&chunk)).await
     {
         sent += written.unwrap();
-        assert!(sent < 64 << 20, "nobody holds it back");
+        assert!(sent < 64 << 20, "the client reads without delay");
     }
     // Buffered bytes are not lost.
     drop(stream);

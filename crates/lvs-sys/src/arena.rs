@@ -103,7 +103,7 @@ impl Arena {
     /// The slot neither belongs to the kernel nor is lent already, and its word is not 0.
     pub(super) unsafe fn lend_of_ring(self: &Arc<Self>, slot: usize) -> Lent {
         let Owners::Words(head) = self.owners else {
-            unreachable!("the caller has made a ring");
+            unreachable!("the caller has created the ring");
         };
         // SAFETY: a slot is not shorter than its head.
         let bytes = unsafe { self.start(slot).add(head) };
@@ -316,14 +316,14 @@ mod tests {
         std::thread::spawn(move || drop(first))
             .join()
             .expect("no panic");
-        assert_eq!(arena.lend(1).expect("it came back")[..], [7; 64]);
+        assert_eq!(arena.lend(1).expect("the slot was returned")[..], [7; 64]);
         assert!(Arena::new(0, 64).is_err());
         assert!(Arena::new(usize::MAX, 64).is_err());
         drop(arena);
         assert_eq!(
             second[..],
             [0; 64],
-            "the memory outlives its arena's other owners"
+            "the memory is freed after all its owners"
         );
     }
 }

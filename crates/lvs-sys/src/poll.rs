@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn raised_counter_wakes_poller_once() {
-        let event = EventFd::new().expect("descriptors are left");
+        let event = EventFd::new().expect("descriptors are available");
         let mut poller = Poller::new();
         let place = poller.add(event.as_fd());
         assert_eq!(poller.wait(Some(Duration::ZERO)).unwrap(), 0);

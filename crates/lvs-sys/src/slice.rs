@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn run_in_slices_succeeds() {
         let ran = std::thread::spawn(|| run_in_slices(0, Duration::from_micros(100)));
-        ran.join().expect("no panic").expect("nothing forbids it");
+        ran.join().expect("no panic").expect("no limit forbids it");
     }
 
     #[test]

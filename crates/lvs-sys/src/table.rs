@@ -200,7 +200,7 @@ mod tests {
 
         let layout = Layout::new(50_000, 1);
         let (memory, pages) = table_memory(layout, false).unwrap();
-        assert_eq!(pages.enlarge(|| ()).unwrap_or(0), 0, "nothing is used");
+        assert_eq!(pages.enlarge(|| ()).unwrap_or(0), 0, "no page is used");
         let slots = &pages.mappings[0];
         let len = layout.narrow_words();
         // SAFETY: as in `table_memory`, but that `pages` keeps the mapping, beyond the last use.

@@ -209,7 +209,7 @@ fn hold(sites: &mut [Site], style: &Style) -> Result<()> {
         ];
         let prefixes = site.testbed.expose(&hosts.each_ref())?;
         let [client, director, server] = prefixes.as_slice() else {
-            bail!("as many names as hosts")
+            bail!("the numbers of hosts and names differ")
         };
         println!("\n  {}:", site.options.forward.word());
         println!("    {client} curl http://{}/id", site.vip);

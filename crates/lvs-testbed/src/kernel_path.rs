@@ -80,7 +80,7 @@ impl Programs {
     pub(crate) fn new(layout: Layout, macs: [Mac; 2]) -> Result<Self, FastPathError> {
         let kernel = FastPath::open_in_virtual_time(layout)?;
         let tried = kernel.try_interface(LOOPBACK, Mac([0; 6]));
-        tried.expect("there is no other one");
+        tried.expect("the other variant does not exist");
         Ok(Self {
             kernel,
             macs,
@@ -164,7 +164,7 @@ impl Programs {
             Err(error) => panic!("the kernel tries programs out: {error}"),
         };
         if verdict != REDIRECTED {
-            assert_eq!(out, bytes, "what is not forwarded is not changed");
+            assert_eq!(out, bytes, "a frame that is not forwarded is unchanged");
             return None;
         }
         Some(self.sent(&out))
@@ -172,11 +172,14 @@ impl Programs {
 
     /// Runs the XDP program.
     fn pass_early(&mut self, bytes: &[u8]) -> Option<(PortId, Frame)> {
-        let program = self.kernel.xdp().expect("it is opened with it");
+        let program = self
+            .kernel
+            .xdp()
+            .expect("the programs were opened with the fast path");
         let run = program.test_run(LOOPBACK, bytes, 0, false);
         let (verdict, out) = run.expect("the kernel tries programs out");
         if verdict != XDP_REDIRECTED {
-            assert_eq!(out, bytes, "what is not forwarded is not changed");
+            assert_eq!(out, bytes, "a frame that is not forwarded is unchanged");
             return None;
         }
         self.forwarded.early += 1;
@@ -186,7 +189,7 @@ impl Programs {
     fn sent(&mut self, out: &[u8]) -> (PortId, Frame) {
         self.forwarded.all += 1;
         let from = self.macs.iter().position(|mac| out[6..12] == mac.0);
-        let port = from.expect("it leaves by one of the ports");
+        let port = from.expect("the frame is sent on one of the ports");
         (
             PortId(u16::try_from(port).unwrap_or(0)),
             Frame::from_bytes(out),

@@ -378,11 +378,15 @@ mod tests {
         admin
             .set(spec(None, None, AdminState::Ready), Now::at(9))
             .unwrap();
-        assert_eq!(admin.entries().count(), 0, "all services' ends each one's");
+        assert_eq!(
+            admin.entries().count(),
+            0,
+            "ending the override of all services ends those of each"
+        );
 
         std::fs::write(&path, "{").unwrap();
         assert_eq!(Admin::look(path.clone()).entries().count(), 0);
-        assert!(path.exists(), "who only looks moves nothing");
+        assert!(path.exists(), "a reader renames no file");
         assert_eq!(Admin::recall(Some(path.clone())).entries().count(), 0);
         assert!(!path.exists() && path.with_extension("json.broken").exists());
     }
@@ -397,7 +401,7 @@ mod tests {
         std::fs::write(path.join("inside"), "").unwrap();
         std::fs::write(broken(""), "earlier").unwrap();
         let mut admin = Admin::recall(Some(path.clone()));
-        assert!(path.is_dir(), "it stays until there is something to write");
+        assert!(path.is_dir(), "the damaged file stays until the next write");
         admin
             .set(spec(None, None, AdminState::Drain), Now::at(6))
             .unwrap();
@@ -450,13 +454,13 @@ mod tests {
         assert_eq!(admin.entries().count(), ENTRIES_MAX);
         admin
             .set(stored(7), Now::at(2))
-            .expect("it is there already");
+            .expect("a file of this name exists");
         let mut ready = stored(7);
         ready.state = AdminState::Ready;
         admin.set(ready, Now::at(3)).unwrap();
         admin
             .set(stored(ENTRIES_MAX), Now::at(4))
-            .expect("there is room again");
+            .expect("the queue has room again");
     }
 
     #[tokio::test]

@@ -152,7 +152,7 @@ mod tests {
     fn opened(dataplane: &Address, settings: &Dataplane, events: &Events) {
         let (sender, mut requests) = channel();
         let api = Arc::new(Api::new(sender, events, Arc::default()));
-        open(dataplane, settings, api).expect("it can be bound");
+        open(dataplane, settings, api).expect("the socket can be bound");
         tokio::spawn(async move {
             while let Some(request) = requests.recv().await {
                 match request {
@@ -221,7 +221,7 @@ mod tests {
             assert_eq!(one.status().expect("a status").pid, 7);
             let refused = one.reload(false).expect_err("the file");
             assert_eq!(refused, "the file is wrong");
-            one.reload(true).expect("it is reloaded");
+            one.reload(true).expect("the reload succeeds");
             let spec = |host: [u8; 4], why: &str| AdminSpec {
                 target: Target {
                     service: None,
@@ -244,7 +244,9 @@ mod tests {
                 reported.push(event.message);
                 reported.len() < 2
             };
-            client().events(each).expect("it goes on until then");
+            client()
+                .events(each)
+                .expect("the stream continues until then");
             reported
         });
         while !asking.is_finished() {
@@ -262,7 +264,7 @@ mod tests {
         let dataplane = Address::new(directory.path().join("e.sock"));
         let (sender, _requests) = channel();
         let api = Arc::new(Api::new(sender, &Events::default(), Arc::default()));
-        open(&dataplane, &Dataplane::default(), Arc::clone(&api)).expect("it can be bound");
+        open(&dataplane, &Dataplane::default(), Arc::clone(&api)).expect("the socket can be bound");
         let path = directory.path().join("e.sock.lvsd");
         let request = "GET /v1/events HTTP/1.1\r\naccept: text/event-stream\r\n\r\n";
         let mut held = Vec::new();
@@ -285,7 +287,7 @@ mod tests {
 
     /// A process of another user, for the test below: requests a reload, and prints the answer.
     #[test]
-    #[ignore = "by hand: another test starts it"]
+    #[ignore = "another test starts this one"]
     fn reload_request_of_unprivileged_user_is_refused() {
         use std::os::linux::net::SocketAddrExt;
         let name = std::env::var("DOOR").expect("where to");
@@ -322,7 +324,10 @@ mod tests {
                 ])
                 .env("DOOR", format!("{name}.lvsd"))
                 .output();
-            let output = output.await.expect("util-linux has setpriv").stdout;
+            let output = output
+                .await
+                .expect("setpriv of util-linux is installed")
+                .stdout;
             let output = String::from_utf8_lossy(&output);
             assert!(output.contains(expected), "{groups}: {output}");
         }

@@ -205,7 +205,9 @@ mod tests {
                 until: None,
                 force: false,
             };
-            self.admin.set(spec, Now::read()).expect("it is taken");
+            self.admin
+                .set(spec, Now::read())
+                .expect("the override applies");
             self
         }
 

@@ -64,9 +64,12 @@ mod tests {
             assert_eq!(std::fs::read_to_string(&kept).unwrap(), text);
         }
         assert!(recall(&address).is_none(), "no dataplane runs");
-        assert!(super::kept(&address).is_some(), "one that crashed");
+        assert!(super::kept(&address).is_some(), "a dataplane that crashed");
         forget(&address);
-        assert!(super::kept(&address).is_none(), "one that was stopped");
+        assert!(
+            super::kept(&address).is_none(),
+            "a dataplane that was stopped"
+        );
         assert_eq!(path(&Address::new("@name")), None);
     }
 }

@@ -172,7 +172,7 @@ mod tests {
         }
         drop(end);
         served.await.expect("it ends");
-        let read = std::fs::read_to_string(&file).expect("the command wrote it");
+        let read = std::fs::read_to_string(&file).expect("the command wrote the file");
         let lines: Vec<&str> = read.lines().collect();
         assert!(lines[0].contains("\"event\":\"first\""), "{read}");
         assert!(lines[1].contains("\"event\":\"second\""), "{read}");
@@ -184,7 +184,7 @@ mod tests {
         let mut events = Events::default();
         let mut listener = events.listen();
         events.send("hang", About::default(), "words");
-        let event = listener.recv().await.expect("it was sent");
+        let event = listener.recv().await.expect("the event was sent");
         let hanging = notice("sleep 1000", Duration::from_millis(20));
         let why = run(&hanging, &event).await.expect_err("it hangs");
         assert!(why.contains("took longer than 20ms"), "{why}");

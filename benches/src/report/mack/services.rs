@@ -133,7 +133,8 @@ impl Experiment for Services {
             "60", "taskset", "-c", "0", &own, "endpoint", "use", target, second, time,
         ];
         let printed = bed.client.run("timeout", &words)?;
-        let mut all: Vec<Fared> = serde_json::from_str(&printed).context("our own client")?;
+        let mut all: Vec<Fared> =
+            serde_json::from_str(&printed).context("a client of this project")?;
         let files = if turn.quick { 5 } else { 40 };
         let ftp = format!("ftp://{target}/www/file");
         all.push(fetch(

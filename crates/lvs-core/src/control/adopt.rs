@@ -282,11 +282,15 @@ mod tests {
                 panic!("{verdict:?}")
             };
             let conn = conn.unwrap();
-            let local = shard.offer(conn).unwrap().local.expect("it is new");
+            let local = shard
+                .offer(conn)
+                .unwrap()
+                .local
+                .expect("the connection is new");
             assert_eq!(Some(local.local), source);
             if port == 1001 {
                 assert!(shard.publish(conn, 1, None));
-                assert_eq!(shard.offer(conn).unwrap().local, None, "it is known");
+                assert_eq!(shard.offer(conn).unwrap().local, None, "the server exists");
             }
             ends.push(local);
         }

@@ -778,7 +778,7 @@ mod tests {
                 Verdict::Drop(reason) | Verdict::Unreachable(reason) => (reason.name(), None),
                 Verdict::Accept(reason) => (reason.name(), None),
                 Verdict::Reply(_) => return,
-                Verdict::Reset(_) => unreachable!("nothing went down"),
+                Verdict::Reset(_) => unreachable!("no server went down"),
             };
             assert_eq!(
                 explanation.reason, reason,

@@ -228,6 +228,6 @@ mod tests {
             busy += taken(&mut limiter, &limits, "192.0.2.1", 1, now);
         }
         assert_eq!(limiter.sources.len(), SETS * WAYS);
-        assert_eq!(busy, 5, "whoever opens most stays known");
+        assert_eq!(busy, 5, "the busiest source stays in the set");
     }
 }

@@ -210,10 +210,10 @@ mod tests {
         );
         control
             .pin(&key, server, client(0), now)
-            .expect("the same again");
+            .expect("the same pin again");
         control
             .pin(&key, server, client(PINS_MAX), now + LIFE)
-            .expect("the others are over");
+            .expect("the other pins have expired");
         assert_eq!(control.pinned(), [client(PINS_MAX)]);
     }
 }

@@ -303,7 +303,11 @@ mod tests {
         let ids: Vec<u32> = (1..=3).map(|n| enter(&mut records, n).0).collect();
         assert_eq!(ids, [0, 1, 2]);
         records.trash(ServerId(1));
-        assert_eq!(enter(&mut records, 2).0, 1, "an equal one takes it up");
+        assert_eq!(
+            enter(&mut records, 2).0,
+            1,
+            "a server with the same address reuses the record"
+        );
         let sizes = [0..1, 1..9, 3..3, 7..9].map(|places| records.iter_in(places).count());
         assert_eq!(sizes, [1, 2, 0, 0]);
         records.trash(ServerId(1));
@@ -348,7 +352,10 @@ mod tests {
         for _ in 0..3 * LOG_MIN {
             let seen = records.changes().saturating_sub(LOG_MIN as u64);
             records.note(0);
-            assert!(records.changed_since(seen).is_some(), "not so long ago");
+            assert!(
+                records.changed_since(seen).is_some(),
+                "removed only recently"
+            );
         }
         assert_eq!(records.changed_since(seen), None, "forgotten");
         assert_eq!(records.changed_since(records.changes()), Some(&[][..]));

@@ -189,7 +189,7 @@ impl Control {
             return false;
         };
         let taken = self.take_service(&key);
-        debug_assert!(taken.is_ok(), "a service that is listed can be deleted");
+        debug_assert!(taken.is_ok(), "a listed service can be deleted");
         taken.is_ok()
     }
 

@@ -11,7 +11,7 @@
 //!
 //! let words = ["-A", "-t", "192.0.2.1:80", "-s", "rr"];
 //! let Ok(Command::AddService(spec)) = parse("ipvsadm", &words, &Numeric) else {
-//!     panic!("that is a good line");
+//!     panic!("the line is valid");
 //! };
 //! assert_eq!(spec.config.scheduler, "rr");
 //!

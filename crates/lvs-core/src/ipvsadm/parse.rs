@@ -798,7 +798,7 @@ mod tests {
     #[test]
     fn refused_line_is_reported_with_its_words() {
         let seen = |words: &[&str]| {
-            let refusal = parse_own("lvsadm", words, &Numeric).expect_err("it is wrong");
+            let refusal = parse_own("lvsadm", words, &Numeric).expect_err("the line is invalid");
             refusal.of_line(words)
         };
         assert_eq!(
@@ -815,7 +815,7 @@ mod tests {
     fn direct_routing_uses_port_of_service() {
         let words = ["-a", "-t", "192.0.2.1:80", "-r", "10.0.0.1:8080"];
         let Ok(Command::AddServer(spec)) = parse("ipvsadm", &words, &Numeric) else {
-            panic!("that is a good line");
+            panic!("the line is valid");
         };
         assert_eq!(spec.server.port(), 80);
     }

@@ -159,7 +159,7 @@ pub enum Rule {
 
 /// Settings of options, in the order in which ipvsadm checks them against the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(missing_docs, reason = "each is named like its option")]
+#[expect(missing_docs, reason = "each constant has the name of its option")]
 pub enum Flag {
     Numeric,
     Connection,
@@ -308,7 +308,7 @@ pub enum Argument {
 
 /// Meaning of an option on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "each is named like its option")]
+#[expect(missing_docs, reason = "each constant has the name of its option")]
 pub enum Meaning {
     Command(CommandName),
     Tcp,

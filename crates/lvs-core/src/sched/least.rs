@@ -288,7 +288,7 @@ mod tests {
                 }
                 1 => {
                     let addr = pool.servers()[any].addr();
-                    pool.remove(addr).expect("it is there");
+                    pool.remove(addr).expect("the entry exists");
                 }
                 2..6 => {
                     let server = &pool.servers()[any];
@@ -298,7 +298,7 @@ mod tests {
                         ..server.config()
                     };
                     let addr = server.addr();
-                    pool.edit(addr, &config).expect("it is there");
+                    pool.edit(addr, &config).expect("the entry exists");
                 }
                 6..40 if !open.is_empty() => {
                     let at = below(u32::try_from(open.len()).expect("few")) as usize;
@@ -337,7 +337,7 @@ mod tests {
         let mut open = Vec::new();
         for _ in 0..250 {
             let Preview::Server(server) = pool.preview(&request()) else {
-                panic!("it has a server to choose");
+                panic!("a usable server exists");
             };
             let seen = server.addr();
             let chosen = pool.pick(&request()).expect("somebody");

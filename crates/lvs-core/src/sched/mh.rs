@@ -350,6 +350,9 @@ mod tests {
         for n in SLOTS..SLOTS + 10 {
             let _ = pool.remove(server(n));
         }
-        assert!(pool.pick(&request).is_some(), "few enough again");
+        assert!(
+            pool.pick(&request).is_some(),
+            "the number is below the limit again"
+        );
     }
 }

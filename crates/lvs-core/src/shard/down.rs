@@ -510,10 +510,6 @@ mod tests {
         assert_eq!(read(0x11, 10), (10, Some(0), false));
         assert_eq!(read(0x10, 64_000), (63_999, Some(0), false));
         assert_eq!(Numbers::read(&[0; 12]), None);
-        assert_eq!(
-            Numbers::read(&[0xf0; 30]),
-            None,
-            "options that are not there"
-        );
+        assert_eq!(Numbers::read(&[0xf0; 30]), None, "missing options");
     }
 }

@@ -520,7 +520,7 @@ mod tests {
         );
         assert!(
             !director.shard.is_offload_due(conn, 16, 0),
-            "there is no epoch"
+            "no epoch has begun"
         );
         director.shard.withdraw(conn);
         assert!(

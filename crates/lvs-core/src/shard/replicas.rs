@@ -399,7 +399,7 @@ pub(super) mod tests {
         }
 
         pub(in crate::shard) fn hear(&mut self, bytes: &[u8], now: Instant) -> Heard {
-            let items = bulk::parse(bytes).expect("as a director says it");
+            let items = bulk::parse(bytes).expect("as a director sends it");
             let ties = self.keeps_ties;
             self.control.hear(&mut self.shard, PEER, ties, items, now)
         }
@@ -465,7 +465,7 @@ pub(super) mod tests {
         for port in 1..=100 {
             let _ = one.packet(port, 0x02, at(1));
         }
-        assert!(!one.shard.has_changes(), "half-open ones");
+        assert!(!one.shard.has_changes(), "half-open connections");
         for port in 1..=50 {
             let _ = one.packet(port, 0x10, at(2));
         }
@@ -615,7 +615,7 @@ pub(super) mod tests {
         let unbound = Verdict::Drop(DropReason::Unbound);
         assert_eq!(two.packet(7, 0x10, at(2)), unbound);
         two.control.bind_unbound(&mut two.shard, &Side::tuple(7));
-        assert_eq!(two.packet(7, 0x10, at(2)), unbound, "there is none yet");
+        assert_eq!(two.packet(7, 0x10, at(2)), unbound, "no digest exists yet");
         two.add_servers(Forwarding::Tunnel);
         two.control.bind_unbound(&mut two.shard, &Side::tuple(7));
         assert!(matches!(two.packet(7, 0x10, at(3)), Verdict::Forward(_)));
@@ -712,8 +712,12 @@ pub(super) mod tests {
         assert_eq!(bulk::count(&again), 1);
         two.hear(&again, at(110));
         two.shard.advance(at(950), usize::MAX);
-        assert_eq!(two.shard.len(), 1, "its time goes on");
-        assert_eq!(two.missing(&one), 9, "these are told again if they live");
+        assert_eq!(two.shard.len(), 1, "its timer continues");
+        assert_eq!(
+            two.missing(&one),
+            9,
+            "these are sent again while the connections exist"
+        );
     }
 
     #[test]

@@ -190,7 +190,10 @@ fn client_of_offloaded_connection_is_asked_for_numbers_of_both_resets() {
             panic!("{said:?}");
         };
         let conn = forward.conn.expect("a connection");
-        director.shard.offer(conn).expect("it can be offloaded");
+        director
+            .shard
+            .offer(conn)
+            .expect("the connection can be offloaded");
         assert!(director.shard.publish(conn, 1, None));
         remove(&mut director, 1, now);
         let asked = drain(&mut director, now);
@@ -226,7 +229,7 @@ fn connection_that_returned_to_userspace_is_reset_with_numbers_of_its_packets() 
     establish(&mut director, client, false, now);
     let ack = tcp(client, vip, ACK);
     let Verdict::Forward(forward) = send(&mut director, &ack, (1101, 745, 0), now) else {
-        panic!("it is forwarded");
+        panic!("the packet is forwarded");
     };
     let conn = forward.conn.expect("a connection");
     assert!(director.shard.publish(conn, 1, None));
@@ -302,7 +305,7 @@ fn late_packet_of_reset_connection_is_answered_with_reset() {
     );
     let said = director.handle_packet(&tcp(client, vip, SYN), now);
     let Verdict::Forward(again) = said else {
-        panic!("a SYN begins anew: {said:?}");
+        panic!("a SYN opens a new connection: {said:?}");
     };
     assert!(again.new && again.target != before);
 }
@@ -424,7 +427,7 @@ fn server_down_policies_apply_to_datagrams() {
         let mut director = director(key, service("rr", down(policy)), Forwarding::Nat, 2);
         let now = Instant::from_secs(1);
         let Verdict::Forward(first) = director.handle_packet(&datagram, now) else {
-            panic!("a server is there");
+            panic!("a usable server exists");
         };
         assert_eq!(first.target, server(2));
         remove(&mut director, 2, now);
@@ -545,7 +548,7 @@ fn shares(director: &mut Director, count: u16, now: Instant) -> [u32; 3] {
         let Verdict::Forward(forward) =
             director.handle_packet(&packet(client, addr(VIP), Transport::Udp(b"")), now)
         else {
-            panic!("a server is there");
+            panic!("a usable server exists");
         };
         let std::net::IpAddr::V4(ip) = forward.target.ip() else {
             panic!("IPv4");
@@ -576,7 +579,7 @@ fn slow_start_raises_share_of_new_server_gradually() {
     assert_eq!(
         shares(&mut director, 200, at(1)),
         [100, 100, 0],
-        "the first ones begin in full"
+        "the first servers start with the full weight"
     );
     director.advance(at(100));
     add(&mut director, key, 3, 1, Forwarding::Nat, at(100)).unwrap();
@@ -635,7 +638,7 @@ fn slow_start_covers_undrained_server_and_survives_edit() {
     assert_eq!(
         edit(&mut director, 4, 44),
         Some(50),
-        "it goes on from where it was"
+        "the slow start continues from its present weight"
     );
     assert_eq!(
         shares(&mut director, 300, Instant::from_secs(44)),
@@ -734,7 +737,7 @@ fn ewma_measures_from_syn_to_syn_ack() {
     let open = |director: &mut Director, port: u16, at: Instant, answer: Option<Duration>| {
         let client = SocketAddr::from(([192, 0, 2, 1], port));
         let Verdict::Forward(forward) = director.handle_packet(&tcp(client, vip, SYN), at) else {
-            panic!("a server is there");
+            panic!("a usable server exists");
         };
         if let Some(answer) = answer {
             let _ = director.handle_packet(&tcp(forward.target, client, SYN | ACK), at + answer);
@@ -1046,7 +1049,10 @@ fn ewma_accepts_servers_behind_nat_only() {
         let mut other = director(key, service("rr", Extras::default()), method, 1);
         assert_eq!(other.control.edit_service(&key, ewma(), None), refused);
         let scheduler = &other.control.services().next().unwrap().config().scheduler;
-        assert_eq!(scheduler, "rr", "a refused operation has changed nothing");
+        assert_eq!(
+            scheduler, "rr",
+            "a refused operation leaves the state unchanged"
+        );
     }
 }
 

@@ -89,7 +89,7 @@ fn port_reuse_needs_no_second_syn_though_conntrack_is_on() {
     director.control.set_sysctl("conntrack", "1").unwrap();
     let now = Instant::from_secs(1);
     let Verdict::Forward(first) = from_client(&mut director, 10, TcpFlags::SYN, now) else {
-        panic!("a server is there");
+        panic!("a usable server exists");
     };
     let client = SocketAddr::from(([192, 0, 2, 7], 10));
     for flags in [TcpFlags::SYN | TcpFlags::ACK, FIN] {

@@ -312,7 +312,10 @@ fn full_template_table_refuses_next_template() {
     }
     let full = Verdict::Drop(DropReason::TableFull);
     assert_eq!(bed.send(source(704), SYN), full);
-    assert!(bed.opens(source(1), SYN).is_some(), "it has its template");
+    assert!(
+        bed.opens(source(1), SYN).is_some(),
+        "the client has its template"
+    );
     assert_eq!(bed.director.control.evicted_templates(), 0);
 }
 

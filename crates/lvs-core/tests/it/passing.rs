@@ -273,12 +273,12 @@ impl Twin {
                 if *present {
                     control
                         .delete_server(&key, addr, self.now)
-                        .expect("it is there");
+                        .expect("the entry exists");
                 } else {
                     let config = config(kind, 1);
                     control
                         .add_server(&key, addr, &config, self.now)
-                        .expect("it is not");
+                        .expect("the service does not exist");
                 }
                 *present = !*present;
                 String::new()
@@ -371,7 +371,7 @@ fn established_connection_uses_fast_path() {
         };
         let request = |flags| meta(client.into(), virt(kind), flags, Hook::Local);
         let Verdict::Forward(forward) = twin.decide(&request(TcpFlags::SYN)) else {
-            panic!("it is refused")
+            panic!("the change is refused")
         };
         let answer = |flags| meta(forward.target, client.into(), flags, Hook::Transit);
         let answered = forward.method == Forwarding::Nat;

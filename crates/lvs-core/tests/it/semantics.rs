@@ -286,7 +286,7 @@ fn marked_packets_without_servers_bypass_to_host() {
     let net = (addr("203.0.113.0:0").ip(), 24);
     director.control.set_local_addresses(vec![net]);
     assert_eq!(director.handle_packet(&packet(TcpFlags::SYN), now), refused);
-    let service = director.control.service(&key).expect("it is there");
+    let service = director.control.service(&key).expect("the entry exists");
     assert_eq!(service.refused(), 2);
     director.control.set_local_addresses(Vec::new());
     for (flags, new) in [(TcpFlags::SYN, true), (TcpFlags::ACK, false)] {
@@ -322,7 +322,7 @@ fn ipv6_without_servers_bypasses_to_host_itself() {
         ..udp("[2001:db8:14::7df2]:46017", "[2001:db8:5::2]:21", b"x")
     };
     let Verdict::Forward(forward) = director.handle_packet(&packet, Instant::ZERO) else {
-        panic!("to its own destination, where it is lost");
+        panic!("to its own destination, which drops it");
     };
     assert_eq!(forward.method, Forwarding::Bypass);
     assert_eq!(entries(&director, Instant::ZERO).len(), 1);
@@ -337,7 +337,7 @@ fn one_packet_connections_are_counted_and_removed() {
     let mut targets = Vec::new();
     for _ in 0..4 {
         let Verdict::Forward(forward) = director.handle_packet(&udp(CLIENT, VIP, b""), now) else {
-            panic!("a server is there");
+            panic!("a usable server exists");
         };
         assert_eq!(forward.conn, None);
         targets.push(forward.target.ip().to_string());
@@ -366,7 +366,7 @@ fn arrange_servers_sets_order_and_keeps_connections() {
     let _ = director.handle_packet(&tcp(CLIENT, VIP, TcpFlags::SYN), now);
     let before = entries(&director, now);
     let order = |director: &Director| -> Vec<u8> {
-        let service = director.control.service(&key).expect("it is there");
+        let service = director.control.service(&key).expect("the entry exists");
         let last = |server: &std::sync::Arc<lvs_core::Server>| server.addr().to_string();
         let texts = service.servers().iter().map(last);
         texts.map(|text| text.as_bytes()[7] - b'0').collect()
@@ -449,7 +449,7 @@ fn drop_entry_ends_one_in_32_half_open_connections_a_second() {
     director.control.set_sysctl("drop_entry", "3").unwrap();
     director.advance(Instant::from_secs(101));
     let (half, established) = half_open(&director, Instant::from_secs(101));
-    assert_eq!(half, 0, "they have expired");
+    assert_eq!(half, 0, "the templates have expired");
     assert!(
         (200..600).contains(&(16_000 - established)),
         "{established} are left"
@@ -635,7 +635,7 @@ fn short_template_waits_for_its_refresh() {
         director.advance(later);
         director.take_sync_message(later).is_some()
     };
-    assert!(sent(300), "its time is longer than the period");
+    assert!(sent(300), "its timeout is longer than the period");
     assert!(!sent(3), "as recorded from Linux 6.12");
 }
 
@@ -986,7 +986,7 @@ fn million_connections_open_and_close() {
     director.advance(Instant::from_secs(70));
     assert!(
         (1..600_000).contains(&director.shard.len()),
-        "those of the first ten seconds are gone"
+        "the connections of the first ten seconds have expired"
     );
     director.advance(Instant::from_secs(81));
     assert!(director.shard.is_empty());

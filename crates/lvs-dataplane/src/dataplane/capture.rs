@@ -284,7 +284,7 @@ mod tests {
         let bytes: usize = waiting.iter().map(|one| one.frame.len()).sum();
         assert!((1..=BYTES_MAX).contains(&bytes), "{bytes}");
         assert!(greedy.show(None, &packet));
-        let next = packets.recv().expect("there is room again");
+        let next = packets.recv().expect("the queue has room again");
         assert_eq!(next.lost, 1000 - waiting.len() as u64);
         // As many short ones as may.
         let short = Shown {
@@ -300,7 +300,7 @@ mod tests {
         );
         let lost = next.lost + 5;
         assert!(greedy.show(None, &short));
-        assert_eq!(packets.recv().expect("there is room again").lost, lost);
+        assert_eq!(packets.recv().expect("the queue has room again").lost, lost);
         // Nothing has matched one of them, and the other's channel still has its end.
         drop(reader);
         let readers = Readers::default();

@@ -132,7 +132,7 @@ mod tests {
         assert_eq!(
             inbox.put(2, &mut parcels(7, 60)),
             (7, false),
-            "another worker's share is its own"
+            "another worker's share is unaffected"
         );
         let mut taken = Vec::new();
         assert!(!inbox.take(&mut taken, usize::MAX));
@@ -144,7 +144,7 @@ mod tests {
         assert_eq!(
             inbox.put(2, &mut parcels(long + 3, 65_536)),
             (long, true),
-            "bytes are bounded too"
+            "bytes are limited, too"
         );
     }
 
@@ -162,7 +162,11 @@ mod tests {
                 break;
             }
         }
-        assert_eq!(rounds, [105, 100, 100], "nobody waits for another's flood");
+        assert_eq!(
+            rounds,
+            [105, 100, 100],
+            "no worker waits because of another one's flood"
+        );
         assert_eq!(inbox.put(1, &mut parcels(1, 60)), (1, true), "woken again");
         inbox.take(&mut Vec::new(), 200);
         let share = BYTES_MAX / 2 / 65_536;

@@ -80,7 +80,7 @@ mod tests {
             assert!(clients.add(client(n)));
         }
         assert!(!clients.add(client(CLIENTS_MAX)));
-        assert!(clients.add(client(7)), "it is hidden already");
+        assert!(clients.add(client(7)), "the connection is already hidden");
         assert_eq!(
             (clients.known.len(), clients.order.len()),
             (CLIENTS_MAX, CLIENTS_MAX)

@@ -153,7 +153,7 @@ pub(super) struct Pretended {
 #[cfg(test)]
 impl Pretended {
     pub(super) fn compute(&self, time: Duration) {
-        let time = u64::try_from(time.as_nanos()).expect("not so long");
+        let time = u64::try_from(time.as_nanos()).expect("not over this duration");
         self.computed
             .fetch_add(time, std::sync::atomic::Ordering::Relaxed);
     }
@@ -231,7 +231,8 @@ mod tests {
 
     /// The scheduling policy of the calling thread from /proc: 1 is SCHED_FIFO.
     fn policy() -> String {
-        let stat = std::fs::read_to_string("/proc/thread-self/stat").expect("a thread has one");
+        let stat =
+            std::fs::read_to_string("/proc/thread-self/stat").expect("every thread has a name");
         let fields = stat.rsplit(')').next().unwrap_or_default();
         // The 41st of all, behind the two that end with the name.
         fields.split_whitespace().nth(38).unwrap_or("?").to_owned()

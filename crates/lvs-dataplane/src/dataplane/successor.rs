@@ -408,7 +408,7 @@ mod tests {
         let mut before = Control::new(Options::default());
         for calls in calls.chunks(CHANGES_MAX) {
             let done = before.apply(calls, &host, Instant::ZERO);
-            done.expect("they are valid");
+            done.expect("the stored calls are valid");
         }
         snapshot(&before).store(&*state);
         let mut after = Control::new(Options::default());

@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn unnumberable_worker_regions_are_refused() {
         let of = |entries, workers| {
-            let workers = NonZeroUsize::new(workers).expect("there is one");
+            let workers = NonZeroUsize::new(workers).expect("at least one exists");
             entries_of_all(entries, workers).ok()
         };
         assert_eq!(of(154_203, 1), Some(154_203));

@@ -120,7 +120,7 @@ mod tests {
                 to.store(from.load(Relaxed), Relaxed);
             }
         };
-        let same = growing.with_room(4, copy).expect("there is room");
+        let same = growing.with_room(4, copy).expect("the space suffices");
         assert!(Arc::ptr_eq(&same, &growing.get()));
         let more = growing.with_room(5000, copy).expect("memory");
         assert!(more.words().len() >= 5000);

@@ -413,11 +413,11 @@ mod tests {
         for end in &ends {
             assert!(fast_path.set_local(0, end));
         }
-        let map = fast_path.locals.ends.get().expect("it is made");
+        let map = fast_path.locals.ends.get().expect("it was created");
         for end in &ends {
             let value = map.get(&fast_path.locals.request(0, end.slot));
             assert_eq!(map.get(&reply(end)), value);
-            let value = value.expect("it is there");
+            let value = value.expect("the entry exists");
             assert_eq!(value[local::PORT] >> 32, 7);
             assert_eq!(end_of(&value, end.server), end.local);
             fast_path.forget_local(0, end);
@@ -434,9 +434,9 @@ mod tests {
         let kept = end(7, "10.0.0.1:80", "10.0.0.2:31007");
         let gone = end(8, "10.0.0.1:80", "10.0.0.2:31008");
         for end in [&kept, &gone] {
-            locals.insert(&ends, 0, end).expect("there is room");
+            locals.insert(&ends, 0, end).expect("the space suffices");
         }
-        let left = ends.entries().expect("they can be read");
+        let left = ends.entries().expect("the entries can be read");
         assert_eq!(left.len(), 4);
         let left = LocalsLeft {
             kernel: &fast_path,
@@ -450,7 +450,10 @@ mod tests {
         assert_eq!(take(&kept), None);
         left.end();
         assert_eq!(fast_path.locals(), LocalsAre::Ready);
-        let map = locals.ends.get().expect("it is this dataplane's");
+        let map = locals
+            .ends
+            .get()
+            .expect("the entries belong to this dataplane");
         assert!(map.get(&locals.request(0, 7)).is_some() && map.get(&reply(&kept)).is_some());
         assert_eq!(map.entries().map_or(0, |all| all.len()), 2);
     }
@@ -462,17 +465,17 @@ mod tests {
         let (entries, slots) = (fast_path.locals.entries, fast_path.locals.slots.in_place());
         assert!(entries >= slots && entries <= 2 * slots);
         let of_slot = |slot: u32| {
-            let port = 1024 + u16::try_from(slot).expect("these are few");
+            let port = 1024 + u16::try_from(slot).expect("the number of entries is small");
             end(slot, "10.0.0.1:80", &format!("10.0.0.2:{port}"))
         };
         let all = (0..slots).take_while(|&slot| fast_path.set_local(0, &of_slot(slot)));
-        let count = u32::try_from(all.count()).expect("these are few");
+        let count = u32::try_from(all.count()).expect("the number of entries is small");
         assert!(
             count <= entries / 2 && count >= entries / 2 - 1,
             "{count} of {entries}"
         );
         // An entry without room leaves no part of itself.
-        let map = fast_path.locals.ends.get().expect("it is made");
+        let map = fast_path.locals.ends.get().expect("it was created");
         assert_eq!(map.get(&fast_path.locals.request(0, count)), None);
         fast_path.forget_local(0, &of_slot(0));
         assert!(fast_path.set_local(0, &of_slot(count)));

@@ -515,7 +515,7 @@ mod tests {
 
     /// With a table for each of `workers`.
     pub(super) fn open_for(workers: usize) -> Option<Arc<FastPath>> {
-        let workers = NonZeroUsize::new(workers).expect("there is one");
+        let workers = NonZeroUsize::new(workers).expect("at least one exists");
         let steering = Steering::new(workers, 7, false);
         match FastPath::open_with_regions(Layout::new(1000, 7), &steering) {
             Ok(fast_path) => Some(Arc::new(fast_path)),
@@ -544,7 +544,11 @@ mod tests {
         assert_eq!(fast_path.hop(way(7), now), Some(7));
         let epoch = fast_path.epoch();
         assert_eq!(fast_path.hop(way(1 << 20), now), None);
-        assert_ne!(fast_path.epoch(), epoch, "nobody uses them any more");
+        assert_ne!(
+            fast_path.epoch(),
+            epoch,
+            "the next hops are not used any more"
+        );
         assert_eq!(fast_path.hop(way(7), now), None);
         assert_eq!(fast_path.hop(way(7), now + HOPS_REST), Some(1));
     }
@@ -552,7 +556,7 @@ mod tests {
     #[test]
     fn bpf_object_contains_all_programs_and_invalid_object_is_refused() {
         for section in ["socket", "tc", "xdp"] {
-            let code = object::code(OBJECT, section).expect("it is there");
+            let code = object::code(OBJECT, section).expect("the entry exists");
             assert!(code.instructions.len() > 100 && !code.maps.is_empty());
         }
         assert!(object::code(OBJECT, "maps").is_none());

@@ -181,7 +181,7 @@ impl FastPath {
     #[cfg(any(test, feature = "testing"))]
     pub fn forget(&mut self) {
         let done = self.arrays.zero();
-        done.expect("the director before is gone");
+        done.expect("the previous director was dropped");
         self.hops = Mutex::default();
         self.locals.forget();
         lock(&self.taken).fill([0; COUNT_WORDS]);
@@ -616,7 +616,7 @@ mod tests {
             first.save(&text).expect("memory");
             let left = (layout, steering.clone());
             assert_eq!(found_by(layout, &other), Ok(left), "{len}");
-            assert_eq!(pins.saved().expect("it is there"), Some(text));
+            assert_eq!(pins.saved().expect("the state was saved"), Some(text));
             assert_eq!(first.saved().map(|text| text.len()), Some(len));
         }
         for other in [
@@ -628,7 +628,9 @@ mod tests {
         }
         let why = found_by(Layout::new(2000, 7), &steering).expect_err("another size");
         assert!(why.contains("--max-connections"), "{why}");
-        let names = fs::read_dir(pins.path("")).expect("it is there").count();
+        let names = fs::read_dir(pins.path(""))
+            .expect("the file exists")
+            .count();
         let cookie = &first.arrays.about.words()[pins::COOKIE];
         cookie.fetch_add(1, Relaxed);
         let gone = found_by(layout, &steering).expect_err("another namespace");
@@ -640,11 +642,15 @@ mod tests {
         // The next successor finds an array that a successor has enlarged.
         second.save(&vec![b'y'; 50 << 20]).expect("memory");
         assert_eq!(
-            pins.saved().expect("it is there").map(|text| text.len()),
+            pins.saved()
+                .expect("the state was saved")
+                .map(|text| text.len()),
             Some(50 << 20)
         );
         assert_eq!(
-            fs::read_dir(pins.path("")).expect("it is there").count(),
+            fs::read_dir(pins.path(""))
+                .expect("the file exists")
+                .count(),
             names
         );
         drop(second);

@@ -339,11 +339,11 @@ mod tests {
     fn directory_is_claimed_by_one_dataplane_at_a_time() {
         let root = tempfile::tempdir().expect("a directory");
         let pins = pins(root.path(), "1");
-        let claim = pins.claim().expect("nobody has it");
-        let error = pins.claim().expect_err("it is claimed");
+        let claim = pins.claim().expect("the directory is not locked");
+        let error = pins.claim().expect_err("the directory is locked");
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
         drop(claim);
-        pins.claim().expect("nobody has it");
+        pins.claim().expect("the directory is not locked");
     }
 
     /// A sweep locks all other directories for a moment.
@@ -351,7 +351,7 @@ mod tests {
     fn sweep_does_not_block_a_claim() {
         let root = tempfile::tempdir().expect("a directory");
         let (one, other) = (pins(root.path(), "1"), pins(root.path(), "2"));
-        let _claim = one.claim().expect("nobody has it");
+        let _claim = one.claim().expect("the directory is not locked");
         let done = AtomicBool::new(false);
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -373,7 +373,7 @@ mod tests {
         let claim = || {
             for _ in 0..500 {
                 let Ok(claim) = pins.claim() else { continue };
-                let there = fs::metadata(&pins.directory).expect("it is there");
+                let there = fs::metadata(&pins.directory).expect("the file exists");
                 assert_eq!(there.ino(), claim.metadata().expect("open").ino());
                 pins.remove();
             }
@@ -388,7 +388,7 @@ mod tests {
     fn sweep_creates_no_directory() {
         let root = tempfile::tempdir().expect("a directory");
         let pins = pins(root.path(), "1");
-        assert!(pins.lock().expect("nothing is wrong").is_none());
+        assert!(pins.lock().expect("no error occurs").is_none());
         assert!(!pins.directory.exists());
     }
 }

@@ -120,7 +120,7 @@ mod tests {
         );
         let host = |n: u32| Prefix::new(IpAddr::from(n.to_be_bytes()), 32);
         assert_eq!(starts((0..4097).filter_map(host), 32), None);
-        let most = starts((0..4096).filter_map(host), 32).expect("as many as may be");
+        let most = starts((0..4096).filter_map(host), 32).expect("the maximum of regions");
         assert_eq!(most.len(), 4097);
     }
 }

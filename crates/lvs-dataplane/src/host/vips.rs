@@ -676,7 +676,11 @@ mod tests {
         assert!(probed(9).is_empty());
         assert_eq!(probed(10).len(), WATCHED);
         assert!(probed(19).is_empty());
-        assert_eq!(probed(20), [addr(WATCHED)], "the last one is not here");
+        assert_eq!(
+            probed(20),
+            [addr(WATCHED)],
+            "the last address is not announced here"
+        );
         assert_eq!(probed(30).first(), Some(&addr(0)));
     }
 

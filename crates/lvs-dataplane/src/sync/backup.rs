@@ -212,7 +212,7 @@ mod tests {
         }
 
         fn take_over(&self, entries: Vec<Entry>, ticket: Ticket) {
-            let mut portions = self.portions.lock().expect("nobody panics");
+            let mut portions = self.portions.lock().expect("no thread has panicked");
             portions.push((entries.len(), ticket));
         }
     }
@@ -230,8 +230,8 @@ mod tests {
             wake: EventFd::new().expect("a descriptor"),
         };
         let slow = Slow::default();
-        let take = || slow.portions.lock().expect("nobody panics").pop();
-        let waiting = || slow.portions.lock().expect("nobody panics").len();
+        let take = || slow.portions.lock().expect("no thread has panicked").pop();
+        let waiting = || slow.portions.lock().expect("no thread has panicked").len();
         std::thread::scope(|scope| {
             let entries = (0..200).map(entry).collect();
             let sender = scope.spawn(|| reader.deliver(entries, &slow, &stop));
@@ -271,7 +271,7 @@ mod tests {
             };
             reader.buffer[..bytes.len()].copy_from_slice(&bytes);
             if fix && bytes.len() >= 8 {
-                let size = u16::try_from(bytes.len()).expect("it is short").to_be_bytes();
+                let size = u16::try_from(bytes.len()).expect("the key is too short").to_be_bytes();
                 reader.buffer[2..4].copy_from_slice(&size);
                 reader.buffer[0] = 0;
                 reader.buffer[5..8].copy_from_slice(&[1, 0, 0]);

@@ -145,12 +145,12 @@ mod tests {
             last: None,
         };
         assert_eq!(manner.patience(), PATIENCE);
-        assert_eq!(manner.last, None, "it goes on");
+        assert_eq!(manner.last, None, "it continues");
         stop.ask();
         assert!(manner.patience() <= PATIENCE);
         let last = manner.last.expect("it ends");
         manner.patience();
-        assert_eq!(manner.last, Some(last), "one second for all");
+        assert_eq!(manner.last, Some(last), "one second for all messages");
         manner.last = Some(Instant::now());
         assert_eq!(manner.patience(), Duration::ZERO);
     }

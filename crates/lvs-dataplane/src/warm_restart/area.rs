@@ -161,12 +161,7 @@ mod tests {
             text: &words,
         };
         assert_eq!(area.saved(), None);
-        for text in [
-            &b"one"[..],
-            b"another one",
-            b"",
-            b"as long as there is room",
-        ] {
+        for text in [&b"one"[..], b"another one", b"", b"while the area has room"] {
             let kept = area.save(text);
             assert!(kept);
             assert_eq!(area.saved().unwrap_or_default(), text);

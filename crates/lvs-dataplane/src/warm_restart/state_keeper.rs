@@ -570,7 +570,7 @@ mod tests {
         while call(&name, ask::END, None).is_err() {
             thread::sleep(Duration::from_millis(1));
         }
-        let after = connect(&name).expect_err("its name is free");
+        let after = connect(&name).expect_err("the name of the state keeper is free");
         assert_eq!(after.kind(), io::ErrorKind::ConnectionRefused, "{after}");
         running.join().expect("it ends")
     }

@@ -66,7 +66,7 @@ impl Dataplane {
             if let Some(status) = self.process.try_wait().expect("a child") {
                 break status;
             }
-            assert!(Instant::now() < deadline, "it does not end");
+            assert!(Instant::now() < deadline, "it does not stop");
             thread::sleep(Duration::from_millis(10));
         };
         assert!(status.success(), "{status}");
@@ -105,9 +105,9 @@ fn dataplane_works_after_log_reader_has_exited() {
 fn dataplane_works_with_log_reader_that_never_reads() {
     let (from, to) = std::io::pipe().expect("a pipe");
     let mut filler = to.try_clone().expect("a copy");
-    rustix::io::ioctl_fionbio(&filler, true).expect("it need not block");
+    rustix::io::ioctl_fionbio(&filler, true).expect("the pipe can be non-blocking");
     while std::io::Write::write(&mut filler, &[b'\n'; 4096]).is_ok() {}
-    rustix::io::ioctl_fionbio(&filler, false).expect("it may block");
+    rustix::io::ioctl_fionbio(&filler, false).expect("the pipe can be blocking");
     drop(filler);
     Dataplane::start("pipe", to, &[]).works_and_ends();
     drop(from);
@@ -140,5 +140,5 @@ fn journal_is_recognised_by_inode_in_environment() {
         let ready = text.lines().find(|line| line.contains(" ready at "));
         assert!(ready.is_some_and(|line| line.starts_with(prefix)), "{text}");
     }
-    fs::remove_file(&path).expect("it is ours");
+    fs::remove_file(&path).expect("this test owns the file");
 }

@@ -33,10 +33,7 @@ fn open_without_ring(name: &str) -> AfPacket {
 fn open_two_queues(name: &str) -> AfPacket {
     let packets =
         AfPacket::open_with(lvs_sys::if_index(name).unwrap(), name, None, None, false).unwrap();
-    assert!(
-        packets.has_two_queues(),
-        "Linux since 6.0 has what that takes"
-    );
+    assert!(packets.has_two_queues(), "Linux 6.0 or newer supports this");
     packets
 }
 
@@ -166,7 +163,7 @@ fn aggregates_pass(open: fn(&str) -> AfPacket) {
             b.counters(),
             a.drops()
         );
-        assert!(longest > 60_000, "no aggregate was seen: {longest}");
+        assert!(longest > 60_000, "no super-packet was received: {longest}");
     }
 }
 
@@ -254,7 +251,7 @@ fn frames_of_all_lengths_arrive_in_order_without_loss() {
         let (mut sent, mut expected) = (0, 0);
         let end = Instant::now() + Duration::from_secs(600);
         while expected < ALL {
-            assert!(Instant::now() < end, "{expected} of {ALL} frames came");
+            assert!(Instant::now() < end, "{expected} of {ALL} frames arrived");
             let mut some: Vec<_> = (sent..ALL.min(sent + 64))
                 .map(|number| {
                     // Those just as long as a slot takes are among them.
@@ -308,14 +305,14 @@ fn full_ring_counts_losses_and_keeps_lent_frames() {
             if !found.is_empty() {
                 return found;
             }
-            assert!(Instant::now() < end, "nothing comes");
+            assert!(Instant::now() < end, "no frame arrives");
         }
     };
     let mut kept = frames();
     send(0..64);
     let first = next(&mut receiver, &mut kept[..32]);
     assert_eq!(first[0].0, 0);
-    assert!(kept[0].slot().is_some(), "it is in the ring");
+    assert!(kept[0].slot().is_some(), "the frame is in the ring");
     // More than the ring has slots, while some of the first are still lent.
     const FLOOD: u32 = 20_000;
     send(64..FLOOD);
@@ -331,9 +328,9 @@ fn full_ring_counts_losses_and_keeps_lent_frames() {
         }
     }
     let lost = receiver.drops();
-    assert!(lost > 5000, "{came} came, {lost} were lost");
+    assert!(lost > 5000, "{came} arrived, {lost} were lost");
     let still: Vec<_> = kept[..first.len()].iter().filter_map(number_of).collect();
-    assert_eq!(still, first, "nobody wrote into them");
+    assert_eq!(still, first, "the lent frames are unchanged");
     drop(kept);
     while receiver.recv(&mut batch).unwrap() > 0 {}
     drop(batch);
@@ -489,7 +486,10 @@ fn interfaces_that_share_a_batch_allocate_no_buffers() {
             }
         }
     }
-    assert_eq!(unmarked, 0, "buffers were made though there were enough");
+    assert_eq!(
+        unmarked, 0,
+        "buffers were allocated although enough existed"
+    );
 }
 
 #[test]
@@ -575,7 +575,7 @@ fn syn_is_received_after_all_earlier_packets() {
             let Some((number, flags)) = number_of_segment(frame) else {
                 continue;
             };
-            assert!(number < 50_000, "the host's own came in");
+            assert!(number < 50_000, "a frame of this host was received");
             let last = if flags == SYN {
                 &mut last_syn
             } else {
@@ -646,7 +646,7 @@ fn ring_that_stops_at_unsupported_frame_is_replaced() {
             }
             assert!(
                 Instant::now() < end,
-                "nothing comes, {} were lost",
+                "no frame arrives, {} were lost",
                 receiver.drops()
             );
             if count == 0 {
@@ -740,7 +740,7 @@ fn down_and_away(open: fn(&str) -> AfPacket) {
         match packets.recv(&mut frames()) {
             Err(err) if err.kind() == ErrorKind::NotFound => break,
             Err(err) => assert_eq!(err.kind(), ErrorKind::NetworkDown),
-            Ok(_) => assert!(Instant::now() < end, "the interface is gone"),
+            Ok(_) => assert!(Instant::now() < end, "the interface was removed"),
         }
     }
     assert_eq!(packets.send(&mut one), 1);

@@ -72,7 +72,7 @@ fn published(method: Forwarding) -> Option<(FastPath, Director)> {
         opened = Some(kernel);
         memory
     });
-    let kernel = match opened.expect("it was asked for") {
+    let kernel = match opened.expect("the capture was requested") {
         Ok(kernel) => kernel,
         Err(error @ FastPathError::Permission(_)) => {
             assert!(!lvs_sys::is_root_of_all(), "{error}");
@@ -98,10 +98,13 @@ fn published(method: Forwarding) -> Option<(FastPath, Director)> {
         28,
     );
     let Verdict::Forward(forward) = director.handle_packet(&meta, Instant::ZERO) else {
-        panic!("it is forwarded");
+        panic!("the packet is forwarded");
     };
     let conn = forward.conn.expect("a connection");
-    let offer = director.shard.offer(conn).expect("it can be published");
+    let offer = director
+        .shard
+        .offer(conn)
+        .expect("the connection can be offloaded");
     let way = WayOut {
         ifindex: LOOPBACK,
         mtu: MTU,
@@ -124,15 +127,15 @@ fn super_packets_of_datagrams_are_forwarded_whole() {
         let sent = frame(data);
         assert_eq!(sum_of_udp(&sent[14..]), 0xffff);
         let done = kernel.ingress().test_run(LOOPBACK, &sent, segment, false);
-        let (verdict, out) = done.expect("the kernel tries it out");
+        let (verdict, out) = done.expect("the kernel runs the program");
         if verdict != REDIRECTED {
-            assert_eq!(out, sent, "what is left is not changed");
+            assert_eq!(out, sent, "packets that are passed on are unchanged");
             return None;
         }
         Some(out)
     };
     for (data, segment) in [(100, 0), (2800, 1400), (2600, 600)] {
-        let out = run(data, segment).expect("it is forwarded");
+        let out = run(data, segment).expect("the packet is forwarded");
         let packet = &out[14..];
         assert_eq!(packet.len(), 28 + data);
         assert_eq!(&out[..12], [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2]);

@@ -257,7 +257,7 @@ fn entries_of_other_programs_stay_and_removed_entries_are_restored() {
     std::mem::forget(steering);
     let steering = router.with(None, |_| {});
     assert_eq!(router.host.sh("ip rule; ip neigh show proxy"), before);
-    assert_eq!(proxy_ndp(), "1\n", "nobody knows what it was before");
+    assert_eq!(proxy_ndp(), "1\n", "the previous value is unknown");
     let steering = router.with(Some(steering), move |steering| {
         steering.update(&both).unwrap();
     });

@@ -201,7 +201,7 @@ fn services_are_hidden_from_host_and_received_by_packet_socket() {
     send("10.1.0.2:9");
     let end = Instant::now() + PATIENCE;
     while errors() == before {
-        assert!(Instant::now() < end, "the host gets errors again");
+        assert!(Instant::now() < end, "the host receives ICMP errors again");
     }
 }
 
@@ -429,7 +429,7 @@ fn shield_update_sends_difference_in_one_transaction() {
     let mut ours = Vec::new();
     loop {
         let mut line = String::new();
-        assert!(lines.read_line(&mut line).unwrap() > 0, "it has ended");
+        assert!(lines.read_line(&mut line).unwrap() > 0, "it has stopped");
         if line.contains("y { 2 }") {
             break;
         }
@@ -557,7 +557,7 @@ fn reinjected_frame_is_received_by_the_host() {
 
 /// The process that the next test kills; not a test itself.
 #[test]
-#[ignore = "by hand: another test starts it"]
+#[ignore = "another test starts this one"]
 fn killed_owner_helper_process() {
     let mut shield = Shield::open(None).unwrap();
     shield.add_interface("lo").unwrap();

@@ -118,7 +118,7 @@ impl<'a> Cutter<'a> {
         self.map(|piece| {
             let mut frame = Frame::with_capacity(piece.len());
             let fits = piece.write(&mut frame);
-            debug_assert!(fits, "the frame is made for it");
+            debug_assert!(fits, "the frame has room for the fragment");
             frame
         })
     }

@@ -285,7 +285,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn check(ip: &[u8]) {
-        let sliced = SlicedPacket::from_ip(ip).expect("it is a packet");
+        let sliced = SlicedPacket::from_ip(ip).expect("the bytes are a valid packet");
         if let Some(etherparse::NetSlice::Ipv4(net)) = &sliced.net {
             let header = net.header().to_header();
             assert_eq!(header.calc_header_checksum(), header.header_checksum);
@@ -343,7 +343,7 @@ mod tests {
             PacketBuilder::ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64)
                 .tcp(1000, 80, 7, 9)
                 .write(&mut inside, b"odd")
-                .expect("a vector takes all");
+                .expect("writing to a vector succeeds");
             let mut ip = Vec::new();
             let builder = match six {
                 true => PacketBuilder::ipv6([1; 16], [2; 16], 64),
@@ -352,7 +352,7 @@ mod tests {
             builder
                 .udp(40_000, 4789)
                 .write(&mut ip, &inside)
-                .expect("a vector takes all");
+                .expect("writing to a vector succeeds");
             let l4 = if six { 40 } else { 20 };
             let inner = l4 + 8 + INNER;
             let tcp = inner + 20;
@@ -391,12 +391,12 @@ mod tests {
             PacketBuilder::ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64)
                 .tcp(1000, 80, 7, 9)
                 .write(&mut inside, &[7; 3500])
-                .expect("a vector takes all");
+                .expect("writing to a vector succeeds");
             let mut ip = Vec::new();
             PacketBuilder::ipv4([192, 0, 2, 1], [192, 0, 2, 2], 64)
                 .udp(40_000, 4789)
                 .write(&mut ip, &inside)
-                .expect("a vector takes all");
+                .expect("writing to a vector succeeds");
             if absent {
                 put16(&mut ip, 20 + 6, 0);
             }
@@ -441,9 +441,9 @@ mod tests {
             };
             let to: IpAddr = if six { to.into() } else { shorten(to).into() };
             if udp {
-                builder.udp(sport, dport).write(&mut ip, &payload).expect("a vector takes all");
+                builder.udp(sport, dport).write(&mut ip, &payload).expect("writing to a vector succeeds");
             } else {
-                builder.tcp(sport, dport, 7, 9).ack(3).write(&mut ip, &payload).expect("a vector takes all");
+                builder.tcp(sport, dport, 7, 9).ack(3).write(&mut ip, &payload).expect("writing to a vector succeeds");
             }
             let l4 = if six { 40 } else { 20 };
             let field = l4 + if udp { 6 } else { 16 };
@@ -478,13 +478,13 @@ mod tests {
         fn translated_error_has_right_checksum_and_addresses(vip: [u8; 16], client: [u8; 16], server: [u8; 16], port: u16, len in 0usize..200, cut in 0usize..200) {
             // The server complains about a packet of the client's that was translated to it.
             let mut inner = Vec::new();
-            PacketBuilder::ipv6(client, server, 63).udp(1000, 8053).write(&mut inner, &vec![9; len]).expect("a vector takes all");
+            PacketBuilder::ipv6(client, server, 63).udp(1000, 8053).write(&mut inner, &vec![9; len]).expect("writing to a vector succeeds");
             inner.truncate(inner.len() - cut.min(len));
             let mut ip = Vec::new();
             let kind = etherparse::Icmpv6Type::DestinationUnreachable(etherparse::icmpv6::DestUnreachableCode::Port);
-            PacketBuilder::ipv6(server, client, 64).icmpv6(kind).write(&mut ip, &inner).expect("a vector takes all");
+            PacketBuilder::ipv6(server, client, 64).icmpv6(kind).write(&mut ip, &inner).expect("writing to a vector succeeds");
             translate_icmp(&mut ip, 40, End::Source, SocketAddr::new(vip.into(), port), true).expect("whole headers");
-            let sliced = SlicedPacket::from_ip(&ip).expect("it is a packet");
+            let sliced = SlicedPacket::from_ip(&ip).expect("the bytes are a valid packet");
             let Some(TransportSlice::Icmpv6(message)) = sliced.transport else { panic!("not ICMPv6") };
             prop_assert!(message.is_checksum_valid(vip, client));
             prop_assert_eq!(ip_dst(message.payload()), IpAddr::from(vip));

@@ -380,7 +380,7 @@ mod tests {
             } else {
                 PacketBuilder::ipv4([1; 4], [2; 4], ttl)
             };
-            builder.udp(1, 2).write(&mut ip, &vec![9; len]).expect("a vector takes all");
+            builder.udp(1, 2).write(&mut ip, &vec![9; len]).expect("writing to a vector succeeds");
             if six {
                 put16(&mut ip, 0, 0x6000 | u16::from(class) << 4);
             } else {
@@ -402,7 +402,7 @@ mod tests {
             prop_assert_eq!(&bytes[headers..], &ip[..]);
 
             let want_class = if class & 3 == 3 { class & !1 } else { class };
-            let sliced = SlicedPacket::from_ip(bytes).expect("it is a packet");
+            let sliced = SlicedPacket::from_ip(bytes).expect("the bytes are a valid packet");
             let protocol = match sliced.net.as_ref().expect("an IP header") {
                 NetSlice::Ipv4(net) => {
                     let header = net.header().to_header();

@@ -122,7 +122,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn check(ip: &[u8]) -> Icmpv6Type {
-        let sliced = SlicedPacket::from_ip(ip).expect("it is a packet");
+        let sliced = SlicedPacket::from_ip(ip).expect("the bytes are a valid packet");
         let Some(TransportSlice::Icmpv6(message)) = sliced.transport else {
             panic!("not ICMPv6");
         };
@@ -134,14 +134,14 @@ mod tests {
         #[test]
         fn icmpv6_errors_and_echoes_agree_with_etherparse(a: [u8; 16], b: [u8; 16], len in 0usize..3000) {
             let mut ip = Vec::new();
-            PacketBuilder::ipv6(a, b, 64).udp(1, 2).write(&mut ip, &vec![7; len]).expect("a vector takes all");
+            PacketBuilder::ipv6(a, b, 64).udp(1, 2).write(&mut ip, &vec![7; len]).expect("writing to a vector succeeds");
             let mut frame = Frame::new();
             prop_assert!(error(&mut frame, ErrorKind::FragmentationNeeded(1400), &ip, b.into()));
             prop_assert!(frame.len() <= ipv6::MTU_MIN);
             prop_assert_eq!(check(frame.bytes()), Icmpv6Type::PacketTooBig { mtu: 1400 });
 
             let mut ip = Vec::new();
-            PacketBuilder::ipv6(a, b, 64).icmpv6_echo_request(5, 6).write(&mut ip, &vec![7; len]).expect("a vector takes all");
+            PacketBuilder::ipv6(a, b, 64).icmpv6_echo_request(5, 6).write(&mut ip, &vec![7; len]).expect("writing to a vector succeeds");
             let mut frame = Frame::from_bytes(&ip);
             echo_reply(&mut frame, ipv6::HEADER_LEN);
             prop_assert_eq!((ipv6::src(frame.bytes()), ipv6::dst(frame.bytes())), (b.into(), a.into()));

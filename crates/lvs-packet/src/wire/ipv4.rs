@@ -159,7 +159,7 @@ mod tests {
             set_id(&mut ip, id);
             set_total_len(&mut ip, len);
             set_flags(&mut ip, MF | 185);
-            let (after, _) = Ipv4Header::from_slice(&ip).expect("it is a header");
+            let (after, _) = Ipv4Header::from_slice(&ip).expect("the bytes are a valid header");
             prop_assert_eq!(after.calc_header_checksum(), after.header_checksum);
             prop_assert_eq!((after.source, after.destination, after.time_to_live), (c, d, ttl - 1));
             prop_assert_eq!(after.fragment_offset.value(), 185);

@@ -382,12 +382,12 @@ mod tests {
         #[test]
         fn ipv6_header_changes_agree_with_etherparse(a: [u8; 16], b: [u8; 16], c: [u8; 16], d: [u8; 16], hops in 1u8..) {
             let mut ip = Vec::new();
-            PacketBuilder::ipv6(a, b, hops).udp(1, 2).write(&mut ip, &[1, 2, 3]).expect("a vector takes all");
+            PacketBuilder::ipv6(a, b, hops).udp(1, 2).write(&mut ip, &[1, 2, 3]).expect("writing to a vector succeeds");
             set_src(&mut ip, c.into());
             set_dst(&mut ip, d.into());
             decrement_hop_limit(&mut ip);
             finish_len(&mut ip);
-            let (headers, _) = IpHeaders::from_slice(&ip).expect("it is a header");
+            let (headers, _) = IpHeaders::from_slice(&ip).expect("the bytes are a valid header");
             let (after, _) = headers.ipv6().expect("IPv6");
             prop_assert_eq!((after.source, after.destination, after.hop_limit, after.payload_length), (c, d, hops - 1, 11));
         }

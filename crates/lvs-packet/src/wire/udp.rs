@@ -52,11 +52,11 @@ mod tests {
         PacketBuilder::ipv4([1; 4], [2; 4], 64)
             .udp(1, 2)
             .write(&mut four, &[7; 10])
-            .expect("a vector takes all");
+            .expect("writing to a vector succeeds");
         PacketBuilder::ipv6([1; 16], [2; 16], 64)
             .udp(1, 2)
             .write(&mut six, &[7; 10])
-            .expect("a vector takes all");
+            .expect("writing to a vector succeeds");
         for (ip, l4, none) in [(&mut four, 20, None), (&mut six, 40, Some(58))] {
             assert_eq!(end(ip, l4), Some(l4 + 18));
             assert!(is_intact(ip, l4));

@@ -82,7 +82,7 @@ fn too_long_reply_is_refused_before_it_counts() {
     assert_eq!(pipeline.counters.dropped_for(FrameDrop::TooBig), 1);
     assert_eq!(pipeline.counters.icmp_sent, 1);
     let counted = decide.control.total_stats().live;
-    assert_eq!(counted.out_packets, 0, "it was not counted");
+    assert_eq!(counted.out_packets, 0, "the packet was not counted");
 }
 
 const VIP: &str = "198.51.100.1";

@@ -59,13 +59,13 @@ impl Tcp<'_> {
                 'A' => builder.ack(self.ack),
                 'F' => builder.fin(),
                 'R' => builder.rst(),
-                _ => panic!("no such flag"),
+                _ => panic!("unknown flag"),
             };
         }
         let mut ip = Vec::new();
         builder
             .write(&mut ip, self.payload)
-            .expect("a vector takes all");
+            .expect("writing to a vector succeeds");
         ip
     }
 }
@@ -128,7 +128,11 @@ impl Bench {
         let mut out = Output::new();
         work(self, &mut out);
         let c = &self.pipeline.counters;
-        assert_eq!(c.received + c.reassembled, c.accounted(), "one fate each");
+        assert_eq!(
+            c.received + c.reassembled,
+            c.accounted(),
+            "one fate for each frame"
+        );
         let queues = out.queues();
         queues
             .flat_map(|(port, frames)| frames.iter().map(move |f| (port, f.bytes().to_vec())))

@@ -50,7 +50,7 @@ impl Ring {
     }
 
     fn receive(&mut self, bytes: &[u8], offload: Offload) -> Frame {
-        let mut slot = self.arena.lend(self.next).expect("it has come back");
+        let mut slot = self.arena.lend(self.next).expect("the slot was returned");
         self.next = (self.next + 1) % self.arena.slots();
         let place = self.headroom..self.headroom + bytes.len();
         slot[place.clone()].copy_from_slice(bytes);
@@ -90,7 +90,7 @@ fn segment(ttl: u8, payload: &[u8]) -> Vec<u8> {
         .tcp(4000, 80, 1000, 500)
         .ack(77)
         .write(&mut ip, payload)
-        .expect("a vector takes all");
+        .expect("writing to a vector succeeds");
     ip
 }
 
@@ -99,10 +99,10 @@ fn fragments() -> Vec<Vec<u8>> {
     PacketBuilder::ipv4(CLIENT.octets(), VIP.octets(), 64)
         .udp(4000, 53)
         .write(&mut ip, &[7; 3000])
-        .expect("a vector takes all");
+        .expect("writing to a vector succeeds");
     put16(&mut ip, ipv4::field::FLAGS, 0);
     ipv4::finish_header(&mut ip);
-    let cutter = Cutter::v4(&ip, 1500, None, false).expect("it can be cut");
+    let cutter = Cutter::v4(&ip, 1500, None, false).expect("the datagram can be fragmented");
     cutter
         .frames()
         .map(|piece| from_client(piece.bytes()))
@@ -221,7 +221,7 @@ fn queued_frame_keeps_its_slot_until_sent() {
     assert!(ring.arena.lend(0).is_none());
     // The sender may pass the slot to the kernel unchanged.
     let frame = out.frames(SERVERS).first().expect("one");
-    let slot = frame.slot().expect("it is where it was received");
+    let slot = frame.slot().expect("the frame is in its original slot");
     assert!(slot.is_of(&ring.arena));
     assert_eq!(frame.place().start, ring.headroom);
     assert_eq!(frame.len(), ETHERNET_LEN + 45);

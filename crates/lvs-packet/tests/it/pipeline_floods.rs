@@ -41,7 +41,7 @@ fn packet(src: SocketAddr, dst: SocketAddr, protocol: Protocol, data: &[u8]) -> 
     let builder = match (src.ip(), dst.ip()) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => PacketBuilder::ipv4(src.octets(), dst.octets(), 64),
         (IpAddr::V6(src), IpAddr::V6(dst)) => PacketBuilder::ipv6(src.octets(), dst.octets(), 64),
-        _ => unreachable!("both of a version"),
+        _ => unreachable!("both addresses have the same IP version"),
     };
     let mut ip = Vec::new();
     let written = if protocol == Protocol::UDP {
@@ -50,7 +50,7 @@ fn packet(src: SocketAddr, dst: SocketAddr, protocol: Protocol, data: &[u8]) -> 
         let builder = builder.tcp(src.port(), dst.port(), 1, 100).syn();
         builder.write(&mut ip, data)
     };
-    written.expect("a vector takes all");
+    written.expect("writing to a vector succeeds");
     ip
 }
 
@@ -114,7 +114,7 @@ fn ipv6_packet_with_source_of_director_is_dropped() {
     PacketBuilder::ipv6(own.octets(), to.octets(), 64)
         .icmpv6_echo_request(1, 1)
         .write(&mut echo_request, b"again")
-        .expect("a vector takes all");
+        .expect("writing to a vector succeeds");
     packets.push(echo_request);
     // The first fragment of a datagram: its header in front of the UDP header.
     let mut fragment = packets[0].clone();
@@ -159,7 +159,7 @@ fn flood_drops_only_syns_above_their_share() {
         lab.pipeline.syn_limiter.spent(1, second, lab.now);
     }
     let dropped = lab.pipeline.counters.dropped_for(FrameDrop::SynFlood);
-    assert_eq!((passed, dropped), (1, 997), "one empties the purse");
+    assert_eq!((passed, dropped), (1, 997), "one batch uses up the credit");
     // A datagram, and a SYN to a port that is the host's.
     let datagram = packet(from(7), addr(VIP), Protocol::UDP, b"hello");
     assert_eq!(lab.send(CLIENTS, &ethernet(&datagram)).len(), 1);
@@ -204,7 +204,7 @@ fn all_but_the_last(lab: &mut Lab, datagrams: u16) -> Vec<Frame> {
         let cut = Cutter::v4(&ip, 28, None, false).expect("8 bytes fit");
         let mut pieces: Vec<Frame> = cut.frames().collect();
         assert_eq!(pieces.len(), 1024);
-        let last = pieces.pop().expect("there are many");
+        let last = pieces.pop().expect("many frames exist");
         for piece in &pieces {
             assert!(lab.send(CLIENTS, &ethernet(piece.bytes())).is_empty());
         }

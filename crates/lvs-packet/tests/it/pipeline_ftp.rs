@@ -69,7 +69,7 @@ impl Segment {
         builder
             .tcp_header(header)
             .write(&mut ip, &self.payload)
-            .expect("a vector takes all");
+            .expect("writing to a vector succeeds");
         let l4 = if is_ipv6(&ip) { 40 } else { 20 };
         let mut offload = Offload::default();
         if !matches!(card, Card::Finished) {
@@ -378,7 +378,7 @@ fn data_connection_to_other_address_is_routed_by_host() {
         .tcp(5000, 40_001, 1, 500)
         .syn()
         .write(&mut syn, b"")
-        .expect("a vector takes all");
+        .expect("writing to a vector succeeds");
     // The table's route to it leads through the clients' gateway.
     let sent = only(talk.lab.request(&syn, Offload::default()), CLIENTS);
     assert_eq!(ip_dst(sent.bytes()), elsewhere);
@@ -568,7 +568,7 @@ proptest! {
         header.acknowledgment_number = talk.client_expects;
         header.set_options_raw(&options).expect("at most 40");
         let mut ip = Vec::new();
-        PacketBuilder::ipv4([192, 0, 2, 7], [10, 0, 0, 80], 64).tcp_header(header).write(&mut ip, b"NOOP\r\n").expect("a vector takes all");
+        PacketBuilder::ipv4([192, 0, 2, 7], [10, 0, 0, 80], 64).tcp_header(header).write(&mut ip, b"NOOP\r\n").expect("writing to a vector succeeds");
         let sent = talk.lab.request(&ip, Offload::default());
         Segment::read(only(sent, SERVERS));
     }

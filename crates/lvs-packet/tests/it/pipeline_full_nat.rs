@@ -132,7 +132,7 @@ impl Bed {
     /// The only packet that is sent because of another packet, without its link header.
     fn through(&mut self, port: PortId, ip: &[u8], offload: Offload) -> (PortId, Frame) {
         let mut sent = self.send(port, ip, offload);
-        assert_eq!(sent.len(), 1, "one packet leaves");
+        assert_eq!(sent.len(), 1, "one packet is sent");
         let (to, mut frame) = sent.remove(0);
         assert!(frame.pull_front(14));
         (to, frame)
@@ -148,14 +148,18 @@ fn packet(udp: bool, src: SocketAddr, dst: SocketAddr, flags: &str, payload: &[u
     let mut ip = Vec::new();
     if udp {
         let builder = builder.udp(src.port(), dst.port());
-        builder.write(&mut ip, payload).expect("a vector takes all");
+        builder
+            .write(&mut ip, payload)
+            .expect("writing to a vector succeeds");
     } else {
         let builder = builder.tcp(src.port(), dst.port(), 1000, 500);
         let builder = match flags {
             "syn" => builder.syn(),
             _ => builder.ack(77),
         };
-        builder.write(&mut ip, payload).expect("a vector takes all");
+        builder
+            .write(&mut ip, payload)
+            .expect("writing to a vector succeeds");
     }
     ip
 }
@@ -251,7 +255,7 @@ fn full_nat_translates_icmp_errors_at_both_ends_in_both_directions() {
                 }
                 _ => panic!("two families"),
             }
-            .expect("a vector takes all");
+            .expect("writing to a vector succeeds");
             ip
         };
         let l4 = if six == 0 { 20 } else { 40 };

@@ -38,7 +38,7 @@ fn tcp(src: (Ipv4Addr, u16), dst: (Ipv4Addr, u16)) -> Vec<u8> {
         .tcp(src.1, dst.1, 1000, 500)
         .syn()
         .write(&mut ip, &[])
-        .expect("a vector takes all");
+        .expect("writing to a vector succeeds");
     ip
 }
 
@@ -63,7 +63,7 @@ fn whole(lab: &Lab) {
         counters.accounted(),
         counters.received + counters.reassembled
     );
-    assert_eq!(counters.left, 0, "the host has no copy of anything");
+    assert_eq!(counters.left, 0, "the host receives no copy");
 }
 
 #[test]

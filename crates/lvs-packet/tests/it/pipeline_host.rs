@@ -76,7 +76,9 @@ fn segment(src: (Ipv4Addr, u16), dst: (Ipv4Addr, u16), options: &[u8], syn: bool
         builder.ack(77)
     };
     let mut ip = Vec::new();
-    builder.write(&mut ip, b"").expect("a vector takes all");
+    builder
+        .write(&mut ip, b"")
+        .expect("writing to a vector succeeds");
     ip
 }
 
@@ -88,7 +90,7 @@ fn segment6(src: (Ipv6Addr, u16), dst: (Ipv6Addr, u16)) -> Vec<u8> {
         .options(&[etherparse::TcpOptionElement::MaximumSegmentSize(8940)])
         .expect("room")
         .write(&mut ip, b"")
-        .expect("a vector takes all");
+        .expect("writing to a vector succeeds");
     ip
 }
 
@@ -155,13 +157,16 @@ fn invalid_options_are_answered_and_source_routes_are_dropped() {
     let (src, dst, kind, code, quoted) = error(&sent[0].1);
     assert_eq!((src, dst, kind, code), (VIP.into(), CLIENT.into(), 12, 0));
     assert_eq!(sent[0].1[14 + 20 + 4], 22, "the byte at fault");
-    assert_eq!(quoted, ip, "as it came");
+    assert_eq!(quoted, ip, "the packet is unchanged");
     let ip = segment((CLIENT, 4000), (VIP, 80), &[131, 7, 4, 10, 1, 0, 11], true);
     assert!(lab.send(CLIENTS, &ethernet(CLIENTS, &ip)).is_empty());
     let counters = &lab.pipeline.counters;
     assert_eq!(counters.dropped_for(FrameDrop::IpOptions), 1);
     assert_eq!(counters.dropped_for(FrameDrop::SourceRoute), 1);
-    assert_eq!(lab.decide.seen, 0, "the director never saw them");
+    assert_eq!(
+        lab.decide.seen, 0,
+        "the director did not receive the packets"
+    );
     // Packets to other ports are the host's.
     let ip = segment((CLIENT, 4000), (VIP, 81), &[131, 7, 4, 10, 1, 0, 11], true);
     assert!(lab.send(CLIENTS, &ethernet(CLIENTS, &ip)).is_empty());
@@ -256,7 +261,7 @@ fn unreachable_server_is_reported_to_ipv6_client() {
         let (_, dst, kind, code, quoted) = error(&sent[0].1);
         assert_eq!((dst, kind, code), (CLIENT6.into(), 1, 3));
         assert_eq!(ip_dst(&quoted), IpAddr::V6(virt));
-        assert_eq!(be16(&quoted, 42), 80, "the port that was asked");
+        assert_eq!(be16(&quoted, 42), 80, "the requested port");
     }
 }
 
@@ -271,7 +276,7 @@ fn unreachable_client_is_reported_to_server() {
     assert_eq!((src, dst), (VIP.into(), SERVER.into()));
     assert_eq!((kind, code), (3, 1));
     assert_eq!(ip_src(&quoted), IpAddr::V4(SERVER));
-    assert_eq!(be16(&quoted, 20), 8080, "its own port");
+    assert_eq!(be16(&quoted, 20), 8080, "the server's own port");
     assert!(lab.net.neighbours.is_empty());
 }
 
@@ -285,7 +290,7 @@ fn echo_can_be_limited_and_switched_off() {
                 seq: 2,
             }))
             .write(&mut ip, b"hello")
-            .expect("a vector takes all");
+            .expect("writing to a vector succeeds");
         ethernet(CLIENTS, &ip)
     };
     for (settings, answered, dropped) in [
@@ -434,7 +439,7 @@ fn repeated_syn_confirms_neighbour() {
     lab.send(CLIENTS, &ethernet(CLIENTS, &ip));
     assert!(
         lab.requests.is_empty(),
-        "what is established is not doubted"
+        "an established connection keeps its neighbour"
     );
 }
 

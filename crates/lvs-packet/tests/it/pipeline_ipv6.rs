@@ -56,7 +56,7 @@ fn tcp(src: (Ipv6Addr, u16), dst: (Ipv6Addr, u16), payload: &[u8]) -> Vec<u8> {
         .tcp(src.1, dst.1, 1000, 500)
         .ack(77)
         .write(&mut ip, payload)
-        .expect("a vector takes all");
+        .expect("writing to a vector succeeds");
     ip
 }
 
@@ -65,7 +65,7 @@ fn udp(src: (Ipv6Addr, u16), dst: (Ipv6Addr, u16), payload: &[u8]) -> Vec<u8> {
     PacketBuilder::ipv6(src.0.octets(), dst.0.octets(), 64)
         .udp(src.1, dst.1)
         .write(&mut ip, payload)
-        .expect("a vector takes all");
+        .expect("writing to a vector succeeds");
     ip
 }
 
@@ -74,7 +74,7 @@ fn echo(size: usize) -> Vec<u8> {
     PacketBuilder::ipv6(CLIENT.octets(), VIP.octets(), 64)
         .icmpv6_echo_request(1, 2)
         .write(&mut ip, &vec![0x70; size])
-        .expect("a vector takes all");
+        .expect("writing to a vector succeeds");
     ip
 }
 
@@ -120,7 +120,7 @@ fn own_addresses_answer_neighbour_solicitations() {
     let group = ndp::group_mac(ndp::solicited_node(VIP));
     assert!(
         lab.send(CLIENTS, &ask(GW_ADDR6, group)).is_empty(),
-        "the host answers for its own"
+        "the host answers for its own addresses"
     );
     lab.own_vips();
     for to in [group, CL_MAC] {
@@ -175,7 +175,7 @@ fn own_address_answers_like_a_host() {
     );
     // A long echo comes in fragments and leaves in some.
     let long = echo(4000);
-    let cutter = Cutter::v6(&long, 1500, None, 9).expect("it can be cut");
+    let cutter = Cutter::v6(&long, 1500, None, 9).expect("the datagram can be fragmented");
     let pieces: Vec<_> = cutter
         .frames()
         .map(|piece| piece.bytes().to_vec())
@@ -263,7 +263,7 @@ fn too_long_packet_causes_icmp_error_and_learned_mtu_applies() {
     assert_eq!(
         lab.pipeline.counters.dropped_for(FrameDrop::TooBig),
         1,
-        "and it is counted"
+        "the packet is counted"
     );
 }
 
@@ -330,7 +330,7 @@ fn overlapping_fragments_are_dropped() {
     let mut lab = web(Forwarding::Nat);
     let ip = udp((CLIENT, 4000), (VIP, 53), &[1; 3000]);
     let cut = |mtu| {
-        let cutter = Cutter::v6(&ip, mtu, None, 5).expect("it can be cut");
+        let cutter = Cutter::v6(&ip, mtu, None, 5).expect("the datagram can be fragmented");
         let pieces = cutter.frames().map(|piece| from_client(piece.bytes()));
         pieces.collect::<Vec<_>>()
     };
@@ -369,7 +369,7 @@ proptest! {
                 PacketBuilder::ipv6(CLIENT.octets(), VIP.octets(), 64)
                     .icmpv6(etherparse::Icmpv6Type::PacketTooBig { mtu: 1280 })
                     .write(&mut ip, &inner)
-                    .expect("a vector takes all");
+                    .expect("writing to a vector succeeds");
                 ip
             }
             _ => echo(30),

@@ -74,7 +74,7 @@ fn ip(src: SocketAddr, dst: SocketAddr, protocol: u8, payload: &[u8]) -> Vec<u8>
     };
     builder
         .write(&mut packet, IpNumber(protocol), payload)
-        .expect("a vector takes all");
+        .expect("writing to a vector succeeds");
     packet
 }
 
@@ -326,11 +326,7 @@ fn ipsec_packets_use_the_server_of_isakmp() {
             };
             assert_eq!(ip_dst(inner).to_string(), dst);
             assert_eq!((inner[8], inner[9]), (63, protocol));
-            assert_eq!(
-                inner[20..],
-                packet[20..],
-                "what it carries is nobody's business"
-            );
+            assert_eq!(inner[20..], packet[20..], "the content is not inspected");
             assert!(
                 lvs_packet::parse::ip(inner, false).is_ok(),
                 "the header's checksum"

@@ -53,7 +53,7 @@ fn tcp(src: (Ipv4Addr, u16), dst: (Ipv4Addr, u16), payload: &[u8]) -> Vec<u8> {
         .tcp(src.1, dst.1, 1000, 500)
         .ack(77)
         .write(&mut ip, payload)
-        .expect("a vector takes all");
+        .expect("writing to a vector succeeds");
     ip
 }
 
@@ -62,7 +62,7 @@ fn udp(src: (Ipv4Addr, u16), dst: (Ipv4Addr, u16), payload: &[u8]) -> Vec<u8> {
     PacketBuilder::ipv4(src.0.octets(), dst.0.octets(), 64)
         .udp(src.1, dst.1)
         .write(&mut ip, payload)
-        .expect("a vector takes all");
+        .expect("writing to a vector succeeds");
     ip
 }
 
@@ -588,7 +588,7 @@ fn arp_requests_for_own_addresses_are_answered() {
     ask[38..42].copy_from_slice(&VIP.octets());
     assert!(
         lab.send(CLIENTS, &ask).is_empty(),
-        "the host answers for its own"
+        "the host answers for its own addresses"
     );
     lab.own_vips();
     let got = lab.send(CLIENTS, &ask);

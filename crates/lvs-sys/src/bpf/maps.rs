@@ -647,7 +647,7 @@ mod tests {
         let file = memfd_create("lvs-test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         let file = File::from(file);
         file.set_len(8192)?;
-        let unsealed = SharedArray::of_file(&file, 0, 1024).expect_err("it is not sealed");
+        let unsealed = SharedArray::of_file(&file, 0, 1024).expect_err("the file is not sealed");
         assert_eq!(unsealed.kind(), io::ErrorKind::InvalidInput);
         seal(&file)?;
         let array = SharedArray::of_file(&file, 4096, 512)?;
@@ -657,11 +657,11 @@ mod tests {
         }
         assert_eq!(array.words()[511].load(Relaxed), 7);
         for (offset, words) in [(4096, 513), (0, usize::MAX / 4), (u64::MAX, 1)] {
-            SharedArray::of_file(&file, offset, words).expect_err("it is not so long");
+            SharedArray::of_file(&file, offset, words).expect_err("the file is shorter");
         }
         let ordinary = tempfile::tempfile()?;
         ordinary.set_len(8192)?;
-        SharedArray::of_file(&ordinary, 0, 1024).expect_err("it has no seals");
+        SharedArray::of_file(&ordinary, 0, 1024).expect_err("the file does not support seals");
         Ok(())
     }
 }

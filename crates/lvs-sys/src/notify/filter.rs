@@ -162,7 +162,7 @@ mod tests {
 
     fn number(kind: Kind) -> u32 {
         let found = Kind::ALL.iter().find(|(of, _)| *of == kind);
-        u32::try_from(found.expect("it is in the table").1).expect("a small number")
+        u32::try_from(found.expect("the number is in the table").1).expect("a small number")
     }
 
     #[test]
@@ -215,7 +215,7 @@ mod tests {
         let number = number(Kind::Socket);
         assert!(!is_noticed(&program, 0x4000_0003, number, arguments));
         // x32 has the architecture of x86-64, and numbers with this bit.
-        let arch = ARCHITECTURE.expect("known, as there is a program");
+        let arch = ARCHITECTURE.expect("the architecture is supported");
         assert!(!is_noticed(&program, arch, number | 0x4000_0000, arguments));
     }
 

@@ -38,7 +38,7 @@ pub struct Call {
 
 /// The noticed calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names of the system calls")]
+#[allow(missing_docs, reason = "the field names are those of the system calls")]
 pub enum Kind {
     Socket,
     Sendto,

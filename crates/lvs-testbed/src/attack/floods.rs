@@ -87,7 +87,7 @@ impl Volley for Packets {
                 target.source4(low(n).max(1024)),
                 target.service4(9),
                 Kind::Udp,
-                b"nobody serves this",
+                b"no service has this port",
             ),
         };
         ethernet(target, &ip)

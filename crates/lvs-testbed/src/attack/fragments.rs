@@ -50,7 +50,7 @@ impl TinyFragments {
         };
         let cut = cut.expect("8 bytes fit");
         let mut pieces: Vec<Vec<u8>> = cut.frames().map(|piece| piece.bytes().to_vec()).collect();
-        let last = vec![pieces.pop().expect("more than one piece")];
+        let last = vec![pieces.pop().expect("more than one fragment")];
         Self {
             ipv6,
             datagrams: 50,

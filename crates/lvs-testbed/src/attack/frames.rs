@@ -41,7 +41,7 @@ pub(super) fn packet(src: SocketAddr, dst: SocketAddr, kind: Kind, data: &[u8]) 
             builder.write(&mut ip, data)
         }
     };
-    written.expect("a vector takes all");
+    written.expect("writing to a vector succeeds");
     ip
 }
 

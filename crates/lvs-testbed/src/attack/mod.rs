@@ -318,10 +318,10 @@ impl Outcome {
     /// The first bound that is violated.
     pub fn check(&self) -> Result<()> {
         let attack = find(self.name)?;
-        ensure!(self.sent > 0, "{}: nothing was sent", self.name);
+        ensure!(self.sent > 0, "{}: no frame was sent", self.name);
         ensure!(
             self.memory_mb() <= attack.memory_mb,
-            "{}: the dataplane took {} MB, at most {} are allowed",
+            "{}: the dataplane used {} MB, at most {} are allowed",
             self.name,
             self.memory_mb(),
             attack.memory_mb
@@ -329,7 +329,11 @@ impl Outcome {
         for honest in [&self.before, &self.beside] {
             ensure!(honest.wrong == 0, "{}: {:?}", self.name, honest.error);
         }
-        ensure!(self.beside.served > 0, "{}: nobody was served", self.name);
+        ensure!(
+            self.beside.served > 0,
+            "{}: no client was served",
+            self.name
+        );
         ensure!(
             attack.is_counted(&self.drops),
             "{}: none of {:?} was counted: {:?}",

@@ -26,7 +26,7 @@ const ROUTER: &str = include_str!("../../../../examples/many-directors/router.co
 const DIRECTORS: usize = 3;
 
 scenarios! {
-    Calm "calm" "nothing happens: what downloads are like without any event",
+    Calm "calm" "no event, for comparison",
     Members "members" "a server is drained, one director goes into maintenance, and comes back",
     Alone "members-alone" "the same without [sync.peers]: what the scheduler alone cannot know",
     Dataplane "dataplane" "kill -9 of the dataplane of one, which lvsd starts again",
@@ -219,7 +219,7 @@ impl Lab {
     }
 
     fn router(&self) -> Result<&Host> {
-        self.site.router.as_ref().context("there is a router")
+        self.site.router.as_ref().context("the site has a router")
     }
 
     /// Waits until the router uses these directors and no other.
@@ -232,7 +232,7 @@ impl Lab {
                 (1..=DIRECTORS).all(|n| uses(&routes, n) == numbers.contains(&n))
             })
         };
-        wait_until("the router to use the right directors", LIMIT, used).with_context(|| {
+        wait_until("the router to use the active directors", LIMIT, used).with_context(|| {
             let routes = router.run("ip", &[family, "route"]);
             format!("{numbers:?}: {routes:?}\n{}", self.logs())
         })
@@ -401,12 +401,16 @@ impl Lab {
     /// Waits until `lvsd` reports that the third director's dataplane does not answer.
     fn wait_stopped_said(&self) -> Result<String> {
         let mut said = String::new();
-        wait_until("lvsd to say that the dataplane is silent", LIMIT, || {
-            said = self.directors[2]
-                .lvsd(&["maintenance", "status"])
-                .unwrap_or_else(|error| format!("{error:#}"));
-            said.contains("NOT READY")
-        })
+        wait_until(
+            "lvsd to report that the dataplane does not answer",
+            LIMIT,
+            || {
+                said = self.directors[2]
+                    .lvsd(&["maintenance", "status"])
+                    .unwrap_or_else(|error| format!("{error:#}"));
+                said.contains("NOT READY")
+            },
+        )
         .with_context(|| said.clone())?;
         Ok(said)
     }

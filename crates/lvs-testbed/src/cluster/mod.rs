@@ -390,7 +390,7 @@ fn wait_in_step(site: &Site, directors: &[&Host]) -> Result<()> {
 /// Waits until `lvsadm sync` on a director shows this text about a peer; returns the output.
 fn wait_said(site: &Site, director: &Host, peer: &str, words: &str) -> Result<String> {
     let mut said = String::new();
-    wait_until("lvsadm sync to say it", LIMIT, || {
+    wait_until("lvsadm sync to report the lost connection", LIMIT, || {
         let sync = site.lvsadm_on(director, "sync");
         said = sync.map(|sync| peers_said(&sync, peer)).unwrap_or_default();
         said.contains(words)

@@ -24,7 +24,7 @@ const LVSD: &str = include_str!("../../../../examples/two-directors.toml");
 const KEEPALIVED: &str = "/etc/keepalived/keepalived.conf";
 
 scenarios! {
-    Calm "calm" "nothing happens: what downloads are like without any event",
+    Calm "calm" "no event, for comparison",
     Kill "kill" "kill -9 of everything on the active director, and its links go down",
     Returns "returns" "as kill; then it comes back with an empty table, and takes over again",
     Planned "planned" "lvsd maintenance on the active director, and then on the other one",
@@ -167,7 +167,8 @@ impl Lab {
             });
         }
         let directors = made.try_into();
-        let directors = directors.map_err(|_| anyhow::anyhow!("there are two"))?;
+        let directors =
+            directors.map_err(|_| anyhow::anyhow!("the number of directors is not two"))?;
         let etcd = match scenario {
             Scenario::Etcd => Some(super::start_etcd(&site)?),
             _ => None,
@@ -415,7 +416,7 @@ impl Lab {
     fn change(&mut self, scenario: Scenario, downloads: u64) -> Result<Vec<u64>> {
         match self.kind {
             Balancer::Lvs => {
-                wait_until("the other to know all connections", LIMIT, || {
+                wait_until("the other director to have all connections", LIMIT, || {
                     self.borrowed(1) == Some(downloads)
                 })
                 .with_context(|| format!("it knows {:?}", self.borrowed(1)))?;
@@ -436,7 +437,7 @@ impl Lab {
                 self.wait_track(0, 0)?;
                 ensure!(
                     self.is_active(1),
-                    "who comes back takes nothing over without need"
+                    "a restarted director does not take over without need"
                 );
                 vec![first, self.outage(|lab| lab.maintenance(1, "on"), 0)?]
             }
@@ -447,12 +448,12 @@ impl Lab {
                 self.wait_track(0, 0)?;
                 ensure!(
                     self.is_active(1),
-                    "who sees servers again takes nothing over without need"
+                    "a director whose servers are up again does not take over without need"
                 );
                 vec![outage]
             }
             Scenario::Partition => {
-                self.show_progress("the directors do not hear each other's synchronisation");
+                self.show_progress("the directors do not receive each other's synchronisation");
                 super::lose_sync(&self.directors[1].host, None)?;
                 for (index, words) in [(0, "silent for"), (1, "silent")] {
                     let peer = format!("{}:8848", ["192.0.2.2", "192.0.2.1"][index]);
@@ -503,7 +504,8 @@ impl Lab {
                 }
                 let said = self.lvsd(0, &["status"])?;
                 let said = said.lines().find(|line| line.starts_with("etcd "));
-                self.said.push(said.context("status has etcd")?.to_owned());
+                self.said
+                    .push(said.context("the status contains etcd")?.to_owned());
                 let outages = self.there_and_back()?;
                 for host in self.hosts() {
                     super::end_etcd_loss(host)?;
@@ -533,11 +535,15 @@ impl Lab {
         let begun = Instant::now();
         kill(dataplane, Signal::SIGSTOP)?;
         let mut said = String::new();
-        let seen = wait_until("lvsd to say that the dataplane is silent", LIMIT, || {
-            let status = self.lvsd(index, &["maintenance", "status"]);
-            said = status.unwrap_or_else(|error| format!("{error:#}"));
-            said.contains("NOT READY")
-        });
+        let seen = wait_until(
+            "lvsd to report that the dataplane does not answer",
+            LIMIT,
+            || {
+                let status = self.lvsd(index, &["maintenance", "status"]);
+                said = status.unwrap_or_else(|error| format!("{error:#}"));
+                said.contains("NOT READY")
+            },
+        );
         std::thread::sleep(Duration::from_secs(3).saturating_sub(begun.elapsed()));
         kill(dataplane, Signal::SIGCONT)?;
         seen.with_context(|| said.clone())?;

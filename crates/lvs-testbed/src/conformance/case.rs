@@ -286,7 +286,9 @@ pub(super) fn mark_rule(value: &Value) -> anyhow::Result<MarkRule> {
     Ok(MarkRule {
         interface: None,
         source: None,
-        destination: Some(Prefix::new(net, length).context("a prefix that is too long")?),
+        destination: Some(
+            Prefix::new(net, length).context("the prefix is longer than the address")?,
+        ),
         protocol: value.maybe_text("proto").map(protocol).transpose()?,
         ports,
         action: MarkAction::Mark(u32::try_from(value.number("mark")?)?),

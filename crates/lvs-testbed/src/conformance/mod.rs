@@ -176,7 +176,7 @@ fn replay_all(case: &Value, log: &mut Log) -> Result<(), String> {
     match replay(case, log) {
         Err(Halt::Unsupported(what)) => Err(what),
         Err(Halt::Broken(error)) => {
-            log.mismatch("replay", "to the end", &format!("{error:#}"));
+            log.mismatch("replay", "replayed to the end", &format!("{error:#}"));
             Ok(())
         }
         Ok(()) => Ok(()),

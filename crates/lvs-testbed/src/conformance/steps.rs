@@ -429,7 +429,7 @@ fn check_shares(pairs: &[(i64, i64)], log: &mut Log) {
     if tenths > 10 * (24 + 3 * freedom) {
         log.mismatch(
             "shares of the servers",
-            "those of the recording, by and large",
+            "approximately the recorded numbers",
             &format!("{pairs:?}"),
         );
     }

@@ -336,11 +336,11 @@ mod tests {
         assert_eq!(mask(&frame, &other, &[], Some(7)), Some(vec![field]));
         other[43] ^= 1;
         assert_eq!(mask(&frame, &other, &[], Some(7)), None);
-        let tunnel = mask(&frame, &frame, &[6080], Some(7)).expect("it may vary");
+        let tunnel = mask(&frame, &frame, &[6080], Some(7)).expect("the field may vary");
         assert_eq!(tunnel, [(34, 2, "udp.sport"), (40, 2, "udp.checksum")]);
         // A first fragment may have no more than the header.
         let first = &frame[..42];
-        let tunnel = mask(first, first, &[6080], Some(7)).expect("it may vary");
+        let tunnel = mask(first, first, &[6080], Some(7)).expect("the field may vary");
         assert_eq!(tunnel, [(34, 2, "udp.sport"), (40, 2, "udp.checksum")]);
     }
 
@@ -383,7 +383,7 @@ mod tests {
             other[IP + at + 27] ^= 1;
             other[IP + at + 10] ^= 1;
             let id = Some(be16(&outer, 4));
-            let fields = mask(&frame, &other, &[], id).expect("they may vary");
+            let fields = mask(&frame, &other, &[], id).expect("the fields may vary");
             let names: Vec<_> = fields.iter().map(|&(at, _, name)| (at, name)).collect();
             let wanted = [
                 (IP + at + 10, "inner.checksum"),

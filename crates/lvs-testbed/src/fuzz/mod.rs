@@ -146,7 +146,7 @@ pub fn peer_decode(bytes: &[u8]) {
     control
         .add_server(&key, server, &config, Instant::ZERO)
         .expect("a good server");
-    let mut shard = control.shard(0).expect("it has one");
+    let mut shard = control.shard(0).expect("it has exactly one");
     shard.keep_replicas([1, 2]);
     shard.listen_to(PEER, [3, 4]);
     shard.set_heard(true);
@@ -191,7 +191,7 @@ fn peer_services(bytes: &[u8]) {
     }
     sent.truncate(count * SERVICE_LEN);
     let _ = ServiceDigests::parse(bytes);
-    let heard = ServiceDigests::parse(&sent).expect("they are in order");
+    let heard = ServiceDigests::parse(&sent).expect("the items are in order");
     let mut again = Vec::new();
     heard.write(&mut again);
     assert_eq!(ServiceDigests::parse(&again).as_ref(), Ok(&heard));
@@ -258,7 +258,7 @@ pub fn sync_decode(bytes: &[u8]) {
         director
             .control
             .delete_service(&key, Instant::from_secs(3600))
-            .expect("it is there");
+            .expect("the entry exists");
     }
     director.advance(Instant::from_secs(7200));
     for server in gone {

@@ -246,12 +246,12 @@ impl Bed {
         if scene.method.forwarding == Forwarding::FullNat {
             let pool = scene.locals.map(LocalAddress::new).into();
             let set = control.set_local_pool(pool, false);
-            set.expect("nobody uses another one");
+            set.expect("no other field is used");
         }
         for (key, config) in scene.services() {
             control
                 .add_service(key, config, None)
-                .expect("a service that can be had");
+                .expect("the service is valid");
         }
         let settings = if entropy.one_in(2) {
             Settings::default()
@@ -387,7 +387,7 @@ impl Bed {
         // Persistence lasts 60 s, an established connection a quarter of an hour, removed servers
         // two minutes more.
         self.wait(Duration::from_secs(2000));
-        assert!(self.director.shard.is_empty(), "connections are left");
+        assert!(self.director.shard.is_empty(), "connections remain");
         for service in self.director.control.services() {
             for server in service.servers() {
                 let left = (server.total(), server.active(), server.templates());
@@ -591,7 +591,7 @@ impl Bed {
         let requests = std::mem::take(&mut self.output.requests);
         assert!(
             requests.len() <= 64,
-            "one frame asks for much: {requests:?}"
+            "one frame causes too many requests: {requests:?}"
         );
         for request in requests {
             match request {
@@ -617,7 +617,7 @@ impl Bed {
             sent.extend(frames.iter().map(|frame| (port, frame.clone())));
         }
         let emitted = after.emitted - before.emitted;
-        assert_eq!(emitted, sent.len() as u64, "what is said to leave leaves");
+        assert_eq!(emitted, sent.len() as u64, "the reported frames were sent");
         self.output.recycle();
         if let Some(last) = sent.last() {
             self.last = Some(last.clone());
@@ -678,7 +678,7 @@ impl Bed {
             }
             let ip = frame.bytes();
             let Some(parts) = oracle::parts(ip) else {
-                return Err(format!("a bad IP header leaves: {}", hex(ip)));
+                return Err(format!("a bad IP header was sent: {}", hex(ip)));
             };
             if parts.len != ip.len() {
                 return Err(format!("{} bytes leave as {}", ip.len(), parts.len));
@@ -694,7 +694,7 @@ impl Bed {
                 && (frame.offload.segments.is_some() || frame.offload.checksum.is_some())
                 && port != HOST
             {
-                return Err("something unfinished for a port that takes nothing such".into());
+                return Err("an unfinished frame for a port that needs finished ones".into());
             }
             if came.is_tiny(ip) {
                 continue;

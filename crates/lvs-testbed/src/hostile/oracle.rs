@@ -209,9 +209,7 @@ pub fn finish(ip: &mut [u8], parts: &Parts, offload: &Offload) -> Result<(), Str
             SegmentKind::Udp | SegmentKind::UdpFragments => parts.protocol == 17,
         };
         if !fits || segments.size == 0 {
-            return Err(format!(
-                "an aggregate that is none: {segments:?}, {parts:?}"
-            ));
+            return Err(format!("an invalid super-packet: {segments:?}, {parts:?}"));
         }
     }
     let Some(partial) = offload.checksum else {

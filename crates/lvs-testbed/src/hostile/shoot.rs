@@ -50,7 +50,7 @@ pub struct ShootOptions {
 ///
 /// If the interface does not exist, or without the right to open a packet socket.
 pub fn shoot(options: &ShootOptions) -> Result<()> {
-    let method = Method::named("nat4").context("there is NAT")?;
+    let method = Method::named("nat4").context("the method list contains NAT")?;
     let mut scene = Scene::new(method);
     scene.vips = [options.vip; 2];
     scene.director = [options.director[0], options.director[1]];

@@ -188,13 +188,13 @@ mod tests {
     #[test]
     fn owner_mark_distinguishes_live_runs_from_dead_ones() {
         let own = owner_mark(std::process::id());
-        assert!(!is_dead(&own), "{own} is this process");
+        assert!(!is_dead(&own), "{own} is the mark of this process");
         assert!(!is_dead(&format!("{own}-3")), "a directory of this process");
         let mut parts: Vec<&str> = own.split('-').collect();
         parts[2] = "1";
         assert!(
             is_dead(&parts.join("-")),
-            "same pid, started at another time"
+            "the same process id with another start time"
         );
         parts[0] = "7";
         assert!(

@@ -188,7 +188,7 @@ impl Testbed {
         let hosts = self.hosts_named(&names.map(str::to_owned))?;
         hosts
             .try_into()
-            .map_err(|_| anyhow::anyhow!("as many hosts as names"))
+            .map_err(|_| anyhow::anyhow!("the numbers of hosts and names differ"))
     }
 
     /// Like [`Testbed::hosts`] for a number of hosts that is known at run time only.

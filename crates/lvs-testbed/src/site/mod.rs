@@ -198,7 +198,7 @@ impl Site {
         names.extend((2..).take(options.others).map(|n| format!("director{n}")));
         names.extend((1..=options.servers).map(|number| format!("rs{number}")));
         let mut hosts = testbed.hosts_named(&names)?.into_iter();
-        let mut host = || hosts.next().context("as many hosts as names");
+        let mut host = || hosts.next().context("each name has a host");
         let (client, director) = (host()?, host()?);
         let router = if with_router { Some(host()?) } else { None };
         let standby = if options.standby { Some(host()?) } else { None };
@@ -315,7 +315,7 @@ impl Site {
     /// The address of a real server, counted from 0.
     #[must_use]
     pub fn real_address(&self, index: usize) -> Ipv4Addr {
-        let host = 11 + u8::try_from(index).expect("a testbed has few servers");
+        let host = 11 + u8::try_from(index).expect("the number of servers is small");
         match self.options.topology {
             Topology::OneArm => Ipv4Addr::new(192, 0, 2, host),
             Topology::TwoArm | Topology::Routed => Ipv4Addr::new(10, 0, 0, host),

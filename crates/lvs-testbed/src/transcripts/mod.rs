@@ -229,7 +229,7 @@ fn run_session(own: &Path, session: &Session) -> anyhow::Result<TranscriptReport
     let mut output = BufReader::new(player.0.stdout.take().context("no output")?);
     let mut line = String::new();
     output.read_line(&mut line)?;
-    ensure!(line == play::READY, "the player has found no namespace");
+    ensure!(line == play::READY, "the player found no namespace");
     map_users(player.0.id())?;
     let mut input = player.0.stdin.take().context("no input")?;
     serde_json::to_writer(&mut input, session)?;

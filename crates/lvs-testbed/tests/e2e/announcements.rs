@@ -114,13 +114,13 @@ fn own_addresses_are_announced_after_link_is_up() -> Result<()> {
     let places = places(&site);
     let script =
         "ip link set eth0 down; ip link set eth1 down; ip link set eth0 up; ip link set eth1 up";
-    event(&site, &places, "a link that comes up", script)?;
+    event(&site, &places, "a link that is set up", script)?;
     // The carrier alone: the other end of the cable.
     settle(&places)?;
     let mac = site.director.sh("cat /sys/class/net/eth0/address")?;
     site.testbed
         .pull_cable(&site.director, "eth0", mac.trim())?;
-    learnt(&site, &places[..2], "a carrier that comes")
+    learnt(&site, &places[..2], "a carrier that appears")
 }
 
 #[test]
@@ -168,9 +168,9 @@ fn own_addresses_changed_bridge_is_announced() -> Result<()> {
     let before = site.director.sh("cat /sys/class/net/br0/address")?;
     let script = "ip link add c0 type veth peer name c1; ip link set c0 address 02:00:00:00:00:01; ip link set c1 up; \
                   ip link set c0 master br0 up";
-    event(&site, &places, "a port that joins", script)?;
+    event(&site, &places, "a port that joins the bridge", script)?;
     let after = site.director.sh("cat /sys/class/net/br0/address")?;
     ensure!(before != after, "the bridge keeps its address: {after}");
     let script = "ip link set eth0 down; ip link set eth0 up";
-    event(&site, &places, "a port that comes up", script)
+    event(&site, &places, "a port that is set up", script)
 }

@@ -114,10 +114,14 @@ fn metrics_follow_the_rules_of_open_metrics() -> Result<()> {
     let url = "http://127.0.0.1:9560/metrics";
     let mut page = String::new();
     let words = ["-sSf", "-m", "20", "-H", accept, url];
-    wait_until("lvsd to see the dataplane", Duration::from_secs(20), || {
-        page = site.director.run("curl", &words).unwrap_or_default();
-        page.contains("lvs_dataplane_up 1")
-    })?;
+    wait_until(
+        "lvsd to be connected to the dataplane",
+        Duration::from_secs(20),
+        || {
+            page = site.director.run("curl", &words).unwrap_or_default();
+            page.contains("lvs_dataplane_up 1")
+        },
+    )?;
     let samples = open_metrics::read(&page).with_context(|| page.clone())?;
     for series in [
         "lvs_drops_total{reason=\"short_header\"}",
@@ -230,7 +234,7 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
         ),
     ];
     let mut seen = (BTreeMap::new(), BTreeMap::new());
-    wait_until("the same in both", Duration::from_secs(20), || {
+    wait_until("both listings to be equal", Duration::from_secs(20), || {
         let of = |port| {
             let text = get(&site, port, "metrics").unwrap_or_default();
             series(&text).unwrap_or_default()
@@ -295,7 +299,7 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
     ensure!(status.success(), "{}", lvsd.log());
     ensure!(
         fs::read_dir(proc.join("net"))?.next().is_none() && !proc.join("sys").exists(),
-        "what nobody refreshes is gone"
+        "files of a stopped lvsd are removed"
     );
     load(&site, 30)?;
     let mut lvsd = start(&site)?;
@@ -328,7 +332,7 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
         }
     }
     wait_until(
-        "Prometheus to see no reset",
+        "Prometheus to find no counter reset",
         Duration::from_secs(20),
         || ask(connections).is_ok_and(|n| (n - 90.0).abs() < 0.5),
     )?;
@@ -399,17 +403,21 @@ fn api_agrees_with_commands() -> Result<()> {
     };
     let config = path.display().to_string();
     let mut both = (Value::Null, Value::Null);
-    wait_until("the same from both", common::SOON, || {
-        let cli = site
-            .director
-            .run(&program, &["--config", &config, "status", "--json"]);
-        let cli = cli.map(|text| serde_json::from_str(&text).unwrap_or_default());
-        both = (
-            calm(cli.unwrap_or_default()),
-            calm(json(&site, "v1/status").unwrap_or_default()),
-        );
-        both.0 == both.1 && both.0["services"][0]["name"] == "web"
-    })
+    wait_until(
+        "both directors to have the same values",
+        common::SOON,
+        || {
+            let cli = site
+                .director
+                .run(&program, &["--config", &config, "status", "--json"]);
+            let cli = cli.map(|text| serde_json::from_str(&text).unwrap_or_default());
+            both = (
+                calm(cli.unwrap_or_default()),
+                calm(json(&site, "v1/status").unwrap_or_default()),
+            );
+            both.0 == both.1 && both.0["services"][0]["name"] == "web"
+        },
+    )
     .with_context(|| format!("{both:#?}"))?;
 
     // Over the Unix socket without a token, over TCP with it.

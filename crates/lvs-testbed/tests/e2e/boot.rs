@@ -164,10 +164,15 @@ fn lvsd_missing_interfaces_are_used_when_created() -> Result<()> {
     ensure!(checked.contains("valid"), "{checked}");
     let lvsd = site.director.spawn(&program, &["--config", &path])?;
     let status = || site.director.run(&program, &["status", "--config", &path]);
-    wait_until("the status to contain it", PATIENCE, || {
-        status()
-            .is_ok_and(|said| said.contains("WAITING: waiting for the configured interface eth1"))
-    })
+    wait_until(
+        "the status to contain the missing interface",
+        PATIENCE,
+        || {
+            status().is_ok_and(|said| {
+                said.contains("WAITING: waiting for the configured interface eth1")
+            })
+        },
+    )
     .with_context(|| format!("{:?}\n{}", status(), lvsd.log()))?;
     bring_back_arm(&site)?;
     clients_are_served(&site)?;
@@ -214,7 +219,7 @@ fn dataplane_started_after_signal_waits_for_the_stopping_one() -> Result<()> {
             before.signal(signal)?;
             let mut next = start(&site, words)?;
             let mut ended = false;
-            wait_until("the next one to answer", PATIENCE, || {
+            wait_until("the next dataplane to answer", PATIENCE, || {
                 ended = !next.is_running();
                 ended || pid_that_answers(&site) == Some(next.pid().into())
             })

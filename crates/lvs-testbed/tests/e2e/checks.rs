@@ -240,7 +240,7 @@ fn each_check_kind_follows_state_of_a_real_server() -> Result<()> {
         )
     };
     wait_until(
-        "the weights that were asked for",
+        "the weights that the agents request",
         Duration::from_secs(30),
         || weights() == (true, true),
     )?;
@@ -407,7 +407,9 @@ fn on_a_clients_way(forward: Forward) -> Result<()> {
             "curl -s -o /dev/null -m 60 http://{}/",
             site.real_address(1)
         );
-        site.director.sh(&own).context("its own address serves")?;
+        site.director
+            .sh(&own)
+            .context("the server's own address answers")?;
     }
     ensure!(lvsd.stop(Signal::SIGINT)?.success(), "{}", lvsd.log());
     Ok(())

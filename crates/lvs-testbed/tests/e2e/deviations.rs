@@ -39,7 +39,7 @@ fn policy_rules_are_ignored_with_one_warning() -> Result<()> {
         "ip route add unreachable default table 100; \
          ip rule add to 10.0.0.0/24 table 100 priority 100; ip rule add from 10.9.0.0/16 table 100 priority 101",
     )?;
-    let dataplane = site.dataplane.as_ref().context("it was started")?;
+    let dataplane = site.dataplane.as_ref().context("the program was started")?;
     let said = || dataplane.log().matches("policy rules").count();
     wait_until("a word about the rules", common::SOON, || said() > 0)?;
     let mut load = site.load();

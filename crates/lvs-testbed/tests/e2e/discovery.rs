@@ -129,9 +129,11 @@ fn servers_follow_changed_dns_zone_and_no_download_breaks() -> Result<()> {
     wait_usable(&site, &[0, 1], &lvsd)?;
     // `status` and `plan` see what the daemon sees.
     let status = || ask(&site, "status").unwrap_or_default();
-    wait_until("status to see them", Duration::from_secs(20), || {
-        status().contains("dns pool.test: 2 servers")
-    })
+    wait_until(
+        "lvsd status to list the servers of DNS",
+        Duration::from_secs(20),
+        || status().contains("dns pool.test: 2 servers"),
+    )
     .with_context(status)?;
     // It reads what the daemon has kept, which writes that once in a while.
     let plan = || ask(&site, "plan");

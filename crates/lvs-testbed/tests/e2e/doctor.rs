@@ -200,7 +200,10 @@ fn doctor_foreign_owner_of_vip_is_a_finding() -> Result<()> {
     options.servers = 1;
     options.vip = Vip::Dataplane;
     let mut site = Site::new(options)?;
-    let router = site.router.clone().context("a one-arm site has a router")?;
+    let router = site
+        .router
+        .clone()
+        .context("the one-arm site has a router")?;
     router.sh(&format!("ip addr add {}/32 dev eth1", site.vip))?;
     site.start_dataplane(&[])?;
     // It may be refused for that very reason.

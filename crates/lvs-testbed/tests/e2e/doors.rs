@@ -51,7 +51,7 @@ fn squat(site: &Site, launcher: &[&str], name: &str) -> Result<Proc> {
     let mut words = launcher.to_vec();
     words.extend([&*program, "dataplane", name]);
     let squatter = site.director.spawn(words[0], &words[1..])?;
-    wait_until("the name to be taken", common::SOON, || {
+    wait_until("the socket name to be in use", common::SOON, || {
         squatter.log().contains("ready at")
     })
     .with_context(|| squatter.log())?;
@@ -97,7 +97,7 @@ fn unread_log_delays_no_packet() -> Result<()> {
         let report = steady.finish()?;
         report.all_ok(report.ok)?;
         let dataplane = site.dataplane.as_mut().context("started above")?;
-        ensure!(dataplane.is_running(), "it has ended");
+        ensure!(dataplane.is_running(), "it has stopped");
         ensure!(dataplane.stop(Signal::SIGTERM)?.success());
     }
     Ok(())

@@ -199,10 +199,14 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
         &format!("put --lease={lease} /lvs/servers/web/third '{plain}'"),
     )?;
     wait_usable(&site, &[0, 1, 2], &lvsd)?;
-    wait_status(&site, "the director to be seen", |status| {
-        status.contains("director d1: revision")
-            && status.contains("1 service with 3 servers; this one")
-    })?;
+    wait_status(
+        &site,
+        "the director to be listed by the other one",
+        |status| {
+            status.contains("director d1: revision")
+                && status.contains("1 service with 3 servers; this one")
+        },
+    )?;
     // It reads what the daemon has kept, which writes that once in a while.
     let plan = || ask(&site, &site.director, "d1", "plan");
     wait_until("a plan without a change", PATIENCE, || {
@@ -242,7 +246,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
         "/lvs/services/web",
         &service(&site, "quorum = 2\n"),
     )?;
-    wait_status(&site, "it to be right again", |status| {
+    wait_status(&site, "the service to be valid again", |status| {
         !status.contains("left out")
     })?;
 
@@ -265,7 +269,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     lvsd.signal(Signal::SIGKILL)?;
     lvsd.wait(Duration::from_secs(5))?;
     let mut lvsd = start(&site, &site.director, "d1")?;
-    wait_status(&site, "what was kept", |status| {
+    wait_status(&site, "the stored servers to be used", |status| {
         status.contains("kept from before") && status.contains("DOES NOT ANSWER")
     })?;
     wait_usable(&site, &[1, 2, 3], &lvsd)?;
@@ -504,10 +508,14 @@ fn etcd_members_accept_tls_and_password() -> Result<()> {
     ask(&site, &site.director, "d1", "reload")?;
     wait_usable(&site, &[1], &lvsd)?;
     // It may read, and not write: others do not see it, and that is all.
-    wait_status(&site, "what is not permitted", |status| {
-        status.contains("other directors do not see this one (d1)")
-            && status.contains("permission denied")
-    })?;
+    wait_status(
+        &site,
+        "a write that is not permitted to be reported",
+        |status| {
+            status.contains("other directors do not see this one (d1)")
+                && status.contains("permission denied")
+        },
+    )?;
     let tls = |command: &str| tls(&format!("--user=root:rootpw {command}"));
     tls("user grant-role lvs writer")?;
     // It is tried again when the file is read with another lease.
@@ -555,16 +563,20 @@ fn directors_list_each_other_and_check_servers_independently() -> Result<()> {
     )?;
     wait_usable(&site, &[], &lvsd)?;
     let reported = || ask(&site, other, "d2", "status").unwrap_or_default();
-    wait_until("the other's servers to be usable", PATIENCE, || {
-        reported().contains("2 of 2 servers usable")
-    })
+    wait_until(
+        "the servers of the other director to be usable",
+        PATIENCE,
+        || reported().contains("2 of 2 servers usable"),
+    )
     .with_context(reported)?;
     site.director.sh("nft delete table inet cut")?;
     wait_usable(&site, &[1, 2], &lvsd)?;
     second.kill();
-    wait_status(&site, "the second director to be gone", |status| {
-        !status.contains("director d2")
-    })?;
+    wait_status(
+        &site,
+        "the second director's record to be removed",
+        |status| !status.contains("director d2"),
+    )?;
     wait_usable(&site, &[1, 2], &lvsd)
 }
 
@@ -592,9 +604,11 @@ fn etcd_lost_lease_duplicate_name_and_other_cluster_are_reported() -> Result<()>
         // One that has ended meanwhile is lost as well.
         let _ = ctl(&site, 0, &format!("lease revoke {lease}"));
     }
-    wait_until("it to be there again", PATIENCE, || {
-        lvsd.log().contains("which is written again") && registered().contains("directors/d1")
-    })
+    wait_until(
+        "the director's record to be written again",
+        PATIENCE,
+        || lvsd.log().contains("which is written again") && registered().contains("directors/d1"),
+    )
     .with_context(|| lvsd.log())?;
 
     // A file that was copied whole.
@@ -606,15 +620,23 @@ fn etcd_lost_lease_duplicate_name_and_other_cluster_are_reported() -> Result<()>
     let other = &site.servers[3];
     let mut twin = start(&site, other, "twin")?;
     let words = "another director is called d1, too";
-    wait_status(&site, "both to notice", |status| status.contains(words))?;
-    wait_until("the other to notice", PATIENCE, || {
-        ask(&site, other, "twin", "status").is_ok_and(|status| status.contains(words))
-    })
+    wait_status(
+        &site,
+        "both directors to report the duplicate name",
+        |status| status.contains(words),
+    )?;
+    wait_until(
+        "the other director to report the duplicate name",
+        PATIENCE,
+        || ask(&site, other, "twin", "status").is_ok_and(|status| status.contains(words)),
+    )
     .with_context(|| twin.log())?;
     twin.kill();
-    wait_status(&site, "the other to be gone", |status| {
-        !status.contains(words)
-    })?;
+    wait_status(
+        &site,
+        "the other director's record to be removed",
+        |status| !status.contains(words),
+    )?;
 
     // An operator sets etcd up again, without its content.
     first.kill();
@@ -762,12 +784,12 @@ fn etcd_compacted_history_is_read_again() -> Result<()> {
         &service(&site, "quorum = 3\n"),
     )?;
     let revision = compact()?;
-    ensure!(usable(&site) == [1, 2], "the dataplane goes on");
+    ensure!(usable(&site) == [1, 2], "the dataplane keeps running");
     // Delayed events of etcd arrive first; with such small buffers they would take half a minute.
     buffers("4096 131072 6291456", "4096 16384 4194304")?;
     lvsd.signal(Signal::SIGCONT)?;
     wait_usable(&site, &[2, 3], &lvsd)?;
-    wait_status(&site, "what was missed", |status| {
+    wait_status(&site, "the missed changes to be applied", |status| {
         known(status) >= Some(revision)
             && status.contains("BELOW ITS QUORUM")
             && !status.contains("left out")

@@ -25,7 +25,7 @@ fn stopped_dataplane_restores_host() -> Result<()> {
             common::ok(site.client.load(&load)?, 20)?;
             ensure!(
                 common::host_state(&site)? != before,
-                "the shield is to be seen while it runs"
+                "the shield exists while the dataplane runs"
             );
             let mut dataplane = site.dataplane.take().context("started above")?;
             let status = dataplane.stop(signal)?;
@@ -123,7 +123,7 @@ fn interface_removed_and_created_again_is_used() -> Result<()> {
     std::thread::sleep(Duration::from_millis(300));
     client.sh(&format!("ip link set eth1 netns {}", director.pid()))?;
     director.sh("ip addr add 10.0.0.1/24 dev eth1; ip link set eth1 up")?;
-    come_back("gone and back")?;
+    come_back("the interface to be removed and added again")?;
     ensure!(site.dataplane.as_mut().is_some_and(Proc::is_running));
     Ok(())
 }
@@ -138,7 +138,10 @@ fn refused(site: &lvs_testbed::Site, before: &[&str], arguments: &[&str]) -> Res
     let status = dataplane.wait(Duration::from_secs(10))?;
     let said = dataplane.log();
     println!("{arguments:?}: {status}: {said}");
-    ensure!(!status.success(), "it ended well: {said}");
+    ensure!(
+        !status.success(),
+        "the dataplane exited without an error: {said}"
+    );
     ensure!(!said.contains("panicked"), "{said}");
     Ok(said)
 }
@@ -224,7 +227,7 @@ fn invalid_rules_change_nothing() -> Result<()> {
         );
         ensure!(
             site.lvsadm("-S -n")? == before,
-            "lvsadm {arguments} changed something"
+            "lvsadm {arguments} changed the configuration"
         );
     }
     Ok(())
@@ -294,7 +297,10 @@ fn foreign_claim_to_vip_is_answered() -> Result<()> {
     options.servers = 2;
     options.vip = Vip::Dataplane;
     let mut site = lvs_testbed::Site::new(options)?;
-    let router = site.router.clone().context("a one-arm site has a router")?;
+    let router = site
+        .router
+        .clone()
+        .context("the one-arm site has a router")?;
     site.start_dataplane(&[])?;
     site.add_service(80, "rr")?;
     let mut load = site.load();
@@ -306,7 +312,10 @@ fn foreign_claim_to_vip_is_answered() -> Result<()> {
         let said = router.run("ip", &["neigh", "show", &site.vip.to_string()]);
         said.is_ok_and(|said| said.contains(mac))
     };
-    ensure!(known(ours), "the router knows the director");
+    ensure!(
+        known(ours),
+        "the router has a neighbour entry for the director"
+    );
     let monitor = router.spawn("ip", &["monitor", "neigh"])?;
     // It listens when it reports an event.
     let something = "ip neigh replace 192.0.2.250 lladdr 02:00:00:00:77:08 dev eth1; \
@@ -320,15 +329,22 @@ fn foreign_claim_to_vip_is_answered() -> Result<()> {
         "ip addr del {0}/32 dev lo; ip addr add {0}/32 dev eth0; ip link set eth0 address {theirs}",
         site.vip
     ))?;
-    let output = wait_until("the router to hear both", common::SOON, || {
-        let log = monitor.log();
-        let vip = format!("{} ", site.vip);
-        let mut lines = log.lines().filter(|line| line.starts_with(&vip));
-        // One after the other, the director last.
-        lines.any(|line| line.contains(theirs)) && lines.any(|line| line.contains(ours))
-    });
+    let output = wait_until(
+        "the router to receive both announcements",
+        common::SOON,
+        || {
+            let log = monitor.log();
+            let vip = format!("{} ", site.vip);
+            let mut lines = log.lines().filter(|line| line.starts_with(&vip));
+            // One after the other, the director last.
+            lines.any(|line| line.contains(theirs)) && lines.any(|line| line.contains(ours))
+        },
+    );
     output.with_context(|| monitor.log())?;
-    ensure!(known(ours), "the router knows the director again");
+    ensure!(
+        known(ours),
+        "the router has a neighbour entry for the director again"
+    );
     Ok(())
 }
 
@@ -339,7 +355,10 @@ fn vip_of_another_host_is_reported() -> Result<()> {
     options.servers = 1;
     options.vip = Vip::Dataplane;
     let mut site = lvs_testbed::Site::new(options)?;
-    let router = site.router.clone().context("a one-arm site has a router")?;
+    let router = site
+        .router
+        .clone()
+        .context("the one-arm site has a router")?;
     router.sh(&format!("ip addr add {}/32 dev eth1", site.vip))?;
     site.start_dataplane(&[])?;
     let answer = site

@@ -22,7 +22,10 @@ const TWO: [&str; 4] = ["--fast-path", "on", "--workers", "2"];
 /// Whether the kernel fast path is permitted here. Root of the first user namespace has no excuse.
 pub(super) fn is_permitted() -> Result<bool> {
     let permitted = Mode::detect()? != Mode::Rootless;
-    ensure!(permitted || !lvs_sys::is_root_of_all(), "root can test it");
+    ensure!(
+        permitted || !lvs_sys::is_root_of_all(),
+        "a test as root may load BPF programs"
+    );
     Ok(permitted)
 }
 
@@ -253,7 +256,7 @@ fn put_in_front(
         Ok(program.attach(ifindex)?)
     };
     let thread = std::thread::spawn(attach);
-    thread.join().expect("it does not panic")
+    thread.join().expect("the dataplane does not panic")
 }
 
 const fn instruction(code: u8, registers: u8, offset: i16, immediate: i32) -> Instruction {
@@ -415,7 +418,7 @@ fn explain_shows_offloaded_connections() -> Result<()> {
     };
     output("yes")?;
     // The host's tables may have changed meanwhile.
-    wait_until("the same in JSON", Duration::from_secs(20), || {
+    wait_until("the same values in JSON", Duration::from_secs(20), || {
         let output = site.lvsadm(&format!("{question} --json"));
         let output = output.ok().and_then(|output| output.parse().ok());
         output.is_some_and(|output: serde_json::Value| {
@@ -431,7 +434,7 @@ fn explain_shows_offloaded_connections() -> Result<()> {
 
     let rule = format!("--destination {}", site.vip);
     site.lvsadm(&format!("mark add {rule} --mark 7"))?;
-    wait_until("a packet gets the mark", Duration::from_secs(20), || {
+    wait_until("a packet with the mark", Duration::from_secs(20), || {
         let rules = site.lvsadm("mark list");
         rules.is_ok_and(|rules| rules.contains("--mark 7") && !rules.contains(" 0 packets"))
     })?;
@@ -469,7 +472,7 @@ fn stopped_dataplane_removes_its_programs() -> Result<()> {
         site.start_dataplane(&ON)?;
         ensure!(
             shares(&site)? == (0, 0),
-            "its successor has forwarded nothing yet"
+            "the successor has not forwarded packets yet"
         );
     }
     Ok(())
@@ -569,7 +572,7 @@ fn killed(label: &str, words: &[&str], forward: Forward) -> Result<()> {
         "{sums}"
     );
     let output = log.lines().find(|line| line.contains("took over"));
-    println!("{}", output.context("it says so")?);
+    println!("{}", output.context("the log says so")?);
     // Services are there, counters go on, and new connections come.
     let counts = || stats(&site).is_ok_and(|after| after > before);
     wait_until("counters to go on", common::SOON, counts)?;
@@ -642,14 +645,20 @@ fn cleanup_removes_programs_of_killed_dataplane() -> Result<()> {
             let output = site.director.sh(&format!("{program} --cleanup"))?;
             ensure!(output.starts_with("no dataplane"), "{output}");
             site.start_dataplane(&ON)?;
-            ensure!(!site.lvsadm("-L -n")?.contains(":80"), "it begins anew");
+            ensure!(
+                !site.lvsadm("-L -n")?.contains(":80"),
+                "the successor starts without state"
+            );
             site.add_service(80, "rr")?;
             continue;
         }
         // One with another table cannot go on, and says so.
         site.start_dataplane(&["--fast-path", "on", "--max-connections", "5000"])?;
         common::says(&site, "it had another --max-connections")?;
-        ensure!(!site.lvsadm("-L -n")?.contains(":80"), "it begins anew");
+        ensure!(
+            !site.lvsadm("-L -n")?.contains(":80"),
+            "the successor starts without state"
+        );
     }
     Ok(())
 }
@@ -660,17 +669,24 @@ fn successor_starts_daemons_when_interface_is_created() -> Result<()> {
     let director = site.director.clone();
     let make = "ip link add d1 type veth peer name d2; ip link set d1 up; ip link set d2 up";
     director.sh(make)?;
-    wait_until("the dataplane to know it", common::SOON, || {
-        site.lvsadm("--start-daemon backup --mcast-interface d1")
-            .is_ok()
-    })?;
+    wait_until(
+        "the dataplane to use the new interface",
+        common::SOON,
+        || {
+            site.lvsadm("--start-daemon backup --mcast-interface d1")
+                .is_ok()
+        },
+    )?;
     let mut dataplane = site.dataplane.take().context("it runs")?;
     dataplane.signal(Signal::SIGKILL)?;
     dataplane.wait(Duration::from_secs(10))?;
     director.sh("ip link del d1")?;
     site.start_dataplane(&ON)?;
     let daemons = site.lvsadm("-L --daemon")?;
-    ensure!(daemons.is_empty(), "its interface is gone: {daemons}");
+    ensure!(
+        daemons.is_empty(),
+        "the daemon of the removed interface is gone: {daemons}"
+    );
     director.sh(make)?;
     wait_until("the daemon to run", common::SOON, || {
         site.lvsadm("-L --daemon")

@@ -176,7 +176,10 @@ fn connections_survive_killed_dataplane_with_clsact() -> Result<()> {
     start(&mut site)?;
     common::says(&site, "took over")?;
     running.finish()?;
-    ensure!(filters(&site.director)? == before, "the same places");
+    ensure!(
+        filters(&site.director)? == before,
+        "the same attachment points"
+    );
     ensure!(site.lvsadm("-L -n")?.contains(":80"));
     // The next one attaches itself the other way, if there is one, and takes the filters away.
     end(&mut site, Signal::SIGKILL)?;
@@ -218,12 +221,15 @@ fn cleanup_removes_filters_of_killed_dataplane() -> Result<()> {
                 "{left}"
             );
             start(&mut site)?;
-            ensure!(!site.lvsadm("-L -n")?.contains(":80"), "it begins anew");
+            ensure!(
+                !site.lvsadm("-L -n")?.contains(":80"),
+                "the successor starts without state"
+            );
             continue;
         }
         // One that forwards all packets itself takes them away, too.
         site.start_dataplane(&["--fast-path", "off"])?;
-        ensure!(filters(&site.director)? == 0, "none is left");
+        ensure!(filters(&site.director)? == 0, "no filter remains");
     }
     Ok(())
 }

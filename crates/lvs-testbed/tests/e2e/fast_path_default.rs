@@ -139,7 +139,10 @@ fn fast_path_continues_connections_of_state_keeper() -> Result<()> {
     kill(&mut site)?;
     start(&mut site, &["--warm-restart", "on"])?;
     says(&site, BY_ITSELF)?;
-    ensure!(site.lvsadm("-L -n")?.contains(":80"), "it took over");
+    ensure!(
+        site.lvsadm("-L -n")?.contains(":80"),
+        "the successor took over the state"
+    );
     download(&site)?;
     let program = programs::find("lvs-dataplane")?.display().to_string();
     site.dataplane = None;

@@ -90,13 +90,13 @@ fn forwards(label: &str, forward: Forward) -> Result<()> {
         .sh(&format!("{lvsadm} doctor || [ $? = 1 ]"))?;
     ensure!(
         !doctor.contains("XDP"),
-        "it is the dataplane's own: {doctor}"
+        "the program belongs to the dataplane: {doctor}"
     );
     common::iperf_and_dns(&site)?;
     let mut dataplane = site.dataplane.take().context("it runs")?;
     dataplane.signal(nix::sys::signal::Signal::SIGTERM)?;
     dataplane.wait(Duration::from_secs(10))?;
-    wait_until("nothing to be left", common::SOON, || {
+    wait_until("no program to remain attached", common::SOON, || {
         programs_of(&site).is_ok_and(|left| left.is_empty())
     })
 }
@@ -157,7 +157,11 @@ fn xdp_without_target_support_uses_socket_buffers() -> Result<()> {
         std::thread::sleep(pace);
         shares(&site).is_ok_and(|after| after.0 == before.0 && after.1 > before.1)
     };
-    wait_until("packets behind XDP", Duration::from_secs(20), stands)?;
+    wait_until(
+        "packets that XDP passed on",
+        Duration::from_secs(20),
+        stands,
+    )?;
     let (before, _) = shares(&site)?;
     site.testbed.take_frames()?;
     let flows = || shares(&site).is_ok_and(|(xdp, _)| xdp > before + 50);
@@ -211,6 +215,6 @@ fn xdp_impossible_options_are_refused() -> Result<()> {
             .sh(&format!("timeout 120 {program} {words} 2>&1 || true"))?;
         ensure!(refused.contains(output), "{words}: {refused}");
     }
-    ensure!(programs_of(&site)?.is_empty(), "nothing is left");
+    ensure!(programs_of(&site)?.is_empty(), "no message remains");
     Ok(())
 }

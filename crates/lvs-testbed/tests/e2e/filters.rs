@@ -141,7 +141,7 @@ fn fragments_to_port_of_host_are_filtered_by_its_rules() -> Result<()> {
     // A filter by routes has the right interface, too.
     site.director.sysctl("ipv4/conf/eth0/rp_filter", "1")?;
     firewall(&site, "")?;
-    comes(&site, four, 2000).context("rp_filter drops what is given back")
+    comes(&site, four, 2000).context("rp_filter drops reinjected packets")
 }
 
 /// Without the right to use BPF, reinjected packets arrive through the dataplane's device, and the
@@ -157,7 +157,7 @@ fn fragments_without_bpf_arrive_on_the_dataplanes_device() -> Result<()> {
     firewall(&site, "")?;
     comes(&site, vip, 3000)?;
     firewall(&site, "iifname eth0 meta l4proto udp counter drop")?;
-    comes(&site, vip, 3000).context("it comes in by eth0")?;
+    comes(&site, vip, 3000).context("the packet arrives on eth0")?;
     firewall(
         &site,
         "iifname { eth0, lvs-host0 } meta l4proto udp counter drop",
@@ -205,7 +205,7 @@ fn removed_reinjection_leaks_no_packet() -> Result<()> {
     site.add_service(80, "rr")?;
     let vip: IpAddr = site.vip.into();
     firewall(&site, "iifname lvs-host0 counter drop")?;
-    comes(&site, vip, 3000).context("there is no way back at first")?;
+    comes(&site, vip, 3000).context("reinjection is not possible at first")?;
     firewall(&site, "")?;
     let sender = site.client.sh("cat /sys/class/net/eth0/address")?;
     let sender = sender.trim();
@@ -222,11 +222,11 @@ fn removed_reinjection_leaks_no_packet() -> Result<()> {
     let noticed = || dataplane.log().contains(GONE);
     ensure!(
         seen(&site.director)? == leaked || wait_until("a word", IN_TIME, noticed).is_ok(),
-        "it was turned round"
+        "the packet was reinjected"
     );
     ensure!(site.testbed.port_of(sender)? == there);
     wait_until("the dataplane to notice", SOON, noticed).with_context(|| dataplane.log())?;
-    comes(&site, vip, 3000).context("the other way")?;
+    comes(&site, vip, 3000).context("the packet reinjected on the other device")?;
     // It is taken up as if nothing had happened, by the device.
     firewall(&site, "iifname lvs-host0 counter drop")?;
     is_dropped(&site, vip, 3000)
@@ -308,7 +308,7 @@ fn filters_are_saved_and_restored() -> Result<()> {
             "line 2: expected SERVICE|all allow|deny PREFIX",
         ),
     ] {
-        let refused = restore(bad).err().context("it was taken")?;
+        let refused = restore(bad).err().context("the filter was applied")?;
         let refused = format!("{refused:#}");
         ensure!(
             refused.contains(why) && refused.contains("nothing was changed"),

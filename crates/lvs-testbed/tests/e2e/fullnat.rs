@@ -172,7 +172,7 @@ fn full_nat_is_listed_and_restored() -> Result<()> {
 fn full_nat_translates_icmp_errors() -> Result<()> {
     let site = common::site(options("fullnat-icmp"))?;
     site.add_service(80, "rr")?;
-    let router = site.router.as_ref().expect("a routed site has a router");
+    let router = site.router.as_ref().expect("the routed site has a router");
     router.sh(
         "ip route replace 198.51.100.0/24 dev eth0 mtu lock 1400; ip route replace 10.0.0.0/24 dev eth2 mtu lock 1300",
     )?;

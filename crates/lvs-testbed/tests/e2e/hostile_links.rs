@@ -107,7 +107,7 @@ fn accounts_for(site: &mut Site, least: usize) -> Result<()> {
     let missed = missed(site)?;
     let reasons = drops.as_array().context("a list")?.len();
     ensure!(reasons > 5, "{drops}");
-    let mut dataplane = site.dataplane.take().context("it was started")?;
+    let mut dataplane = site.dataplane.take().context("the program was started")?;
     ensure!(dataplane.is_running(), "{}", dataplane.log());
     let status = dataplane.stop(Signal::SIGTERM)?;
     let log = dataplane.log();
@@ -117,7 +117,7 @@ fn accounts_for(site: &mut Site, least: usize) -> Result<()> {
     );
     let line = log
         .lines()
-        .find(|line| line.contains("what became of the packets"))
+        .find(|line| line.contains("counts of packets by fate"))
         .with_context(|| log.clone())?;
     let count = |name: &str| -> Result<u64> {
         let mut words = line.split(' ').filter_map(|word| word.split_once('='));

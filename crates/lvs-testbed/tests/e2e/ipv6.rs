@@ -163,7 +163,10 @@ fn address_of_dataplane_answers_like_a_host() -> Result<()> {
         "curl",
         &["-sS", "-g", "-m", "60", &format!("http://[{vip}]:81/")],
     );
-    let text = format!("{:#}", refused.err().context("nobody listens there")?);
+    let text = format!(
+        "{:#}",
+        refused.err().context("no program listens on the port")?
+    );
     ensure!(
         text.contains("refused") || text.contains("Couldn't connect"),
         "{text}"

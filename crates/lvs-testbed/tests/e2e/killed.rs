@@ -147,7 +147,7 @@ fn requests(site: &Site) -> Result<u64> {
         .find(|item| item["reason"] == "kernel_requests");
     requests
         .and_then(|item| item["count"].as_u64())
-        .context("it is counted")
+        .context("the kill is counted")
 }
 
 /// Connections that are established.
@@ -186,7 +186,7 @@ fn replace(site: &mut Site, by: By, directory: Option<&str>) -> Result<()> {
     let output = log.lines().find(|line| line.contains("took over"));
     println!(
         "{} ({answered:?} after its start)",
-        output.context("it says so")?
+        output.context("the log says so")?
     );
     Ok(())
 }
@@ -304,13 +304,16 @@ fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     ensure!(rules.contains("lvs-"), "{rules}");
     site.start_dataplane(&["--warm-restart", "on", "--max-connections", "5000"])?;
     common::says(&site, "took over")?;
-    ensure!(site.lvsadm("-L -n")?.contains(":80"), "it goes on");
+    ensure!(site.lvsadm("-L -n")?.contains(":80"), "it continues");
     kill(&mut site, Signal::SIGKILL)?;
     let output = director.sh(&format!("{program} --cleanup"))?;
     ensure!(output.starts_with("removed the connections"), "{output}");
     wait_until("its end", common::SOON, gone)?;
     start(&mut site, by, None)?;
-    ensure!(!site.lvsadm("-L -n")?.contains(":80"), "it begins anew");
+    ensure!(
+        !site.lvsadm("-L -n")?.contains(":80"),
+        "the successor starts without state"
+    );
     kill(&mut site, Signal::SIGTERM)?;
     wait_until("its end", common::SOON, gone)?;
     wait_until("no rules", common::SOON, || {

@@ -869,7 +869,7 @@ impl Endpoint {
     /// Waits until its last connection has ended.
     fn end(&self, bed: &Bed) -> Result<()> {
         let server = format!("{}:80", self.address);
-        bed.wait("the last connection of a pod to end", |bed| {
+        bed.wait("the last connection of a pod to close", |bed| {
             let has_ended = |state: &String| state == "TIME_WAIT" || state == "CLOSE";
             let states = bed.states(&server);
             states.is_ok_and(|states| states.iter().all(has_ended))
@@ -1004,7 +1004,9 @@ fn each_right_is_needed(bed: &Bed) -> Result<()> {
         let Right { resource, verb, .. } = &taken.1;
         let others: Vec<_> = rights.iter().filter(|right| *right != taken).collect();
         bed.permit_only(&others)?;
-        wait_until("the right to end", PATIENCE, || !bed.allows(taken))?;
+        wait_until("the director's right to write to end", PATIENCE, || {
+            !bed.allows(taken)
+        })?;
         // There are a Lease to create and to renew, a status to write, and an Event.
         let _ = bed.ask("DELETE", LEASE, "", None);
         let status = json!({ "status": { "loadBalancer": { "ingress": null } } });
@@ -1061,14 +1063,14 @@ fn addresses_and_refusals(bed: &mut Bed) -> Result<()> {
     bed.under_load("wrong annotation", |bed| {
         bed.annotate("web", "lvsd/chek", &"x".into())?;
         bed.wait("the Event", |bed| bed.output("web", "lvsd/chek is unknown"))?;
-        bed.wait("both directors to refuse it", |bed| {
+        bed.wait("both directors to refuse the Service", |bed| {
             [0, 1]
                 .iter()
                 .all(|&index| bed.status(index).contains("2 objects REFUSED"))
         })?;
         ensure!(bed.servers(0, &bed.web()) == bed.nodes(80, [1, 1, 1]));
         bed.annotate("web", "lvsd/chek", &Value::Null)?;
-        bed.wait("the end of the refusal", |bed| {
+        bed.wait("the refusal to end", |bed| {
             [0, 1]
                 .iter()
                 .all(|&index| bed.status(index).contains("1 object REFUSED"))
@@ -1119,7 +1121,7 @@ fn rolling_update(bed: &mut Bed) -> Result<Vec<Endpoint>> {
         .map(|n| Endpoint::start(bed, n))
         .collect::<Result<Vec<_>>>()?;
     bed.endpoints("web", &http(), &all)?;
-    bed.under_load("endpoints instead of nodes", |bed| {
+    bed.under_load("the endpoints to replace the nodes as servers", |bed| {
         bed.annotate("web", "lvsd/servers", &"endpoints".into())?;
         bed.wait_servers(&bed.web(), &pods(&all))
     })?;
@@ -1159,7 +1161,7 @@ fn drain_of_a_node(bed: &mut Bed, mut all: Vec<Endpoint>) -> Result<Vec<Endpoint
     ensure!(!answered.contains_key(&name), "{answered:?}");
     download.finish()?;
     let (left, gone): (Vec<_>, Vec<_>) = all.into_iter().partition(|pod| pod.ready);
-    bed.under_load("pods of the drained node end", |bed| {
+    bed.under_load("the pods of the drained node to terminate", |bed| {
         for pod in &gone {
             pod.end(bed)?;
         }
@@ -1182,7 +1184,7 @@ fn api_server_killed(bed: &mut Bed) -> Result<()> {
         })?;
         bed.director(0)?.stop(Signal::SIGTERM)?;
         bed.start(0)?;
-        bed.wait("what was kept", |bed| {
+        bed.wait("the stored servers to be used", |bed| {
             bed.status(0).contains("kept from before lvsd began")
         })?;
         ensure!(before == [0, 1].map(|index| bed.servers(index, &bed.web())));
@@ -1337,23 +1339,26 @@ fn class_taken_away_and_service_deleted(bed: &mut Bed, all: &[Endpoint]) -> Resu
     bed.wait("the address of the Service without a class", |bed| {
         bed.address("mail") == "192.0.2.10"
     })?;
-    bed.wait("its end, and the other Service", |bed| {
-        [0, 1].iter().all(|&index| {
-            let status = bed.status(index);
-            !status.contains("default/web/") && status.contains("default/mail/tcp/25")
-        })
-    })?;
+    bed.wait(
+        "the Service to be removed and its address to be assigned to the other one",
+        |bed| {
+            [0, 1].iter().all(|&index| {
+                let status = bed.status(index);
+                !status.contains("default/web/") && status.contains("default/mail/tcp/25")
+            })
+        },
+    )?;
     let back = json!({ "spec": { "type": "LoadBalancer", "loadBalancerClass": "lvsd" } });
     bed.merge(&web, &back)?;
     bed.wait("the exhausted pool", |bed| {
         bed.output("web", "has a free IPv4 address")
     })?;
     bed.ask("DELETE", &format!("{SERVICES}/mail"), "", None)?;
-    bed.wait("its address again", |bed| {
+    bed.wait("the Service to have its address again", |bed| {
         bed.address("web") == "192.0.2.10"
     })?;
     bed.ask("DELETE", &format!("{SERVICES}/dns"), "", None)?;
-    bed.wait("the end of both", |bed| {
+    bed.wait("both Services to be removed", |bed| {
         [0, 1].iter().all(|&index| {
             let status = bed.status(index);
             !status.contains("default/mail/")
@@ -1374,7 +1379,7 @@ fn director_lost(bed: &mut Bed) -> Result<()> {
         bed.status(0).contains("d1 writes addresses")
     })?;
     bed.start(1)?;
-    bed.wait("the other director", |bed| {
+    bed.wait("the other director to take over", |bed| {
         bed.status(1).contains("d1 writes addresses")
     })?;
     let downloads = Downloads::start(bed, "lost", DOWNLOADS)?;
@@ -1387,9 +1392,10 @@ fn director_lost(bed: &mut Bed) -> Result<()> {
         let listed = listed.iter().filter(|one| one.virtual_address == vip);
         listed.filter(|one| one.state == "ESTABLISHED").count()
     };
-    bed.wait("both directors to know all downloads", |bed| {
-        known(bed, 0) == DOWNLOADS && known(bed, 1) == DOWNLOADS
-    })?;
+    bed.wait(
+        "both directors to have all connections of the downloads",
+        |bed| known(bed, 0) == DOWNLOADS && known(bed, 1) == DOWNLOADS,
+    )?;
     let status: Value = serde_json::from_str(&bed.status_as(0, "--json"))?;
     let dataplane = status["dataplane"]["pid"]
         .as_i64()
@@ -1398,15 +1404,18 @@ fn director_lost(bed: &mut Bed) -> Result<()> {
     bed.director(0)?.kill();
     kill(Pid::from_raw(i32::try_from(dataplane)?), Signal::SIGKILL)?;
     bed.site.fail_over()?;
-    bed.wait("the other director to take the Lease", |bed| {
+    bed.wait("the other director to acquire the Lease", |bed| {
         bed.status(1).contains("d2 writes addresses")
     })?;
     let port = json!({ "name": "smtp", "port": 25, "nodePort": 8025 });
     bed.service("mail", &port, "Cluster")?;
-    bed.wait("an address by the other director", |bed| {
+    bed.wait("the other director to assign an address", |bed| {
         bed.address("mail") == "192.0.2.11"
     })?;
-    bed.under_load("with the other director", |_| Ok(()))?;
+    bed.under_load(
+        "the downloads to continue at the other director",
+        |_| Ok(()),
+    )?;
     downloads.finish()?;
     println!("director lost: {DOWNLOADS} downloads, 0 broken");
     Ok(())

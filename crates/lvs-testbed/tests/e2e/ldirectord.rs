@@ -127,11 +127,15 @@ fn managed(forward: Forward, label: &str, quiescent: bool) -> Result<()> {
     ensure!(answering(&site)? == ["rs1", "rs2"]);
 
     let status = program.stop(Signal::SIGTERM)?;
-    wait_until("its services to be gone", Duration::from_secs(20), || {
-        site.director
-            .sh("/sbin/ipvsadm -Ln")
-            .is_ok_and(|text| rows(&text).is_empty())
-    })
+    wait_until(
+        "the services of the program to be removed",
+        Duration::from_secs(20),
+        || {
+            site.director
+                .sh("/sbin/ipvsadm -Ln")
+                .is_ok_and(|text| rows(&text).is_empty())
+        },
+    )
     .with_context(|| format!("{status}: {}", program.log()))
 }
 

@@ -64,7 +64,10 @@ fn nat_server_on_director_serves_clients() -> Result<()> {
         let seen = site
             .client
             .sh(&format!("curl -sS -f -m 60 http://{}/addr", site.vip))?;
-        ensure!(seen == "192.0.2.100\n", "the local server sees {seen}");
+        ensure!(
+            seen == "192.0.2.100\n",
+            "the local server receives requests from {seen}"
+        );
         common::upload(&site)?;
 
         // A client of the server itself gets its answer too, though its packets take the same path.

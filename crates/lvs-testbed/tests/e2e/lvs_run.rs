@@ -135,10 +135,14 @@ fn keepalived_under_lvs_run_removes_dead_servers_reloads_and_stops() -> Result<(
     wait_listed(&site, &program, &[(2, 1)])?;
 
     let status = program.stop(Signal::SIGTERM)?;
-    wait_until("its services to be gone", Duration::from_secs(20), || {
-        site.lvsadm("-L -n")
-            .is_ok_and(|text| rows(&text).is_empty())
-    })
+    wait_until(
+        "the services of the program to be removed",
+        Duration::from_secs(20),
+        || {
+            site.lvsadm("-L -n")
+                .is_ok_and(|text| rows(&text).is_empty())
+        },
+    )
     .with_context(|| format!("{status}: {}", program.log()))
 }
 
@@ -207,7 +211,7 @@ fn services_added_by_ipvsadm_are_listed_by_lvsadm() -> Result<()> {
     // A program that may not have such high descriptors uses the old interface.
     // The counts of connections change when the dataplane handles the last packets of the clients.
     let mut both = (String::new(), String::new());
-    wait_until("the same listing", Duration::from_secs(20), || {
+    wait_until("the listings to be equal", Duration::from_secs(20), || {
         let few = run("sh -c 'ulimit -n 512; ipvsadm -Ln'");
         let ours = site.lvsadm("-L -n");
         both = (few.unwrap_or_default(), ours.unwrap_or_default());

@@ -130,7 +130,10 @@ fn killed_and_restarted_lvsd_loses_no_request() -> Result<()> {
         lvsd.signal(Signal::SIGKILL)?;
         lvsd.wait(common::SOON)?;
         steady.wait_for_more(50)?;
-        ensure!(usable(&site) == 3, "the dataplane goes on without lvsd");
+        ensure!(
+            usable(&site) == 3,
+            "the dataplane keeps running without lvsd"
+        );
         lvsd = start(&site, &[])?;
         wait_until("lvsd to be ready", common::SOON, || {
             lvsd.log().contains("ready:")
@@ -317,7 +320,7 @@ fn twenty_restarts_break_nothing_and_stop_all_ends_all() -> Result<()> {
     wait_usable(&site, 3, &lvsd)?;
     site.director.run(&program, &["stop", "--config", &path])?;
     ensure!(lvsd.wait(common::SOON)?.success(), "{}", lvsd.log());
-    ensure!(usable(&site) == 3, "the dataplane goes on");
+    ensure!(usable(&site) == 3, "the dataplane keeps running");
     site.director
         .run(&program, &["stop", "--all", "--config", &path])?;
     common::wait_for_host_state(&site, &before)
@@ -348,14 +351,18 @@ fn replacing_reload_loses_no_request() -> Result<()> {
     ensure!(
         site.lvsadm("-L -n")?
             .contains(&site.real_address(0).to_string()),
-        "the old server has gone before the new one serves"
+        "the old server was removed before the new one served"
     );
     site.servers[1].sh("nft delete table inet slow")?;
-    wait_until("the new server alone", Duration::from_secs(20), || {
-        let listing = site.lvsadm("-L -n").unwrap_or_default();
-        listing.contains(&site.real_address(1).to_string())
-            && !listing.contains(&site.real_address(0).to_string())
-    })
+    wait_until(
+        "only the new server to be listed",
+        Duration::from_secs(20),
+        || {
+            let listing = site.lvsadm("-L -n").unwrap_or_default();
+            listing.contains(&site.real_address(1).to_string())
+                && !listing.contains(&site.real_address(0).to_string())
+        },
+    )
     .with_context(|| format!("{:?}\n{}", site.lvsadm("-L -n"), lvsd.log()))?;
     // More than are under way to the old one.
     steady.wait_for_more(1 + site.load().concurrency)?;
@@ -417,7 +424,7 @@ fn unread_output_does_not_block_lvsd() -> Result<()> {
         let report = steady.finish()?;
         report.all_ok(report.ok)?;
         ensure!(report.ok > 500, "{report:?}");
-        ensure!(lvsd.is_running(), "lvsd has ended");
+        ensure!(lvsd.is_running(), "lvsd has exited");
         ensure!(lvsd.stop(Signal::SIGINT)?.success());
         site.director.sh(&format!("rm -f {fifo} {fifo}-closed"))?;
     }
@@ -504,7 +511,12 @@ fn lvsd_keeps_drain_over_restarts() -> Result<()> {
         let output = output();
         parts.iter().all(|part| output.contains(part))
     };
-    wait_until("the status to contain it", common::SOON, is_shown).with_context(output)?;
+    wait_until(
+        "the status to contain the missing interface",
+        common::SOON,
+        is_shown,
+    )
+    .with_context(output)?;
 
     let text = fs::read_to_string(&path)?;
     fs::write(&path, format!("{text}weight = 2\n"))?;
@@ -542,7 +554,7 @@ fn lvsd_keeps_drain_over_restarts() -> Result<()> {
     // In maintenance it leaves the service.
     let host = site.real_address(0);
     site.lvsadm(&format!("maintenance all {host} --for 1h"))?;
-    wait_until("the server to be gone", Duration::from_secs(40), || {
+    wait_until("the server to be removed", Duration::from_secs(40), || {
         site.lvsadm("-L -n")
             .is_ok_and(|text| !text.contains(&server))
     })?;
@@ -691,7 +703,7 @@ fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
 
     site.programs.remove(0).kill();
     becomes(&site, false).with_context(|| daemon.log())?;
-    answered(&site, false).context("somebody answers for a VIP that was given up")?;
+    answered(&site, false).context("a host answers for a released VIP")?;
 
     site.client
         .sh(&format!("ip neigh flush to {}; ip neigh show", site.vip))?;
@@ -857,9 +869,11 @@ fn thousand_reloads_break_no_connection() -> Result<()> {
         &site,
         &["--state", &site.testbed.dir().display().to_string()],
     )?;
-    wait_until("the same as a cold start", common::SOON, || {
-        rules(&site).is_ok_and(|now| now == after)
-    })
+    wait_until(
+        "the state equals that of a cold start",
+        common::SOON,
+        || rules(&site).is_ok_and(|now| now == after),
+    )
     .with_context(|| format!("{after:#?}\n{:#?}", rules(&site)))?;
     ensure!(cold.stop(Signal::SIGINT)?.success(), "{}", cold.log());
     Ok(())

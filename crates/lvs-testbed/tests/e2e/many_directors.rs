@@ -185,7 +185,7 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
     let asked = site.servers[1].sh(&format!(
         "ip addr del {VIP}/32 dev lo; ip route add {VIP}/32 dev eth0; ping -c 1 -W 1 {VIP}; ip neigh show {VIP}"
     ));
-    ensure!(asked.is_err(), "it answers ARP: {asked:?}");
+    ensure!(asked.is_err(), "the dataplane answers ARP: {asked:?}");
     announce(&site, &both("leaving"), 600)?;
     ensure!(
         has_route(&site, "203.0.113.10 proto 78"),
@@ -213,18 +213,20 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
     announce(&site, &both("announced"), 600)?;
     std::thread::sleep(Duration::from_millis(1200));
     site.director.sh(&format!("ip route del {VIP}/32"))?;
-    wait_until("the route to come back", common::SOON, || {
+    wait_until("the route to be announced again", common::SOON, || {
         has_route(&site, "203.0.113.10 proto 77")
     })?;
     // lvsd no longer renews the announcements.
     announce(&site, &both("announced"), 13)?;
-    wait_until("others to be preferred", Duration::from_secs(20), || {
-        has_route(&site, "203.0.113.10 proto 78")
-    })?;
+    wait_until(
+        "the routers to prefer other directors",
+        Duration::from_secs(20),
+        || has_route(&site, "203.0.113.10 proto 78"),
+    )?;
     let said = site.lvsadm(&format!("--socket {SOCKET} sync"))?;
     ensure!(said.contains("routers prefer other directors"), "{said}");
     ensure!(said.contains("does lvsd run?"), "{said}");
-    wait_until("the end of it", Duration::from_secs(20), || {
+    wait_until("the maintenance to end", Duration::from_secs(20), || {
         !has_route(&site, "proto 7")
     })?;
     announce(&site, &both("announced"), 600)?;

@@ -81,7 +81,7 @@ fn fetched(site: &Site, port: u16) -> Result<String> {
 /// Waits until curl exits with this status; a busy machine may take longer.
 fn ends_with(site: &Site, port: u16, wanted: &str) -> Result<()> {
     let mut last = String::new();
-    wait_until(&format!("curl to end with {wanted}"), SOON, || {
+    wait_until(&format!("curl to exit with {wanted}"), SOON, || {
         last = fetched(site, port).unwrap_or_default();
         last == wanted
     })
@@ -109,7 +109,7 @@ fn mark_rule_drops_source_at_services_and_not_at_host() -> Result<()> {
     };
     ends_with(&site, 80, "0")?;
     site.lvsadm(&format!("mark add --source {client} --drop"))?;
-    assert_ne!(fetched(&site, 80)?, "0", "it is served");
+    assert_ne!(fetched(&site, 80)?, "0", "the request is served");
     wait_until("the host to be reached", SOON, || {
         reaches_the_host().unwrap_or(false)
     })?;

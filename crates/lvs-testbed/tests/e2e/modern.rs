@@ -72,7 +72,7 @@ impl Daemon<'_> {
     }
 
     fn running(&self) -> Result<&Proc> {
-        self.program.as_ref().context("it was started")
+        self.program.as_ref().context("the program was started")
     }
 
     /// Waits until the service has `servers` servers.
@@ -164,17 +164,23 @@ fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
             .filter_map(|c| has_ended_by_reset(c).then_some(()));
         ended.count() == 2 && open(&site.client) == 3 && established(&site.servers[1]) == 0
     });
-    ensure!(slow.iter_mut().any(Proc::is_running), "one goes on");
+    ensure!(
+        slow.iter_mut().any(Proc::is_running),
+        "one download continues"
+    );
     let logs: Vec<String> = clients.iter().map(Proc::log).collect();
     let lvsd = daemon.running()?.log();
     output.with_context(|| format!("{forward:?}, IPv6: {six}: {logs:?}\n{lvsd}"))?;
     let running = clients[..4]
         .iter_mut()
         .filter_map(|c| c.is_running().then_some(()));
-    ensure!(running.count() == 2, "the other server's go on: {logs:?}");
+    ensure!(
+        running.count() == 2,
+        "the downloads from the other server continue: {logs:?}"
+    );
     ensure!(established(&site.servers[0]) == 3);
     // It is said when they have been sent, which both ends may know before.
-    wait_until("the log to say so", SOON, || {
+    wait_until("the log to contain the message", SOON, || {
         let lvsd = daemon.running().map(Proc::log).unwrap_or_default();
         lvsd.contains("6 TCP resets sent")
     })
@@ -273,7 +279,7 @@ fn clients_of_dead_server_are_reset_and_of_drained_server_kept() -> Result<()> {
         ended.count() == 2
     });
     output.with_context(|| daemon.running().map(Proc::log).unwrap_or_default())?;
-    wait_until("the log to say so", SOON, || {
+    wait_until("the log to contain the message", SOON, || {
         let said = daemon.running().map(Proc::log).unwrap_or_default();
         said.contains("it is removed, and its connections are reset")
     })
@@ -392,11 +398,11 @@ fn datagrams_after_server_is_taken_out_use_another_server() -> Result<()> {
     };
     let first = ask()?;
     for _ in 0..3 {
-        ensure!(ask()? == first, "it stays where it is");
+        ensure!(ask()? == first, "the connection stays on its server");
     }
     let gone = usize::from(first.contains("rs2"));
     daemon.reload(&[1 - gone])?;
-    wait_until("the other one", SOON, || {
+    wait_until("the other server", SOON, || {
         ask().is_ok_and(|other| other.contains("rs") && other != first)
     })
 }

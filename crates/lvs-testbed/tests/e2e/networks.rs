@@ -74,7 +74,7 @@ impl<'a> Download<'a> {
             program,
             size: SIZE,
         };
-        wait_until("a download to be under way", PATIENCE, || {
+        wait_until("a download to have started", PATIENCE, || {
             std::fs::metadata(&file).is_ok_and(|file| file.len() > 0)
         })?;
         Ok(download)
@@ -125,7 +125,7 @@ fn changed_or_replaced_interface_is_used_again() -> Result<()> {
     new_connections(&site, "another name")?;
     is_logged_once(&site, "eth1 is called lan1 now")?;
     let rules = || director.sh("nft list ruleset").unwrap_or_default();
-    wait_until("the rules of its name", PATIENCE, || {
+    wait_until("the rules for the interface name", PATIENCE, || {
         rules().contains("in-lan1") && !rules().contains("in-eth1")
     })
     .with_context(rules)?;
@@ -160,7 +160,10 @@ fn changed_route_to_clients_is_used() -> Result<()> {
         options.topology = Topology::OneArm;
     })?;
     site.add_service(80, "rr")?;
-    let router = site.router.as_ref().context("a one-arm site has one")?;
+    let router = site
+        .router
+        .as_ref()
+        .context("the one-arm site has a router")?;
     router.sh("ip addr add 192.0.2.253/24 dev eth1")?;
 
     let download = Download::start(&site)?;
@@ -177,7 +180,9 @@ fn changed_route_to_clients_is_used() -> Result<()> {
         counted(&site, "no_route").is_ok_and(|count| count > 0)
     })?;
     site.director.sh("ip route add default via 192.0.2.254")?;
-    download.finish().context("no way for a while")
+    download
+        .finish()
+        .context("the route to be missing for a while")
 }
 
 /// Routes that packet sockets cannot follow: the reason names the device, and the fix is possible.
@@ -250,7 +255,7 @@ fn changed_link_layer_address_of_server_is_used() -> Result<()> {
             .with_context(|| format!("announced: {notify}"))?;
     }
     // No host announces it: the server is silent, and has a static entry for its gateway.
-    new_connections(&site, "two other addresses")?;
+    new_connections(&site, "both new addresses to be used")?;
     let gateway = site.director.sh("cat /sys/class/net/eth1/address")?;
     server.sh(&format!(
         "ip link set eth0 address 02:00:00:00:77:03\nip neigh replace 10.0.0.1 lladdr {} dev eth0 nud permanent",
@@ -328,7 +333,7 @@ fn snooping_switch_forwards_to_dataplane() -> Result<()> {
     site.lvsadm(&format!("-a -t {virt} -r {server} -m"))?;
     // With a blank behind it: the client has ff00:100.
     let group = "ff02::1:ff00:10 ";
-    wait_until("the switch to have heard", PATIENCE, || {
+    wait_until("the switch to have learned the group", PATIENCE, || {
         site.testbed
             .groups()
             .is_ok_and(|groups| groups.contains(group))
@@ -499,7 +504,7 @@ fn services_on_vlans_of_a_trunk_are_forwarded() -> Result<()> {
 #[ignore = "by hand: needs a kernel with 802.1Q"]
 fn services_on_vlans_of_a_trunk_are_forwarded_by_the_kernel() -> Result<()> {
     if Mode::detect()? == Mode::Rootless {
-        ensure!(!is_root_of_all(), "root can test it");
+        ensure!(!is_root_of_all(), "a test as root may load BPF programs");
         not_run("the kernel fast path needs root, outside of containers");
     }
     let mut site = trunk("vlan-ink", 1500)?;
@@ -530,7 +535,9 @@ fn foreign_programs_at_trunk_are_reported() -> Result<()> {
         let said = format!("{program} --json doctor || true");
         site.director.sh(&said)
     };
-    wait_until("the way at first", PATIENCE, || served().unwrap_or(false))?;
+    wait_until("the first route to be used", PATIENCE, || {
+        served().unwrap_or(false)
+    })?;
     ensure!(!doctor()?.contains("BPF program"), "{}", doctor()?);
     let drop = super::filters::TCX_DROP;
     let mut tcx = site

@@ -296,7 +296,12 @@ fn nat_faults_are_reported_until_repaired() -> Result<()> {
             "tcp dport 80 reject with tcp reset",
             "refused",
         ),
-        ("a link with one direction", "output", "drop", "silent"),
+        (
+            "a link that drops one direction",
+            "output",
+            "drop",
+            "silent",
+        ),
     ] {
         let fault = filter(hook, rule);
         director.scenario(what, server, [&fault, NO_FILTER], &of(code, "web", 1))?;
@@ -306,7 +311,7 @@ fn nat_faults_are_reported_until_repaired() -> Result<()> {
     let router = site
         .router
         .as_ref()
-        .context("a one-arm site has a router")?;
+        .context("the one-arm site has a router")?;
     let client = format!(
         "while :; do curl -s -m 1 -o /dev/null http://{}/id; sleep 0.3; done",
         site.vip
@@ -343,7 +348,7 @@ fn nat_faults_are_reported_until_repaired() -> Result<()> {
         &["dataplane".to_owned()],
     )?;
     let pid = director.status()["dataplane"]["pid"].clone();
-    ensure!(pid != hung, "another one was started: {pid}");
+    ensure!(pid != hung, "another dataplane was started: {pid}");
     director.end()
 }
 

@@ -138,11 +138,11 @@ fn comes_back(label: &str, forward: Forward, workers: [&str; 2]) -> Result<()> {
     load.first_port = 20_000;
     let downloads = site.client.steady_load(&load)?;
     let mut scenario = || -> Result<()> {
-        wait("the other to know all connections", || {
+        wait("the other director to have all connections", || {
             of_peer(&site, &second, "borrowed") == Some(CLIENTS)
         })?;
         ensure!(of_peer(&site, &first, "borrowed") == Some(0));
-        wait("both to have the same connections", || {
+        wait("both directors to have the same connections", || {
             let all = [&first, &second].map(|director| connections_of(&site, director).ok());
             let count = all[0].as_ref().map(BTreeSet::len);
             count.is_some_and(|count| count as u64 == CLIENTS) && all[0] == all[1]
@@ -150,9 +150,10 @@ fn comes_back(label: &str, forward: Forward, workers: [&str; 2]) -> Result<()> {
         site.unplug()?;
         one.kill();
         site.fail_over()?;
-        wait("their packets to come to the other", || {
-            number(&site, &second, "replicated") == CLIENTS
-        })?;
+        wait(
+            "packets of the connections to arrive at the other director",
+            || number(&site, &second, "replicated") == CLIENTS,
+        )?;
         // It is there again, and has nothing.
         let vip = site.vip;
         let mut plug = format!("ip addr del {vip}/32 dev eth0; ip link set eth0 up\n");
@@ -170,13 +171,14 @@ fn comes_back(label: &str, forward: Forward, workers: [&str; 2]) -> Result<()> {
         println!("{said}");
         ensure!(
             of_peer(&site, &first, "borrowed") == Some(CLIENTS),
-            "it is ready and knows them all: {said}"
+            "the director is ready and has all connections: {said}"
         );
         hand_over(&site, &second, &first)?;
-        wait("their packets to come to it", || {
-            number(&site, &first, "replicated") == CLIENTS
-        })?;
-        wait("the other to know that", || {
+        wait(
+            "packets of the connections to arrive at the director",
+            || number(&site, &first, "replicated") == CLIENTS,
+        )?;
+        wait("the other director to receive the update", || {
             of_peer(&site, &second, "borrowed") == Some(CLIENTS)
                 && of_peer(&site, &second, "missing") == Some(0)
         })?;
@@ -237,17 +239,20 @@ fn peer_without_key_receives_nothing() -> Result<()> {
         let state = state(&site, director)?;
         ensure!(
             state["ready"] == false,
-            "somebody has to do something: {state}"
+            "the state is not alarming: {state}"
         );
         let said = state["waits_for"].as_str().unwrap_or_default();
         ensure!(said.contains("another key"), "{said}");
-        wait("the log to say so", || log.log().contains("sha256sum")).with_context(|| log.log())?;
+        wait("the log to contain the message", || {
+            log.log().contains("sha256sum")
+        })
+        .with_context(|| log.log())?;
     }
     // An address of no peer, with any content.
     let script = "exec 3<>/dev/tcp/192.0.2.2/8848 && cat <&3 | wc -c";
     let said = site.client.run("bash", &["-c", script])?;
     ensure!(said.trim() == "0", "{said}");
-    wait("it to be counted", || {
+    wait("the invalid frame to be counted", || {
         number(&site, &second, "refused_address") == 1
     })?;
     // The peer's address: garbage, and silence.
@@ -256,12 +261,12 @@ fn peer_without_key_receives_nothing() -> Result<()> {
         "exec 3<>/dev/tcp/192.0.2.2/8848 && head -c 5000 /dev/urandom >&3; cat <&3 | wc -c";
     let before = number(&site, &second, "refused_key");
     first.run("bash", &["-c", garbage])?;
-    wait("it to be counted", || {
+    wait("the invalid frame to be counted", || {
         number(&site, &second, "refused_key") > before
     })?;
     let silent = "for i in 1 2 3 4 5 6; do exec {fd}<>/dev/tcp/192.0.2.2/8848; done; sleep 600";
     let mut silent = first.spawn("bash", &["-c", silent])?;
-    wait("places to be refused", || {
+    wait("connections above the limit to be refused", || {
         number(&site, &second, "refused_places") >= 4
     })?;
     silent.kill();
@@ -300,7 +305,10 @@ fn single_director_becomes_ready() -> Result<()> {
         dataplane = start(wait)?;
         site.lvsadm_on(&first, "sync --wait 120s")?;
     }
-    wait("it to be said", || dataplane.log().contains("ready: ")).with_context(|| dataplane.log())
+    wait("the alarm to be logged", || {
+        dataplane.log().contains("ready: ")
+    })
+    .with_context(|| dataplane.log())
 }
 
 #[test]
@@ -444,7 +452,7 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
     wait("the difference to be named", || is_named(&first))?;
     shows(&format!("TCP {vip}:80\n    {line}\n"))?;
     wait_for_tables(&site, "alarm")?;
-    wait("it to be said", || {
+    wait("the alarm to be logged", || {
         let log = one.log();
         log.contains("has not chosen the same servers as this director for 30 s")
             && log.contains(&named)
@@ -459,7 +467,7 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
     wait_for_tables(&site, "alike")?;
     shows("both directors have the same services and servers")?;
     for dataplane in [&one, &two] {
-        wait("the log to say so", || {
+        wait("the log to contain the message", || {
             dataplane.log().contains("as this director again")
         })
         .with_context(|| dataplane.log())?;
@@ -517,11 +525,11 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
     // A director that is gone: its connections are lost.
     drop(two);
     let doctor = format!("{} doctor || true", programs::find("lvsadm")?.display());
-    wait("its absence to be found", || {
+    wait("the missing peer to be detected", || {
         let said = first.sh(&doctor);
         said.is_ok_and(|said| said.contains("are not replicated to this one"))
     })?;
-    wait("the log to say so", || {
+    wait("the log to contain the message", || {
         one.log().contains("has not been in sync for")
     })?;
     Ok(())
@@ -594,7 +602,7 @@ fn fragments_and_icmp_errors_find_their_connection_at_another_director() -> Resu
         let words = ["-e", SEND, &vip, port, "3", "100"];
         site.client.run("perl", &words)?;
     }
-    wait("the other to know both connections", || {
+    wait("the other director to have both connections", || {
         of_peer(&site, &second, "borrowed") == Some(2)
     })?;
     // A connection that the other director does not know would be the first of its turn.
@@ -607,9 +615,9 @@ fn fragments_and_icmp_errors_find_their_connection_at_another_director() -> Resu
     let whole = match (has(":5001", 0), has(":5002", 0)) {
         (true, false) => [0, 2],
         (false, true) => [2, 0],
-        _ => bail!("they are not in turn: {listing}"),
+        _ => bail!("the connections are not divided in turn: {listing}"),
     };
-    let router = site.router.as_ref().context("there is a router")?;
+    let router = site.router.as_ref().context("the site has a router")?;
     router.sh(&format!("ip route replace {vip}/32 via {TWO}"))?;
     let words = ["-e", SEND, &vip, "5002", "2", "3000"];
     site.client.run("perl", &words)?;
@@ -626,7 +634,7 @@ fn fragments_and_icmp_errors_find_their_connection_at_another_director() -> Resu
         all("whole").is_ok_and(|came| came == whole)
             && all("error").is_ok_and(|error| error == [1, 1])
     };
-    wait("datagrams and errors at their servers", came).with_context(|| {
+    wait("datagrams and ICMP errors to reach their servers", came).with_context(|| {
         let drops = site.lvsadm_on(&second, "drops");
         format!("{:?} {:?} {drops:?}", all("whole"), all("error"))
     })

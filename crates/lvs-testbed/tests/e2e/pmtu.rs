@@ -30,7 +30,7 @@ fn site(label: &str, forward: Forward) -> Result<Site> {
 }
 
 fn router(site: &Site) -> Result<&Host> {
-    site.router.as_ref().context("a routed site has a router")
+    site.router.as_ref().context("the routed site has a router")
 }
 
 /// The narrow routes of the router.

@@ -116,7 +116,9 @@ fn quick_start_blocks_run_as_printed() -> Result<()> {
     let mut blocks = 0;
     for block in text.split("\n```sh ").skip(1) {
         let (host, rest) = block.split_once('\n').context("a host")?;
-        let (commands, _) = rest.split_once("\n```").context("the end of a block")?;
+        let (commands, _) = rest
+            .split_once("\n```")
+            .context("the code block has an end")?;
         let enter = match host {
             "director" => String::new(),
             host => format!("nsenter --net=/proc/${host}/ns/net "),

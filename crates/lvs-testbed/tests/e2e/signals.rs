@@ -105,7 +105,7 @@ fn dataplane_survives_closed_terminal() -> Result<()> {
     terminal.signal(Signal::SIGKILL)?;
     terminal.wait(PATIENCE)?;
     // The shell receives SIGHUP from its terminal, and passes it on to its children.
-    wait_until("the shell to end", PATIENCE, || {
+    wait_until("the shell to exit", PATIENCE, || {
         let parent = site.director.sh(&format!("ps -o ppid= -p {pid} || true"));
         let parent = parent.unwrap_or_default();
         let name = site
@@ -148,12 +148,12 @@ fn lvsd_signals_during_start_are_kept() -> Result<()> {
     let mut pipe = fs::File::options();
     pipe.write(true).custom_flags(nix::libc::O_NONBLOCK);
     let mut opened = None;
-    wait_until("lvsd to read its file", PATIENCE, || {
+    wait_until("lvsd to have opened its file", PATIENCE, || {
         opened = pipe.open(&file).ok();
         opened.is_some()
     })
     .with_context(|| lvsd.log())?;
-    let mut reads = opened.context("it was opened")?;
+    let mut reads = opened.context("the pipe was opened")?;
     let next = file.with_extension("next");
     fs::write(&next, text(81))?;
     fs::rename(&next, &file)?;

@@ -122,5 +122,5 @@ fn sip_connections_of_a_call_share_a_server() -> Result<()> {
         }
         return Ok(());
     }
-    bail!("each time a port has come again")
+    bail!("a port was used again in each attempt")
 }

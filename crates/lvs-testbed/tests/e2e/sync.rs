@@ -90,7 +90,7 @@ fn downloads_go_on(forward: Forward, master: &str, backup: &str, sysctls: &[&str
 
     let running = site.client.steady_load(&downloads(&site, CLIENTS))?;
     let mut known = 0;
-    wait_until("the backup to know all connections", PATIENCE, || {
+    wait_until("the backup to have all connections", PATIENCE, || {
         known = established(&site, &standby).unwrap_or(0);
         known as u64 == CLIENTS
     })
@@ -161,7 +161,7 @@ fn offloaded_connections_reach_backup() -> Result<()> {
     site.lvsadm_on(&standby, &format!("--start-daemon backup {PLAIN}"))?;
     site.lvsadm(&format!("--start-daemon master {PLAIN}"))?;
     let mut known = 0;
-    wait_until("the backup to know all connections", PATIENCE, || {
+    wait_until("the backup to have all connections", PATIENCE, || {
         known = established(&site, &standby).unwrap_or(0);
         known as u64 == CLIENTS
     })
@@ -221,7 +221,7 @@ fn downloads_continue_between_two_lvsd() -> Result<()> {
     }
 
     let running = site.client.steady_load(&downloads(&site, CLIENTS))?;
-    wait_until("the backup to know all connections", PATIENCE, || {
+    wait_until("the backup to have all connections", PATIENCE, || {
         established(&site, &standby).is_ok_and(|known| known as u64 == CLIENTS)
     })?;
     site.unplug()?;
@@ -269,7 +269,7 @@ fn sync_daemons_start_and_stop_as_in_the_kernel() -> Result<()> {
     let rules = site.lvsadm("-S -n")?;
     director.sh("ip link add d1 type veth peer name d2")?;
     let words = "--start-daemon master --mcast-interface d1";
-    wait_until("the dataplane to know it", PATIENCE, || {
+    wait_until("the dataplane to use the new interface", PATIENCE, || {
         says(&director, words).is_ok_and(|(text, _)| text != "No such device")
     })?;
     // As Linux 6.12 answers.
@@ -363,13 +363,15 @@ fn sync_daemons_start_and_stop_as_in_the_kernel() -> Result<()> {
         Ok(of_d1.into_iter().any(|line| line.contains("510000E0")))
     };
     director.sh("ip link set d1 up; ip link set d2 up")?;
-    wait_until("it to be a member", PATIENCE, || joined().unwrap_or(false))?;
+    wait_until("the backup to be a member of the group", PATIENCE, || {
+        joined().unwrap_or(false)
+    })?;
     director.sh("ip link del d1")?;
-    wait_until("it to be none", PATIENCE, || {
+    wait_until("the backup to have left the group", PATIENCE, || {
         joined().is_ok_and(|joined| !joined)
     })?;
     director.sh("ip link add d1 type veth peer name d2; ip link set d1 up; ip link set d2 up")?;
-    wait_until("the backup to find its interface", PATIENCE, || {
+    wait_until("the backup to use its created interface", PATIENCE, || {
         joined().unwrap_or(false)
     })?;
     // The end of the dataplane is theirs.
@@ -428,7 +430,7 @@ fn invalid_sync_messages_are_counted() -> Result<()> {
     let listing = site.lvsadm("-L -c -n")?;
     ensure!(
         listing.matches("192.0.2.100:40000").count() == 1,
-        "the whole part of a damaged message: {listing}"
+        "the valid part of a damaged message is taken over: {listing}"
     );
     let mut load = site.load();
     load.requests = 20;
@@ -488,12 +490,12 @@ fn sync_messages_of_own_users_are_ignored() -> Result<()> {
     director.sh("ip route add 224.0.0.0/4 dev eth0")?;
     let said = "printf hello > /dev/udp/224.0.0.81/8848";
     director.run("bash", &["-c", said])?;
-    wait_until("it to be refused", PATIENCE, || {
+    wait_until("the message to be refused", PATIENCE, || {
         reason(&site, director, "sync_lost").is_ok_and(|lost| lost == 1)
     })?;
     ensure!(reason(&site, director, "sync_malformed")? == 0, "read");
     site.client.run("bash", &["-c", said])?;
-    wait_until("others to be heard", PATIENCE, || {
+    wait_until("messages of other users to be received", PATIENCE, || {
         reason(&site, director, "sync_malformed").is_ok_and(|malformed| malformed == 1)
     })?;
     ensure!(reason(&site, director, "sync_lost")? == 1, "nothing else");
@@ -521,16 +523,16 @@ fn master_sends_from_first_address_of_its_interface() -> Result<()> {
     let director = &site.director;
     director.sh("ip link add d1 type veth peer name d2; ip link set d1 up; ip link set d2 up")?;
     director.sh("ip addr add 192.0.2.201/24 dev d1; ip addr add 192.0.2.202/24 dev d1")?;
-    wait_until("the dataplane to know it", PATIENCE, || {
+    wait_until("the dataplane to use the new interface", PATIENCE, || {
         site.lvsadm("--start-daemon master --mcast-interface d1")
             .is_ok()
     })?;
-    wait_until("the first one", PATIENCE, || {
+    wait_until("the first message", PATIENCE, || {
         sources(director).is_ok_and(|all| all == [Ipv4Addr::new(192, 0, 2, 201)])
     })?;
     // Other addresses, or none.
     director.sh("ip addr flush dev d1; ip addr add 192.0.2.203/24 dev d1")?;
-    wait_until("the next one", PATIENCE, || {
+    wait_until("the next message", PATIENCE, || {
         sources(director).is_ok_and(|all| all == [Ipv4Addr::new(192, 0, 2, 203)])
     })?;
     director.sh("ip addr flush dev d1")?;

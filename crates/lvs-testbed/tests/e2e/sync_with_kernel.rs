@@ -88,7 +88,9 @@ impl Kernel {
         fs::rename(&part, &ask)?;
         wait_until("the kernel's answer", LONG, || answer.exists())?;
         let said = fs::read_to_string(answer)?;
-        let (text, status) = said.rsplit_once("=> ").context("its output has a status")?;
+        let (text, status) = said
+            .rsplit_once("=> ")
+            .context("the output of the kernel contains a status")?;
         ensure!(status.trim() == "0", "{script}: {said}");
         Ok(text.to_owned())
     }
@@ -158,10 +160,13 @@ fn downloads_continue_from_kernel_to_dataplane_and_back() -> Result<()> {
     let client = site.client.clone();
     let report: Result<LoadReport> = std::thread::scope(|scope| {
         let downloads = scope.spawn(|| client.load(&load));
-        wait_until("the kernel's connections to come", LONG, || {
+        wait_until("the connections of the kernel to arrive", LONG, || {
             ours().is_ok_and(|count| count == DOWNLOADS)
         })?;
-        ensure!(kernel.established()? == DOWNLOADS, "the kernel has them");
+        ensure!(
+            kernel.established()? == DOWNLOADS,
+            "the kernel has the connections"
+        );
         // The kernel falls silent at once.
         site.fail_over()?;
         drop(kernel);
@@ -173,10 +178,12 @@ fn downloads_continue_from_kernel_to_dataplane_and_back() -> Result<()> {
         kernel.sh(&serve)?;
         kernel.sh("ipvsadm --start-daemon backup --mcast-interface vec0")?;
         site.lvsadm_on(&standby, "--start-daemon master --mcast-interface eth0")?;
-        wait_until("our connections to come to the kernel", LONG, || {
-            kernel.established().is_ok_and(|count| count == DOWNLOADS)
-        })?;
-        ensure!(ours()? == DOWNLOADS, "none has ended so far");
+        wait_until(
+            "the dataplane's connections to arrive at the kernel",
+            LONG,
+            || kernel.established().is_ok_and(|count| count == DOWNLOADS),
+        )?;
+        ensure!(ours()? == DOWNLOADS, "no connection has ended");
         dataplane.kill();
         standby.sh(&addresses("del", ["eth0", "eth1"]))?;
         standby.sh("ip link set eth0 down; ip link set eth1 down")?;

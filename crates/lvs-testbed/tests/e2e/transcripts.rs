@@ -32,8 +32,8 @@ fn play_all(program: Program) {
     } else {
         (&files[..2], 4, 700)
     };
-    let report = transcripts(files, None, every, program)
-        .expect("the recordings and the programs are there");
+    let report =
+        transcripts(files, None, every, program).expect("the recordings and the programs exist");
     println!("{} passed, {} failed", report.passed, report.failed);
     assert!(
         report.failed == 0,

@@ -96,7 +96,7 @@ fn tun_backend_forwards_every_byte_full_nat() -> Result<()> {
     site.lvsadm("-C")?;
     traffic6(&site, &["--fullnat"], true)?;
     let refusal = site.lvsadm("local add 192.0.2.1");
-    let text = format!("{:#}", refusal.err().context("it has to be refused")?);
+    let text = format!("{:#}", refusal.err().context("the option must be refused")?);
     ensure!(text.contains("TUN"), "{text}");
     Ok(())
 }
@@ -132,7 +132,10 @@ fn tun_backend_serves_routed_address() -> Result<()> {
     let mut load = site.load();
     load.requests = 94;
     common::spread(&common::ok(site.client.load(&load)?, 94)?, &[47, 47])?;
-    ensure!(!steered(&site)?.contains("proxy"), "nobody asked for it");
+    ensure!(
+        !steered(&site)?.contains("proxy"),
+        "the option was not requested"
+    );
     Ok(())
 }
 
@@ -250,7 +253,7 @@ fn tun_backend_impossible_methods_are_refused_without_change() -> Result<()> {
         ),
     ] {
         let Err(refusal) = site.lvsadm(&arguments) else {
-            bail!("lvsadm {arguments} has to be refused");
+            bail!("lvsadm {arguments} must be refused");
         };
         let text = format!("{refusal:#}");
         ensure!(text.contains(reason) && text.contains("TUN"), "{text}");
@@ -423,7 +426,7 @@ fn tun_backend_keeps_traffic_of_host() -> Result<()> {
         ..site.load()
     };
     // Of a connection that was refused before it is waited for, the error is not to be had.
-    wait_until("an error that says why", common::SOON, || {
+    wait_until("an error with the reason", common::SOON, || {
         let report = site.director.load(&own);
         report.is_ok_and(|report| {
             let mut errors = report.errors.iter();
@@ -485,7 +488,7 @@ fn tun_backend_is_chosen_without_packet_sockets() -> Result<()> {
     let mut site = prepared("hop-auto", Forward::Nat, 1, Vip::Dataplane)?;
     site.start_dataplane_by(&NET_ADMIN_ONLY, &[])?;
     let dataplane = site.dataplane.as_ref().context("started above")?;
-    wait_until("the log to say so", common::SOON, || {
+    wait_until("the log to contain the message", common::SOON, || {
         let log = dataplane.log();
         log.contains("packet sockets are not permitted") && log.contains("lvs-tun0")
     })?;
@@ -544,7 +547,7 @@ fn tun_backend_works_under_lvsd() -> Result<()> {
     let lvsd = programs::find("lvsd")?;
     write("dr")?;
     let refusal = site.director.run(&lvsd, &["check", &path]);
-    let text = format!("{:#}", refusal.err().context("it has to be refused")?);
+    let text = format!("{:#}", refusal.err().context("the option must be refused")?);
     ensure!(
         text.contains("direct routing needs frames") && text.contains("lvsd.toml:"),
         "{text}"

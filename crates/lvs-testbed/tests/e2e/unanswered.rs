@@ -42,7 +42,7 @@ fn found_and_healed(forward: Forward, faults: [&str; 2], fix: &str) -> Result<()
     .with_context(|| format!("{:?}", doctor(&site)))?;
     site.servers[1].sh(&repair)?;
     let healed = || doctor(&site).is_ok_and(|text| !text.contains("got no answer"));
-    wait_until("the end of the finding", Duration::from_secs(70), healed)
+    wait_until("the finding to end", Duration::from_secs(70), healed)
 }
 
 #[test]

@@ -149,7 +149,10 @@ fn services_by_mark_and_sctp_without_dataplane_are_not_answered_by_host() -> Res
         })?;
         kill(&mut site)?;
         for port in [80, 9001, 9100] {
-            ensure!(status(port)? == SILENT, "{words:?}: port {port} is held");
+            ensure!(
+                status(port)? == SILENT,
+                "{words:?}: port {port} is not answered by the host"
+            );
         }
         // Port 81 is in no rule. The kernel fast path leaves 9005 to the host, and 443, whose mark has no service; the state
         // keeper holds the ports of all rules.
@@ -179,7 +182,7 @@ fn files_of_removed_namespaces_are_deleted_at_start() -> Result<()> {
          for name in sock sock.lock sock.lvsd sock.lvsd.lock sock.7.lvsd.toml; do \
          echo 1 >/run/lvs/netns-12.$name; done")?;
     site.start_dataplane(&[])?;
-    wait_until("the old files to be gone", SOON, || {
+    wait_until("the old files to be deleted", SOON, || {
         let left = site.director.sh("ls /run/lvs").unwrap_or_default();
         !left.contains("netns-12") && left.contains(".sock.lock")
     })

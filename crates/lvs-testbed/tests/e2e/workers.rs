@@ -234,7 +234,10 @@ fn offloaded(label: &str, forward: Forward) -> Result<()> {
     let report = running.join().map_err(|_| anyhow::anyhow!("a panic"))??;
     report.all_ok(DOWNLOADS)?;
     offloaded?;
-    ensure!(before_the_end, "they ended before all were in the kernel");
+    ensure!(
+        before_the_end,
+        "connections ended before all were offloaded"
+    );
     Ok(())
 }
 

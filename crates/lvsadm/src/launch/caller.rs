@@ -435,7 +435,10 @@ mod tests {
     #[test]
     fn address_without_memory_is_an_error() {
         let memory = Memory::open(std::process::id()).expect("readable");
-        assert!(memory.read(8, &mut [0; 4]).is_err(), "no page is there");
+        assert!(
+            memory.read(8, &mut [0; 4]).is_err(),
+            "the address has no memory"
+        );
         assert!(memory.write(u64::MAX - 2, &[0; 4]).is_err());
         assert!(memory.read(8, &mut []).is_ok());
         assert!(Memory::open(0).is_err());
@@ -448,7 +451,10 @@ mod tests {
         let mut copy = [0; 9];
         own.read(at, &mut copy).expect("readable");
         assert_eq!(copy, bytes);
-        assert!(own.read(8, &mut [0; 4]).is_err(), "no page is there");
+        assert!(
+            own.read(8, &mut [0; 4]).is_err(),
+            "the address has no memory"
+        );
         assert!(own.read(u64::MAX - 2, &mut [0; 4]).is_err());
         assert!(own.read(8, &mut []).is_ok());
         assert!(Look(u32::MAX).read(at, &mut copy).is_err());
@@ -479,7 +485,7 @@ mod tests {
         assert!(caller.may_administer(&owners));
         assert!(
             !caller.may_administer(&[]),
-            "another user namespace owns it"
+            "the namespace belongs to another user namespace"
         );
         caller.has_net_admin = false;
         assert!(!caller.may_administer(&owners));
@@ -489,7 +495,7 @@ mod tests {
     fn exited_last_caller_is_not_reused() {
         let own = || u32::try_from(rustix::thread::gettid().as_raw_pid()).expect("positive");
         let ended = std::thread::spawn(move || Caller::of(own(), None).expect("readable"));
-        let ended = ended.join().expect("it has ended");
+        let ended = ended.join().expect("it has stopped");
         // Another thread has got the number of the last one.
         let last = Caller {
             thread: own(),

@@ -594,7 +594,10 @@ pub(super) fn rows(stats: &Stats) -> [u64; 10] {
 }
 
 /// The low 32 bits, as the kernel shows its counters in old structures.
-#[allow(clippy::cast_possible_truncation, reason = "that is what it is for")]
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "the dataplane of this test supports it"
+)]
 pub(super) const fn low(value: u64) -> u32 {
     value as u32
 }

@@ -561,7 +561,7 @@ mod tests {
         assert_eq!(find(&net, "ip_vs_conn"), Ok(Node::File("ip_vs_conn")));
         assert_eq!(find(&net, "no_such_file"), Err(Errno::ENOENT));
         assert_eq!(find(&net, VS), Err(Errno::ENOENT));
-        let real = find(&net, "protocols").expect("every kernel has it");
+        let real = find(&net, "protocols").expect("every kernel has this file");
         assert_eq!(real.target().as_deref(), Some("../proc/self/net/protocols"));
         assert_eq!(find(&ipv4, VS), Ok(Node::Sysctls));
         let sys = Node::Overlay(Overlay::Sys);

@@ -234,7 +234,7 @@ mod tests {
             let bytes = request(operation, &[1; 15]);
             let short = Request::of(&bytes).expect("a header");
             assert!(short.extent().is_err() && short.data().is_err());
-            assert_eq!(short.name(), None, "no NUL is behind it");
+            assert_eq!(short.name(), None, "the name has no final NUL");
         }
         // It has fewer bytes than it names.
         let bytes = request(WRITE, &[9; 41]);

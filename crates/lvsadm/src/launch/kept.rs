@@ -248,7 +248,7 @@ mod tests {
         assert!(kept.keep(&Call::ServiceAdd(add(1, "rr"))));
         let all = u32::try_from(CHANGES_MAX).expect("a small number");
         // The search for a server is linear, so it is not asked here.
-        let service = kept.service(service(1)).expect("it was added");
+        let service = kept.service(service(1)).expect("the server was added");
         service.servers = (2..all).map(|number| server(1, number, 1)).collect();
         kept.servers = service.servers.len();
         assert!(!kept.keep(&Call::ServerAdd(server(1, all, 1))));

@@ -387,7 +387,7 @@ mod tests {
 
     #[test]
     fn command_line_is_split_into_words_and_options() {
-        let drain = find(b"drain").expect("it is in the table");
+        let drain = find(b"drain").expect("the number is in the table");
         let words = |line: &str| {
             let words: Vec<Vec<u8>> = line.split(' ').map(|w| w.as_bytes().to_vec()).collect();
             Words::new(drain, &words)

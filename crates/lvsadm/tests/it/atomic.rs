@@ -72,7 +72,7 @@ impl Bed {
         });
         let address = Address::new(format!("@lvs-test-atomic-{name}-{}", std::process::id()));
         let server = Server::bind(&address, Permissions::default())
-            .expect("the socket is free")
+            .expect("the socket is not in use")
             .serve(Arc::new(Shared(half.clone())))
             .expect("a thread");
         Self {

@@ -238,7 +238,11 @@ mod tests {
         assert_eq!(keeper.lock().waiting.len(), 2);
         go.send(Ok(())).unwrap();
         first.done().await.unwrap();
-        assert_eq!(begins.recv().unwrap(), [stored(3)], "the last one only");
+        assert_eq!(
+            begins.recv().unwrap(),
+            [stored(3)],
+            "only the last list is written"
+        );
         assert!(keeper.is_writing());
         go.send(Err(io::Error::other("full"))).unwrap();
         for kept in [second, third] {
@@ -249,7 +253,7 @@ mod tests {
             tokio::task::yield_now().await;
         }
         let fourth = keeper.keep(Vec::new());
-        assert!(begins.recv().unwrap().is_empty(), "it goes on");
+        assert!(begins.recv().unwrap().is_empty(), "it continues");
         go.send(Ok(())).unwrap();
         fourth.done().await.unwrap();
     }

@@ -145,7 +145,7 @@ mod tests {
         held.clear();
         let long = own
             .hold(vec![0; 2 * OWN_MAX])
-            .expect("nobody else is there");
+            .expect("no other client exists");
         assert!(own.hold(vec![0]).is_none());
         drop(long);
         assert_eq!(own.0.load(Ordering::Relaxed), 0);
@@ -163,7 +163,7 @@ mod tests {
         for n in 2..10 {
             readers.push(page.of(&Arc::new(Snapshot::default()), text(n)).await);
         }
-        let last = readers.last().expect("there are some")[0];
+        let last = readers.last().expect("entries exist")[0];
         assert_eq!(usize::from(last), HELD_MAX + 1);
         drop(readers);
         let now = page.of(&Arc::new(Snapshot::default()), text(77)).await;

@@ -125,7 +125,7 @@ async fn strange_host_is_refused_over_tcp_only() {
     )
     .await;
     assert_eq!(code, 421);
-    assert!(deeds.try_recv().is_err(), "the daemon was not asked");
+    assert!(deeds.try_recv().is_err(), "the daemon received no request");
     for host in ["198.51.100.1:9560", "[2001:db8::1]", "localhost", "x"] {
         let (code, ..) = send(&api, stranger(), &request("GET", "/v1/status", host)).await;
         assert_eq!(code, 200, "{host}");
@@ -148,7 +148,7 @@ fn differs(root: &Value, schema: &Value, value: &Value, at: &str) -> Vec<String>
         let target = reference
             .strip_prefix('#')
             .and_then(|path| root.pointer(path));
-        return differs(root, target.expect("a reference to something"), value, at);
+        return differs(root, target.expect("a reference to a schema"), value, at);
     }
     if let Some(all) = schema["allOf"].as_array() {
         return all
@@ -548,8 +548,8 @@ async fn read_to(client: &mut DuplexStream, wanted: &str) -> String {
     let mut text = String::new();
     while !text.contains(wanted) {
         let mut bytes = [0; 1024];
-        let len = client.read(&mut bytes).await.expect("it goes on");
-        assert!(len > 0, "it has ended: {text}");
+        let len = client.read(&mut bytes).await.expect("it continues");
+        assert!(len > 0, "the stream has ended: {text}");
         text.push_str(std::str::from_utf8(&bytes[..len]).expect("text"));
     }
     text
@@ -572,7 +572,7 @@ async fn event_stream_has_new_events_and_heartbeats() {
     api.events.send(event("late")).expect("it listens");
     read_to(&mut client, "\"late\"").await;
     drop(client);
-    task.await.expect("it ends with the client");
+    task.await.expect("the connection closes with the client");
     while api.events.receiver_count() > 0 {
         tokio::task::yield_now().await;
     }
@@ -600,8 +600,8 @@ async fn event_stream_without_reader_is_closed() {
         };
         tokio::select! {
             ended = &mut task => ended.expect("no panic"),
-            () = sending => unreachable!("it does not end"),
-            () = tokio::time::sleep(Duration::from_secs(90)) => panic!("it goes on"),
+            () = sending => unreachable!("it does not stop"),
+            () = tokio::time::sleep(Duration::from_secs(90)) => panic!("it continues"),
         }
         drop(client);
     }
@@ -641,7 +641,7 @@ async fn streams_over_tcp_are_bounded_for_each_source() {
 async fn connections_above_the_limit_are_refused_and_counted() {
     let (api, _deeds) = api("web");
     let listener = http::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
-    let address = listener.local_addr().expect("it has one");
+    let address = listener.local_addr().expect("it has exactly one");
     let accepting = {
         let api = Arc::clone(&api);
         tokio::spawn(async move { http::accept(listener, &api).await })
@@ -698,6 +698,6 @@ async fn event_log_keeps_a_bounded_number_of_last_events() {
         "{missed:?}"
     );
     drop(events);
-    keeps.await.expect("it ends with them");
+    keeps.await.expect("the stream closes with the connections");
     assert_eq!(api.past().len(), EVENTS_MAX);
 }

@@ -108,7 +108,7 @@ mod tests {
              forward = \"nat\"\n[[service.server]]\naddress = \"10.0.0.11:80\"\n"
         );
         let (config, _) = Config::from_toml("x.toml", &text).expect("valid");
-        super::text(&config, &config.services).expect("it has [vrrp]")
+        super::text(&config, &config.services).expect("the file has [vrrp]")
     }
 
     #[test]

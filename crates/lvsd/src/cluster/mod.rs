@@ -492,13 +492,17 @@ mod tests {
         assert!(cluster.wish(spec(true), Now::at(7)).unwrap());
         assert!(
             !cluster.wish(spec(true), Now::at(9)).unwrap(),
-            "it is in it already"
+            "the director is already in maintenance"
         );
         let mut again = Cluster::recall(Some(places.clone()));
         again.follow_announces();
         assert_eq!(again.announces.maintenance, Some(Began::At(7)));
         assert_eq!(again.status().maintenance.unwrap().since, 7);
-        assert_eq!(again.status().warnings.len(), 1, "nothing follows it");
+        assert_eq!(
+            again.status().warnings.len(),
+            1,
+            "no program follows the maintenance"
+        );
         assert!(cluster.wish(spec(false), Now::at(9)).unwrap());
         assert!(
             Cluster::recall(Some(places.clone()))
@@ -558,7 +562,7 @@ mod tests {
                 cluster.changed().await;
                 cluster.take();
             }
-            let status = cluster.status().vrrp.expect("it has [vrrp]");
+            let status = cluster.status().vrrp.expect("the file has [vrrp]");
             assert_eq!(status.track, track::UNFIT);
             assert!(status.trouble.is_empty(), "{status:?}");
         }

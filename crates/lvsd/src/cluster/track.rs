@@ -64,7 +64,7 @@ mod tests {
         let mode = rustix::fs::Mode::RUSR;
         let kind = rustix::fs::FileType::Fifo;
         rustix::fs::mknodat(rustix::fs::CWD, &path, kind, mode, 0).unwrap();
-        assert!(!says(&path, 0), "nobody waits for it");
+        assert!(!says(&path, 0), "no reader has opened the FIFO");
     }
 
     #[test]
@@ -82,7 +82,7 @@ mod tests {
         assert!(standing(true, true, true) < standing(true, false, false));
         assert!(
             standing(true, false, true) > -254,
-            "it serves if nobody else can"
+            "the director serves if no other can"
         );
         for (quorum, maintenance) in [(false, false), (false, true), (true, false), (true, true)] {
             assert_eq!(standing(false, quorum, maintenance), UNFIT);

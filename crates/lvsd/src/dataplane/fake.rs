@@ -50,7 +50,7 @@ impl FakeDataplane {
 
     /// The servers that the scheduler would choose for this number of clients.
     pub(crate) fn choices(&self, id: ServiceId, clients: u16) -> Vec<Option<SocketAddr>> {
-        let shard = self.0.shard(0).expect("the only one");
+        let shard = self.0.shard(0).expect("the only shard");
         let ServiceId::Tcp { address } = id else {
             panic!("a service of TCP")
         };

@@ -149,7 +149,7 @@ impl Daemon {
                 }
             }
         }
-        panic!("it does not settle: {:?}", self.step(true));
+        panic!("the state does not settle: {:?}", self.step(true));
     }
 
     /// lvsd's services with their servers, and VIPs.

@@ -92,11 +92,8 @@ mod tests {
         };
         assert!(said.take(drain(true)));
         assert_eq!(said.apply(10), 0);
-        assert!(
-            !said.take(Advice::NONE),
-            "a draining server goes on draining"
-        );
+        assert!(!said.take(Advice::NONE), "a draining server stays drained");
         assert!(said.take(drain(false)));
-        assert_eq!(said.apply(10), 5, "with the share that it had");
+        assert_eq!(said.apply(10), 5, "with its previous share");
     }
 }

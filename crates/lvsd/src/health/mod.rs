@@ -233,7 +233,7 @@ impl<P: Prober> Checks<P> {
     /// the same probe and another timing keeps its state.
     #[expect(
         clippy::mutable_key_type,
-        reason = "what a check was made of does not change"
+        reason = "the settings of a check do not change"
     )]
     pub fn set<'a>(&mut self, wanted: impl IntoIterator<Item = (Key, &'a Check)>) {
         let mut old = std::mem::take(&mut self.tasks);

@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(
             permits.targets().len(),
             1,
-            "nothing is kept of targets that nobody probes"
+            "targets without probes are forgotten"
         );
     }
 }

@@ -244,12 +244,12 @@ mod tests {
             record.count_check(Duration::from_millis(ms), now);
         }
         let now = begun + Duration::from_secs(100);
-        let status = record.status(now).expect("there were checks");
+        let status = record.status(now).expect("checks were counted");
         assert_eq!(status.last_us, 700_000);
         assert!((1_000..1_300).contains(&status.p50_us), "{status:?}");
         assert!((700_000..900_000).contains(&status.p99_us), "{status:?}");
         let later = record.status(begun + Duration::from_secs(500));
-        let later = later.expect("there were checks");
+        let later = later.expect("checks were counted");
         assert_eq!((later.p50_us, later.p99_us), (0, 0));
         assert_eq!(record.times().classes.iter().sum::<u64>(), 100);
     }

@@ -152,7 +152,7 @@ async fn first_failed_check_of_serving_server_is_repeated() {
         let stated = reports.try_recv();
         assert_eq!(stated.is_ok(), soon, "{stated:?}");
         if serving {
-            let report = reports.recv().await.expect("down in the end");
+            let report = reports.recv().await.expect("the server is down at the end");
             assert_eq!(report.up, Some(false));
             assert_eq!(well.asked.lock().unwrap().len(), 3);
         }
@@ -183,7 +183,7 @@ async fn unanswered_clients_trigger_a_check_at_once() {
         take(&mut checks, count);
     }
     tokio::time::sleep(Duration::from_millis(10)).await;
-    assert_eq!(asked(&well), before, "an answer came in between");
+    assert_eq!(asked(&well), before, "an answer arrived in between");
     // A stranger's flood: the server is asked, not more than once in `fast_interval`, and is well.
     let begun = Instant::now();
     for count in 1..=100 {
@@ -193,7 +193,7 @@ async fn unanswered_clients_trigger_a_check_at_once() {
     let more = asked(&well) - before;
     let seconds = usize::try_from(begun.elapsed().as_secs()).unwrap();
     assert!((1..=seconds + 1).contains(&more), "{more} in {seconds} s");
-    assert!(reports.try_recv().is_err(), "nobody is condemned");
+    assert!(reports.try_recv().is_err(), "no server is set down");
     assert!(checks.timing.counters.get().prompted > 0);
 
     // Where the check fails as well, once is enough.
@@ -307,7 +307,11 @@ async fn reason_of_a_down_server_is_that_of_the_last_check() {
         logged.extend(news.reasons.into_iter().map(|(_, reason)| reason.text));
     }
     assert_eq!(checks.known(&key).expect("known").reason.text, "at 99");
-    assert_eq!(logged.len(), REASONS_MAX - 1, "with that of the change");
+    assert_eq!(
+        logged.len(),
+        REASONS_MAX - 1,
+        "with the reason of the change"
+    );
     // While it comes back, the reason is not the old one.
     stated.set(Ok(Advice::NONE));
     let news = checks.take(reports.recv().await.expect("a good check"));
@@ -345,7 +349,7 @@ async fn check_that_cannot_run_is_reported_until_it_runs() {
     let not_made = known.not_made.expect("reported");
     assert_eq!(not_made.reason, "no descriptors");
     assert!((61..64).contains(&not_made.since.elapsed().as_secs()));
-    assert!(reports.try_recv().is_err(), "once is enough");
+    assert!(reports.try_recv().is_err(), "one attempt suffices");
     // Another cause is shown; a check that is made ends it.
     stated.set(Err(ProbeError::Local("no memory".into())));
     checks.take(reports.recv().await.expect("another cause"));

@@ -68,7 +68,7 @@ impl Quantiles {
             clippy::cast_precision_loss,
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "a count, and a share of it"
+            reason = "the count and a fraction of it"
         )]
         let wanted = ((all as f64) * share.clamp(0.0, 1.0)).ceil() as u64;
         let mut seen = 0;

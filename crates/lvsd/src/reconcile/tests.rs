@@ -118,7 +118,7 @@ prop_compose! {
 
 fn dataplane(history: &[Call]) -> FakeDataplane {
     let mut dataplane = FakeDataplane::default();
-    dataplane.apply(history).expect("a history that can be");
+    dataplane.apply(history).expect("a valid history");
     dataplane
 }
 
@@ -300,7 +300,7 @@ proptest! {
         let first = count(&before);
         let mut on_the_way = Vec::new();
         for change in &plan.changes {
-            dataplane.apply(std::slice::from_ref(change)).expect("the list is one that can be");
+            dataplane.apply(std::slice::from_ref(change)).expect("the list is valid");
             on_the_way.push(count(&actual(&dataplane)));
         }
         let last = count(&actual(&dataplane));
@@ -418,7 +418,7 @@ fn directors_with_different_check_histories_choose_the_same_servers() {
         let plan = diff(desired, &actual(dataplane));
         dataplane
             .apply(&plan.changes)
-            .expect("a list that can be made");
+            .expect("a list that can be applied");
         assert_eq!(diff(desired, &actual(dataplane)).changes, vec![]);
     };
     const ALL: [u8; 4] = [1, 2, 3, 4];
@@ -564,7 +564,7 @@ fn replaced(
         let (_, _, active) = there
             .iter()
             .find(|(n, ..)| address(*n) == server.server)
-            .expect("it was added");
+            .expect("the server was added");
         server.active = *active;
     }
     actual.overdue = overdue.iter().map(|&n| (id(1), address(n))).collect();
@@ -582,7 +582,9 @@ fn reported(plan: &Plan) -> String {
             Call::ServerDelete { server, .. } => ('-', *server),
             other => panic!("{other:?}"),
         };
-        let host = (1..9).find(|&n| address(n) == server).expect("one of them");
+        let host = (1..9)
+            .find(|&n| address(n) == server)
+            .expect("one of the servers");
         reported.push_str(&format!("{verb}{host} "));
     }
     reported.trim_end().to_owned()

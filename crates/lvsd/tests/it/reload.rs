@@ -29,9 +29,9 @@ fn reload_during_start_does_not_end_lvsd() {
         let mut daemon = lvsd().spawn().expect("lvsd");
         let end = Instant::now() + Duration::from_secs(120);
         while !lvsd().arg("reload").status().expect("lvsd").success() {
-            assert!(Instant::now() < end, "nobody is found");
+            assert!(Instant::now() < end, "no lvsd was found");
             let ended = daemon.try_wait().expect("a child");
-            assert_eq!(ended, None, "before anybody was found");
+            assert_eq!(ended, None, "before an lvsd was found");
         }
         std::thread::sleep(Duration::from_millis(200));
         let ended = daemon.try_wait().expect("a child");
@@ -93,7 +93,7 @@ fn reload_names_the_file_of_the_daemon() {
         assert!(reported.contains("own.toml:6:"), "{command}: {reported}");
         assert!(!reported.contains("/etc/lvsd"), "{command}: {reported}");
     }
-    std::fs::remove_file(&path).expect("it is ours");
+    std::fs::remove_file(&path).expect("this test owns the file");
     let (code, reported) = run(&["reload"]);
     assert_eq!(code, Some(3), "{reported}");
     assert!(reported.contains("cannot read own.toml"), "{reported}");

@@ -222,7 +222,8 @@ enum Store {
     /// Shared memory, and the owner that keeps it mapped.
     Shared(
         &'static [AtomicU64],
-        #[expect(dead_code, reason = "its life is what matters")] Arc<dyn Any + Send + Sync>,
+        #[expect(dead_code, reason = "the value is stored only to keep its lock")]
+        Arc<dyn Any + Send + Sync>,
     ),
 }
 
@@ -462,7 +463,7 @@ mod tests {
             })
             .collect();
         let regions = <[Region; 5]>::try_from(regions).expect("five regions");
-        let memory = Memory::new(layout, regions).expect("they are long enough");
+        let memory = Memory::new(layout, regions).expect("the regions are long enough");
         let table = crate::conn::ConnTable::with_memory(1, memory);
         let uses = || owners.each_ref().map(Arc::strong_count);
         assert_eq!(uses(), [2; 5]);

@@ -152,7 +152,10 @@ pub(super) const fn wire(port: u16) -> u64 {
     port.to_be() as u64
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "16 bits are meant")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "only the lower 16 bits are used"
+)]
 const fn unwire(word: u64) -> u16 {
     u16::from_be(word as u16)
 }

@@ -194,7 +194,7 @@ fn entries_prefer_home_slot_and_are_found_in_any_slot() {
     for (n, &handle) in (1..).zip(&handles) {
         assert_eq!(table.find_in(&key(n)), Some(handle));
         table.remove(handle);
-        assert_eq!(table.find_in(&key(n)), None, "nobody is at home there");
+        assert_eq!(table.find_in(&key(n)), None, "no entry has this home slot");
     }
     assert!(is_clear(&table));
 }

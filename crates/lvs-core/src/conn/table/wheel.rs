@@ -460,7 +460,10 @@ const fn ring(number: u64, size: usize) -> usize {
 }
 
 /// Buckets, records of a chunk and places of records are fewer than 2^32.
-#[expect(clippy::cast_possible_truncation, reason = "they are fewer")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the count stays below the limit"
+)]
 const fn index(n: usize) -> u32 {
     n as u32
 }

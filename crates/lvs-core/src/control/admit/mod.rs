@@ -247,7 +247,7 @@ impl Control {
     }
 
     /// Makes the connection (`ip_vs_conn_new`, `ip_vs_bind_dest`).
-    #[expect(clippy::too_many_arguments, reason = "one call of three places")]
+    #[expect(clippy::too_many_arguments, reason = "a call with three fields")]
     fn bind(
         &mut self,
         shard: &mut Shard,

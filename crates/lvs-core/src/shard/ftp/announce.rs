@@ -185,7 +185,11 @@ mod tests {
         assert_eq!(four("PASV \r\n"), None);
         assert_eq!(four("PASV\n"), None);
         assert_eq!(four("PASV\r"), None);
-        assert_eq!(six("PASV\r\n"), None, "it names an IPv4 address");
+        assert_eq!(
+            six("PASV\r\n"),
+            None,
+            "the command contains an IPv4 address"
+        );
         assert_eq!(four("EPSV\r\n"), EXTENDED);
         assert_eq!(six("epsv\r\n"), EXTENDED);
         assert_eq!(four("EPSV 1\r\n"), EXTENDED);
@@ -209,7 +213,7 @@ mod tests {
         assert_eq!(four("port   192,0,2,7,0,20\r\n"), active("192.0.2.7:20"));
         assert_eq!(four("PORT192,0,2,7,0,20\r\n"), active("192.0.2.7:20"));
         assert_eq!(four("PORT 192,0,2,7,,20,\r\n"), active("192.0.2.7:20"));
-        assert_eq!(four("PORT 192,0,2,7,0,20"), None, "it may go on");
+        assert_eq!(four("PORT 192,0,2,7,0,20"), None, "the line may continue");
         assert_eq!(four("PORT 192,0,2,7,0,256\r\n"), None);
         assert_eq!(four("PORT 192,0,2,7,0\r\n"), None);
         assert_eq!(four("PORT -192,0,2,7,0,20\r\n"), None);

@@ -345,7 +345,7 @@ impl Shard {
 
     /// Creates the data connection with `key` to `server`, or uses the existing connection `known`.
     /// The connection waits for its first packet (`ip_vs_tcp_conn_listen`). Returns its index.
-    #[expect(clippy::too_many_arguments, reason = "what a connection consists of")]
+    #[expect(clippy::too_many_arguments, reason = "the parts of a connection")]
     fn expect(
         &mut self,
         control: u32,
@@ -458,7 +458,11 @@ mod tests {
             if data {
                 all.request(TcpFlags::ACK, 1001, 5001, b"EPSV\r\n");
                 all.reply(TcpFlags::ACK, 5001, 1007, b"229 (|||40000|)\r\n");
-                assert_eq!(all.director.shard.len(), 2, "with its data connection");
+                assert_eq!(
+                    all.director.shard.len(),
+                    2,
+                    "the control connection with its data connection"
+                );
             }
             all
         }

@@ -687,7 +687,7 @@ mod tests {
         }
         assert!(
             bare(&mut track, From::Server, ACK, 5001, 1011),
-            "the server's own go on"
+            "the server's own segments continue"
         );
         let ahead = track.map(|track| track.client.end.wrapping_sub(1001));
         assert!(ahead.is_some_and(|ahead| ahead <= WINDOW_MAX), "{ahead:?}");

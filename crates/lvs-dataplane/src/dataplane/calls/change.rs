@@ -236,7 +236,9 @@ mod tests {
             config: ServiceConfig::new(Family::V4, "rr"),
             owner: None,
         });
-        let done = handle.apply(vec![add.clone()], false).expect("it is done");
+        let done = handle
+            .apply(vec![add.clone()], false)
+            .expect("the change is made");
         assert_eq!(done.warnings.len(), 1);
         assert!(done.warnings[0].contains("keeper"), "{done:?}");
         assert_eq!(handle.context.control().services().count(), 1);
@@ -254,7 +256,9 @@ mod tests {
         let list = [Call::ServiceFlush {}, add.clone(), add.clone(), start];
         assert_eq!(handle.possible(&list, &View::default()), 2);
 
-        let refusal = handle.apply(vec![add], false).expect_err("there is one");
+        let refusal = handle
+            .apply(vec![add], false)
+            .expect_err("at least one exists");
         assert_eq!(refusal.code, lvs_core::api::FailureCode::Exists);
     }
 }

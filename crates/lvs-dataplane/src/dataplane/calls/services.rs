@@ -56,6 +56,6 @@ impl Handle {
                 break;
             }
         }
-        Ok(reported.expect("it was just described"))
+        Ok(reported.expect("the service was just described"))
     }
 }

@@ -26,7 +26,7 @@ impl Handle {
     fn report(&self) -> Result<Report, Failure> {
         let all = self.threads.ask(Worker::report)?;
         let all = all.into_iter().reduce(Report::add);
-        Ok(all.expect("there is a packet worker"))
+        Ok(all.expect("at least one packet worker exists"))
     }
 
     /// The state of the dataplane.

@@ -454,14 +454,14 @@ mod tests {
         };
         let good = "0123456789abcdef0123456789abcdef";
         assert_eq!(write(&format!(" {good}\n"), 0o640), Ok(good.into()));
-        write(good, 0o660).expect_err("its group may write it");
-        let said = write(good, 0o644).expect_err("everybody may read it");
+        write(good, 0o660).expect_err("the key's group may write it");
+        let said = write(good, 0o644).expect_err("all users may read the key");
         assert!(said.contains("chmod 600"), "{said}");
-        let said = write("short", 0o600).expect_err("it is short");
+        let said = write("short", 0o600).expect_err("the key is too short");
         assert!(said.contains("openssl rand -hex 32"), "{said}");
         assert!(write(&"x".repeat(5000), 0o600).is_err());
         std::fs::remove_dir_all(&dir).expect("removed");
-        let said = Key::read(&path).expect_err("it is gone");
+        let said = Key::read(&path).expect_err("the file is missing");
         assert!(said.contains("cannot read the key"), "{said}");
     }
 

@@ -313,7 +313,7 @@ mod tests {
         let count = u32::try_from(numbers.len()).expect("few");
         bytes[7] = sum;
         bytes[8..12].copy_from_slice(&count.to_be_bytes());
-        Digest::parse(&bytes).expect("it is in order")
+        Digest::parse(&bytes).expect("the items are in order")
     }
 
     /// Three workers add their connections to a digest in each order, with changes in between. The
@@ -341,7 +341,7 @@ mod tests {
             for _ in 0..2 {
                 all_open(&mut owned);
                 assert!(outgoing.begin_digest(3));
-                assert!(!outgoing.begin_digest(3), "one at a time");
+                assert!(!outgoing.begin_digest(3), "one digest at a time");
                 for worker in order {
                     all_open(&mut owned);
                     outgoing.add_to_digest(worker, &digest_of(&owned[worker]));
@@ -356,7 +356,7 @@ mod tests {
                         assert_eq!(*digest, digest_of(&seen), "{order:?}");
                         digests += 1;
                     }
-                    Said::Whole => panic!("there was none"),
+                    Said::Whole => panic!("no digest was begun"),
                 }
             }
             let in_order = |owned: &[u8]| {

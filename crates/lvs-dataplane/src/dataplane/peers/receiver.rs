@@ -426,7 +426,10 @@ mod tests {
                 }
                 thread::yield_now();
             }
-            assert!(delivery.join().expect("no panic"), "it has delivered all");
+            assert!(
+                delivery.join().expect("no panic"),
+                "the peer has delivered all connections"
+            );
             // The last portions of each worker still wait when the delivery ends.
             let portions = usize::from(ALL).div_ceil(PORTION);
             assert!(rounds >= portions / PORTIONS_MAX - count, "{rounds}");

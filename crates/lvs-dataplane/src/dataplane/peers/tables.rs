@@ -251,13 +251,13 @@ mod tests {
         );
         assert_eq!(hear(&mut it, 3, 129), None);
         let Some(Said::Differ(text)) = hear(&mut it, 3, 130) else {
-            panic!("it has lasted")
+            panic!("the difference has lasted")
         };
         assert!(
             text.contains("for 30 s: TCP 198.51.100.1:80 differs;"),
             "{text}"
         );
-        assert_eq!(hear(&mut it, 3, 132), None, "it was said");
+        assert_eq!(hear(&mut it, 3, 132), None, "the alarm was already logged");
         assert_eq!(state(&it, at(132)), (TablesState::Alarm, 1, 32));
 
         // While the peer sends nothing, the result is unknown. Services that still differ
@@ -290,7 +290,7 @@ mod tests {
         assert_eq!(it.compare(&own, &none, ALARM, later), None);
         assert_eq!(state(&it, later), (TablesState::Differ, 1, 0));
         it.end();
-        assert_eq!(it.begin([3; 16], false), None, "there was no alarm");
+        assert_eq!(it.begin([3; 16], false), None, "no alarm was raised");
         assert_eq!(state(&it, later).0, TablesState::Older);
         it.end();
         assert_eq!(state(&it, later).0, TablesState::Unknown);

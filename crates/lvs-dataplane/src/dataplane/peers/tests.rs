@@ -42,7 +42,7 @@ pub(super) type Parts = (Arc<Context>, Arc<Threads<Worker>>);
 pub(super) fn parts(control: Control, workers: usize) -> Parts {
     let threads = Threads::new(workers).expect("descriptors");
     let context = Context::without_kernel(control);
-    let workers = NonZeroUsize::new(workers).expect("one at least");
+    let workers = NonZeroUsize::new(workers).expect("at least one worker");
     context.publish(Arc::new(View {
         generation: 1,
         steering: Some(Arc::new(Steering::new(workers, 7, false))),
@@ -90,10 +90,10 @@ pub(super) fn peers_of(parts: Option<&Parts>, address: SocketAddr) -> Arc<Peers>
 
 /// The packet workers, which run their jobs when the test calls [`run_jobs`].
 pub(super) fn workers_of((context, threads): &Parts) -> Vec<Worker> {
-    let count = NonZeroUsize::new(threads.workers().len()).expect("one at least");
+    let count = NonZeroUsize::new(threads.workers().len()).expect("at least one worker");
     let common = Arc::new(Common::new(Settings::UNLIMITED).with_workers(count));
     let worker = |number| {
-        let shard = context.control().shard(number).expect("it has as many");
+        let shard = context.control().shard(number).expect("the slot exists");
         let (requests, _) = Requests::new();
         let equipment = Equipment::new(common.clone());
         let (context, threads) = (context.clone(), threads.clone());
@@ -119,7 +119,7 @@ fn counted(peers: &Peers) -> (u64, u64) {
 
 fn listener() -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
-    let address = listener.local_addr().expect("it has one");
+    let address = listener.local_addr().expect("it has exactly one");
     (listener, address)
 }
 
@@ -140,7 +140,7 @@ fn listens() -> Listens {
 fn listens_to(parts: Option<&Parts>, introduced: Introduction) -> Listens {
     let (listener, address) = listener();
     let stream = TcpStream::connect(address).expect("it listens");
-    let (theirs, _) = listener.accept().expect("it has connected");
+    let (theirs, _) = listener.accept().expect("the peer has connected");
     let peers = peers_of(parts, address);
     let ours = Introduction::new([1; 16], [1; 24]);
     let handshake = Handshake::new(&Key::of(KEY), introduced, ours);
@@ -246,7 +246,9 @@ fn invalid_frame_of_receiver_closes_session_and_is_counted() {
         it.stream.write_all(&bytes).expect("it fits");
         if expected == (0, 0) {
             // The session continues until this side ends it.
-            it.stream.shutdown(Shutdown::Write).expect("it is open");
+            it.stream
+                .shutdown(Shutdown::Write)
+                .expect("the session is open");
         }
         let mut rest = Vec::new();
         let _ = it.stream.read_to_end(&mut rest);
@@ -340,7 +342,9 @@ fn invalid_frame_of_sender_closes_session_and_is_counted() {
         let hears = thread::spawn(move || receiver::run(&all, &all.peers[0]));
         let (mut stream, _) = socket.accept().expect("it connects");
         let mut theirs = [0; INTRODUCTION_LEN];
-        stream.read_exact(&mut theirs).expect("it is introduced");
+        stream
+            .read_exact(&mut theirs)
+            .expect("the handshake has arrived");
         let theirs = Introduction::parse(&theirs).expect("an introduction");
         let ours = Introduction::new([2; 16], [2; 24]);
         let handshake = Handshake::new(&Key::of(KEY), theirs, ours);
@@ -354,7 +358,9 @@ fn invalid_frame_of_sender_closes_session_and_is_counted() {
         stream.write_all(&bytes).expect("it fits");
         if expected == (0, 0) {
             // The session continues until this side ends it.
-            stream.shutdown(Shutdown::Write).expect("it is open");
+            stream
+                .shutdown(Shutdown::Write)
+                .expect("the session is open");
         }
         // The director has closed the connection.
         let mut rest = Vec::new();
@@ -431,7 +437,7 @@ fn digests_of_most_services_are_sent_to_peers_with_that_feature() {
     theirs.begin([1; 16], true);
     let now = Instant::now();
     let address = ([192, 0, 2, 2], 8848).into();
-    let heard = ServiceDigests::parse(&sent[8 + DIGEST_LEN..]).expect("it is in order");
+    let heard = ServiceDigests::parse(&sent[8 + DIGEST_LEN..]).expect("the items are in order");
     assert_eq!(theirs.compare(&ours, &heard, ALARM, now), None);
     assert_eq!(theirs.info(address, now).state, TablesState::Alike);
 
@@ -456,7 +462,7 @@ fn peer_state_depends_on_its_connections() {
     let peers = peers(([192, 0, 2, 2], 8848).into());
     let peer = &peers.peers[0];
     let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds));
-    let begun = ago(12).expect("a machine that is up");
+    let begun = ago(12).expect("the boot time is readable");
     let stands = || {
         let standing = peer.standing(begun);
         let alarming = standing.is_alarming();
@@ -495,7 +501,7 @@ fn peers_above_the_limit_are_refused() {
             key_file: "/nowhere".into(),
             ..PeersConfig::default()
         };
-        let said = Peers::start(&config, &parts.0, &parts.1).expect_err("there is no key");
+        let said = Peers::start(&config, &parts.0, &parts.1).expect_err("the key is missing");
         assert!(said.contains(words), "{said}");
     }
 }
@@ -525,7 +531,7 @@ impl Director {
         let parts = parts(control, workers);
         let mut workers = workers_of(&parts);
         let mut peers = peers_of(Some(&parts), peer);
-        let made = Arc::get_mut(&mut peers).expect("nobody else has it");
+        let made = Arc::get_mut(&mut peers).expect("no other peer uses the address");
         (made.identity, made.keys) = ([identity; 16], [identity.into(), 7]);
         made.hub = parts.1.hub.clone();
         for worker in &mut workers {

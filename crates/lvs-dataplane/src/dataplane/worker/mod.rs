@@ -789,7 +789,7 @@ impl Worker {
             answered = counters.answered,
             fragments = counters.fragments,
             dropped = counters.dropped_total(),
-            "what became of the packets"
+            "counts of packets by fate"
         );
     }
 

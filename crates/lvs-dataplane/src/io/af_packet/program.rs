@@ -73,7 +73,7 @@ impl Assembler {
     fn finish(mut self) -> Vec<Op> {
         for (at, label) in self.jumps {
             let place = self.places.iter().find(|(known, _)| *known == label);
-            let (_, place) = place.expect("each label has its place");
+            let (_, place) = place.expect("each label has a position");
             self.ops[at].k = u32::try_from(place - at - 1).expect("a program is short");
         }
         self.ops
@@ -534,7 +534,7 @@ mod tests {
                 builder
                     .icmpv4(kind)
                     .write(&mut error, &about)
-                    .expect("memory has room");
+                    .expect("writing to a vector succeeds");
                 let packet = parse::ip(&error, false).expect("a packet");
                 assert_eq!(
                     steering.home(&packet, &error, &table, &none),

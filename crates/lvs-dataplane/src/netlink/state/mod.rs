@@ -480,7 +480,7 @@ impl NetState {
             tos: 0,
             metric: 0,
         };
-        let prefix = Prefix::new(net, len).expect("no more bits than the address has");
+        let prefix = Prefix::new(net, len).expect("the prefix is not longer than the address");
         let family = if net.is_ipv4() {
             &mut self.v4
         } else {

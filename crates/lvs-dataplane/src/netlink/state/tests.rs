@@ -200,9 +200,9 @@ fn link_with_new_address_has_appeared() {
         changes.appeared.len() == 1
     };
     let (one, two) = ([2; 6], [4; 6]);
-    assert!(!appears(false, one, 0, None), "it has no carrier");
-    assert!(appears(true, one, 0, None), "it comes up");
-    assert!(!appears(true, one, 0, None), "nothing has changed");
+    assert!(!appears(false, one, 0, None), "the link has no carrier");
+    assert!(appears(true, one, 0, None), "the link comes up");
+    assert!(!appears(true, one, 0, None), "no change is reported");
     assert!(appears(true, two, 0, None), "another link-layer address");
     assert!(appears(true, two, 3, None), "a port of a bridge");
     assert!(appears(true, two, 3, Some(IFLA_EVENT_NOTIFY_PEERS)));

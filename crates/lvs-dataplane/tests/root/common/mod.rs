@@ -1,5 +1,5 @@
 //! Network namespaces for tests: each is a host, and ends with its last descriptor. Needs root.
-#![allow(dead_code, reason = "each test program uses some of it")]
+#![allow(dead_code, reason = "each test program uses a part of this module")]
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::process::Command;
@@ -33,7 +33,7 @@ impl Host {
         &self,
         f: impl FnOnce() -> T + Send + 'static,
     ) -> thread::JoinHandle<T> {
-        let fd = self.0.try_clone().expect("descriptors are left");
+        let fd = self.0.try_clone().expect("descriptors are available");
         thread::spawn(move || {
             lvs_sys::enter_network(&fd).expect("run as root");
             f()
@@ -90,7 +90,7 @@ pub(crate) fn sh(command: &str) -> String {
     let output = Command::new("sh")
         .args(["-ec", command])
         .output()
-        .expect("there is a shell");
+        .expect("a shell is installed");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(
         output.status.success(),
@@ -105,7 +105,7 @@ pub(crate) fn try_sh(command: &str) -> bool {
     Command::new("sh")
         .args(["-ec", command])
         .output()
-        .expect("there is a shell")
+        .expect("a shell is installed")
         .status
         .success()
 }

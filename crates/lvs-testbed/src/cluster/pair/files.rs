@@ -58,7 +58,7 @@ impl Lab {
 
     fn wait_trouble(&self, index: usize, any: bool) -> Result<()> {
         let has = |status: Value| status["vrrp"]["trouble"].is_array() == any;
-        wait_until("trouble with keepalived, or its end", LIMIT, || {
+        wait_until("keepalived's error or exit to be reported", LIMIT, || {
             self.status(index).is_some_and(has)
         })
         .with_context(|| self.logs())

@@ -189,7 +189,7 @@ pub(crate) fn resets(site: &Site) -> Result<u64> {
 fn listing_of_ended_connections(site: &Site) -> Result<String> {
     let mut listing = String::new();
     lvs_testbed::wait_until(
-        "the end of all connections at the dataplane",
+        "the dataplane to have no connections",
         Duration::from_secs(30),
         || {
             listing = site.lvsadm("-L -n").unwrap_or_default();
@@ -280,7 +280,7 @@ pub(crate) fn requests_and_listings(site: &Site) -> Result<()> {
             .sum::<Result<u64>>()?;
         ensure!(
             rows[0].number(column)? == sum,
-            "the service is the sum of its servers: {listing}"
+            "the counters of the service are the sum of its servers': {listing}"
         );
     }
     if matches!(site.options.forward, Forward::Nat | Forward::FullNat) {
@@ -333,7 +333,7 @@ fn bulk_once(site: &Site, percent: u64) -> Result<Option<String>> {
         .collect();
     ensure!(
         uploaded.len() == 1,
-        "one server has the upload: {uploaded:?}"
+        "the upload is counted for one server: {uploaded:?}"
     );
     site.client
         .sh(&format!("cmp {} {path}", uploaded[0].display()))

@@ -207,7 +207,7 @@ mod tests {
             info.fast_path.wanted = true;
             info.fast_path.active = active;
             info.fast_path.reason = "another is first".to_owned();
-            info.fast_path.fix = "have it go".to_owned();
+            info.fast_path.fix = "remove the program".to_owned();
             let mut findings = Findings::default();
             state(&info, &mut findings);
             let mut found = findings.0.into_iter();
@@ -216,7 +216,7 @@ mod tests {
         assert!(found(true).is_none());
         let finding = found(false).expect("one");
         assert!(finding.what.ends_with(": another is first"), "{finding:?}");
-        assert_eq!(finding.fix, "have it go");
+        assert_eq!(finding.fix, "remove the program");
     }
 
     #[test]

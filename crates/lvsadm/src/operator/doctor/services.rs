@@ -317,7 +317,10 @@ mod tests {
         };
         let info = Info::default();
         assert!(look(&info, true, true).is_empty());
-        assert!(look(&info, false, false).is_empty(), "another one has it");
+        assert!(
+            look(&info, false, false).is_empty(),
+            "another host has the address"
+        );
         let text = r#"{"announced": [{"address": "192.0.2.1", "standing": "announced"}]}"#;
         let announced: Info = serde_json::from_str(text).expect("info");
         assert!(look(&announced, true, false).is_empty());

@@ -317,7 +317,7 @@ mod tests {
             "[vrrp]\ninterface = \"eth0\"\nrouter_id = 51\nhost_addresses = \"10.0.0.254/24 dev eth1\"\n{SERVICE}"
         );
         let (config, report) = Config::from_toml("x", &text).expect("valid");
-        let vrrp = config.vrrp.expect("it is there");
+        let vrrp = config.vrrp.expect("the entry exists");
         assert_eq!(vrrp.track_file.to_str(), Some(Vrrp::TRACK_FILE));
         assert_eq!((vrrp.priority, vrrp.advert), (200, Vrrp::ADVERT));
         assert_eq!(vrrp.addresses[0].device.as_deref(), Some("eth1"));

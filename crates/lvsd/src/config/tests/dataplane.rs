@@ -121,9 +121,9 @@ fn unsupported_dataplane_key_is_refused_with_its_position() {
 #[test]
 fn synchronisation_requires_an_interface() {
     use lvs_core::sync::SyncRole;
-    assert_eq!(load("").sync, None, "it stays as it is");
+    assert_eq!(load("").sync, None, "the setting is unchanged");
     let daemons = load("[sync.ipvs]\ninterface = \"eth2\"\nsyncid = 5\n").sync;
-    let daemons = daemons.expect("they are wanted");
+    let daemons = daemons.expect("daemons are configured");
     let roles: Vec<SyncRole> = daemons.iter().map(|daemon| daemon.role).collect();
     assert_eq!(roles, [SyncRole::Master, SyncRole::Backup]);
     assert!(daemons.iter().all(|daemon| daemon.syncid == 5));
@@ -156,7 +156,10 @@ fn peers_are_options_of_the_dataplane() {
     let config = load(
         "[sync.peers]\naddresses = [\"192.0.2.2\", \"[2001:db8::3]:9\"]\nkey_file = \"/key\"\nlisten = \"192.0.2.1\"\nconnect_timeout = \"1m\"\nmismatch_alarm_after = \"2m\"\n",
     );
-    assert_eq!(config.sync, None, "multicast is another matter");
+    assert_eq!(
+        config.sync, None,
+        "the multicast group is not part of this check"
+    );
     assert_eq!(
         config.dataplane.arguments().join(" "),
         "--sync-peer 192.0.2.2 --sync-peer [2001:db8::3]:9 --sync-key /key --sync-listen 192.0.2.1 --sync-wait 60 --sync-alarm 120"
@@ -285,7 +288,7 @@ fn every_scheduler_and_sysctl_of_the_dataplane_is_accepted() {
     for name in lvs_core::settings::Sysctls::NAMES {
         let value = defaults
             .get(name)
-            .expect("it has a value")
+            .expect("the key has a value")
             .replace('\t', " ");
         load(&format!("[sysctl]\n{name} = \"{value}\"\n"));
     }

@@ -198,7 +198,8 @@ fn settings_beyond_the_kernel_are_parsed() {
 #[test]
 fn file_without_service_causes_warning() {
     for text in ["", "[sysctl]\nconn_reuse_mode = 1\n"] {
-        let (config, warnings) = Config::from_toml("test.toml", text).expect("it is allowed");
+        let (config, warnings) =
+            Config::from_toml("test.toml", text).expect("the setting is allowed");
         assert!(config.services.is_empty());
         let said = warnings.to_string();
         assert!(said.contains("warning: there is no [[service]]"), "{said}");
@@ -206,7 +207,7 @@ fn file_without_service_causes_warning() {
     }
     // They are in etcd.
     let text = "[cluster]\netcd = \"http://10.0.0.5:2379\"\n";
-    let (_, warnings) = Config::from_toml("test.toml", text).expect("it is allowed");
+    let (_, warnings) = Config::from_toml("test.toml", text).expect("the setting is allowed");
     assert_eq!(warnings.to_string(), "");
 }
 

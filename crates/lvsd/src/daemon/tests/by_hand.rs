@@ -98,7 +98,11 @@ async fn override_survives_reload_restart_and_dataplane() {
         .await
         .unwrap();
     assert!(done.warnings.is_empty(), "{done:?}");
-    assert_eq!(daemon.world.weights(web())[1].1, 3, "it is done by then");
+    assert_eq!(
+        daemon.world.weights(web())[1].1,
+        3,
+        "the drain is complete by then"
+    );
     let events = daemon.events();
     for event in [
         "server_up",
@@ -331,7 +335,7 @@ async fn drain_of_the_last_usable_server_without_force_is_refused() {
     daemon.weights(&none).await;
     ask(AdminState::Maintenance, false)
         .await
-        .expect("it is not usable any more");
+        .expect("the server is not usable any more");
     assert!(!daemon.status().await.admin[0].spec.force);
     daemon.stop().await;
 }

@@ -92,7 +92,7 @@ async fn killed_and_restarted_daemon_changes_nothing() {
     assert_eq!(again.world.changes().len(), before, "nothing to change");
     assert_eq!(again.world.starts(), 1);
     let world = again.end(Signal::Stop).await;
-    assert!(world.running(), "the dataplane is left alone");
+    assert!(world.running(), "the dataplane keeps running");
     assert_eq!(world.changes().len(), before);
 }
 
@@ -216,7 +216,7 @@ async fn foreign_dataplane_may_return() {
     daemon.world.crash();
     tokio::time::sleep(Duration::from_secs(10)).await;
     daemon.weights(&both).await;
-    assert_eq!(daemon.world.starts(), 1, "it did not come back");
+    assert_eq!(daemon.world.starts(), 1, "the dataplane did not return");
     daemon.stop().await;
 }
 

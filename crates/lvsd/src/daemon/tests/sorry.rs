@@ -191,7 +191,7 @@ async fn sorry_server_that_drains_is_reported_as_the_sorry_server() {
     let service = daemon.status().await.services.remove(0);
     let last = service.servers.last().expect("the sorry server");
     assert_eq!((last.configured, last.weight), (None, Some(0)));
-    assert_eq!(service.sorry, None, "it does not serve");
+    assert_eq!(service.sorry, None, "the sorry server does not serve");
     assert_eq!(service.sorry_server, Some(last.server));
     daemon.stop().await;
 }

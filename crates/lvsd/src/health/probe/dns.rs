@@ -300,7 +300,7 @@ mod tests {
         let mut other = good.clone();
         other[1] ^= 1;
         assert_eq!(read(&other, &asked), Ok(None));
-        assert_eq!(read(&asked, &asked), Ok(None), "its own question");
+        assert_eq!(read(&asked, &asked), Ok(None), "the query itself");
         for n in 0..good.len() {
             let _ = read(&good[..n], &asked);
         }

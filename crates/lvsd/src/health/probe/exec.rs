@@ -254,7 +254,8 @@ mod tests {
             let pid = std::fs::read_to_string(&file).expect("its child");
             let pid = rustix::process::Pid::from_raw(pid.trim().parse().expect("a number"));
             let pid = pid.expect("a process");
-            rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it goes on");
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL)
+                .expect("it continues");
         }
     }
 

@@ -574,7 +574,7 @@ mod tests {
         let address = ([192, 0, 2, 1], 443).into();
         let tls = Tls::plain().expect("TLS");
         let result = tls.meet(client, address).await.map(drop);
-        serves.await.expect("the server ends");
+        serves.await.expect("the server thread ends");
         result
     }
 

@@ -450,7 +450,10 @@ mod tests {
         );
         let third = watching.next().await.unwrap();
         assert!(third.canceled && third.compact_revision == Number(9));
-        assert!(watching.next().await.is_err(), "the end is no line");
+        assert!(
+            watching.next().await.is_err(),
+            "the last bytes are not a line"
+        );
     }
 
     #[tokio::test]

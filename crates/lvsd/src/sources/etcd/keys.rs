@@ -554,7 +554,7 @@ mod tests {
         assert_eq!(model.etcd.revision, 20);
         before.services.clear();
         let model = Model::listed(&before, 7, 20, listed.clone()).unwrap();
-        assert_eq!(model.etcd.revision, 10, "nothing has changed");
+        assert_eq!(model.etcd.revision, 10, "no change is reported");
         // Another cluster counts from its own beginning.
         let model = Model::listed(&before, 8, 20, listed).unwrap();
         assert_eq!(model.etcd.revision, 4);

@@ -610,7 +610,10 @@ mod tests {
     fn refusal(service: &str) -> String {
         let mut desired = of(service, &[], &[]);
         assert!(desired.texts.is_empty(), "{desired:?}");
-        desired.refused.remove("shop/web").expect("it is refused")
+        desired
+            .refused
+            .remove("shop/web")
+            .expect("the change is refused")
     }
 
     /// The servers of the only service.

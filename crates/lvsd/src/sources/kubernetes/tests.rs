@@ -634,7 +634,7 @@ async fn session_two_directors_write_in_turn() {
         .await;
     let second = Followed::start(address, |settings| settings.director = "d2".to_owned());
     second
-        .wait("the other's lease", |state| {
+        .wait("the lease of the other director", |state| {
             state.kubernetes_view.leader.as_deref() == Some("d1")
         })
         .await;
