@@ -181,8 +181,8 @@ fn first_packet(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Cost of a filter by source for a packet that would open a connection, by the number of prefixes.
-/// One of them refuses the packet.
+/// Cost of a source filter for a packet that would open a connection, by the number of prefixes.
+/// One prefix of the filter refuses the packet.
 fn filter(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("filter");
     group.throughput(Throughput::Elements(1));

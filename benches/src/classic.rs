@@ -52,7 +52,7 @@ pub struct Use {
     target: Ipv4Addr,
     /// Address of the service with port 0
     second: Ipv4Addr,
-    /// For so long each, in milliseconds
+    /// Duration of each measurement in milliseconds
     #[arg(long = "for", value_name = "MS")]
     for_ms: u64,
 }
@@ -70,7 +70,7 @@ pub(crate) struct Fared {
 type Handler = fn(TcpStream, SocketAddr, &str) -> Result<()>;
 
 impl Serve {
-    /// Serves until it is ended.
+    /// Serves until it is killed.
     ///
     /// # Errors
     ///
@@ -179,7 +179,7 @@ fn log_in(mut stream: TcpStream, _: SocketAddr, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Only clients that have logged in may continue here.
+/// Serves only clients that have logged in.
 fn go_on(mut stream: TcpStream, _: SocketAddr, name: &str) -> Result<()> {
     let mut reader = BufReader::new(stream.try_clone()?);
     let known = until(&mut reader, b'\n')? == name;
@@ -273,7 +273,7 @@ impl Use {
         Ok(())
     }
 
-    /// Makes one transaction after the other until the time is over; `begin` makes the client.
+    /// Repeats transactions until the time is over; `begin` makes the client.
     fn fare<T: FnMut() -> Result<()>>(
         &self,
         name: &str,

@@ -32,7 +32,7 @@ pub enum Endpoint {
     Fetch {
         /// The server
         target: SocketAddr,
-        /// How many bytes
+        /// Number of bytes
         bytes: u64,
     },
     /// Unpack packets from IPIP tunnels

@@ -30,7 +30,8 @@ pub(crate) const BIN: f64 = 0.25;
 /// Serves `GET /SIZE` with a file of SIZE bytes.
 #[derive(Clone, Debug, Args)]
 pub struct Serve {
-    /// Where to listen, and the bytes a second of that server, which its connections share
+    /// Addresses to listen on, with the maximum of bytes a second that each server's connections
+    /// share
     #[arg(value_name = "ADDRESS:PORT=BYTES", value_parser = listener, required = true)]
     listeners: Vec<(SocketAddr, u64)>,
 }
@@ -61,10 +62,10 @@ pub struct Ask {
     /// Seed of the choice and order of files
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// For so long, in milliseconds
+    /// Duration in milliseconds
     #[arg(long = "for", value_name = "MS")]
     for_ms: u64,
-    /// A request that takes longer has failed, in milliseconds
+    /// Milliseconds after which a request counts as failed
     #[arg(long, value_name = "MS", default_value_t = 60_000)]
     timeout: u64,
     /// Pause of a client after each request, in milliseconds
@@ -80,7 +81,7 @@ pub struct Ask {
 pub(crate) struct Asked {
     /// Bytes by quarter of a second.
     pub(crate) bytes: Vec<u64>,
-    /// Requests that were answered in full, by when.
+    /// Numbers of completely answered requests, by time.
     pub(crate) served: Vec<u64>,
     /// Requests that were not.
     pub(crate) failed: Vec<u64>,
@@ -137,7 +138,7 @@ fn sizes(least: u64, most: u64) -> Vec<u64> {
 }
 
 impl Serve {
-    /// Serves until it is ended.
+    /// Serves until it is killed.
     ///
     /// # Errors
     ///

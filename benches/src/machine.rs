@@ -22,7 +22,7 @@ const STEAL_MAX: f64 = 0.03;
 ///
 /// # Errors
 ///
-/// When there is no such core.
+/// When the core does not exist.
 pub fn pin(cpu: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu)?;
@@ -194,8 +194,8 @@ impl Snapshot {
         used
     }
 
-    /// CPU seconds of processes and all that they have started since an earlier snapshot, with what
-    /// has ended meanwhile and was waited for.
+    /// CPU seconds, since an earlier snapshot, of processes and all that they have started; exited
+    /// processes are included if their parents have waited for them.
     #[must_use]
     pub fn used_by(&self, earlier: &Self, roots: &[u32]) -> f64 {
         let (before, after) = (earlier.by_process(roots), self.by_process(roots));
@@ -256,14 +256,14 @@ pub struct Used {
     pub other_softirq: f64,
     /// All other programs of the benchmark, including exited ones: generators, clients, servers.
     pub endpoints: f64,
-    /// Other programs, as a share of a core.
+    /// CPU time of other programs, as a share of a core.
     pub foreign: f64,
     /// Time that the hypervisor used, as a share of a core.
     pub stolen: f64,
 }
 
 impl Used {
-    /// The reason why no measurement of this time counts.
+    /// The reason why a measurement during this time does not count.
     #[must_use]
     pub fn disturbed(&self) -> Option<String> {
         if self.foreign > FOREIGN_MAX {

@@ -191,7 +191,7 @@ impl Pipeline {
     /// Opens the connections.
     ///
     /// # Errors
-    /// When the host gives no descriptors, or a packet does not come through.
+    /// If no descriptors are available, or a packet is not forwarded.
     pub fn new(connections: u32, clients: Clients) -> Result<Self> {
         let setup = Setup {
             servers: 1,
@@ -398,7 +398,7 @@ fn template(other: Ipv4Addr, reply: bool) -> [u8; 64] {
     frame
 }
 
-/// A segment to the service, whole: 64 bytes.
+/// A complete segment to the service: 64 bytes.
 #[must_use]
 pub fn example() -> Vec<u8> {
     let template = template(VIP, false);
@@ -408,10 +408,10 @@ pub fn example() -> Vec<u8> {
     frame.to_vec()
 }
 
-/// Nanoseconds of a new connection: the mean of 50,000 in a director that has none yet.
+/// Nanoseconds for a new connection: the mean of 50,000 in a director without connections.
 ///
 /// # Panics
-/// If one is refused.
+/// If a connection is refused.
 #[must_use]
 pub fn new_connection(setup: &Setup, dst: SocketAddr) -> f64 {
     const CONNECTIONS: u32 = 50_000;

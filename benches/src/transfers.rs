@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
-/// A connection of uploads begins so.
+/// First byte of a connection for uploads.
 pub(super) const UPLOAD: u8 = b'u';
 
 /// Servers and sizes of the transfers.
@@ -17,7 +17,7 @@ pub(super) const UPLOAD: u8 = b'u';
 pub struct Transfers {
     /// A web server that has files named by their size
     web: SocketAddr,
-    /// A server for uploads (`endpoint serve`)
+    /// Address of a server for uploads (`endpoint serve`)
     uploads: SocketAddr,
     /// Sizes in bytes
     #[arg(long, value_delimiter = ',', required = true)]
@@ -31,11 +31,11 @@ pub struct Transfers {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Took {
     pub(crate) bytes: u64,
-    /// Downloads over connections of their own.
+    /// Downloads over a new connection each.
     pub(crate) new: f64,
-    /// Downloads over a connection that stays.
+    /// Downloads over a persistent connection.
     pub(crate) keep: f64,
-    /// Uploads over a connection that stays.
+    /// Uploads over a persistent connection.
     pub(crate) up: f64,
 }
 
@@ -67,7 +67,7 @@ impl Transfers {
         Ok(())
     }
 
-    /// Once to begin with, which does not count.
+    /// Mean duration of a transfer. The first transfer does not count.
     fn mean(&self, mut one: impl FnMut() -> Result<()>) -> Result<f64> {
         let limit = Duration::from_millis(self.for_ms);
         one()?;

@@ -20,12 +20,12 @@ const MOST_PRINTED: usize = 4 << 20;
 const MOST_LINE: usize = 4096;
 /// Maximum of bytes that are stored of a host's error messages.
 const MOST_COMPLAINT: usize = 2048;
-/// Prefix of this program's own lines.
+/// Prefix of the lines that this program prints.
 const MARK: &str = "lvs-bench: ";
-/// Pause between two checks of the waiting condition.
+/// Interval of the checks whether the waiting condition is true.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Runs on each host: waits for the given time, by its own clock, and then runs httperf.
+/// The script on each host: it waits for the given time, by its own clock, and then runs httperf.
 const SCRIPT: &str = r#"
 httperf=$1
 for program in "$httperf" timeout date sleep; do
@@ -51,11 +51,11 @@ done
 /// The address of a host, as it is named on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// The machine of this process.
+    /// The machine on which this process runs.
     Local,
     /// A network namespace, as `ip netns` names it.
     Namespace(String),
-    /// Another machine, which OpenSSH's client reaches.
+    /// Another machine, which is reached with OpenSSH's client.
     Ssh {
         /// `host` or `user@host`.
         to: String,
@@ -210,7 +210,8 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// Starts its shell. [`Host::wait_ready`] is the other half, so that many start at once.
+    /// Starts the host's shell. [`Host::wait_ready`] waits for it, so that many shells can start at
+    /// the same time.
     pub(super) fn start(name: &str, mut command: Command, stop: Arc<AtomicBool>) -> Result<Self> {
         let mut child = command
             .process_group(0)

@@ -22,9 +22,9 @@ pub struct Figures {
     pub connect_ms: Option<f64>,
     /// Replies by the first digit of their status: 1xx to 5xx.
     pub status: [u64; 5],
-    /// Errors, as httperf calls them.
+    /// Errors by the names of httperf.
     pub errors: Errors,
-    /// Duration of connections with a reply, in whole milliseconds, as httperf counts.
+    /// Duration of connections with a reply, in whole milliseconds, as httperf counts it.
     pub lifetime: Option<Lifetime>,
     #[serde(skip)]
     histogram: BTreeMap<u32, u64>,
@@ -45,7 +45,7 @@ pub struct Errors {
     pub no_descriptor: u64,
     /// The client had no free port.
     pub no_port: u64,
-    /// The client's system had no file left.
+    /// The client's system had no free entry in its table of open files.
     pub no_file: u64,
     /// Other errors.
     pub other: u64,

@@ -1,4 +1,4 @@
-//! `lvs-bench cluster`: httperf on many hosts at once, started together, their figures merged.
+//! `lvs-bench cluster`: runs httperf on many hosts at the same time, and merges the results.
 
 mod host;
 mod httperf;
@@ -18,7 +18,7 @@ use self::host::Host;
 pub use self::host::{Place, shell};
 pub use self::httperf::{Errors, Figures, Lifetime};
 
-/// The version of what `--json` prints; see docs/report.md.
+/// The version of the output of `--json`; see docs/report.md.
 const SCHEMA: u32 = 1;
 /// Maximum of steps in one run.
 const MOST_STEPS: usize = 1000;
@@ -39,7 +39,7 @@ pub struct Options {
     /// Hosts that ask: local, netns:NAME (a namespace of `ip netns`), `ssh:[USER@]HOST[:PORT]`
     #[arg(required = true, value_name = "HOST")]
     hosts: Vec<Place>,
-    /// Servers; of several (A,B), the hosts take turns
+    /// Servers; if there are several (A,B), the hosts use them in turn
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',', required = true)]
     server: Vec<String>,
     #[arg(long, default_value_t = 80, value_parser = clap::value_parser!(u16).range(1..))]
@@ -47,10 +47,11 @@ pub struct Options {
     /// Path of the requested page
     #[arg(long, default_value = "/")]
     uri: String,
-    /// Requests a second, of all hosts together, one a connection: FROM..TO/STEP, or a list (500,1000)
+    /// Requests a second of all hosts together, one on each connection: FROM..TO/STEP, or a list
+    /// (500,1000)
     #[arg(long)]
     rates: Rates,
-    /// How long each rate is offered
+    /// Duration of each rate in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=3600))]
     seconds: u32,
     /// Seconds after which a request has failed
@@ -135,14 +136,14 @@ pub struct Load {
     pub grace: u32,
 }
 
-/// An offered rate, and its results.
+/// A request rate, and its results.
 #[derive(Clone, Debug, Serialize)]
 pub struct Step {
     /// Requested rate of all hosts, in requests a second.
     pub offered: f64,
-    /// Whether hosts are missing: then the offered rate is below the requested rate.
+    /// Whether hosts are missing, so that the offered rate is below the requested rate.
     pub incomplete: bool,
-    /// The sum of all hosts that answered.
+    /// The sum over all hosts that answered.
     #[serde(flatten)]
     pub all: Figures,
     /// Results of each host.
@@ -154,7 +155,7 @@ pub struct Step {
 pub struct OfHost {
     /// The host.
     pub host: String,
-    /// Milliseconds by which httperf began after the common start time.
+    /// Milliseconds by which httperf started after the common start time.
     pub late_ms: f64,
     /// Its figures.
     #[serde(flatten)]
@@ -166,7 +167,7 @@ pub struct OfHost {
 pub struct Failed {
     /// The host.
     pub host: String,
-    /// Offered rate when it failed; none if it never was ready.
+    /// The rate at which the host failed; `None` if it was never ready.
     pub offered: Option<f64>,
     /// The reason.
     pub why: String,

@@ -60,8 +60,8 @@ pub(crate) enum Purpose {
     Flood,
     /// TCP connections between programs.
     Tcp,
-    /// The same, whose programs are started for each measurement; servers of direct routing and
-    /// tunnels answer by a line of their own.
+    /// The same, with programs that are started for each measurement; with direct routing and
+    /// tunnels, servers send replies over a separate link.
     Transfer,
     /// Round trips during a paced flood.
     Ping,
@@ -183,7 +183,7 @@ impl Bed {
         self.signal_spinner(Signal::SIGCONT)
     }
 
-    /// Stops it again.
+    /// Stops this contender again.
     pub(crate) fn pause(&self) -> Result<()> {
         self.signal_spinner(Signal::SIGSTOP)
     }
@@ -555,7 +555,8 @@ impl Bed {
         Ok(())
     }
 
-    /// Moves what receives for the director to a core; usually it is on the director's.
+    /// Moves the kernel thread that receives for the director to a CPU; by default it is on the
+    /// director's.
     pub(crate) fn receive_on(&self, cpu: usize) -> Result<()> {
         ensure!(self.is_threaded(), "it has no threads that receive");
         let [_, d, e, _] = &self.devices;
@@ -573,7 +574,7 @@ impl Bed {
         thread_receiver(host, device, ENDPOINTS)
     }
 
-    /// A program that ends with the bed.
+    /// Stores a program, which is killed with the bed.
     pub(crate) fn keep(&mut self, program: Proc) {
         self.endpoints.push(program);
     }

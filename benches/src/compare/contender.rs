@@ -27,13 +27,13 @@ impl Method {
 /// A director, or its replacement in a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub(crate) enum Contender {
-    /// This project's dataplane, on packet sockets.
+    /// This project's dataplane with packet sockets.
     AfPacket(Method),
     /// This project's dataplane with the kernel fast path.
     FastPath(Method),
     /// NAT by XDP, before the kernel allocates a socket buffer.
     Xdp,
-    /// Another build of this project's dataplane, on packet sockets, NAT.
+    /// Another build of this project's dataplane, with packet sockets and NAT.
     Other,
     /// This project's dataplane, on a TUN device, NAT.
     Tun,
@@ -59,7 +59,7 @@ pub(crate) enum Contender {
     Nftables,
     /// `HAProxy`, TCP, with splice.
     Haproxy,
-    /// nginx, its stream module.
+    /// nginx with its stream module.
     Nginx,
     /// No director: client and server are on one link.
     Direct,
@@ -118,7 +118,7 @@ impl Contender {
         self.is_ours() || matches!(self, Self::Ipvs(_))
     }
 
-    /// Whether it is this project's dataplane with the kernel fast path.
+    /// Whether the contender is this project's dataplane with the kernel fast path.
     pub(crate) fn is_fast_path(self) -> bool {
         matches!(self, Self::FastPath(_) | Self::Xdp)
     }
@@ -164,7 +164,7 @@ impl Contender {
         )
     }
 
-    /// The program that has to be installed for it.
+    /// The program that must be installed for this contender.
     pub(crate) fn program(self) -> Option<&'static str> {
         match self {
             Self::Testpmd => Some("dpdk-testpmd"),

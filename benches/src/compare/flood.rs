@@ -30,7 +30,7 @@ const OPENING: u32 = 150_000;
 const OPENING_ONE_CORE: u32 = 60_000;
 /// If connections cannot be opened at this rate, a lower rate does not help.
 const OPENING_LEAST: u32 = 10_000;
-/// Packets of the check, and how fast they come: more slowly if some were lost.
+/// Number of packets in the check. If some are lost, they are sent again at a lower rate.
 const CHECKED: u64 = 16_384;
 const CHECKED_RATES: [&str; 3] = ["50000", "20000", "5000"];
 
@@ -259,7 +259,7 @@ impl Flood {
         })
     }
 
-    /// Starts the same at a rate, gently.
+    /// Starts the same flood at a given rate.
     pub(super) fn beside(self, bed: &Bed, yardsticks: &Yardsticks, rate: f64) -> Result<Proc> {
         let rate = format!("{rate:.0}");
         self.generator(bed, yardsticks, 60, &["-m", "send", "-r", &rate])

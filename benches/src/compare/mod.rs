@@ -48,10 +48,10 @@ pub struct Options {
     /// Length of one measurement, in milliseconds
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(20..=5000))]
     window: Option<u64>,
-    /// Measure against another build of the dataplane, in this directory, with its `lvsadm`
+    /// Compare with another build of the dataplane in this directory, with its `lvsadm`
     #[arg(long, value_name = "DIR")]
     other: Option<PathBuf>,
-    /// List the rows, with their bounds
+    /// List the rows with their bounds
     #[arg(long)]
     list: bool,
     /// Measure on a busy machine, too; the results are then unreliable

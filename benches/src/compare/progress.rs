@@ -49,7 +49,7 @@ impl Progress {
         let _ = std::io::stderr().write_all(line.as_bytes());
     }
 
-    /// A group begins.
+    /// Prints that a group begins.
     pub(crate) fn begin(&self, group: &str) {
         if self.terminal {
             self.show(group);

@@ -81,7 +81,7 @@ impl Work {
         }
     }
 
-    /// The place of the work, in a word.
+    /// The CPU of the work, in one word.
     pub(super) fn place(self) -> &'static str {
         match self {
             Self::Flood(who, place, _) => place.name(who),
@@ -103,7 +103,7 @@ impl Work {
         }
     }
 
-    /// Approximate seconds until it is ready.
+    /// Approximate seconds for the preparation.
     pub(super) fn set_up(self) -> f64 {
         let opening = |connections: u32| f64::from(connections) / 140_000.0;
         match self {

@@ -28,7 +28,7 @@ const TRIES: usize = 3;
 const TURNS: usize = 6;
 /// Connections of each of two workers.
 const WORKER_CONNECTIONS: u32 = 500_000;
-/// The core of what runs in memory.
+/// The CPU for work in memory.
 const MEMORY_CPU: usize = 1;
 
 /// The manner of a measurement.
@@ -46,7 +46,7 @@ pub(super) struct Manner {
 #[derive(Clone, Debug)]
 pub(super) struct Outcome {
     pub(super) job: Job,
-    /// By round; none where it was disturbed each time.
+    /// Samples by round; `None` if all attempts of a round were disturbed.
     pub(super) samples: Vec<Option<Sample>>,
     /// Measurements that did not count.
     pub(super) rejected: usize,
@@ -347,7 +347,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Some that nothing has disturbed, if that can be had.
+    /// Measures round trips, if possible without a disturbance.
     fn part_of_trips(&mut self, (who, loaded): Pinged) -> Result<Trips> {
         let (yardsticks, rate) = (self.yardsticks, self.half.filter(|_| loaded));
         let bed = self.bed((who, Place::Usual, Purpose::Ping))?;
@@ -456,8 +456,7 @@ fn many(connections: u32) -> Flood {
     }
 }
 
-/// Runs something on the core of what is measured in memory; programs that are started later do not
-/// inherit it.
+/// Runs `work` on the CPU for work in memory; programs that are started later do not inherit this.
 fn on_core<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T> {
     thread::scope(|scope| {
         let thread = scope.spawn(|| machine::pin(MEMORY_CPU).map(|()| work()));

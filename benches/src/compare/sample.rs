@@ -26,7 +26,7 @@ impl Sample {
 /// Nanoseconds of CPU per packet, request or KiB, by user.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Cpu {
-    /// The director's process, its system calls included.
+    /// CPU time of the director's process, including its system calls.
     pub(super) process: f64,
     /// Threads that receive on the director's interfaces.
     pub(super) softirq: f64,

@@ -317,7 +317,7 @@ fn fast_path_cost() -> Group {
     group
 }
 
-/// Against another build, which has to be named.
+/// Rows that compare with another build, which must be given.
 fn other() -> Group {
     let mut group = Group::new("other");
     for (name, what, work) in [

@@ -1,5 +1,5 @@
-//! Delay of health checks: a given number a second to servers that answer, while others are black
-//! holes.
+//! Delay of health checks: a given number a second for servers that answer, while other servers are
+//! unreachable.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -165,7 +165,7 @@ fn per(all: u64, seconds: u64) -> f64 {
     all as f64 / seconds.max(1) as f64
 }
 
-/// Seconds of the processor that this process has had, its listeners included.
+/// CPU seconds of this process, including its listeners.
 fn processor() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let fields: Vec<&str> = stat

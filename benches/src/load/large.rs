@@ -31,7 +31,7 @@ pub enum End {
         /// Number of datagrams
         count: u32,
     },
-    /// The client: round trips until standard input ends
+    /// Client: make round trips until standard input is closed
     Trips {
         /// The service
         target: SocketAddr,
@@ -58,7 +58,7 @@ fn end<const WORDS: usize>(words: [&str; WORDS]) -> Vec<&str> {
     [&["endpoint", "large"], &words[..]].concat()
 }
 
-/// Starts the real server, and gives the client all the addresses that it needs.
+/// Starts the real server, and adds the required addresses to the client.
 pub(super) fn prepare(site: &Site) -> Result<Proc> {
     let server = site.servers[0].spawn(env::current_exe()?, &end(["serve"]))?;
     wait_until("the server", Duration::from_secs(5), || {

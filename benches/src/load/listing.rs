@@ -18,7 +18,7 @@ use super::large::{self, notice};
 /// Listings of each table.
 const ROUNDS: usize = 3;
 
-/// KiB of a process, and at most so far.
+/// The present and the peak memory of a process in KiB.
 fn memory(pid: u32) -> Result<(u64, u64)> {
     let text = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let kib = |name: &str| -> Result<u64> {

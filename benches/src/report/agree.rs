@@ -1,4 +1,4 @@
-//! Whether two reports agree.
+//! Compares two reports.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use super::data::{Document, Series};
 use super::{EXPERIMENTS, Experiment};
 use crate::stats::Spread;
 
-/// Two reports, and when they agree.
+/// Two reports, and the limits within which they agree.
 #[derive(Debug, Args)]
 pub(super) struct Compare {
     /// A report.json, or the directory where it is
@@ -30,7 +30,7 @@ pub(super) struct Compare {
 struct Beside {
     /// Distances between medians: the greater divided by the smaller, less 1.
     apart: Vec<f64>,
-    /// Differences as text.
+    /// The differences, as text.
     disagree: Vec<String>,
     /// Number of points that only one report has.
     alone: usize,
@@ -150,7 +150,7 @@ fn beside(plot: &str, first: &[Series], second: &[Series], margin: f64) -> Besid
     result
 }
 
-/// Whether two ranges, each widened, have something in common.
+/// Whether two ranges overlap after each was extended.
 fn overlap(one: &Spread, other: &Spread, margin: f64) -> bool {
     let low = |of: &Spread| of.min * (1.0 - margin);
     let high = |of: &Spread| of.max * (1.0 + margin);

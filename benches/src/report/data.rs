@@ -12,7 +12,7 @@ use crate::stats::Spread;
 /// The version of the schema; see docs/report.md.
 pub(super) const SCHEMA: u32 = 1;
 
-/// All measurements, and their machine.
+/// All measurements, and a description of the machine.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Document {
     pub(super) schema: u32,
@@ -120,7 +120,7 @@ impl Document {
         Ok(document)
     }
 
-    /// Writes JSON and CSV; an interruption leaves the old files whole.
+    /// Writes JSON and CSV; if this is interrupted, the old files are unchanged.
     pub(super) fn save(&self, directory: &Path) -> Result<()> {
         write(
             &directory.join("report.json"),

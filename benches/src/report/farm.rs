@@ -17,14 +17,14 @@ use crate::compare::contender::Contender;
 use crate::files::Asked;
 use crate::yardsticks::Yardsticks;
 
-/// Real servers that a bed has room for: 10.72.0.11 and the next ones.
+/// Number of real servers in a bed: 10.72.0.11 and the following addresses.
 pub(super) const SERVERS: usize = 8;
 
 /// A virtual service.
 #[derive(Debug)]
 pub(super) struct Service {
     pub(super) port: u16,
-    /// Its name in `lvsadm`.
+    /// The name of the scheduler in `lvsadm`.
     pub(super) scheduler: &'static str,
     /// Weight, and bytes a second.
     pub(super) servers: Vec<(u32, u64)>,
@@ -108,8 +108,8 @@ pub(super) fn bed(peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
 }
 
 impl Farm {
-    /// Starts servers, and has the peer send to them. `checked`: servers that fail are left out, by
-    /// what the peer has for that.
+    /// Starts servers, and configures the peer to use them. `checked`: the peer also checks them
+    /// with its own means.
     pub(super) fn start(bed: &mut Bed, services: &[Service], checked: bool) -> Result<Self> {
         let own = std::env::current_exe()?.display().to_string();
         let mut words = vec!["-c".to_owned(), "0".to_owned(), own, "endpoint".to_owned()];

@@ -31,7 +31,7 @@ enum Marker {
 }
 
 /// Okabe and Ito's colours, with the matching grey, which colour-blind readers can distinguish; a
-/// peer has the same one everywhere. Variants of one peer (`lvs-nat lc`) differ in lightness,
+/// peer has the same colour in all plots. Variants of one peer (`lvs-nat lc`) differ in lightness,
 /// dashes and markers.
 pub(super) fn look(peer: &str) -> Look {
     let (of, variant) = peer.split_once(' ').unwrap_or((peer, ""));
@@ -67,7 +67,7 @@ pub(super) fn look(peer: &str) -> Look {
     }
 }
 
-/// Darker below 1, lighter above, white at 2.
+/// Changes the lightness of a colour: darker below 1, lighter above, white at 2.
 fn shade(colour: RGBColor, light: f64) -> RGBColor {
     let one = |part: u8| {
         let part = f64::from(part);
@@ -87,7 +87,7 @@ fn shade(colour: RGBColor, light: f64) -> RGBColor {
     RGBColor(one(colour.0), one(colour.1), one(colour.2))
 }
 
-/// Leaves out the places of bars without a value.
+/// Removes the positions of bars without a value.
 fn close_up<'a>(series: &[Series], bars: &[&'a str]) -> (Vec<Series>, Vec<&'a str>) {
     let mut series = series.to_vec();
     if bars.is_empty() {
@@ -108,7 +108,7 @@ fn close_up<'a>(series: &[Series], bars: &[&'a str]) -> (Vec<Series>, Vec<&'a st
     )
 }
 
-/// A plot; none without data.
+/// Draws a plot; `None` without data.
 pub(super) fn plot(plot: &Plot, series: &[Series], bars: &[&str]) -> Result<Option<String>> {
     let (series, bars) = &close_up(series, bars);
     let points = || series.iter().flat_map(|series| &series.points);
@@ -499,7 +499,7 @@ fn list(page: &mut String, items: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Notes beside the figures, and the number of rounds with each.
+/// Writes the notes for the plots, and the number of rounds with each note.
 fn notes(page: &mut String, document: &Document, experiment: &str) -> Result<()> {
     let mut said: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     let runs = document.runs.iter();

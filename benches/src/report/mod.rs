@@ -57,7 +57,7 @@ pub struct Options {
     /// Rounds; each measures every peer once
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=100))]
     rounds: Option<u16>,
-    /// Only these peers
+    /// Measure only these peers
     #[arg(long, value_name = "PEER", value_delimiter = ',')]
     peers: Vec<String>,
     /// Measure on a busy machine, too; the results are then unreliable
@@ -127,8 +127,8 @@ trait Experiment: Sync {
         let _ = peer;
         true
     }
-    /// How many peers are measured at the same time: more than one only where the capacity of the
-    /// servers limits all of them, and not the machine.
+    /// Number of peers that are measured at the same time: more than one only if the servers'
+    /// capacity limits all of them, and the machine does not.
     fn at_once(&self) -> usize {
         1
     }
@@ -138,7 +138,7 @@ trait Experiment: Sync {
     }
     /// Measures a peer once.
     fn measure(&self, turn: &Turn<'_>, bed: &mut Bed) -> Result<Measured>;
-    /// The lines or bars of a plot: the medians of the rounds, unless it is derived from others.
+    /// The lines or bars of a plot: the medians of the rounds, or values derived from other plots.
     fn series(&self, document: &Document, plot: &Plot) -> Vec<Series> {
         document.series(self.name(), plot.name, &peers::of(self))
     }
@@ -220,13 +220,13 @@ const QUICK_ROUNDS: usize = 3;
 const SET_UP: f64 = 0.8;
 
 impl Options {
-    /// Measures what is missing, and writes the report.
+    /// Makes the missing measurements, and writes the report.
     ///
     /// # Errors
     ///
-    /// When there is no such experiment or peer, when the machine is busy, without the rights to
-    /// make hosts, or when it is interrupted. Of reports that are there, when they cannot be read,
-    /// or do not agree.
+    /// If an experiment or peer is unknown, if the machine is busy, without the rights to create
+    /// hosts, or if it is interrupted. For existing reports: if they cannot be read, or do not
+    /// agree.
     pub fn run(&self) -> Result<()> {
         match &self.instead {
             Some(Instead::Draw { directory }) => {

@@ -44,7 +44,7 @@ const FREE_RATES: &[u32] = &[
     28_000, 32_000,
 ];
 const FREE_RATES_QUICK: &[u32] = &[4000, 8000, 16_000];
-/// The rate at which a request's cost is measured.
+/// The rate at which the CPU time of a request is measured.
 const COST_RATE: u32 = 1000;
 /// Percent; an axis that is logarithmic has no zero.
 const LEAST_PERCENT: f64 = 0.01;
@@ -490,7 +490,7 @@ impl Orourke {
 mod tests {
     use super::*;
 
-    /// Each has a last rate that asks for more than the servers can.
+    /// The last rate of each number of servers exceeds the servers' capacity.
     #[test]
     fn offered_rates_exceed_capacity_of_servers() {
         for (servers, _, rates, quick) in RATES {

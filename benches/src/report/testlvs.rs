@@ -51,18 +51,18 @@ const LOST: &str = "lost";
 
 /// SYNs a second of the paced flood.
 const RATE: &str = "40000";
-/// Where the addresses begin that SYNs come from, and how many pairs of address and port there are.
+/// First source address of the SYNs, and number of pairs of address and port.
 const SOURCES: &str = "10.129.0.0";
 const FLOWS: &str = "1048576";
 /// Connection limit of a table that is large enough, and of one that is too small.
 const LARGE: &str = "1048576";
 const SMALL: &str = "65536";
 const SMALL_QUICK: &str = "16384";
-/// Seconds before the flood begins.
+/// Seconds before the start of the flood.
 const BEFORE: f64 = 1.0;
 /// Seconds between two samples of the table.
 const LOOK: f64 = 0.25;
-/// Entries below which their memory cannot be distinguished from other growth.
+/// Number of entries below which their memory cannot be distinguished from other growth.
 const FEW: f64 = 50_000.0;
 
 impl Experiment for Testlvs {
@@ -437,7 +437,7 @@ fn dropped(bed: &Bed) -> Result<Option<(u64, u64)>> {
     )))
 }
 
-/// Connections in the table, where it can be looked at.
+/// Number of connections in the table, if it can be read.
 fn entries(bed: &Bed) -> Result<Option<f64>> {
     #[derive(Deserialize)]
     struct Worker {
@@ -477,7 +477,7 @@ fn listed(listing: &str) -> f64 {
     counts.sum()
 }
 
-/// Bytes of the dataplane's memory that are there.
+/// Bytes of the dataplane's resident memory.
 fn resident(bed: &Bed) -> Result<Option<f64>> {
     let Some(pid) = bed.pid().filter(|_| bed.who.is_ours()) else {
         return Ok(None);

@@ -378,7 +378,7 @@ pub(super) fn received(asked: &Asked, time: f64) -> Result<f64> {
     Ok(bytes / (time - WARM) / 1e6)
 }
 
-/// The printed rates, and their time.
+/// The printed rates, and the time at which they were printed.
 type Sample = (f64, Vec<(u16, [f64; 5])>);
 
 /// Reads rates, as an operator would, for so long.

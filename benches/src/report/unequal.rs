@@ -224,7 +224,7 @@ fn time(quick: bool) -> f64 {
     if quick { 2.5 } else { 14.0 }
 }
 
-/// Percent of the capacity that clients got.
+/// Percentage of the servers' capacity that clients received.
 fn share(asked: &Asked, seconds: f64) -> f64 {
     let bins = asked.bytes.iter().zip(0_u32..);
     let counted = bins.filter(|(_, bin)| f64::from(*bin) * BIN >= WARM);
@@ -257,7 +257,7 @@ mod tests {
         assert_eq!(percentile(&[], 95), None);
     }
 
-    /// The measured schedulers are all that exist.
+    /// All existing schedulers are measured.
     #[test]
     fn all_schedulers_take_part() {
         let registry = lvs_core::sched::BUILT_IN.iter().map(|about| about.name);

@@ -28,15 +28,15 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Pause before the next attempt.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The address on which a dataplane listens, or on which a client looks for it.
+/// The address on which a dataplane listens, or to which a client connects.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Address {
     /// The default for a dataplane of this network namespace: this path in `/run/lvs`. A dataplane
-    /// that may not listen there, and one of a version before 0.2, has the abstract name
-    /// `@lvs-dataplane`, and is found as well.
+    /// that may not listen there, or whose version is before 0.2, uses the abstract name
+    /// `@lvs-dataplane`; clients try this name, too.
     Usual(PathBuf),
-    /// A name in the abstract namespace, without the NUL in front. Every network namespace has its
-    /// own, and any user can take one that is free.
+    /// A name in the abstract namespace, without the leading NUL. Every network namespace has
+    /// separate names, and any user can bind an unused one.
     Abstract(Vec<u8>),
     /// A path.
     Path(PathBuf),
@@ -52,7 +52,7 @@ impl Address {
         }
     }
 
-    /// The address in `LVS_SOCKET`, or the default one if that is not set or empty.
+    /// The address in `LVS_SOCKET`; the default if the variable is unset or empty.
     pub fn from_env() -> Self {
         match std::env::var_os(SOCKET_VARIABLE) {
             Some(text) if !text.is_empty() => Self::new(text),
@@ -84,8 +84,8 @@ impl Address {
         }
     }
 
-    /// Connects to exactly this address. `WouldBlock`: the listener exists and does not accept the
-    /// waiting connections.
+    /// Connects to exactly this address. `WouldBlock`: the listener exists, but does not accept
+    /// connections.
     pub fn connect(&self) -> io::Result<UnixStream> {
         let address = match self {
             Self::Abstract(name) => SocketAddrUnix::new_abstract_name(name)?,
@@ -134,7 +134,8 @@ impl fmt::Display for Address {
     }
 }
 
-/// Returns the user that listens at the other end of `stream` and the reason, if it is not trusted.
+/// Returns the user of the process that listens on `stream`, and the reason, if the process is not
+/// trusted.
 ///
 /// A listener of root whose capabilities are not visible is trusted: a request to it is less
 /// dangerous than a request from it.

@@ -13,12 +13,12 @@ use serde::{Deserialize, Serialize};
 use super::Address;
 use super::address::impostor;
 
-/// The longest line of an answer: a service with very many servers is one line.
+/// Longest line of an answer: a service with all its servers is one line.
 const LINE_MAX: u64 = 256 << 20;
 
-/// Time without an answer after which a dataplane counts as stopped. The dataplane declares its own
-/// packet worker stopped before that, and greets when it has started, which takes seconds on a busy
-/// host.
+/// Time without an answer after which a dataplane counts as stopped. It is longer than the time
+/// after which the dataplane declares a packet worker stopped, and than a start on a busy host,
+/// during which the dataplane does not answer.
 const SILENCE: Duration = Duration::from_secs(15);
 
 /// The error of a request to a dataplane: no answer, or a refusal.
@@ -42,7 +42,7 @@ pub enum Error {
         /// The address of the dataplane.
         address: Address,
     },
-    /// The socket's or its directory's permissions.
+    /// The permissions of the socket or its directory do not allow the connection.
     #[error("permission denied on {address}: run as root or as the dataplane's user")]
     Denied {
         /// The address of the dataplane.

@@ -1,9 +1,8 @@
 //! The control socket of `lvsd`: requests to the daemon that configures a dataplane from a file.
 //!
-//! It is beside the dataplane's, with `.lvsd` behind its name, and speaks HTTP: `GET /v1/status` is
-//! answered by [`Status`], `POST /v1/admin`, `/v1/maintenance` and `/v1/reload` change things, and
-//! `GET /v1/events` streams [`Event`]s. A refusal is
-//! `{"error": {"message": "..."}}`.
+//! Its name is that of the dataplane's socket with `.lvsd` appended, and its protocol is HTTP: `GET
+//! /v1/status` is answered by [`Status`], `POST /v1/admin`, `/v1/maintenance` and `/v1/reload` make
+//! changes, and `GET /v1/events` streams [`Event`]s. A refusal is `{"error": {"message": "..."}}`.
 
 mod client;
 
@@ -65,7 +64,7 @@ pub fn is_member(socket: &impl AsFd, gid: u32, group: u32) -> bool {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MaintenanceSpec {
-    /// Whether it is in maintenance.
+    /// Whether the director is in maintenance.
     pub on: bool,
     /// The operator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -78,7 +77,7 @@ pub struct MaintenanceSpec {
 /// A maintenance of the director.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Maintenance {
-    /// Its begin, in seconds since 1970.
+    /// Start of the maintenance, in seconds since 1970.
     pub since: u64,
     /// The operator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -123,7 +122,7 @@ pub struct VrrpStatus {
     pub active: bool,
     /// The dataplane has received the connections of its peers.
     pub ready: bool,
-    /// The missing condition until then.
+    /// The condition for which the director waits; empty when it is ready.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub waits_for: String,
     /// The number that keepalived adds to the priority.
@@ -143,7 +142,8 @@ pub struct VrrpStatus {
 pub struct AnnounceStatus {
     /// The dataplane has received the connections of its peers.
     pub ready: bool,
-    /// The missing condition until then.
+    /// The condition for which the director waits before it announces addresses; empty when it is
+    /// met.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub waits_for: String,
     /// The addresses and their routes.
@@ -181,12 +181,12 @@ impl AdminState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Target {
-    /// Their service; `None` for all services.
+    /// The service of the servers; `None` for all services.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<ServiceKey>,
     /// Their address.
     pub host: IpAddr,
-    /// Their port; `None` for all ports.
+    /// The port of the servers; `None` for all ports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
 }
@@ -222,7 +222,7 @@ impl Ord for ServiceKey {
 }
 
 impl Target {
-    /// Whether `server` of `service` is among them.
+    /// Whether the override applies to `server` of `service`.
     pub fn has(&self, service: ServiceId, server: SocketAddr) -> bool {
         self.service.is_none_or(|ServiceKey(own)| own == service)
             && self.host == server.ip()
@@ -274,7 +274,7 @@ pub struct AdminSpec {
     pub force: bool,
 }
 
-/// An override in force.
+/// An override that applies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdminEntry {
     /// The override.
@@ -313,7 +313,7 @@ pub struct Status {
     pub version: String,
     /// Its file.
     pub config: String,
-    /// Its uptime in seconds.
+    /// lvsd's uptime in seconds.
     pub uptime: u64,
     /// The last read of the file.
     pub loaded: LoadStatus,
@@ -329,7 +329,7 @@ pub struct Status {
     pub refused: Vec<String>,
     /// The longest recent delay of a check, in milliseconds.
     pub check_lag_ms: u64,
-    /// The state of the proxy; `None` if nothing is proxied.
+    /// The state of the proxy; `None` if no service is proxied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy: Option<ProxyStatus>,
     /// The sandbox of the daemon.
@@ -341,7 +341,7 @@ pub struct Status {
     /// The sources of servers and services besides the file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<SourceStatus>,
-    /// The answers of sources that are not in force, as text.
+    /// The answers of sources that are not used, as text.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub left_out: Vec<String>,
     /// All directors in etcd, including this one.
@@ -357,19 +357,19 @@ pub struct DirectorSeen {
     pub name: String,
     /// Whether the entry is for this director.
     pub own: bool,
-    /// The version of its `lvsd`.
+    /// The version of the director's `lvsd`.
     pub version: String,
     /// The etcd revision of the last change that the director has loaded.
     pub revision: u64,
     /// The digest of its services and servers from etcd.
     pub digest: String,
-    /// The number of its services, from its file and from etcd.
+    /// The number of the director's services, from its file and from etcd.
     pub services: usize,
-    /// The number of their servers.
+    /// The number of servers of these services.
     pub servers: usize,
-    /// Whether it is ready.
+    /// Whether the director is ready.
     pub ready: bool,
-    /// Whether it is in maintenance.
+    /// Whether the director is in maintenance.
     pub maintenance: bool,
     /// Some answers of sources are not in force there.
     pub left_out: bool,
@@ -431,7 +431,7 @@ pub struct ProxyStatus {
 pub struct LoadStatus {
     /// The time, in seconds since 1970.
     pub time: u64,
-    /// The file is in force.
+    /// Whether the file was loaded.
     pub ok: bool,
     /// The result as text.
     pub message: String,
@@ -440,7 +440,7 @@ pub struct LoadStatus {
 /// The state of a dataplane.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataplaneStatus {
-    /// Whether it answers.
+    /// Whether the dataplane answers.
     pub connected: bool,
     /// Whether the dataplane is not needed because all services are proxied.
     #[serde(default)]
@@ -452,21 +452,21 @@ pub struct DataplaneStatus {
     pub version: Option<String>,
     /// The age of this state in milliseconds; `None` before the first comparison.
     pub seen_ms: Option<u64>,
-    /// The VIPs that it owns.
+    /// The VIPs that the dataplane owns.
     pub vips: Vec<IpAddr>,
     /// The counters of the dataplane's synchronisation daemons; `None` if none was ever started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sync: Option<SyncCounts>,
-    /// The state of its peers.
+    /// The state of the dataplane's peers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub peers: Vec<PeerStanding>,
-    /// The comparison of its peers' services and servers with its own.
+    /// The comparison of each peer's services and servers with this director's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tables: Vec<TablesInfo>,
     /// Configured interfaces and addresses that it waits for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting: Vec<Waiting>,
-    /// Its interfaces that are down.
+    /// The dataplane's interfaces that are down.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub down: Vec<String>,
     /// Virtual addresses for which another host answers, too.
@@ -490,14 +490,15 @@ impl DataplaneStatus {
 /// A service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServiceStatus {
-    /// Its name in the file.
+    /// The service's name in the file.
     pub name: String,
     /// Its identity.
     pub service: ServiceId,
     /// Whether lvsd proxies the service itself.
     #[serde(default)]
     pub proxied: bool,
-    /// Servers that accept new connections: in the dataplane with a weight above 0, unless lvsd serves it itself.
+    /// Servers that accept new connections: those in the dataplane with a weight above 0, or those
+    /// that are up if lvsd proxies the service.
     pub usable: usize,
     /// Whether the service has its quorum.
     pub quorum: bool,
@@ -531,7 +532,7 @@ pub struct ServerStatus {
     pub server: SocketAddr,
     /// The configured weight; `None` if the server is not in the file.
     pub configured: Option<i32>,
-    /// Its administrative state.
+    /// The server's administrative state.
     pub admin: AdminState,
     /// Its health: `down`, `unknown` or `unchecked` according to its checks; otherwise `suspicious`
     /// if too many connections of clients are unanswered, or `up`.
@@ -539,13 +540,14 @@ pub struct ServerStatus {
     /// The duration of that state in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<u64>,
-    /// The kind of its fault, for programs; absent without a fault. A server that is up can be `flapping` or `slow`.
+    /// The code of the server's fault; absent without a fault. A server that is up can be
+    /// `flapping` or `slow`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub code: String,
     /// The reason why it is down or suspicious.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// The fix, while it is down or suspicious; absent if none is known.
+    /// The fix, while the server is down or suspicious; absent if none is known.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub fix: String,
     /// Connections of clients to the server, and those without an answer; absent if there were
@@ -558,7 +560,7 @@ pub struct ServerStatus {
     /// The statistics of its checks; absent before the first check.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checks: Option<CheckStatus>,
-    /// Its weight in the dataplane; `None` if the dataplane does not have the server.
+    /// The server's weight in the dataplane; `None` if the dataplane does not have the server.
     pub weight: Option<i32>,
     /// Active connections.
     pub active: u32,
@@ -582,16 +584,16 @@ pub struct CheckStatus {
     pub falls_in_day: u64,
     /// Seconds of downtime in that time.
     pub down_seconds_in_day: u64,
-    /// Seconds since it last went down; absent if it never did.
+    /// Seconds since the server last went down; absent if it never did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since_fall: Option<u64>,
-    /// Number of times that it went down since lvsd began to check it.
+    /// Number of times that the server went down since lvsd began to check it.
     pub falls: u64,
-    /// Seconds of downtime since then.
+    /// Seconds of downtime since lvsd began to check the server.
     pub down_seconds: u64,
 }
 
-/// Checks of a server that lvsd's host cannot make: the server's state stays as it is.
+/// Checks of a server that lvsd's host cannot perform: the server's state is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckNotMade {
     /// The duration in seconds.
@@ -609,7 +611,7 @@ pub struct Event {
     pub time_ms: u64,
     /// The kind: `server_down`, `server_up`, `quorum_lost`, `quorum_gained`, ...
     pub event: String,
-    /// The name of its service.
+    /// The name of the service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
     /// Address or mark of that service.

@@ -1,4 +1,4 @@
-//! Addresses of peers, as options and files contain them, and the key that all peers share.
+//! The addresses of peers in options and files, and the key that all peers have.
 
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};

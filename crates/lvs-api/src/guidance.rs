@@ -1,5 +1,5 @@
-//! Fixes for services that `lvsd` manages. It undoes changes that are made with `lvsadm`, so they
-//! are made in its file.
+//! Fixes for services that `lvsd` manages. lvsd reverts changes that are made with `lvsadm`, so the
+//! fixes change lvsd's file.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -68,7 +68,7 @@ pub fn for_unanswered(server: SocketAddr, forwarding: Forwarding, vip: Option<Ip
     }
 }
 
-/// Replaces the fixes of reasons by those for a host whose services `lvsd` manages.
+/// Replaces the fixes of reasons by fixes for a host whose services `lvsd` manages.
 pub fn for_lvsd(reasons: &mut [ReasonCount]) {
     for reason in reasons {
         reason.fix = match by_reason(&reason.reason) {

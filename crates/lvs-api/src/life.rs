@@ -110,7 +110,7 @@ impl From<Option<u32>> for Owner {
     }
 }
 
-/// Time spent waiting for another process.
+/// The time that a caller has waited for another process.
 #[derive(Debug)]
 pub struct Patience {
     began: Instant,
@@ -118,7 +118,7 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// Begins to wait.
+    /// Starts the wait.
     pub fn new(limits: Limits) -> Self {
         Self {
             began: Instant::now(),

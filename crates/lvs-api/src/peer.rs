@@ -1,4 +1,4 @@
-//! The trust in a process at the other end of a control socket.
+//! Determines whether a process that is connected to a control socket is trusted.
 //!
 //! The kernel lets a process configure IPVS if it has `CAP_NET_ADMIN` in the user namespace of its
 //! network; the user id 0 is not sufficient. A container's root on the host's network has user id 0
@@ -23,7 +23,7 @@ pub enum Root {
         /// Whether the process has `CAP_NET_ADMIN` in its effective set.
         net_admin: bool,
     },
-    /// In another user namespace.
+    /// The process is in another user namespace.
     Elsewhere,
     /// In another PID namespace, ended, or hidden.
     Unseen,
@@ -54,7 +54,7 @@ pub enum Refusal {
         "this process runs as root, but does not have CAP_NET_ADMIN: give it the capability (docker run --cap-add NET_ADMIN), or add its user to the group of the dataplane's --group"
     )]
     NoCapability,
-    /// Root of another user namespace.
+    /// The client is root of another user namespace.
     #[error(
         "this process is root in a user namespace that is not the dataplane's: run it in the dataplane's user namespace, or add its user to the group of the dataplane's --group"
     )]
@@ -78,8 +78,8 @@ impl Own {
         }
     }
 
-    /// Whether a process of `uid` has the rights of this one. For user 0, `root` reads the rights
-    /// of the process.
+    /// Whether a process of user `uid` has the rights of this process. For user 0, `root` reads the
+    /// rights of that process.
     pub fn trusts(&self, uid: u32, root: impl FnOnce() -> Root) -> Result<(), Refusal> {
         if uid != 0 {
             return if uid == self.uid {

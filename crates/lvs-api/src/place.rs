@@ -35,10 +35,10 @@ pub const LOCK: &str = ".lock";
 /// Attempts to lock a file that other processes remove.
 const ATTEMPTS: usize = 100;
 
-/// Makes the directory if it is not there.
+/// Creates the directory if it does not exist.
 ///
 /// # Errors
-/// This process may not, or others than root and this user may write there.
+/// This process may not create it, or users other than root and this one may write to it.
 pub fn prepare(directory: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o755).create(directory) {
         // Sets the permissions that the umask of this process removed.
@@ -119,7 +119,8 @@ pub fn steer(address: &Address) -> Result<Steering, LockError> {
     Ok(Steering(file.ok(), name))
 }
 
-/// Result of [`steer`]: a locked file, if there can be one, and a name.
+/// The locks of a process that controls a dataplane: a locked file, if one can be created, and an
+/// abstract name.
 #[derive(Debug)]
 pub struct Steering(
     #[expect(dead_code, reason = "the value is stored only to keep its lock")] Option<Lock>,
@@ -174,8 +175,8 @@ impl Lock {
         }
     }
 
-    /// A lock of the file that is at this path: one that was removed can be locked by another
-    /// process, too.
+    /// Locks the file at this path. A removed file does not count, because another process can
+    /// create and lock a new one.
     fn locked(path: &Path, create: OFlags, limits: Limits) -> Result<File, LockError> {
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | create;
         let patience = Patience::new(limits);

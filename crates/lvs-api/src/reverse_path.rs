@@ -11,12 +11,13 @@ pub fn is_strict(interface: &str) -> bool {
     is_strict_in(Path::new(SETTINGS), interface)
 }
 
-/// The interfaces whose filter is strict, in order.
+/// The interfaces whose reverse-path filter is strict, in order.
 pub fn strict_interfaces() -> Vec<String> {
     strict_in(Path::new(SETTINGS))
 }
 
-/// The greater of the values for all interfaces and for one counts; 1 is strict, and 2 is loose.
+/// The greater of the values for all interfaces and for this one applies; 1 is strict, and 2 is
+/// loose.
 fn is_strict_in(settings: &Path, interface: &str) -> bool {
     let value = |name: &str| -> u8 {
         let text = fs::read_to_string(settings.join(name).join("rp_filter"));

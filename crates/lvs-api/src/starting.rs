@@ -1,8 +1,8 @@
-//! Finds programs that have just been started and do not answer yet, so that
-//! `lvs-dataplane & lvsadm -A ...` in one line works.
+//! Finds programs that have just been started and do not answer yet, so that the command line
+//! `lvs-dataplane & lvsadm -A ...` works.
 //!
-//! A client that finds no socket waits only while such a process exists. Without one it fails at
-//! once, so that scripts on a host without a dataplane stay fast.
+//! A client without a socket to connect to waits only while such a process exists. Otherwise it
+//! fails at once, so that scripts on a host without a dataplane are not delayed.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -29,8 +29,8 @@ const DATAPLANE: [&str; 2] = ["lvs-dataplane", "lvsd"];
 /// Connects to the dataplane at `address`, and waits for one that is starting.
 ///
 /// # Errors
-/// As [`Client::connect`]: at once if no dataplane is starting, else when its start has failed or
-/// has taken ten seconds.
+/// As [`Client::connect`]: at once if no dataplane is starting, otherwise when its start has failed
+/// or has taken ten seconds.
 pub fn connect(address: &Address) -> Result<Client, Error> {
     let own_namespace = !matches!(address, Address::Path(_));
     retry(
@@ -238,7 +238,7 @@ mod tests {
         }
     }
 
-    /// Whether a process with these properties is waited for.
+    /// Whether a client waits for a process with these properties.
     fn waits_for(parent: u32, start: u64, command_line: &str, net: Option<u32>) -> bool {
         let proc = Proc::new();
         proc.add(11, parent, start, command_line, net);

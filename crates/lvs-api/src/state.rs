@@ -1,8 +1,8 @@
-//! State files next to a control socket, and the remains of network namespaces that are gone.
+//! State files next to a control socket, and the removal of files of removed network namespaces.
 //!
-//! The default socket is named by the inode of the network namespace, which the kernel gives to
-//! another namespace once this one is gone. So the names of state files next to it contain the
-//! namespace's cookie, too, which is never used again: a new namespace finds none of them.
+//! The default socket is named by the inode of the network namespace, which the kernel reuses after
+//! the namespace was removed. So the names of state files next to it contain the namespace's
+//! cookie, too, which is never used again: a new namespace does not use old files.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsString;
@@ -19,7 +19,7 @@ use lvs_sys::netns;
 
 /// Maximum of files that a sweep examines.
 const FILES_MOST: usize = 4096;
-/// Greatest number of processes whose network namespace is read.
+/// Maximum of processes whose network namespace is read.
 const PROCESSES_MOST: usize = 1 << 16;
 /// The age from which files of a namespace without visible processes are removed, if not all
 /// processes are visible (without `CAP_SYS_PTRACE`, or in a process namespace).
@@ -27,7 +27,7 @@ const UNUSED: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Address {
     /// The file with this suffix in which a daemon stores state next to its dataplane's socket;
-    /// `None` if the socket has no path. Another network namespace never has the same one, unless
+    /// `None` if the socket has no path. Another network namespace never uses the same file, unless
     /// the operator has named the socket, or the kernel is older than 5.14.
     pub fn state_file(&self, suffix: &str) -> Option<PathBuf> {
         let mut name = self.path()?.as_os_str().to_owned();
@@ -67,7 +67,7 @@ pub fn tidy(address: &Address, but: &str) {
     remove(path, &files);
 }
 
-/// Whether the name of a file after the socket's name is one of ours.
+/// Whether the rest of a file name, after the socket's name, is one of this project's.
 fn is_state(rest: &str) -> bool {
     let numbered = rest.strip_prefix('.').and_then(|rest| {
         let (number, _) = rest.split_once('.')?;
@@ -153,7 +153,7 @@ fn inode(name: &str) -> Option<(u64, &str)> {
     (rest.is_empty() || is_state(rest)).then_some((inode, rest))
 }
 
-/// The cookie in the rest of a file name behind a socket's name.
+/// The cookie in the rest of a file name, after the socket's name.
 fn cookie_of(rest: &str) -> Option<u64> {
     let (cookie, _) = rest.strip_prefix('.')?.split_once('.')?;
     cookie.parse().ok()

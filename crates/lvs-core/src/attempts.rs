@@ -1,7 +1,9 @@
-//! Counts of the connections that clients opened to a server, and of those that the server never answered.
+//! Counts of the connections that clients opened to a server, and of those that the server never
+//! answered.
 //!
-//! A check of a server can be good while its clients get no answer: the virtual address is missing on its loopback
-//! interface, its default gateway is another host, or a filter drops the packets. The packets of clients show that.
+//! A check of a server can succeed while its clients get no answer: the virtual address is missing
+//! on its loopback interface, its default gateway is another host, or a filter drops the packets.
+//! The packets of clients show this.
 
 use core::ops::{Add, Sub};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -45,11 +47,12 @@ impl Attempts {
     /// Unanswered connections that make a server suspicious; fewer are chance.
     const FEW: u64 = 3;
 
-    /// Whether the unanswered ones of this server are its own fault. `others` are the attempts to all other servers of
-    /// its service, over the same time.
+    /// Whether the server itself is the cause of its unanswered attempts. `others` are the attempts
+    /// to all other servers of its service in the same period.
     ///
-    /// A flood of SYNs or a scan reaches all servers of a service alike. So a server is suspicious only if half of its
-    /// connections or more are unanswered, or a tenth or more and four times the share of the other servers.
+    /// A flood of SYNs or a scan reaches all servers of a service alike. So a server is suspicious
+    /// only if half of its connections or more are unanswered, or a tenth or more and four times
+    /// the share of the other servers.
     pub fn is_suspicious(self, others: Self) -> bool {
         let Self { opened, unanswered } = self;
         // A connection may have been opened before the time began.
@@ -122,7 +125,7 @@ pub(crate) struct Windows {
     first: Attempts,
     /// The counters at the last tick.
     last: Attempts,
-    /// Ticks so far, modulo the ticks of five minutes.
+    /// Number of ticks, modulo the ticks of five minutes.
     ticks: usize,
     by_tick: [Attempts; TICKS],
     by_ten: [Attempts; TENS],

@@ -46,7 +46,7 @@ pub struct Director {
 }
 
 impl Director {
-    /// A director without services. `options.shards` is taken as 1.
+    /// A director without services. `options.shards` is ignored; there is one shard.
     pub fn new(options: Options) -> Self {
         Self::new_in(options, Memory::heap)
     }
@@ -88,7 +88,7 @@ impl Director {
     }
 
     /// Decides on a packet in the userspace fast path, like [`Shard::pass`]. `None` means that only
-    /// due timers have run: [`handle_packet_ahead`](Self::handle_packet_ahead) decides.
+    /// due timers were run: [`handle_packet_ahead`](Self::handle_packet_ahead) decides.
     pub fn pass(&mut self, packet: &Plain, ahead: &Ahead, now: Instant) -> Option<Passed> {
         let now = self.follow(now);
         self.shard.pass(packet, ahead, now)

@@ -1,4 +1,4 @@
-//! Refusals of requests. A refused request has changed nothing.
+//! Refusals of requests. A refused request changes nothing.
 
 use core::fmt;
 
@@ -12,13 +12,13 @@ pub enum Error {
     NoService,
     /// The service already has this real server (EEXIST).
     ServerExists,
-    /// The service has no such real server (ENOENT).
+    /// The service does not have this real server (ENOENT).
     NoServer,
     /// No scheduler has this name (ENOENT).
     UnknownScheduler,
     /// No persistence engine has this name (ENOENT).
     UnknownEngine,
-    /// A weight below 0 (ERANGE).
+    /// The weight is below 0 (ERANGE).
     WeightRange,
     /// The lower threshold is above the upper one (ERANGE).
     ThresholdRange,
@@ -29,9 +29,9 @@ pub enum Error {
     /// An address that no single host can have: unspecified, multicast, broadcast, IPv6 link-local
     /// (EINVAL).
     NotUnicast,
-    /// A server of another address family than its service's, without a tunnel (EINVAL).
+    /// The address family of the server differs from its service's, without a tunnel (EINVAL).
     FamilyMismatch,
-    /// A service for another protocol than TCP, UDP or SCTP (EINVAL).
+    /// The protocol of the service is not TCP, UDP or SCTP (EINVAL).
     Protocol,
     /// A firewall mark of 0 (EINVAL).
     ZeroMark,
@@ -42,7 +42,7 @@ pub enum Error {
     /// The service's scheduler uses the latency of the servers' answers, which pass through the
     /// director only with NAT.
     NeedsReplies,
-    /// No sysctl of this name (ENOENT).
+    /// No sysctl has this name (ENOENT).
     UnknownSysctl,
     /// The sysctl does not accept this value (EINVAL).
     SysctlValue,
@@ -60,7 +60,7 @@ pub enum Error {
     UnknownHelper,
     /// The ports of a helper contain 0, contain a port twice, or are too many (EINVAL).
     HelperPorts,
-    /// The greatest number of pinned connections already waits.
+    /// The maximum of waiting pins is reached.
     TooManyPins,
     /// The kernel's IPVS supports this, but the director does not yet; the text names it.
     Unsupported(&'static str),

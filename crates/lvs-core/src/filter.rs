@@ -38,7 +38,7 @@ pub struct FilterLists {
 #[derive(Debug)]
 struct Made {
     lists: FilterLists,
-    /// Whether the sources of a prefix are taken.
+    /// For each prefix, whether its sources are accepted.
     map: PrefixMap<bool>,
 }
 
@@ -82,7 +82,7 @@ impl Decided {
 }
 
 impl SourceFilter {
-    /// A filter of these prefixes.
+    /// A filter with these prefixes.
     ///
     /// # Errors
     /// If there are more than [`FILTER_PREFIXES_MAX`], or one is both allowed and denied.
@@ -118,7 +118,7 @@ impl SourceFilter {
         self.0.is_none()
     }
 
-    /// Its prefixes, in order.
+    /// The filter's prefixes, in order.
     pub fn lists(&self) -> FilterLists {
         self.0
             .as_ref()
@@ -190,7 +190,7 @@ impl From<SourceFilter> for FilterLists {
 /// Reads prefixes from a file: separated by whitespace and line ends; text after a `#` is ignored.
 ///
 /// # Errors
-/// The number of the first bad line, from 1, and its fault.
+/// The number of the first invalid line, from 1, and the reason.
 pub fn parse_prefixes(text: &str) -> Result<Vec<Prefix>, (usize, String)> {
     let mut all = Vec::new();
     for (number, line) in text.lines().enumerate() {

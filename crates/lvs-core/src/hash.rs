@@ -9,7 +9,7 @@ use siphasher::sip::SipHasher13;
 pub(crate) const KEY1: (u64, u64) = (2_654_435_761, 2_654_435_761);
 pub(crate) const KEY2: (u64, u64) = (2_654_446_892, 2_654_446_892);
 
-/// An address as one number: IPv4 in host order, IPv6 as the exclusive or of its four words.
+/// An address as a number: IPv4 in host byte order, IPv6 as the exclusive or of its four words.
 pub fn fold(addr: IpAddr) -> u32 {
     match addr {
         IpAddr::V4(addr) => addr.to_bits(),

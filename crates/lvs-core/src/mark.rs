@@ -20,7 +20,7 @@ use crate::{Prefix, Protocol, Tuple};
 /// Maximum of rules: each packet is compared with all of them.
 pub const RULES_MAX: usize = 1024;
 
-/// Ports from the first to the second, both included.
+/// Ports from the first to the second, inclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PortRange(pub u16, pub u16);
 
@@ -76,11 +76,11 @@ pub struct MarkRule {
     /// drops packets or passes them to the host, means all packets to services, which are hidden
     /// already.
     pub destination: Option<Prefix>,
-    /// Their protocol: TCP, UDP or SCTP; `None` for all three.
+    /// The protocol of the packets: TCP, UDP or SCTP; `None` for all three.
     pub protocol: Option<Protocol>,
-    /// Their destination ports; none for all.
+    /// The destination ports of the packets; empty for all.
     pub ports: Vec<PortRange>,
-    /// Action for these packets.
+    /// The action for matching packets.
     pub action: MarkAction,
 }
 
@@ -163,7 +163,7 @@ impl MarkRule {
         Ok(rule)
     }
 
-    /// Whether the rule can be followed.
+    /// Checks whether the rule can be applied.
     ///
     /// # Errors
     /// A message for operators.
@@ -198,7 +198,7 @@ impl MarkRule {
         Ok(())
     }
 
-    /// The addresses that the host has to be kept from for this rule: at most
+    /// The addresses whose packets must be hidden from the host because of this rule: at most
     /// [`ADDRESSES_MAX`](Self::ADDRESSES_MAX).
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
         let addresses = self.destination.and_then(|network| network.addresses());
@@ -270,10 +270,10 @@ impl fmt::Display for MarkRule {
     }
 }
 
-/// Reads a file of rules, one a line; empty lines and text after a `#` are ignored.
+/// Reads a file with one rule on each line; empty lines and text after a `#` are ignored.
 ///
 /// # Errors
-/// The number of the first bad line, from 1, and its fault.
+/// The number of the first invalid line, from 1, and the reason.
 pub fn parse_rules(text: &str) -> Result<Vec<MarkRule>, (usize, String)> {
     let mut rules = Vec::new();
     for (number, line) in text.lines().enumerate() {

@@ -52,7 +52,7 @@ pub enum Hook {
     Local,
     /// Passing through: `FORWARD`.
     Transit,
-    /// Made by this host: `LOCAL_OUT`.
+    /// The packet was made by this host: `LOCAL_OUT`.
     Output,
 }
 
@@ -92,7 +92,7 @@ impl Tuple {
 pub struct TcpFlags(pub u8);
 
 impl TcpFlags {
-    /// The sender has no more data.
+    /// FIN: the sender has no more data.
     pub const FIN: u8 = 0x01;
     /// Synchronise sequence numbers.
     pub const SYN: u8 = 0x02;
@@ -121,8 +121,8 @@ impl TcpFlags {
 pub struct SctpChunk {
     /// Type of the first chunk (RFC 9260 section 3.2).
     pub first: u8,
-    /// The first chunk is COOKIE ECHO or COOKIE ACK of a length of at least 4 and the next one is
-    /// ABORT.
+    /// Whether the first chunk is COOKIE ECHO or COOKIE ACK with a length of at least 4, and the
+    /// next one is ABORT.
     pub abort_follows: bool,
 }
 
@@ -153,7 +153,7 @@ pub struct Segment<'a> {
     /// From the first byte of the transport header to the end of the packet. None, where no helper
     /// is at work.
     pub bytes: &'a [u8],
-    /// The checksum needs no check: a device has verified it, or will complete it.
+    /// Whether the checksum need not be verified: a device has verified it, or will complete it.
     pub trusted: bool,
 }
 
@@ -231,8 +231,8 @@ impl<'a> PacketMeta<'a> {
     }
 }
 
-/// A whole datagram over IPv4 that neither opens nor ends a connection: a TCP segment with ACK and
-/// without SYN, FIN and RST, or UDP, with a whole header.
+/// A complete IPv4 datagram that neither opens nor closes a connection: a TCP segment with ACK and
+/// without SYN, FIN and RST, or UDP, with a complete header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plain {
     /// TCP or UDP.
@@ -241,7 +241,7 @@ pub struct Plain {
     pub src: SocketAddrV4,
     /// Destination address and port.
     pub dst: SocketAddrV4,
-    /// Whether it passes through the host: [`Hook::Transit`].
+    /// Whether the packet passes through the host: [`Hook::Transit`].
     pub transit: bool,
     /// Length of the IP datagram in bytes, IP header included.
     pub len: u32,
@@ -282,7 +282,7 @@ pub struct IcmpError {
     pub inner: Tuple,
     /// The embedded ports were readable.
     pub inner_ports: bool,
-    /// The checksum of the ICMP message is right.
+    /// Whether the checksum of the ICMP message is right.
     pub checksum_ok: bool,
     /// Firewall mark; 0 is none.
     pub mark: u32,
@@ -304,7 +304,7 @@ pub(crate) fn opens(meta: &PacketMeta<'_>) -> bool {
     }
 }
 
-/// Whether packets of this protocol are IPsec's, which have no ports.
+/// Whether this protocol belongs to IPsec, whose packets have no ports.
 pub(crate) fn is_ipsec(protocol: Protocol) -> bool {
     matches!(protocol, Protocol::AH | Protocol::ESP)
 }

@@ -73,7 +73,7 @@ impl Pool {
         &self.servers
     }
 
-    /// Chooses a server for a new connection; `None` if none can take it.
+    /// Chooses a server for a new connection; `None` if no server accepts it.
     pub fn pick(&mut self, request: &Request) -> Option<&Arc<Server>> {
         let index = self.scheduler.pick(&self.servers, request)?;
         self.servers.get(index)
@@ -94,10 +94,10 @@ impl Pool {
         self.scheduler.slot(request)
     }
 
-    /// Adds a server with a record of its own.
+    /// Adds a server with a new record.
     ///
     /// # Errors
-    /// [`Error::ServerExists`], and what [`Server::check`] finds.
+    /// [`Error::ServerExists`], and the errors of [`Server::check`].
     pub fn insert(&mut self, addr: SocketAddr, config: &ServerConfig) -> Result<(), Error> {
         Server::check(config)?;
         if self.find(addr).is_some() {

@@ -345,11 +345,8 @@ fn counts(out: &mut impl Write, before: &str, counts: &Counts) -> fmt::Result {
     )
 }
 
-/// `/proc/net/ip_vs_app`: the helper for FTP at these ports. How many connections it has is not
-/// counted, and shown as 0.
-///
-/// # Errors
-/// Errors of `out`.
+/// `/proc/net/ip_vs_app`: the FTP helper at these ports. The number of its connections is not
+/// counted, and listed as 0.
 pub fn helpers(out: &mut impl Write, ftp_ports: &[u16]) -> fmt::Result {
     out.write_str("prot port    usecnt name\n")?;
     ftp_ports.iter().try_for_each(|port| {

@@ -15,7 +15,7 @@ use crate::{Error, Forwarding, Protocol, ServerConfig, ServerId};
 
 /// Configured in a service (the kernel's `IP_VS_DEST_CF_AVAILABLE`).
 const AVAILABLE: u8 = 0x1;
-/// Reached its upper threshold (`IP_VS_DEST_F_OVERLOAD`).
+/// The server has reached its upper threshold (`IP_VS_DEST_F_OVERLOAD`).
 const OVERLOADED: u8 = 0x2;
 
 /// One real server in one service (the kernel's `ip_vs_dest`).
@@ -41,11 +41,11 @@ pub struct Server {
     active: AtomicI32,
     total: AtomicI32,
     templates: AtomicI32,
-    /// Entries of schedulers' caches that lead to it.
+    /// Entries of schedulers' caches that refer to the server.
     held: AtomicI32,
     /// Action on its connections when it goes down.
     on_down: AtomicU8,
-    /// Flags that its connections begin with.
+    /// Flags that new connections of the server get.
     watches: AtomicU32,
     latency: Latency,
     /// Attempts to connect in a row without a good answer.
@@ -53,7 +53,7 @@ pub struct Server {
     attempts: AttemptCounters,
     /// Whether a scheduler is notified of changes.
     watched: AtomicBool,
-    /// Its bit in `marks`.
+    /// The server's bit in `marks`.
     mark: u8,
     marks: Arc<AtomicU64>,
 }
@@ -174,7 +174,8 @@ impl Server {
         self.changed();
     }
 
-    /// `last_weight` is set again when a record is added, also one from the trash.
+    /// Resets `last_weight`, which is set again when a record is added, including that of a removed
+    /// server.
     pub(crate) fn reset_last_weight(&self) {
         self.last_weight.store(self.weight(), Relaxed);
     }
@@ -221,7 +222,7 @@ impl Server {
         }
     }
 
-    /// The kernel's flags that a connection to it begins with (`ip_vs_bind_dest`).
+    /// The kernel's flags of a new connection to the server (`ip_vs_bind_dest`).
     pub(crate) fn connection_flags(&self, conntrack: bool) -> u32 {
         let method = self.forwarding();
         let mut flags = method as u32 | flag::INACTIVE;
@@ -259,7 +260,7 @@ impl Server {
         self.addr
     }
 
-    /// The settings as they are now.
+    /// The present settings.
     pub fn config(&self) -> ServerConfig {
         ServerConfig {
             weight: self.configured_weight.load(Relaxed),
@@ -291,8 +292,8 @@ impl Server {
         (tenths < 10).then_some(tenths * 10)
     }
 
-    /// The time until its answers to new connections: TCP behind NAT, and other protocols if the
-    /// service's scheduler uses it.
+    /// The response time of the server to new connections: TCP behind NAT, and other protocols if
+    /// the service's scheduler uses it.
     pub const fn latency(&self) -> &Latency {
         &self.latency
     }
@@ -333,7 +334,7 @@ impl Server {
         Tunnel::unpack(self.tunnel.load(Relaxed))
     }
 
-    /// Whether it is configured in a service, not removed.
+    /// Whether the server is configured in a service, and not removed.
     #[inline]
     pub fn is_available(&self) -> bool {
         self.flags.load(Relaxed) & AVAILABLE != 0
@@ -346,7 +347,7 @@ impl Server {
         self.flags.load(Relaxed) & OVERLOADED != 0
     }
 
-    /// Whether it is not overloaded and has a weight above 0, as most schedulers require.
+    /// Whether the server is not overloaded and has a weight above 0, as most schedulers require.
     #[inline]
     pub fn is_usable(&self) -> bool {
         !self.is_overloaded() && self.weight() > 0
@@ -372,7 +373,7 @@ impl Server {
         self.total.load(Relaxed).max(0).unsigned_abs()
     }
 
-    /// Persistence templates that lead to it.
+    /// Number of persistence templates that refer to the server.
     #[inline]
     pub fn templates(&self) -> u32 {
         self.templates.load(Relaxed).max(0).unsigned_abs()
@@ -436,7 +437,7 @@ impl Server {
             || self.held.load(Relaxed) > 0
     }
 
-    /// A template leads to it (`ip_vs_bind_dest`).
+    /// Counts a template that refers to the server (`ip_vs_bind_dest`).
     pub(crate) fn bind_template(&self) {
         self.templates.fetch_add(1, Relaxed);
     }
@@ -452,7 +453,8 @@ impl Server {
         self.changed();
     }
 
-    /// The lower threshold in force: as configured, or three quarters of the upper one, rounded up.
+    /// The lower threshold that applies: the configured one, or three quarters of the upper one,
+    /// rounded up.
     fn effective_lower(&self) -> u32 {
         match self.lower.load(Relaxed) {
             0 => {
@@ -480,7 +482,7 @@ pub struct OpenConnection {
 }
 
 impl OpenConnection {
-    /// The server that carries the connection.
+    /// The server of the connection.
     pub fn server(&self) -> &Server {
         &self.server
     }

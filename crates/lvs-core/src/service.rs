@@ -28,7 +28,7 @@ impl Family {
         }
     }
 
-    /// Length of its addresses in bits.
+    /// Length of the family's addresses in bits.
     pub const fn bits(self) -> u8 {
         match self {
             Self::V4 => 32,
@@ -47,7 +47,7 @@ pub enum ServiceKey {
         /// Virtual address and port; port 0 stands for every port without a separate service.
         addr: SocketAddr,
     },
-    /// A firewall mark, for every protocol, address and port that carries it.
+    /// A firewall mark, for packets of every protocol, address and port that have this mark.
     Mark {
         /// Family of the marked packets.
         family: Family,
@@ -96,7 +96,7 @@ impl ServiceKey {
         }
     }
 
-    /// Its port; 0 for a mark.
+    /// The service's port; 0 for a mark.
     pub const fn port(&self) -> u16 {
         match self {
             Self::Address { addr, .. } => addr.port(),
@@ -152,7 +152,7 @@ impl ServiceFlags {
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(deny_unknown_fields))]
 pub struct ServiceConfig {
-    /// Scheduler, by ipvsadm's name; `none` schedules nothing.
+    /// Scheduler, by ipvsadm's name; `none` accepts no connections.
     pub scheduler: String,
     /// Flags: persistence, one-packet scheduling, and those of the scheduler.
     #[cfg_attr(feature = "api", serde(default))]
@@ -217,7 +217,7 @@ pub enum Forwarding {
 }
 
 impl Forwarding {
-    /// Requests get another destination, and replies another source.
+    /// Whether the destination of requests and the source of replies are changed.
     #[inline]
     pub const fn translates(self) -> bool {
         matches!(self, Self::Nat | Self::FullNat)
@@ -242,8 +242,8 @@ impl Forwarding {
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(deny_unknown_fields))]
 pub struct ServerConfig {
-    /// Share of connections relative to the other servers; a server with 0 gets no new connections
-    /// (quiesced).
+    /// Share of connections in relation to the other servers; a server with 0 gets no new
+    /// connections (quiesced).
     pub weight: i32,
     /// Forwarding method.
     #[cfg_attr(feature = "api", serde(default))]

@@ -84,8 +84,8 @@ pub struct Arguments {
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Control socket of the dataplane: @NAME (abstract) or a path; wins over the file. Default: one
-    /// in /run/lvs, of which every network namespace has its own.
+    /// Control socket of the dataplane: @NAME (abstract) or a path; overrides the file. Default: a
+    /// socket in /run/lvs, named by the network namespace.
     #[arg(long, global = true, value_name = "PATH", env = "LVS_SOCKET")]
     socket: Option<String>,
 
@@ -117,8 +117,8 @@ impl Arguments {
 enum Command {
     /// Stop the running daemon; the dataplane continues to forward.
     Stop {
-        /// End the dataplane too: services, addresses and connections go. Of a dataplane that lvsd has
-        /// not started, only what lvsd has set goes.
+        /// Stop the dataplane, too: its services, addresses and connections end. If lvsd has not
+        /// started the dataplane, only the services and settings of lvsd are removed.
         #[arg(long)]
         all: bool,
     },
@@ -148,8 +148,8 @@ enum Command {
     },
     /// Show the director, its services and servers, broken ones first.
     ///
-    /// The first line is a summary. On a terminal, lines have at most 80 columns, and colours unless NO_COLOR is set.
-    /// Otherwise each server has a single line.
+    /// The first line is a summary. On a terminal, lines have at most 80 columns, with colours
+    /// unless NO_COLOR is set. Otherwise each server has one line of any length.
     Status {
         /// Name or address of a service, to show also the durations of its servers' checks, their
         /// failures and their clients. Default: all services.
@@ -166,11 +166,11 @@ enum Command {
     },
     /// Print one line and performance data for a monitoring system such as Nagios or Icinga.
     ///
-    /// Exit code 0: all is well; 1: clients are served, but a server is down or suspicious, or something else needs an
-    /// operator; 2: a service is broken, another host uses a virtual address, or no dataplane answers; 3: lvsd does not
-    /// answer.
+    /// Exit code 0: no problem; 1: clients are served, but a server is down or suspicious, or there
+    /// is another warning; 2: a service is broken, another host uses a virtual address, or no
+    /// dataplane answers; 3: lvsd does not answer.
     CheckHealth,
-    /// Print events, a line each: from now on until interrupted, or past ones.
+    /// Print events, one on each line: new ones until interrupted, or past ones.
     Events {
         /// Print the last N events and exit. lvsd stores 1,000.
         #[arg(short = 'n', long = "lines", value_name = "N")]
@@ -182,8 +182,8 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Print another program's configuration as lvsd's. What has no counterpart becomes a comment,
-    /// and the exit code is 4.
+    /// Convert another program's configuration to a file for lvsd, and print it. Statements without
+    /// a counterpart become comments, and the exit code is 4.
     Convert {
         /// keepalived.conf, ldirectord.cf, or lvs.conf of the LVS HOWTO's configure script.
         file: PathBuf,
@@ -229,7 +229,7 @@ enum Command {
     /// Put the whole director into maintenance, or end it: another director that is able to takes
     /// over. Maintenance survives restarts and reboots.
     Maintenance {
-        /// on, off, or status, which changes nothing.
+        /// on, off, or status, which only shows the state.
         #[arg(value_enum)]
         what: Switch,
         /// The reason, which `status` shows to other operators.
@@ -242,7 +242,7 @@ enum Command {
     /// Register a server in etcd, in a pool that services refer to, while this command runs; remove
     /// the record when it exits. Only [cluster] of the configuration is used.
     Register(register::Register),
-    /// Print a configuration for keepalived that moves the virtual addresses as [vrrp] says.
+    /// Print a configuration for keepalived that moves the virtual addresses according to [vrrp].
     KeepalivedConfig,
     /// Print the manual page.
     Man {
@@ -269,7 +269,7 @@ enum Switch {
     On,
     /// End it.
     Off,
-    /// It is shown.
+    /// Show its state.
     Status,
 }
 
@@ -483,7 +483,7 @@ fn write(text: &[u8]) -> Result<(), String> {
     written(output.write_all(text).and_then(|()| output.flush()))
 }
 
-/// A closed pipe of the reader is no failure; a full disk is one.
+/// Ignores the error of a closed output pipe, but not of a full disk.
 fn written(result: std::io::Result<()>) -> Result<(), String> {
     match result {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(format!("write error: {error}")),
@@ -496,8 +496,8 @@ fn fail(why: &str) -> ExitCode {
     ExitCode::from(EXIT_FAILURE)
 }
 
-/// The configuration. If it is invalid, and a dataplane of an earlier daemon runs, the daemon uses
-/// the last valid one.
+/// Loads the configuration. If it is invalid, and a dataplane of an earlier daemon runs, the last
+/// valid configuration is used.
 fn load(arguments: &Arguments) -> Result<(Config, Report, LoadStatus), ExitCode> {
     let error = match Config::load(arguments.config()) {
         Ok((config, report)) => return Ok((config, report, daemon::loaded_at_start())),
@@ -745,7 +745,7 @@ fn start_log(from_file: Option<&str>, format: log::Format) -> Result<log::Guard,
         .map_err(|error| format!("cannot start the log: {error}"))
 }
 
-/// The event loop of a daemon that starts, and the signals that it has received.
+/// The event loop of a starting daemon, and the signals that it has received.
 struct Early {
     runtime: tokio::runtime::Runtime,
     sender: mpsc::Sender<Signal>,

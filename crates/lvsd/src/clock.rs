@@ -55,7 +55,7 @@ impl Moment {
         self.seconds
     }
 
-    /// Its seconds since boot; `None` if it is of another boot.
+    /// Seconds since boot; `None` if the moment belongs to another boot.
     pub fn of_this_boot(&self) -> Option<u64> {
         (!self.boot.is_empty() && self.boot == boot_id()).then_some(self.seconds)
     }

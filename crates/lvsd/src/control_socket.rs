@@ -1,7 +1,7 @@
 //! The daemon's own control socket: HTTP as over TCP, with the rights of the connected user.
 //!
-//! A separate task serves each connection. The daemon's loop answers requests when it has time. A
-//! client that does not read delays nothing.
+//! A separate task serves each connection, and the main loop answers the requests. A client that
+//! does not read delays neither the main loop nor other clients.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -18,7 +18,7 @@ use crate::api::http;
 use crate::api::{Api, ConnectionSlot, FULL, Holder, Peer};
 use crate::config::{Dataplane, Facts};
 
-/// The groups that give a user rights.
+/// The groups whose members have access.
 #[derive(Clone, Debug, Default)]
 struct Rights {
     /// The group whose members have write access.
@@ -27,7 +27,7 @@ struct Rights {
     readers: Option<u32>,
 }
 
-/// Listens beside the dataplane at `dataplane`; `api` answers as over TCP.
+/// Listens on the socket next to that of `dataplane`; `api` answers as over TCP.
 ///
 /// # Errors
 /// The system refuses.
@@ -148,7 +148,7 @@ mod tests {
     use crate::requests::{ChangeRequest, Request, answer, channel};
     use crate::snapshot::Snapshot;
 
-    /// A socket in `directory`, whose daemon accepts every change.
+    /// A socket in `directory`, with a daemon that accepts every change.
     fn opened(dataplane: &Address, settings: &Dataplane, events: &Events) {
         let (sender, mut requests) = channel();
         let api = Arc::new(Api::new(sender, events, Arc::default()));

@@ -14,12 +14,12 @@ pub const BOUNDS: [f64; 13] = [
 pub struct Times {
     /// Counts of each class of [`BOUNDS`], and beyond.
     pub classes: [u64; BOUNDS.len() + 1],
-    /// All of it, in microseconds.
+    /// The sum of all durations, in microseconds.
     pub sum_us: u64,
 }
 
 impl Times {
-    /// Counts a time.
+    /// Counts a duration.
     pub(crate) fn count(&mut self, time: Duration) {
         let seconds = time.as_secs_f64();
         let class = BOUNDS.iter().position(|bound| seconds <= *bound);
@@ -61,9 +61,9 @@ pub struct Counts {
     pub checks: BTreeMap<String, CheckCounts>,
     /// Delays from the due time of checks to their start.
     pub lag: Times,
-    /// The number of checks made at once because clients got no answer (`passive`).
+    /// Number of checks that were made at once because clients got no answer (`passive`).
     pub prompted: u64,
-    /// Answers over HTTP by their code.
+    /// HTTP responses by their code.
     pub http: BTreeMap<u16, u64>,
     /// HTTP connections that were refused because the limit was reached.
     pub http_no_place: u64,
@@ -72,7 +72,7 @@ pub struct Counts {
 /// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CheckOutcome {
-    /// The server serves.
+    /// The check succeeded.
     Good,
     /// Checks that failed.
     Failed,
@@ -85,7 +85,7 @@ pub enum CheckOutcome {
 pub struct Counters(Mutex<Counts>);
 
 impl Counters {
-    /// All of them now.
+    /// The present values of all counters.
     pub fn get(&self) -> Counts {
         self.counts().clone()
     }
@@ -148,7 +148,7 @@ impl Counters {
         *self.counts().http.entry(code).or_default() += 1;
     }
 
-    /// Counts a connection that found no slot.
+    /// Counts a connection that was refused because no slot was free.
     pub fn no_place(&self) {
         self.counts().http_no_place += 1;
     }

@@ -22,7 +22,7 @@ pub struct Decision {
     pub panic: bool,
     /// The sorry server replaces the other servers.
     pub sorry: bool,
-    /// Its VIP is withdrawn.
+    /// Whether the service's VIP is withdrawn.
     pub withdrawn: bool,
 }
 
@@ -39,7 +39,7 @@ impl Default for Decision {
 }
 
 impl ServerView {
-    /// Whether it accepts new connections.
+    /// Whether the server accepts new connections.
     pub fn is_usable(&self) -> bool {
         self.wanted && self.health == Health::Up
     }
@@ -51,8 +51,8 @@ pub fn usable(servers: &[ServerView]) -> usize {
 }
 
 /// Decides about a service; `None` if there is no decision yet. Until the first checks of all its
-/// servers are complete (`settled`), the service can gain its quorum, but otherwise the earlier
-/// decision stays in force: an unchecked server may complete the quorum.
+/// servers are complete (`settled`), the service can gain its quorum, but otherwise the previous
+/// decision stays: an unchecked server may complete the quorum.
 pub fn decide(
     service: &Service,
     servers: &[ServerView],
@@ -114,7 +114,8 @@ mod tests {
         (0..4).map(view).collect()
     }
 
-    /// The decisions, step by step, about a service with the given numbers of servers up.
+    /// The decisions about a service with one server for each step; each step sets the number of
+    /// servers that are up.
     fn walk(service: &Service, steps: &[usize]) -> Vec<Decision> {
         let mut now = Decision::default();
         steps
@@ -211,8 +212,8 @@ mod tests {
 
     proptest! {
         /// After any sequence of check results, the sorry server serves only without a quorum, the
-        /// VIP is removed only without one, and a server does not flap between the limits `down`
-        /// and `up`.
+        /// VIP is removed only without a quorum, and a server does not flap between the limits
+        /// `down` and `up`.
         #[test]
         fn decisions_for_any_health_are_consistent(
             up_at in 1u32..4,

@@ -22,7 +22,7 @@ pub struct Overrides<'a> {
     /// Quorum, panic mode and sorry server of each service; none before the first decision.
     pub decisions: &'a HashMap<ServiceId, Decision>,
     /// The VIPs that the dataplane owns unless a decision withdraws them. `None`: this director may
-    /// own none.
+    /// own no VIPs.
     pub vips: Option<&'a BTreeSet<IpAddr>>,
     /// The number of configurations that the daemon has loaded.
     pub generation: u64,

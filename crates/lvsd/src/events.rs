@@ -8,7 +8,7 @@ use lvs_api::daemon::Event;
 use lvs_core::api::ServiceId;
 use tokio::sync::broadcast;
 
-/// Events that a listener may be behind.
+/// Maximum of events that may wait for a receiver.
 const BEHIND_MAX: usize = 4096;
 
 /// The receivers of events.
@@ -54,7 +54,7 @@ impl Events {
         self.sender.clone()
     }
 
-    /// Sends an event to all receivers, of which there may be none.
+    /// Sends an event to all receivers, if there are any.
     pub fn send(&mut self, event: &str, about: About<'_>, message: impl Into<String>) {
         self.seq += 1;
         let _ = self.sender.send(Arc::new(Event {

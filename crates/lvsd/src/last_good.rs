@@ -37,7 +37,7 @@ pub fn kept(address: &Address) -> Option<(Config, Report)> {
     Config::load(&path(address)?).ok()
 }
 
-/// Forgets it: the dataplane at `address` is stopped.
+/// Removes the stored configuration, because the dataplane at `address` is stopped.
 pub fn forget(address: &Address) {
     if let Some(path) = path(address) {
         remove(&path);

@@ -18,7 +18,7 @@ pub struct Notice {
     pub words: Vec<String>,
     /// Longest time that the command may run.
     pub limit: Duration,
-    /// The user and the group that it runs as, if this process is root.
+    /// The user and the group with which it runs, if this process is root.
     pub user: Option<(u32, u32)>,
 }
 

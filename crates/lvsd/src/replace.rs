@@ -15,10 +15,10 @@ pub(crate) fn replace(path: &Path, contents: &[u8], mode: u32) -> io::Result<()>
     std::fs::rename(&new, path)
 }
 
-/// As [`replace`], and it outlives a power cut.
+/// As [`replace`], so that the new file survives a power failure.
 ///
 /// # Errors
-/// As [`replace`]; or it is in place, but may not be after a power cut.
+/// As [`replace`]; or the file is replaced, but may not survive a power failure.
 pub(crate) fn replace_for_good(path: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
     let (new, file) = write(path, contents, mode)?;
     file.sync_all()?;

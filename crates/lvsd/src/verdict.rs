@@ -44,7 +44,7 @@ impl ServiceState {
         }
     }
 
-    /// Its name in the API.
+    /// The name of the state in the API.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Broken => "broken",
@@ -155,7 +155,7 @@ pub fn trouble(service: &ServiceStatus) -> Vec<String> {
 pub enum Level {
     /// All is well.
     Ok,
-    /// Clients are served; an operator has something to mend.
+    /// Clients are served, but an operator should act.
     Warning,
     /// Clients are not served.
     Critical,

@@ -1,4 +1,4 @@
-//! The service manager's watchdog, fed while all of the daemon makes progress.
+//! The service manager's watchdog, informed as long as all parts of lvsd make progress.
 //!
 //! ```text
 //! event loop ── beats ──┐
@@ -68,7 +68,7 @@ pub struct Pulses {
 }
 
 impl Pulses {
-    /// The name of a thread that has stopped: one without a beat within `limit`.
+    /// The name of a thread that has stopped: one whose pulse was not renewed within `limit`.
     pub fn stopped(&self, limit: Duration) -> Option<&'static str> {
         let ages = [&self.event_loop, &self.checks, &self.turns].map(Pulse::age);
         first_stopped(ages, limit)
@@ -89,10 +89,10 @@ fn first_stopped(
     stopped.next().map(|(name, ..)| *name)
 }
 
-/// Feeds the watchdog from a thread of its own until the process ends.
+/// Sends watchdog messages from a separate thread until the process exits.
 ///
 /// # Errors
-/// There can be no thread.
+/// The thread cannot be started.
 pub fn feed(notify: Notify, pulses: Pulses, interval: Duration) -> std::io::Result<()> {
     let work = move || {
         let mut reported = None;

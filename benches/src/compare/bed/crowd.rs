@@ -39,8 +39,9 @@ fn answer_mac(server: usize) -> String {
 }
 
 impl Bed {
-    /// Puts clients and servers where there is one of each; `clients` and `servers` are theirs from
-    /// then on. With direct routing and tunnels, the servers answer by lines of their own.
+    /// Replaces the single client and the single server by several ones, which are then in
+    /// `clients` and `servers`. With direct routing and tunnels, each server sends replies over a
+    /// separate link.
     pub(crate) fn spread(&mut self, clients: usize, servers: usize) -> Result<()> {
         let names = |what: &str, count: usize| -> Vec<String> {
             (1..=count)
@@ -123,7 +124,7 @@ impl Bed {
         self.who.method() == Some(Method::Tunnel)
     }
 
-    /// The ends of the line that answers go by.
+    /// The devices at both ends of the link for replies.
     fn answer_line(&self) -> (String, String) {
         let name = &self.devices[0][1..];
         (format!("x{name}"), format!("y{name}"))
@@ -161,7 +162,7 @@ impl Bed {
             .map(drop)
     }
 
-    /// The host that was the client becomes a bridge.
+    /// Makes a bridge of the host that was the client.
     fn front_script(&self, answers: bool) -> Result<String> {
         let c = &self.devices[0];
         let mut script = bridge("br0", c);
@@ -272,7 +273,7 @@ fn neighbour(device: &str, address: &str, mac: &str) -> String {
     format!("ip neigh replace {address} lladdr {mac} dev {device} nud permanent\n")
 }
 
-/// A bridge, with the cable that leads away from it.
+/// Creates a bridge, and adds the device of the link that leads away from it.
 fn bridge(name: &str, device: &str) -> String {
     format!(
         "ip link add {name} type bridge stp_state 0 forward_delay 0 mcast_snooping 0\nip addr flush dev {device}\n\

@@ -239,7 +239,7 @@ fn times(document: &Document, peer: &str) -> Vec<(usize, f64, f64)> {
 }
 
 /// Runs NetPIPE from the client to the server, for messages of `least` to `most` bytes, each
-/// `times` times: bytes, Mbit/s, and microseconds one way.
+/// `times` times. Returns bytes, Mbit/s, and microseconds in one direction.
 fn netpipe(bed: &Bed, least: u32, most: u32, times: u32) -> Result<Vec<(f64, f64, f64)>> {
     let directory = tempfile::tempdir()?;
     let file = directory.path().join("np.out");

@@ -21,7 +21,7 @@ use crate::compare::programs::load_stream;
 use crate::machine::Snapshot;
 use crate::yardsticks::Yardsticks;
 
-/// Persistence, several ports, connections back, and UDP.
+/// Services with persistence, several ports, connections from the server, and UDP.
 #[derive(Debug)]
 pub(in super::super) struct Services;
 

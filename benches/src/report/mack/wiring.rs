@@ -65,8 +65,8 @@ pub(super) fn switch(bed: &mut Bed, one: bool) -> Result<()> {
     Ok(())
 }
 
-/// Makes a device of an end a port of a bridge of the switch, and gives the end another one with a
-/// cable to that bridge. Returns the name of the new device.
+/// Makes a device of an endpoint a port of one of the switch's bridges, and adds a link from the
+/// endpoint to that bridge. Returns the name of the new device.
 fn plug(
     bed: &Bed,
     host: &Host,

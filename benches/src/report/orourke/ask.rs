@@ -1,4 +1,4 @@
-//! Requests of clients, and their cost.
+//! Sends the requests of clients, and measures their CPU time.
 
 use anyhow::{Context, Result, bail};
 use lvs_testbed::Proc;
@@ -29,7 +29,7 @@ pub(super) struct Asked<'a> {
     /// Seconds that a rate is offered.
     seconds: f64,
     first: Snapshot,
-    /// Its files are the servers'.
+    /// The directory with the servers' files.
     _directory: tempfile::TempDir,
 }
 
@@ -40,7 +40,7 @@ pub(super) struct Seen {
     /// CPU seconds a second of the director, including the kernel threads that receive packets for
     /// it.
     pub(super) director: f64,
-    /// The same for all servers, and for the threads that receive for them.
+    /// The same for all servers and the kernel threads that receive for them.
     pub(super) servers: f64,
     /// CPU microseconds of the director for each connection.
     pub(super) cost: f64,
@@ -113,7 +113,7 @@ impl<'a> Asked<'a> {
     }
 }
 
-/// Whether a peer is measured with fewer servers, too.
+/// Whether a peer is also measured with fewer servers.
 pub(super) fn has_fewer(who: Contender) -> bool {
     who.takes_rules() || matches!(who, Contender::Direct | Contender::Route)
 }

@@ -25,7 +25,7 @@ const FORWARD_BUDGET: Duration = Duration::from_secs(10);
 pub struct Names {
     hosts: Hosts,
     services: Services,
-    /// Name servers; none if names come from files only.
+    /// Name servers; empty if names are read only from files.
     servers: Vec<SocketAddr>,
     dns: bool,
     known: RefCell<HashMap<IpAddr, Option<String>>>,
@@ -139,7 +139,7 @@ impl Resolve for Names {
     }
 }
 
-/// Whether host names come from a source other than files, by `/etc/nsswitch.conf`.
+/// Whether `/etc/nsswitch.conf` contains a source of host names other than files.
 fn uses_dns(nsswitch: &str) -> bool {
     nsswitch
         .lines()
@@ -166,7 +166,7 @@ fn as_v4(address: IpAddr) -> Option<Ipv4Addr> {
     }
 }
 
-/// Whether the C library treats a name as an IPv6 address, valid or not, and does not look it up.
+/// Whether the C library treats a name as an IPv6 address, valid or not, and does not resolve it.
 fn looks_like_ipv6(name: &str) -> bool {
     name.contains(':')
         && name

@@ -12,7 +12,7 @@ use super::types::{
 };
 use crate::sync::{SyncDaemon, SyncRole};
 
-/// A call with the number that its answers carry.
+/// A call with its number, which the answers contain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NumberedCall {
     /// Chosen by the client.
@@ -22,10 +22,9 @@ pub struct NumberedCall {
     pub call: Call,
 }
 
-/// Generates everything from one list: the calls, their names on the wire, and the access rights
-/// for them.
+/// Generates from one list: the calls, their names in the protocol, and their access rights.
 ///
-/// Each client that can connect may make `reads`. `writes` and `changes` need write access;
+/// Every client that can connect may make `reads`. `writes` and `changes` need write access;
 /// `changes` can also be part of an `apply`.
 macro_rules! calls {
     (
@@ -123,7 +122,7 @@ calls! {
             /// Destination of the packet.
             #[serde(rename = "virtual")]
             virt: SocketAddr,
-            /// Its firewall mark; without it, the dataplane's rules for marks decide.
+            /// The packet's firewall mark; without it, the dataplane's rules for marks decide.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             mark: Option<u32>,
             /// The interface on which the packet arrives, for rules that depend on it.
@@ -133,8 +132,8 @@ calls! {
         /// Rules that set firewall marks on packets, in their order. Answer: items
         /// [`MarkText`](super::MarkText), then [`ListEnd`](super::ListEnd).
         "mark.list" MarkList {},
-        /// Filters by source that are not off. Answer: items [`FilterItem`](super::FilterItem), the
-        /// director's first, a long one in several items; then [`ListEnd`](super::ListEnd).
+        /// Source filters that are not off. Answer: items [`FilterItem`](super::FilterItem), the
+        /// director's first, and long ones in several items; then [`ListEnd`](super::ListEnd).
         "filter.list" FilterList {},
         /// The local addresses of full NAT. Answer: [`LocalInfo`](super::LocalInfo).
         "local.get" LocalGet {},
@@ -180,7 +179,7 @@ calls! {
         /// none. Each call replaces the previous one, and the caller has to repeat it periodically.
         /// Answer: [`Announcements`](super::Announcements).
         "vips.announce" VipsAnnounce(AnnounceSpec),
-        /// Stop the dataplane. Answer: `{}`, then the dataplane ends.
+        /// Stop the dataplane. Answer: `{}`, then the dataplane exits.
         "stop" Stop {},
     }
 
@@ -215,10 +214,10 @@ calls! {
             /// Address and port of the server.
             server: SocketAddr,
         },
-        /// Orders the servers of a service: the first server of the list takes the place of the one
-        /// that was added last, and is examined first. Servers that are not in the list follow, in
-        /// their present order; names of absent servers are ignored. The scheduler restarts if that
-        /// changes anything. Answer: [`Done`](super::Done).
+        /// Orders the servers of a service: the first server of the list gets the position of the
+        /// most recently added server, which is examined first. Servers that are not in the list
+        /// follow, in their present order; names of absent servers are ignored. If the order
+        /// changes, the scheduler restarts. Answer: [`Done`](super::Done).
         "server.arrange" ServerArrange {
             /// The service.
             service: ServiceId,
@@ -242,7 +241,7 @@ calls! {
         },
         /// Add a rule that sets a firewall mark on packets. Answer: [`Done`](super::Done).
         "mark.add" MarkAdd {
-            /// The rule, as [`MarkRule::parse`](crate::mark::MarkRule::parse) reads it.
+            /// The rule, in the syntax of [`MarkRule::parse`](crate::mark::MarkRule::parse).
             rule: String,
             /// Position in the list, from 1; at the end if absent.
             #[serde(default, skip_serializing_if = "Option::is_none")]

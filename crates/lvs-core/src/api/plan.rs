@@ -1,4 +1,4 @@
-//! A director as it would be after changes that are not made yet.
+//! The state of a director after planned changes.
 
 use alloc::collections::BTreeMap;
 use core::net::SocketAddr;

@@ -18,10 +18,10 @@ pub const VERSION: u32 = 1;
 /// network namespace has its own.
 pub const DEFAULT_SOCKET: &str = "lvs-dataplane";
 
-/// Packet workers at most.
+/// Maximum of packet workers.
 pub const WORKERS_MAX: usize = 64;
 
-/// A service as the protocol names it.
+/// A service as it is named in the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", tag = "protocol", deny_unknown_fields)]
 pub enum ServiceId {
@@ -87,7 +87,7 @@ impl From<ServiceId> for ServiceKey {
 }
 
 impl From<ServiceKey> for ServiceId {
-    /// A key of another protocol than TCP, UDP and SCTP cannot exist in a director; it would become
+    /// Converts a key. A director has only keys of TCP, UDP and SCTP; another protocol would become
     /// TCP.
     fn from(key: ServiceKey) -> Self {
         match key {
@@ -123,7 +123,7 @@ pub struct ServiceSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ServerSpec {
-    /// The service that it serves.
+    /// The service of the address.
     pub service: ServiceId,
     /// Address and port.
     pub server: SocketAddr,
@@ -161,7 +161,7 @@ pub struct LocalAddressInfo {
     pub first: u16,
     /// The last port.
     pub last: u16,
-    /// Connections that use it.
+    /// Connections that use the address.
     pub connections: u64,
 }
 
@@ -169,15 +169,15 @@ pub struct LocalAddressInfo {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ReturnPath {
-    /// The host that forwarded a reply; absent if there was none.
+    /// The host that forwarded the latest reply; absent if none was forwarded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forwarder: Option<Forwarder>,
 }
 
-/// A host that forwarded a reply which its server had to send to the director itself.
+/// A host that forwarded a reply, which the server should have sent directly to the director.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Forwarder {
-    /// Its MAC address.
+    /// The forwarder's MAC address.
     pub mac: String,
     /// The forwarder's IP address, if the host's neighbour table contains it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -207,11 +207,11 @@ pub struct Hello {
 pub struct Info {
     /// Process id of the dataplane.
     pub pid: u32,
-    /// Seconds since it started.
+    /// Seconds since the dataplane started.
     pub uptime: u64,
     /// Connections now.
     pub connections: u64,
-    /// Connections that the table holds at most.
+    /// Maximum of connections in the table.
     pub capacity: u64,
     /// Network interfaces in use.
     pub interfaces: Vec<InterfaceInfo>,
@@ -254,7 +254,7 @@ pub struct Info {
     pub confinement: Confinement,
 }
 
-/// The degree to which a process is sandboxed.
+/// The extent to which a process is sandboxed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Confinement {
@@ -284,9 +284,9 @@ impl core::fmt::Display for Confinement {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WorkerInfo {
-    /// Its number, from 0.
+    /// The worker's number, from 0.
     pub number: u32,
-    /// The processor that it is pinned to.
+    /// The processor to which the worker is bound.
     pub cpu: Option<u32>,
     /// Connections now.
     pub connections: u64,
@@ -294,11 +294,11 @@ pub struct WorkerInfo {
     pub capacity: u64,
     /// Frames that the worker has received.
     pub packets: u64,
-    /// Frames that arrived faster than it read them, and were lost.
+    /// Frames that were lost because they arrived faster than the worker read them.
     pub lost: u64,
     /// Frames that the worker has received and passed to the worker that has their connection.
     pub handed_over: u64,
-    /// Frames that it received from other workers.
+    /// Frames that the worker received from other workers.
     pub taken: u64,
     /// Frames that were dropped because the queue of that worker was full.
     pub busy: u64,
@@ -319,7 +319,7 @@ pub struct SyncCounts {
     pub sent_bytes: u64,
     /// Messages that were not sent, because the queue had its maximum length (`sync_qlen_max`).
     pub queue_full: u64,
-    /// Messages that the interface did not take.
+    /// Messages that the interface refused.
     pub not_sent: u64,
     /// Datagrams that a backup has received.
     pub received: u64,
@@ -327,9 +327,9 @@ pub struct SyncCounts {
     pub received_bytes: u64,
     /// Connections and templates that were taken over, or brought up to date.
     pub taken: u64,
-    /// Datagrams that found no room in a socket's buffer.
+    /// Datagrams that were dropped because a socket's buffer was full.
     pub lost: u64,
-    /// Datagrams that are longer than messages may be.
+    /// Datagrams that are longer than the longest message.
     pub too_long: u64,
     /// Messages that were damaged as a whole or in part.
     pub malformed: u64,
@@ -337,7 +337,7 @@ pub struct SyncCounts {
     pub other_id: u64,
     /// Connections that make no sense.
     pub nonsense: u64,
-    /// Connections for which the table had no room.
+    /// Connections that were dropped because the table was full.
     pub no_room: u64,
 }
 
@@ -365,7 +365,7 @@ pub struct SyncState {
     /// Whether this director has received the connections of its peers, or is configured not to
     /// wait for them. Always true without peers, and stays true.
     pub ready: bool,
-    /// The pending steps before it is ready.
+    /// The steps that remain until the director is ready.
     pub waits_for: String,
     /// Address that peers connect to; absent without peers.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -377,7 +377,7 @@ pub struct SyncState {
     pub replicated: u64,
     /// Items sent to peers: connections, templates, and removals of connections.
     pub items_sent: u64,
-    /// Bytes of them, and of digests.
+    /// Bytes of these messages and of digests.
     pub bytes_sent: u64,
     /// Items received from peers.
     pub items_received: u64,
@@ -390,7 +390,7 @@ pub struct SyncState {
     pub kept: u64,
     /// Items that make no sense.
     pub nonsense: u64,
-    /// Connections for which the table had no room.
+    /// Connections that were dropped because the table was full.
     pub no_room: u64,
     /// Requests of peers to resend missing items.
     pub repairs: u64,
@@ -398,10 +398,10 @@ pub struct SyncState {
     pub full_syncs: u64,
     /// Connections from addresses of no peer.
     pub refused_address: u64,
-    /// Connections from a peer's address that were refused because two others from it had not
-    /// authenticated.
+    /// Connections from a peer's address that were refused because two others from this address had
+    /// not authenticated.
     pub refused_places: u64,
-    /// Connections that were refused because the remote host did not prove that it has the key.
+    /// Connections that were refused because the client did not prove that it has the key.
     pub refused_key: u64,
     /// Connections that ended because a frame was changed, repeated or too long.
     pub forged: u64,
@@ -409,7 +409,7 @@ pub struct SyncState {
     pub malformed: u64,
     /// Comparison of each peer's services and servers with those of this director.
     pub tables: Vec<TablesInfo>,
-    /// Services that are not compared, because there are more than may be.
+    /// Services that are not compared, because they exceed the maximum.
     pub tables_beyond: u64,
 }
 
@@ -477,7 +477,7 @@ pub struct TableDifference {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Standing {
-    /// The address is not announced: there is no route.
+    /// The address is not announced by a route.
     #[default]
     Withdrawn,
     /// To prefer another director: a route with the protocol [`Standing::LEAVING`].
@@ -516,7 +516,8 @@ impl Standing {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AnnounceSpec {
-    /// All addresses to announce by routes, announced already or not; at most [`ANNOUNCED_MAX`].
+    /// All addresses to announce by routes, whether announced already or not; at most
+    /// [`ANNOUNCED_MAX`].
     pub addresses: Vec<AnnounceVip>,
     /// Seconds for which the announcement is valid without a repetition. After ten seconds without
     /// a repetition, routers are to prefer another director.
@@ -567,16 +568,16 @@ pub struct PeerInfo {
     /// The reason why it is disconnected or refused.
     #[serde(default)]
     pub trouble: String,
-    /// Connections that it owns.
+    /// Connections that the peer owns.
     #[serde(default)]
     pub replicated: u64,
-    /// Connections borrowed from it.
+    /// Connections that are borrowed from the peer.
     #[serde(default)]
     pub borrowed: u64,
     /// Lower bound for the number of the peer's connections that this director does not have.
     #[serde(default)]
     pub missing: u64,
-    /// Milliseconds since it was last compared.
+    /// Milliseconds since the connections were last compared with the peer's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heard_ms: Option<u64>,
     /// Connections and templates in its last full sync.
@@ -591,7 +592,7 @@ pub struct PeerInfo {
     /// Whether the peer receives the connections of this director.
     #[serde(default)]
     pub listens: bool,
-    /// Milliseconds until it confirmed the last update.
+    /// Milliseconds until the peer confirmed the last update.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lag_ms: Option<u64>,
     /// The first services that differ at the peer.
@@ -621,7 +622,7 @@ impl PeerStanding {
     /// Seconds out of step after which that is a finding, and no moment after a start.
     pub const ALARM: u64 = 10;
 
-    /// Whether the peer's connections are stored here, as of some seconds ago.
+    /// Whether the peer's connections were stored at this director some seconds ago.
     pub fn is_in_step(&self) -> bool {
         self.state == "in step"
     }
@@ -636,7 +637,7 @@ impl PeerStanding {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct FastPathInfo {
-    /// Whether the configuration requires it.
+    /// Whether the kernel fast path is configured.
     pub wanted: bool,
     /// Connections are forwarded by the kernel fast path.
     pub active: bool,
@@ -656,9 +657,9 @@ pub struct FastPathInfo {
 pub struct TooBig {
     /// The server.
     pub server: core::net::IpAddr,
-    /// Whether the path is a tunnel.
+    /// Whether the path leads through a tunnel.
     pub tunnel: bool,
-    /// Bytes of the longest IP packet that fits.
+    /// Length in bytes of the longest IP packet that fits the path.
     pub room: u32,
     /// Bytes of the longest received packet.
     pub longest: u32,
@@ -666,7 +667,7 @@ pub struct TooBig {
     pub packets: u64,
 }
 
-/// Another host with a virtual address.
+/// Another host that answers for a virtual address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conflict {
     /// The address.
@@ -692,13 +693,13 @@ pub struct SilentHop {
 pub struct InterfaceInfo {
     /// Its name.
     pub name: String,
-    /// The backend that serves it: `af_packet`.
+    /// The backend of the interface: `af_packet`.
     pub backend: String,
     /// MTU in bytes.
     pub mtu: u32,
-    /// Whether it is up now.
+    /// Whether the interface is up.
     pub up: bool,
-    /// Frames that arrived faster than the dataplane read them, and were lost.
+    /// Frames that were lost because they arrived faster than the dataplane read them.
     #[serde(default)]
     pub lost: u64,
 }
@@ -710,7 +711,7 @@ pub struct InterfaceInfo {
 pub struct Waiting {
     /// Stable code of the condition: `interface_missing`.
     pub code: String,
-    /// Condition as text.
+    /// The condition, as text.
     pub what: String,
     /// A command or setting that resolves the condition.
     pub fix: String,
@@ -770,7 +771,7 @@ pub struct ServerInfo {
     /// without a measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unanswered: Option<u32>,
-    /// TCP connections that clients opened to it; absent if there were none.
+    /// TCP connections that clients opened to the server; absent if there were none.
     #[serde(default, skip_serializing_if = "RecentAttempts::is_empty")]
     pub attempts: RecentAttempts,
     /// Its counters.
@@ -809,16 +810,16 @@ pub struct ConnInfo {
     pub virt: SocketAddr,
     /// Real server's address and port.
     pub server: SocketAddr,
-    /// State as the kernel names it: `ESTABLISHED`.
+    /// State with the kernel's name: `ESTABLISHED`.
     pub state: String,
-    /// Milliseconds until it expires.
+    /// Milliseconds until the entry expires.
     pub expires_ms: u64,
     /// Forwarding method.
     pub forwarding: crate::Forwarding,
-    /// Whether it is a persistence template.
+    /// Whether the entry is a persistence template.
     #[serde(default)]
     pub template: bool,
-    /// Whether it arrived in a synchronisation message.
+    /// Whether the entry arrived in a synchronisation message.
     #[serde(default)]
     pub synced: bool,
     /// Name of the persistence engine and its data (bytes, for SIP the Call-ID).
@@ -898,10 +899,11 @@ pub struct ReasonCount {
     pub reason: String,
     /// Packets.
     pub count: u64,
-    /// Packets in the last five minutes; `None` from a dataplane that does not count them.
+    /// Packets in the last five minutes; `None` if the dataplane does not count them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recent: Option<u64>,
-    /// Seconds since the count last changed, to ten seconds; `None` if it has not changed since the dataplane started.
+    /// Seconds since the count last increased, with a precision of ten seconds; `None` if it has
+    /// not increased since the dataplane started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ago: Option<u64>,
     /// Meaning of the number.
@@ -936,7 +938,7 @@ pub struct CapturedPacket {
     pub time_us: u64,
     /// The interface on which the packet arrived.
     pub interface: String,
-    /// The frame begins with an Ethernet header; else with an IP header.
+    /// Whether the frame begins with an Ethernet header; otherwise it begins with an IP header.
     pub ethernet: bool,
     /// The frame as it arrived, in hexadecimal; empty in an item that only shows that the dataplane
     /// runs.
@@ -974,7 +976,7 @@ pub enum Body<T> {
 pub struct Failure {
     /// Code of the failure, for programs.
     pub code: FailureCode,
-    /// Message for operators: failure, place and fix.
+    /// Message for operators: the error, its position and a fix.
     pub message: String,
     /// Number of the change that was refused, from 0, in a refused
     /// [`Call::Apply`](super::Call::Apply).
@@ -994,7 +996,7 @@ impl Failure {
 }
 
 impl From<Error> for Failure {
-    /// The kernel's refusal for the same reason.
+    /// The code with which the kernel refuses the request.
     fn from(error: Error) -> Self {
         let code = match error {
             Error::ServiceExists | Error::ServerExists => FailureCode::Exists,
@@ -1021,19 +1023,19 @@ impl From<Error> for Failure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureCode {
-    /// The service or server exists already (EEXIST).
+    /// The service or server already exists (EEXIST).
     Exists,
     /// The service does not exist (ESRCH).
     NoService,
     /// The real server does not exist (ENOENT).
     NoServer,
-    /// No such scheduler or persistence engine (ENOENT).
+    /// The scheduler or persistence engine does not exist (ENOENT).
     NoScheduler,
     /// A value that is not allowed (EINVAL).
     Invalid,
     /// A number out of range (ERANGE).
     Range,
-    /// Not enough memory, or above a configured limit (ENOMEM).
+    /// Not enough memory, or a limit is exceeded (ENOMEM).
     Full,
     /// The caller may not do this (EPERM).
     Permission,

@@ -40,14 +40,14 @@ pub(crate) const TIMED: u32 = 0x0400_0000;
 pub(crate) const GONE: u32 = 0x0800_0000;
 /// The connection's sequence numbers are stored.
 pub(crate) const TRACKED: u32 = 0x1000_0000;
-/// A helper inspects its payload.
+/// A helper inspects the connection's payload.
 pub(crate) const HELPED: u32 = 0x2000_0000;
 /// Ended, and removed before the next packet that is not the host's own answer.
 pub(crate) const DYING: u32 = 0x4000_0000;
 /// Flags of connections that need a separate check at each packet.
 pub(crate) const WATCHED: u32 = TIMED | GONE | TRACKED;
-/// With these, a packet may change more of its connection than counters and the deadline, or be
-/// changed itself: only the slow path forwards it.
+/// Flags of connections whose packets only the slow path forwards: a packet may change more of the
+/// connection than counters and the deadline, or may itself be changed.
 pub(crate) const SLOW_PATH: u32 = HELPED
     | ONE_PACKET
     | GONE

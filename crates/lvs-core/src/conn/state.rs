@@ -27,7 +27,7 @@ impl State {
     pub(crate) const SCTP_ESTABLISHED: Self = Self(8);
     pub(crate) const SCTP_CLOSED: Self = Self(13);
 
-    /// The kernel's name for it in listings.
+    /// The kernel's name of the state in listings.
     pub(crate) fn name(self, protocol: Protocol) -> &'static str {
         match protocol {
             Protocol::TCP => TCP_NAMES

@@ -106,7 +106,7 @@ impl Control {
         true
     }
 
-    /// The server of a connection that was found.
+    /// The server of an inherited connection, if it still exists.
     fn server_left(&self, draft: &Draft) -> Option<Arc<Server>> {
         let found = wire::Entry {
             protocol: draft.key.protocol,
@@ -189,7 +189,7 @@ mod tests {
         )
     }
 
-    /// Memory that outlives the table in it.
+    /// Memory that still exists after the table in it was dropped.
     fn memory(layout: Layout) -> impl Fn() -> Memory {
         let sizes = [
             layout.narrow_words(),
@@ -255,7 +255,8 @@ mod tests {
         }
     }
 
-    /// With full NAT, exactly the connections whose local port is known continue, offloaded or not.
+    /// With full NAT, exactly the connections whose local port is known continue, whether offloaded
+    /// or not.
     #[test]
     fn adopted_full_nat_connection_keeps_local_port() {
         let control = || {
@@ -342,8 +343,8 @@ mod tests {
         );
     }
 
-    /// Connections of tables of another number and size continue, as many as there is room for,
-    /// until their deadline.
+    /// Connections of tables of another number and size continue until their deadline, as many as
+    /// the new tables can contain.
     #[test]
     fn adoption_into_other_number_of_shards_keeps_connections() {
         let (even, odd): (Vec<u16>, Vec<u16>) = (1001..=1300).partition(|port| port % 2 == 0);

@@ -8,8 +8,8 @@ use crate::conn::tick_of;
 use crate::shard::Shard;
 
 impl Control {
-    /// Runs the work that is due: removal of templates, snapshots of the counters, the trash,
-    /// expiry in schedulers, defences. Call it at least every two seconds, after the shards'
+    /// Runs the work that is due: removal of templates, snapshots of the counters, removed servers,
+    /// expiry in schedulers, and defences. Call it at least every two seconds, after the shards'
     /// [`advance`](crate::Shard::advance): a template ends after its last connection.
     pub fn advance(&mut self, now: Instant) {
         self.show_clock(now);

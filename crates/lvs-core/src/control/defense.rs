@@ -2,7 +2,7 @@
 //! (`update_defense_level`).
 //!
 //! The kernel's `drop_entry` visits random buckets of its hash table. Here, slots are visited at
-//! random, as many a second as make the same share of all entries, and the same states are spared.
+//! random; the share of visited entries a second is the same, and the same states are spared.
 
 use core::time::Duration;
 
@@ -110,7 +110,7 @@ impl Defense {
         drops
     }
 
-    /// Whether the next such packet is dropped.
+    /// Whether the next packet that opens a connection is dropped.
     pub(crate) const fn drops_next(&self) -> bool {
         self.rate != 0 && self.counter <= 1
     }
@@ -151,7 +151,8 @@ impl Defense {
         }
     }
 
-    /// Entries with few packets are dropped the sooner, the fewer they are (`todrop_entry`).
+    /// Whether an entry is dropped: entries with few packets are dropped more often, the fewer
+    /// packets they have (`todrop_entry`).
     pub(crate) fn draws_lot(&mut self, idle: Duration, packets: u32) -> bool {
         let (Ok(rate @ 1..=8), true) = (u8::try_from(packets), idle >= Duration::from_secs(60))
         else {

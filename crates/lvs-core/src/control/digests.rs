@@ -61,7 +61,7 @@ impl DigestWalk {
         }
     }
 
-    /// Adds the next servers of a service, `budget` at most; how many it has added.
+    /// Adds the next servers of a service, at most `budget`; returns their number.
     fn add(&mut self, service: &Service, budget: usize) -> usize {
         let servers = service.servers();
         let end = servers.len().min(self.server + budget);

@@ -12,7 +12,7 @@ use crate::Instant;
 const PERIOD: Duration = Duration::from_secs(2);
 /// Interval between two portions (`IPVS_EST_TICK`).
 const STEP: Duration = Duration::from_millis(40);
-/// Portions that a round is cut into at most: all of them are done before the next round.
+/// Maximum of portions of a round: all of them are complete before the next round.
 const PORTIONS: usize = 40;
 /// Least number of services and servers in a portion. Their snapshots are taken at the same time.
 const PORTION_MIN: usize = 512;
@@ -29,7 +29,7 @@ pub(super) struct Estimator {
 struct Round {
     /// Time at which the next portion is due.
     next: Instant,
-    /// The next service, by its number. Servers follow when all services are done.
+    /// The number of the next service. Servers follow when all services are done.
     service: Option<u32>,
     /// The next server, by the index of its record.
     place: usize,

@@ -29,7 +29,7 @@ pub struct Explanation {
     pub mark_why: String,
     /// The service that the packet matches: `TCP 192.0.2.1:80`.
     pub service: Option<String>,
-    /// Reason why that service matches, or why none does.
+    /// The reason why the service matches, or why none does.
     pub service_why: String,
     /// The connection to which the packet belongs.
     pub connection: Option<String>,
@@ -78,9 +78,9 @@ pub struct Candidate {
     pub active: u32,
     /// Other connections.
     pub inactive: u32,
-    /// Whether the scheduler may choose it.
+    /// Whether the scheduler may choose the server.
     pub eligible: bool,
-    /// The reason for or against it.
+    /// The reason why the server may or may not be chosen.
     pub why: String,
 }
 
@@ -287,7 +287,7 @@ impl Control {
 struct Forecast {
     /// The chosen server; `None`: the packet is sent to its own destination.
     server: Option<SocketAddr>,
-    /// Whether a template exists already, or would be created.
+    /// Whether a template already exists, or would be created.
     by: By<bool>,
 }
 
@@ -434,7 +434,7 @@ impl State for Preview<'_> {
 }
 
 impl Preview<'_> {
-    /// Inserts a connection into the table, unless it is for a single packet.
+    /// Inserts a connection into the table, unless it is a one-packet connection.
     fn enter(&self, packets: Packets, now: Instant) -> Result<(), DropReason> {
         let evicts = self.control.settings.evicts;
         let fits = packets == Packets::One || self.shard.has_room(evicts, now);

@@ -67,14 +67,14 @@ impl Control {
         Ok(())
     }
 
-    /// Sets the networks of the host, as prefixes: a client and a server on the same one reach each
-    /// other without the director.
+    /// Sets the networks of the host, as prefixes: a client and a server in the same network reach
+    /// each other without the director.
     pub fn set_networks(&mut self, networks: Vec<(IpAddr, u8)>) {
         self.full_nat.networks = prefixes(networks);
     }
 
-    /// The flags of a connection to `server`: `flags` with the server's method, or another method
-    /// if the director itself is the server or replies would not come back.
+    /// The flags of a connection to `server`: `flags` with the server's method, or with another
+    /// method if the director itself is the server or replies would bypass the director.
     pub(super) fn translated_flags(
         &self,
         server: &Server,

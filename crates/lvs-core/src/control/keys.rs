@@ -1,4 +1,5 @@
-//! Services by their keys: as many steps with thousands of services as with ten.
+//! Services by their keys. The number of steps of a look-up does not depend on the number of
+//! services.
 
 use core::hash::{BuildHasher, Hasher};
 

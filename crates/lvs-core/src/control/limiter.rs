@@ -30,8 +30,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 pub(crate) struct Limiter {
     rate: Meter,
     sources: Vec<Source>,
-    /// Connections at the last examination of the servers, plus those that were opened since: never
-    /// fewer than exist.
+    /// Number of connections at the last examination of the servers, plus those opened since: never
+    /// lower than the real number.
     connections: u64,
     looked: Option<Instant>,
 }
@@ -57,7 +57,7 @@ impl Meter {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Source {
-    /// Hash of its prefix.
+    /// Hash of the source's prefix.
     prefix: u64,
     meter: Meter,
 }
@@ -105,7 +105,7 @@ impl Limiter {
         set..set + WAYS
     }
 
-    /// Whether there are fewer connections than `most`.
+    /// Whether the service has fewer than `most` connections.
     fn has_room<'a>(
         &mut self,
         most: u32,

@@ -74,11 +74,11 @@ pub struct Options {
     pub when_full: WhenFull,
     /// Number of shards.
     pub shards: usize,
-    /// Keys the hash of the connection table; take it from the system's random numbers.
+    /// Key of the hash of the connection table; use a random number of the system.
     pub seed: u64,
     /// The available schedulers.
     pub schedulers: Registry,
-    /// The timeouts that it begins with.
+    /// The profile of initial timeouts.
     pub profile: Profile,
 }
 
@@ -98,9 +98,8 @@ impl Default for Options {
 
 /// Services, real servers, scheduler state, settings.
 ///
-/// With several workers, put it behind a lock; a worker takes it for a packet that opens a
-/// connection ([`admit`](Self::admit)), never for a packet of a known one. No call waits for
-/// anything.
+/// With several workers, protect it by a lock. A worker locks it for a packet that opens a
+/// connection ([`admit`](Self::admit)), and never for a packet of an existing one. No call blocks.
 ///
 /// | | methods | called |
 /// |---|---|---|
@@ -181,9 +180,9 @@ pub struct Control {
     next_event: Option<Instant>,
     estimator: Estimator,
     next_trash: Option<Instant>,
-    /// Servers of removed services that wait for their move to the trash.
+    /// Servers of removed services that have not been moved to the removed servers yet.
     leaving: VecDeque<Arc<Server>>,
-    /// Time at which the defences examine the memory next.
+    /// Time of the next examination of the memory by the defences.
     next_defense: Option<Instant>,
     /// Work of the next sweep, for each shard.
     sweep_work: Vec<SweepWork>,
@@ -200,7 +199,7 @@ pub struct Control {
     /// Addresses of the host itself, as prefixes.
     local: Vec<Prefix>,
     full_nat: FullNat,
-    /// Servers of another family than their service's.
+    /// Number of servers whose address family differs from their service's.
     mixed: usize,
     /// Connections with a pinned server.
     pins: Pins,
@@ -289,7 +288,7 @@ impl Control {
     /// each number once: two shards of one number count the same events twice.
     ///
     /// # Panics
-    /// If there is no memory for its connections: see [`Memory::try_heap`] and
+    /// If its connections cannot be allocated: see [`Memory::try_heap`] and
     /// [`shard_in`](Self::shard_in).
     pub fn shard(&self, number: usize) -> Option<Shard> {
         self.shard_in(number, Memory::heap(self.layout()))

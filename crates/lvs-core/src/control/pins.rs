@@ -10,7 +10,7 @@ use core::time::Duration;
 use super::Control;
 use crate::{Error, Instant, Protocol, ServiceKey};
 
-/// Pins that wait for their connections at most.
+/// Maximum of pins that wait for their connections.
 pub(crate) const PINS_MAX: usize = 16_384;
 
 /// Longest time that a pin waits for its connection.
@@ -28,7 +28,7 @@ pub(super) struct Pins {
 }
 
 impl Pins {
-    /// The server for this connection, once.
+    /// The server of the pin for this connection; the pin is removed.
     pub(super) fn take(
         &mut self,
         protocol: Protocol,
@@ -44,7 +44,7 @@ impl Pins {
         server
     }
 
-    /// The server for this connection.
+    /// The server of the pin for this connection.
     pub(super) fn find(
         &self,
         protocol: Protocol,
@@ -56,7 +56,7 @@ impl Pins {
         (now < until).then_some(server)
     }
 
-    /// Removes expired pins, at most twice in their life.
+    /// Removes expired pins, at most twice in the lifetime of a pin.
     fn tidy(&mut self, now: Instant) {
         if now >= self.next {
             self.all.retain(|_, (_, until)| now < *until);

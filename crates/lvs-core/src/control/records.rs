@@ -13,9 +13,9 @@ use crate::server::Marks;
 use crate::stats::ObjectStats;
 use crate::{Error, Instant, Server, ServerConfig, ServerId, ServiceKey};
 
-/// Time that a removed server without connections is kept.
+/// Time for which a removed server without connections is stored.
 const TRASH_IDLE: Duration = Duration::from_secs(120);
-/// Changes that are remembered at least; of more records, as many as there are.
+/// Minimum of stored changes; if there are more records, as many as records.
 const LOG_MIN: usize = 1024;
 
 /// All state of a server except its record: it remains after the server was removed from its
@@ -23,7 +23,7 @@ const LOG_MIN: usize = 1024;
 #[derive(Debug)]
 pub(crate) struct Registered {
     pub(crate) server: Arc<Server>,
-    /// Number of the service; of the last one, while the server is in the trash.
+    /// Number of the service; for a removed server, of its last service.
     pub(crate) service: u32,
     pub(crate) key: ServiceKey,
     pub(crate) stats: ObjectStats,
@@ -42,7 +42,7 @@ struct Trashed {
 pub(crate) enum Trash {
     /// Not all records were examined.
     Unseen,
-    /// Records that have to wait.
+    /// The records are not due yet.
     Waiting,
     /// An empty record.
     Empty,
@@ -55,8 +55,8 @@ impl Registered {
     }
 }
 
-/// All records. A change of one record costs the same for any number of records. So does the update
-/// of a shard, because the numbers of changed records are remembered.
+/// All records. The cost of a change of one record does not depend on the number of records, nor
+/// does the cost of a shard's update, because the numbers of changed records are stored.
 #[derive(Debug, Default)]
 pub(crate) struct Records {
     places: Vec<Option<Registered>>,
@@ -94,7 +94,7 @@ impl Records {
         self.places.iter().flatten()
     }
 
-    /// The records in some of the places.
+    /// The records with these indexes.
     pub(crate) fn iter_in(&self, places: Range<usize>) -> impl Iterator<Item = &Registered> {
         let places = places.start.min(self.len())..places.end.min(self.len());
         self.places.get(places).into_iter().flatten().flatten()
@@ -197,7 +197,7 @@ impl Records {
         self.get(id.index())
     }
 
-    /// Handles the removal of a service: its servers in the trash belong to no service any more.
+    /// Handles the removal of a service: its removed servers belong to no service any more.
     pub(crate) fn note_trashed(&mut self, key: &ServiceKey) {
         let key = ServiceKeyOrd::from(key);
         let first = SocketAddr::from(([0, 0, 0, 0], 0));
@@ -209,8 +209,8 @@ impl Records {
         }
     }
 
-    /// Examines up to `count` records in the trash, and frees those without references for long
-    /// enough (`ip_vs_dest_trash_expire`). The next call continues behind them.
+    /// Examines up to `count` records of removed servers, and frees those that have been without
+    /// references for long enough (`ip_vs_dest_trash_expire`). The next call continues after them.
     pub(crate) fn empty_trash(&mut self, now: Instant, count: usize) -> Trash {
         let from = self.looked_at.map_or(Bound::Unbounded, Bound::Excluded);
         let portion = self.trash.range((from, Bound::Unbounded)).take(count);

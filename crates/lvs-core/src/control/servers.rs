@@ -125,7 +125,7 @@ impl Control {
         Some(entry.attempts.recent(entry.server.attempts().total()))
     }
 
-    /// Whether the trash has removed servers. A server that is added again keeps its connections.
+    /// Whether there are removed servers. A server that is added again gets its connections back.
     pub fn has_removed(&self) -> bool {
         self.next_trash.is_some()
     }
@@ -200,7 +200,7 @@ impl Control {
         count
     }
 
-    /// Whether servers of removed services wait for their move to the trash.
+    /// Whether servers of removed services have not been moved to the removed servers yet.
     #[cfg(feature = "api")]
     pub(crate) fn has_leaving(&self) -> bool {
         !self.leaving.is_empty()

@@ -23,7 +23,7 @@ pub struct Service {
     pub(super) next_tick: Option<Instant>,
     /// Servers in a slow start.
     pub(crate) slow: SlowStart,
-    /// Present use of its limits.
+    /// Present usage of the service's limits.
     pub(crate) limiter: Limiter,
     /// Numbers of its servers, by the properties that checks use.
     pub(crate) census: Census,
@@ -42,7 +42,7 @@ impl Service {
         &self.config
     }
 
-    /// Its owner; `None` for a manually added service.
+    /// The service's owner; `None` for a manually added service.
     pub fn owner(&self) -> Option<&str> {
         self.owner.as_deref()
     }
@@ -57,7 +57,7 @@ impl Service {
         self.refused
     }
 
-    /// Its counters and rates.
+    /// The service's counters and rates.
     pub fn stats(&self) -> Stats {
         self.stats.stats()
     }

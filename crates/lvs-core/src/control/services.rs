@@ -154,8 +154,8 @@ impl Control {
         Ok(())
     }
 
-    /// Deletes a service: packets find it no more. Its servers are still to be
-    /// [retired](Self::retire_some), before anything but further services is changed.
+    /// Deletes a service: packets no longer match it. Its servers must be
+    /// [retired](Self::retire_some) before anything but further services is changed.
     pub(crate) fn take_service(&mut self, key: &ServiceKey) -> Result<(), Error> {
         let number = self
             .index
@@ -203,7 +203,7 @@ impl Control {
         Ok((number, service))
     }
 
-    /// A new scheduler of this name.
+    /// A new scheduler with this name.
     pub(crate) fn scheduler(&self, name: &str) -> Result<Box<dyn Scheduler>, Error> {
         let schedulers = &self.options.schedulers;
         let mut scheduler = schedulers.create(name).ok_or(Error::UnknownScheduler)?;

@@ -31,7 +31,7 @@ impl Control {
         Ok(())
     }
 
-    /// The sysctls in force.
+    /// The present sysctls.
     pub const fn sysctls(&self) -> &Sysctls {
         &self.settings.sysctls
     }
@@ -80,8 +80,9 @@ impl Control {
         self.local.iter().any(|prefix| prefix.contains(addr))
     }
 
-    /// Has a helper look at FTP's control connections to these virtual ports, as `ip_vs_ftp` does
-    /// where it is loaded. None at first; it concerns connections that are made from now on.
+    /// Enables the FTP helper for control connections to these virtual ports, like the kernel
+    /// module `ip_vs_ftp`. By default there are none. The helper applies to connections that are
+    /// opened from now on.
     ///
     /// The helper needs the segments' bytes ([`PacketMeta::segment`](crate::PacketMeta::segment)).
     /// The embedding program then changes segments according to the verdicts

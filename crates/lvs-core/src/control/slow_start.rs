@@ -35,7 +35,7 @@ pub(crate) struct SlowStart {
 
 #[derive(Clone, Copy, Debug)]
 struct Since {
-    /// `None` for longer than was looked at.
+    /// Time of the next step; `None` if the server does not start slowly.
     when: Option<Instant>,
     /// Whether the server started slowly.
     slow: bool,

@@ -20,7 +20,7 @@ pub(super) struct SweepWork {
 
 impl Control {
     /// Brings a shard up to date, and ends connections according to the settings. Call it after
-    /// changes. A shard of another director stays as it is.
+    /// changes. A shard of another director is unchanged.
     pub fn sweep(&mut self, shard: &mut Shard) {
         if !self.owns(shard) {
             return;
@@ -46,7 +46,7 @@ impl Control {
         }
     }
 
-    /// Changes whenever the shards' copies get out of date.
+    /// Increases whenever the shards' copies become out of date.
     pub fn generation(&self) -> u32 {
         self.shared.generation.load(Ordering::Acquire)
     }

@@ -9,8 +9,8 @@ impl Control {
     /// Starts the master: from now on messages about connections are made.
     ///
     /// # Errors
-    /// [`Error::DaemonRunning`]; [`Error::FamilyMismatch`] while a server of another family than
-    /// its service's is there.
+    /// [`Error::DaemonRunning`]; [`Error::FamilyMismatch`] while the address family of a server
+    /// differs from its service's.
     pub fn start_master(&mut self, master: Master) -> Result<(), Error> {
         check::start_daemon(self, SyncRole::Master)?;
         self.sync_ports = self.next_sync_ports();

@@ -24,7 +24,7 @@ const TAKEN: u32 = flag::METHOD
 /// Flags that it may change on an entry that exists (`IP_VS_CONN_F_BACKUP_UPD_MASK`).
 const UPDATED: u32 = flag::INACTIVE | flag::OUT_SEQ | flag::IN_SEQ;
 
-/// Timeout in seconds of an entry whose message and protocol have none.
+/// Timeout in seconds of an entry, if neither its message nor its protocol has one.
 const TIMEOUT: u32 = 180;
 
 /// The order of two packets that arrive within this time at two directors is unknown.

@@ -30,7 +30,8 @@ impl Control {
         }
     }
 
-    /// Ends the templates that are due in the first tick up to `limit`; whether there were any.
+    /// Runs the timers of the templates that are due in the first tick up to `limit`; returns
+    /// whether there were any.
     pub(super) fn expire_due_templates(
         &mut self,
         shard: &mut Shard,
@@ -230,7 +231,8 @@ impl Control {
     }
 }
 
-/// The same for a persistence template, of which no more may be free to go than an eighth.
+/// Number of windows that are searched for a template to evict, of which an eighth at most may be
+/// evictable.
 const TEMPLATE_WINDOWS: usize = 16;
 
 impl Control {
@@ -250,7 +252,7 @@ impl Control {
         }
     }
 
-    /// Whether a new template finds room.
+    /// Whether the table has room for a new template.
     pub(super) fn has_template_room(&self) -> bool {
         let table = &self.templates.table;
         table.len() < table.capacity()

@@ -38,7 +38,7 @@ impl Lines {
         None
     }
 
-    /// Ends the stream; returns the words of a last line without a line end.
+    /// Ends the stream; returns the words of the last line if it has no line break.
     pub fn finish(&mut self) -> Option<Vec<Vec<u8>>> {
         self.end_word();
         let words = core::mem::take(&mut self.words);
@@ -60,8 +60,8 @@ impl Lines {
     }
 }
 
-/// The command lines of a file that ipvsadm-save wrote, each with the number of its line, from 1.
-/// Lines that begin with `#` are left out, as ipvsadm-restore does.
+/// The command lines of a file that ipvsadm-save wrote, each with its line number, from 1. Lines
+/// that begin with `#` are skipped, as in ipvsadm-restore.
 pub fn rules(text: &[u8]) -> impl Iterator<Item = (usize, Vec<Vec<u8>>)> + '_ {
     text.split(|&b| b == b'\n')
         .enumerate()

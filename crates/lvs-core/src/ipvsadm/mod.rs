@@ -42,7 +42,7 @@ pub const VERSION_TEXT: &str = "ipvsadm v1.31 2019/12/24 (compiled with popt and
 /// The output of `-h` after [`VERSION_TEXT`].
 pub const HELP_TEXT: &str = include_str!("help.txt");
 
-/// The hint that ipvsadm prints after the reason why it found no IPVS.
+/// The hint that ipvsadm prints after the reason why it cannot use IPVS.
 pub const NO_IPVS_HINT: &str =
     "Are you sure that IP Virtual Server is built in the kernel or as module?";
 

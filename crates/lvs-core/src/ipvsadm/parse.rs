@@ -43,8 +43,8 @@ enum Kind {
 }
 
 impl Refusal {
-    /// The text for standard error, with line ends. It is bytes, because it repeats words of the
-    /// command line.
+    /// The text for standard error, with line breaks. It consists of bytes, because it repeats
+    /// words of the command line.
     pub fn text(&self) -> &[u8] {
         &self.text
     }
@@ -126,7 +126,7 @@ fn option_problem(problem: Problem, word: &[u8]) -> Refusal {
 /// An empty line lists all services.
 ///
 /// # Errors
-/// A [`Refusal`], for which nothing must be done.
+/// A [`Refusal`]: the command must not be executed.
 pub fn parse<W: AsRef<[u8]>>(
     program: &str,
     words: &[W],
@@ -688,7 +688,7 @@ fn timeout(word: &[u8], min: i64) -> Result<u32, Refusal> {
         .ok_or_else(|| fail_with("invalid timeout value `{}' specified", word))
 }
 
-/// A number within bounds; the message that refuses it names the option.
+/// A number within bounds; the error message names the option.
 fn ranged<T: TryFrom<i64>>(flag: Flag, word: &[u8], min: i64, max: i64) -> Result<T, Refusal> {
     value::number(word, min, max)
         .and_then(|value| T::try_from(value).ok())
@@ -720,7 +720,7 @@ fn group(word: &[u8]) -> Result<IpAddr, Refusal> {
         .ok_or_else(|| fail_with(refusal, word))
 }
 
-/// The list behind `-b`, cut as `strtok` does: empty items do not count.
+/// The list of the option `-b`, split as by `strtok`: empty items are skipped.
 fn sched_flags(scheduler: &[u8], list: &[u8]) -> Result<u32, Refusal> {
     let mut flags = 0;
     let mut items = 0;

@@ -32,7 +32,7 @@ pub(super) struct Words<'a, W> {
     next: usize,
     /// Looks up a long option by its name.
     long: fn(&[u8]) -> Option<&'static OptionSpec>,
-    /// The unread rest of a word of short options.
+    /// The unread part of a word with several short options.
     glued: &'a [u8],
     /// Whether `--` was read, after which no options follow.
     ended: bool,
@@ -85,8 +85,8 @@ impl<'a, W: AsRef<[u8]>> Words<'a, W> {
         }
     }
 
-    /// The words that are neither options nor their arguments. Complete after [`next`](Self::next)
-    /// has returned `None`.
+    /// The words that are neither options nor their arguments. The list is complete after
+    /// [`next`](Self::next) has returned `None`.
     pub(super) fn leftovers(&self) -> &[&'a [u8]] {
         &self.leftovers
     }

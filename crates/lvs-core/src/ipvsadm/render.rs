@@ -27,7 +27,7 @@ const ENDPOINT_MAX: usize = 59;
 /// The format of addresses and numbers.
 #[derive(Clone, Copy)]
 struct Style<'a> {
-    /// `None`: only numbers.
+    /// Source of names; `None`: numbers are printed.
     names: Option<&'a dyn Resolve>,
     exact: bool,
 }
@@ -432,7 +432,7 @@ const fn method(forwarding: Forwarding) -> &'static str {
     }
 }
 
-/// The protocol whose service names the servers' ports have; a mark has none.
+/// The protocol of the service names for the servers' ports; `None` for a mark.
 fn protocol(service: &ServiceId) -> Option<Protocol> {
     service.endpoint().map(|(protocol, _)| protocol)
 }

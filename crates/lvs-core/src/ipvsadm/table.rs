@@ -1,7 +1,7 @@
-//! The one table of commands and options: names, kinds of arguments, and which option goes with
-//! which command.
+//! The table of commands and options: names, kinds of arguments, and the options that each command
+//! accepts.
 //!
-//! The parser is driven by it; completions and manual pages are built from it.
+//! The parser uses this table; completions and manual pages are generated from it.
 
 use CommandName as C;
 use Flag as F;
@@ -68,7 +68,7 @@ impl CommandName {
         }
     }
 
-    /// The rule of this command for `flag`.
+    /// The rule of a command for an option.
     pub fn rule(self, flag: Flag) -> Rule {
         let (needed, one, free): (&[F], &[F], &[F]) = match self {
             Self::AddService | Self::EditService => (
@@ -282,7 +282,7 @@ impl Flag {
 pub struct Flags(u64);
 
 impl Flags {
-    /// Whether `flag` is in it.
+    /// Whether the set contains `flag`.
     pub const fn has(self, flag: Flag) -> bool {
         self.0 & (1 << flag as u64) != 0
     }
@@ -302,7 +302,7 @@ pub enum Argument {
     No,
     /// A value is required; the word is its name in messages.
     Required(&'static str),
-    /// The next word is the value, unless there is no next word or it begins with `-`.
+    /// The next word is the value, unless there is none or it begins with `-`.
     Optional(&'static str),
 }
 
@@ -432,7 +432,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("mcast-ttl", None, arg("ttl"), set(F::McastTtl), "time to live of synchronisation messages"),
 ];
 
-/// Options that `lvsadm` has and ipvsadm does not have.
+/// Options of `lvsadm` that ipvsadm does not have.
 pub const OWN_OPTIONS: &[OptionSpec] = &[option(
     "fullnat",
     None,

@@ -54,7 +54,8 @@ pub(super) fn prefix(word: &[u8]) -> Option<u32> {
 }
 
 /// An IPv4 address in any form that `inet_aton` accepts: one to four parts, each decimal, octal or
-/// hexadecimal, the last one for all remaining bytes. After white space, any text may follow.
+/// hexadecimal, of which the last one represents all remaining bytes. After whitespace, any text
+/// may follow.
 pub(super) fn inet_aton(word: &[u8]) -> Option<Ipv4Addr> {
     let mut rest = word;
     let mut value = 0u32;

@@ -1,4 +1,4 @@
-//! The cache from destination addresses to servers that `lblc` and `lblcr` share, and its expiry.
+//! The cache of servers by destination address for `lblc` and `lblcr`, and its expiry.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -14,14 +14,14 @@ const BITS: u32 = 10;
 const BUCKETS: usize = 1 << BITS;
 /// If there are more entries, unused ones are searched every minute (`max_size`).
 const MAX: usize = BUCKETS * 16;
-/// No entries are made above this (`atomic_read(&tbl->entries) < tbl->max_size * 3 / 2`).
+/// No entries are added above this number (`atomic_read(&tbl->entries) < tbl->max_size * 3 / 2`).
 const HARD_MAX: usize = MAX * 3 / 2;
 /// Interval of checks (`CHECK_EXPIRE_INTERVAL`).
 pub(super) const CHECK_PERIOD: Duration = Duration::from_secs(60);
 /// Number of partial checks after which the whole cache is searched for expired entries
 /// (`COUNT_FOR_FULL_EXPIRATION`).
 const FULL_CHECK: u32 = 30;
-/// Entries that are idle for this long are removed when there are too many (`ENTRY_TIMEOUT`).
+/// Time after which an unused entry is removed if there are too many (`ENTRY_TIMEOUT`).
 const IDLE: Duration = Duration::from_secs(6 * 60);
 
 #[derive(Clone, Debug)]

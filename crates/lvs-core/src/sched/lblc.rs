@@ -20,9 +20,9 @@ pub(super) const ABOUT: About = About {
     ..About::USUAL
 };
 
-/// Keeps a destination address on one server, for services of many addresses (caches behind a
-/// mark). An overloaded server passes the address to the least loaded one while another server is
-/// idle.
+/// Assigns each destination address to one server, for services of many addresses (caches behind a
+/// mark). If the server is overloaded while another one is idle, the address is assigned to the
+/// least loaded server.
 #[derive(Clone, Debug)]
 pub struct LocalityLeastConnections {
     cache: Cache<HeldServer>,

@@ -56,7 +56,7 @@ impl Set {
         Some(least)
     }
 
-    /// The place of the member with the most load for its weight (`ip_vs_dest_set_max`).
+    /// The index of the member with the most load in relation to its weight (`ip_vs_dest_set_max`).
     fn most(&self) -> Option<usize> {
         (0..self.servers.len())
             .rev()

@@ -108,19 +108,19 @@ impl<S: ByQuotient> Scheduler for Following<S> {
 struct Tree {
     /// Quotients by position in the list.
     quotients: Vec<Quotient>,
-    /// The place of the least below each node: the root is node 1, the nodes below `n` are `2 n`
-    /// and `2 n + 1`, and the leaves come last.
+    /// The position of the least loaded server below each node: the root is node 1, the nodes below
+    /// `n` are `2 n` and `2 n + 1`, and the leaves come last.
     nodes: Vec<u32>,
     marks: Vec<Marks>,
-    /// Loads below 0, as those of the kernel are from 2^23 active connections on: they are then
-    /// compared with servers of weight 0, too.
+    /// Number of negative loads, which occur as in the kernel from 2^23 active connections on: they
+    /// are then compared with servers of weight 0, too.
     below_zero: usize,
 }
 
 /// Up to 64 servers that mark themselves in the same word.
 struct Marks {
     word: Arc<AtomicU64>,
-    /// The bits of servers of this list.
+    /// The mark bits of the servers in this list.
     mask: u64,
     /// The positions of the servers in the list.
     places: Box<[u32; 64]>,

@@ -53,7 +53,8 @@ pub enum Weights {
     Priority,
     /// A number of connections.
     Capacity,
-    /// A share of the connections, and a limit above which other servers are preferred.
+    /// The weight is a share of the connections, and a limit above which other servers are
+    /// preferred.
     Both,
 }
 
@@ -62,15 +63,15 @@ pub enum Weights {
 pub struct About {
     /// The name in ipvsadm.
     pub name: &'static str,
-    /// Its rule, in half a line.
+    /// A summary of its rule.
     pub summary: &'static str,
     /// Meaning of weights.
     pub weights: Weights,
     /// Its behaviour towards a client whose server has weight 0.
     pub at_zero: AtZero,
-    /// It uses the times of the servers' answers, so it accepts servers behind NAT only.
+    /// Whether it uses the response time of servers, so that it accepts only servers behind NAT.
     pub needs_replies: bool,
-    /// IPVS in the kernel has this scheduler.
+    /// Whether the kernel's IPVS has this scheduler.
     pub fast_path: bool,
     /// The names of the flags of its services, in the order of their bits; [`ANY_FLAGS`] for flags
     /// without a name.
@@ -78,8 +79,8 @@ pub struct About {
     /// Whether the scheduler chooses at random, so that a preview is only one of several possible
     /// results.
     pub draws_lots: bool,
-    /// Its choice depends on the order of the servers, also while they stay the same: directors
-    /// that are to choose alike need the same order.
+    /// Whether its choice depends on the order of the servers, even if they stay the same:
+    /// directors that must choose the same servers then need the same order.
     pub goes_by_order: bool,
     /// Makes a scheduler for a service.
     pub make: fn() -> Box<dyn Scheduler>,
@@ -290,7 +291,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// A scheduler that is described as random depends on its seed, and no other does.
+    /// A scheduler that is described as random depends on its seed, and no other scheduler does.
     #[test]
     fn random_schedulers_are_described_as_random() {
         for about in BUILT_IN {

@@ -25,7 +25,7 @@ pub struct RandomTwos {
 }
 
 impl RandomTwos {
-    /// A number from 0 to `last`, both included.
+    /// A random number from 0 to `last`, inclusive.
     fn draw(&mut self, last: u32) -> i64 {
         let drawn = self.random.draw_below(u64::from(last) + 1);
         i64::try_from(drawn).unwrap_or(0)

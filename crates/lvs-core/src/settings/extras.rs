@@ -10,8 +10,8 @@ use crate::settings::Limits;
 #[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]
 #[repr(u8)]
 pub enum OnServerDown {
-    /// As the kernel does: packets of clients are dropped until the server is back or the
-    /// connection's time is up; with the sysctl `expire_nodest_conn`, connections end.
+    /// The kernel's behaviour: packets of clients are dropped until the server is added again or
+    /// the connection expires; with the sysctl `expire_nodest_conn`, connections are removed.
     #[default]
     Kernel = 0,
     /// The director sends a TCP reset to client and server at once
@@ -51,11 +51,11 @@ pub struct Extras {
     /// Seconds in which a server that is added to a running service reaches its full share; 0 means
     /// at once.
     pub slow_start: u32,
-    /// Counts consecutive new TCP connections without an answer of their server behind NAT
+    /// Count consecutive new TCP connections that a server behind NAT does not answer
     /// ([`Server::unanswered`](crate::Server::unanswered)).
     #[cfg_attr(feature = "api", serde(skip_serializing_if = "core::ops::Not::not"))]
     pub count_unanswered: bool,
-    /// Limits of its connections.
+    /// Limits of the service's connections.
     #[cfg_attr(feature = "api", serde(skip_serializing_if = "Limits::is_off"))]
     pub limits: Limits,
 }

@@ -13,8 +13,8 @@ pub struct Limits {
     pub source_rate: u32,
     /// Bits of an IPv4 address that make a source; 0 is all 32.
     pub source_bits_v4: u8,
-    /// Bits of an IPv6 address that make a source; 0 is 64, the network that one host may choose
-    /// its addresses from.
+    /// Prefix length of an IPv6 source; 0 is 64, the network in which one host may choose its
+    /// addresses.
     pub source_bits_v6: u8,
 }
 

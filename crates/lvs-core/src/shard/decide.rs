@@ -15,7 +15,7 @@ use crate::{
     Reply, ServerId, TcpFlags, Transport, Tuple, Verdict,
 };
 
-/// Whether the packet in hand has opened its connection.
+/// Whether the present packet has opened its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Age {
     /// The packet has opened the connection.
@@ -267,7 +267,7 @@ impl Shard {
         Verdict::Forward(self.forward_of(index, age))
     }
 
-    /// The one packet of a connection that is never in the table: counted, sent, forgotten.
+    /// Forwards the only packet of a connection that is never in the table, and counts it.
     pub(crate) fn forward_once(&mut self, slot: &Draft, meta: &PacketMeta<'_>) -> Verdict {
         if let Some(link) = self.link_of(slot.server) {
             self.count_for(link, Counters::count_connection);
@@ -399,7 +399,7 @@ impl Shard {
 
 /// Effects of a packet on its connection: state, timeout, counters.
 impl Shard {
-    /// Updates the state, its timeout, and the active and inactive counts.
+    /// Updates the state, the timeout, and the active and inactive counts.
     #[inline]
     pub(super) fn transition(&mut self, index: u32, meta: &PacketMeta<'_>, sender: Sender) {
         let slot = self.table.get(index);

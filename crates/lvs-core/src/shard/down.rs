@@ -1,5 +1,5 @@
-//! Treatment of the connections of a server that went down, if its service requests more than the
-//! kernel's silence ([`OnServerDown`]).
+//! Closes the connections of a server that went down, if its service requires this
+//! ([`OnServerDown`]); the kernel only drops their packets.
 //!
 //! When a server leaves such a service, the shard walks over its table once, a bounded number of
 //! slots at a time, and ends the server's connections. A TCP connection ends with a reset to both
@@ -11,8 +11,8 @@
 //! acknowledgement that contains the expected number, and the shard replies with the right number:
 //! an ended entry stays for a while and resets late packets.
 //!
-//! The kernel fast path keeps no numbers, because a slot has no room for them. So the shard asks the
-//! client of an offloaded connection first: with the SYN+ACK of its server once more, which any
+//! The kernel fast path keeps no numbers, because a slot has no room for them. So the shard asks
+//! the client of an offloaded connection first: with the SYN+ACK of its server once more, which any
 //! receiver answers with such an acknowledgement (RFC 5961 section 4.2). The answer ends both ends.
 
 use super::decide::Age;
@@ -190,9 +190,9 @@ impl Shard {
         self.down.at.is_some() || !self.down.resets.is_empty()
     }
 
-    /// Continues to end the connections of servers that went down: visits at most `budget` entries
-    /// and ends at most a sixteenth of that. Returns the resets to send. Call it until
-    /// [`has_down`](Self::has_down) is false, and handle packets in between.
+    /// Continues to close the connections of servers that went down: visits at most `budget`
+    /// entries, and closes at most a sixteenth of that number. Returns the resets to send. Call it
+    /// until [`has_down`](Self::has_down) is false, and handle packets in between.
     pub fn end_down(&mut self, now: Instant, budget: usize) -> Vec<Reset> {
         let mut ends = (budget / 16).max(1);
         let mut left = budget.max(1);
@@ -402,8 +402,8 @@ impl Shard {
         }
     }
 
-    /// Decides on a server's packet of a connection that ended with it; `None` if it passes to the
-    /// client.
+    /// Decides on a server's packet of a connection that was closed with the server; `None` if the
+    /// packet is forwarded to the client.
     fn reply_gone(&self, index: u32, meta: &PacketMeta<'_>) -> Option<Verdict> {
         match (self.on_down(index), meta.transport) {
             (OnServerDown::Drop, _) => Some(Verdict::Drop(DropReason::ServerDown)),

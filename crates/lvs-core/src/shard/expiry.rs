@@ -37,7 +37,7 @@ impl Shard {
     }
 
     /// Ends a connection after a packet that replaced it (`ip_vs_conn_expire_now`). The host's own
-    /// answer to that packet may still find it.
+    /// answer to that packet may still use it.
     pub(crate) fn end(&mut self, index: u32) {
         let slot = self.table.get(index);
         if self.table.controlled(index) == 0 && !slot.has(flag::DYING) {

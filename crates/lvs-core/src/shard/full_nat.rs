@@ -33,7 +33,7 @@ impl Shard {
         Ok(index)
     }
 
-    /// Whether a connection that is translated at both ends would find a local port.
+    /// Whether a local port is available for a connection with full NAT.
     pub(crate) fn has_local_port(&self, slot: &Draft, pool: &[LocalAddress], now: Instant) -> bool {
         let (protocol, server) = (slot.key.protocol, slot.server_addr);
         let ports = &self.local_ports;

@@ -13,7 +13,7 @@ use crate::{Protocol, Server};
 pub(crate) struct ServerLink {
     pub(crate) server: Arc<Server>,
     pub(crate) counters: Arc<Counters>,
-    /// Counters of its service; `None` while it is in the trash.
+    /// Counters of the server's service; `None` for a removed server.
     pub(crate) service: Option<Arc<Counters>>,
 }
 
@@ -31,7 +31,8 @@ pub(crate) struct Links {
     masqueraded: BTreeMap<(SocketAddr, u8), u32>,
 }
 
-/// A link, and its server's address and its service's protocol (0 for any) if it is behind NAT.
+/// A link, with its server's address and its service's protocol (0 for any) if the server is behind
+/// NAT.
 type NewLink = Option<(ServerLink, Option<(SocketAddr, u8)>)>;
 
 impl Links {
@@ -50,7 +51,8 @@ impl Links {
         self.seen = Some(changes);
     }
 
-    /// Sets whether servers behind NAT matter. If that changes, all servers have to be read again.
+    /// Sets whether decisions depend on servers behind NAT. After a change, all servers must be
+    /// read again.
     pub(crate) fn heed(&mut self, heeded: bool) {
         if self.heeded != heeded {
             self.heeded = heeded;

@@ -1,4 +1,4 @@
-//! Connections as listings show them.
+//! Connections in the form of listings.
 
 use alloc::vec::Vec;
 use core::net::SocketAddr;
@@ -22,15 +22,15 @@ pub struct Connection {
     pub virt: SocketAddr,
     /// Real server's address and port.
     pub server: SocketAddr,
-    /// State, as the kernel names it.
+    /// State, with the kernel's name.
     pub state: &'static str,
-    /// Time until it expires.
+    /// Time until the entry expires.
     pub expires: Duration,
     /// Forwarding method.
     pub method: Forwarding,
-    /// Whether it is a persistence template.
+    /// Whether the entry is a persistence template.
     pub template: bool,
-    /// Whether it arrived in a synchronisation message.
+    /// Whether the entry arrived in a synchronisation message.
     pub synced: bool,
 }
 

@@ -25,14 +25,14 @@ use siphasher::sip::SipHasher13;
 use crate::conn::{ConnTable, Sparse};
 use crate::{Instant, Protocol};
 
-/// How long after its last packet a port is not used again towards the same server: as long as a
-/// Linux server keeps TIME_WAIT (`TCP_TIMEWAIT_LEN`). A connection that the table itself has kept
-/// in TIME_WAIT is older than that.
+/// Time for which a port is not reused towards the same server after its last packet: as long as a
+/// Linux server keeps TIME_WAIT (`TCP_TIMEWAIT_LEN`). A connection that was in TIME_WAIT in the
+/// table is already older.
 const QUIET: Duration = Duration::from_secs(60);
 /// Maximum of ports of one local address that are tried for one connection. More than one is needed
 /// only while connections still use ports of an earlier range.
 const TRIES: usize = 32;
-/// Pairs of server and local address below which unused ones are not looked for.
+/// Number of pairs of server and local address below which unused pairs are not searched for.
 const TUPLES_MIN: usize = 1024;
 
 /// A local address of the director, and the ports of it that full NAT may use.
@@ -57,7 +57,7 @@ impl LocalAddress {
     }
 }
 
-/// The worker, counted from 0, that connections with this local port belong to.
+/// The worker, counted from 0, to which connections with this local port belong.
 pub const fn worker_of(port: u16, workers: usize) -> usize {
     port as usize % workers
 }
@@ -88,7 +88,7 @@ struct Free {
 }
 
 impl Free {
-    /// The port of this number among those that have never been used, of a range of `count` ports
+    /// The port with this number among those that have never been used, in a range of `count` ports
     /// from `base` on.
     fn port(&self, number: u16, count: u16, base: u32, workers: u16) -> Option<u16> {
         let number = (u32::from(self.from) + u32::from(number)) % u32::from(count.max(1));
@@ -176,7 +176,8 @@ impl LocalPorts {
         self.in_use.binary_search_by_key(&addr, |&(addr, _)| addr)
     }
 
-    /// Takes a port towards `server`, of the addresses in `pool` in turn; `None` if none is free.
+    /// Reserves a port towards `server`, of the addresses in `pool` in turn; `None` if none is
+    /// free.
     pub(crate) fn take(
         &mut self,
         protocol: Protocol,
@@ -366,8 +367,8 @@ impl LocalPorts {
         }
     }
 
-    /// Forgets servers that are not used and need no caution any more, once there are twice as many
-    /// as the last time.
+    /// Removes the state of unused servers whose ports can be reused, once their number has doubled
+    /// since the last removal.
     fn forget_unused(&mut self, now: Instant) {
         if self.tuples.len() < self.tuples_max {
             return;
@@ -377,7 +378,7 @@ impl LocalPorts {
         self.tuples_max = (self.tuples.len() * 2).max(TUPLES_MIN);
     }
 
-    /// Binds a port that was taken to connection `index`.
+    /// Assigns a reserved port to connection `index`.
     pub(crate) fn bind(&mut self, index: u32, taken: Taken, table: &ConnTable) {
         if self.buckets.is_empty() {
             // 0 is "none", so that fresh zero pages need not be written.
@@ -395,7 +396,7 @@ impl LocalPorts {
         }
     }
 
-    /// Connection `index`, which is still in the table, ends: its port may be used again.
+    /// Releases the port of connection `index`, which is still in the table.
     pub(crate) fn release(&mut self, index: u32, table: &ConnTable) {
         let entry = self.entries.get_mut(index).and_then(Option::take);
         let Some(Entry { taken, next }) = entry else {

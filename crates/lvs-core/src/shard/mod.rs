@@ -51,10 +51,11 @@ pub(crate) use self::settings::{Settings, Shared};
 
 /// The connections of one worker.
 ///
-/// A packet of a known connection touches nothing else: no lock, no allocation. A packet that needs
-/// a decision comes back as [`NeedsControl`] and goes to [`Control::admit`](crate::Control::admit).
-/// A shard belongs to one thread at a time, and all packets of a connection, of both directions, go
-/// to the same shard; how they get there is the embedder's business.
+/// A packet of an existing connection needs nothing else: no lock and no allocation. A packet that
+/// needs a decision is returned as [`NeedsControl`], and must be passed to
+/// [`Control::admit`](crate::Control::admit). A shard belongs to one thread at a time, and all
+/// packets of a connection, in both directions, must be passed to the same shard by the embedding
+/// program.
 ///
 /// | | methods | called |
 /// |---|---|---|
@@ -80,7 +81,8 @@ pub struct Shard {
     templates: Sparse<Option<Arc<Template>>>,
     /// Local addresses and ports of full NAT connections.
     local_ports: LocalPorts,
-    /// Local ends that connections have bound and released, if the caller requested them.
+    /// Local addresses and ports that connections have bound and released, if the caller requested
+    /// them.
     local_changes: Option<VecDeque<LocalChange>>,
     /// Connections that have ended and are still found by the host's own answer to the packet that
     /// ended them.
@@ -100,12 +102,12 @@ pub struct Shard {
     pub(crate) replicas: Option<Box<Replicas>>,
 }
 
-/// A packet that the shard alone cannot decide on.
+/// A packet about which the shard alone cannot decide.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "the packet is lost if `Control::admit` does not decide on it"]
 pub struct NeedsControl {
-    /// The connection that the packet replaces. It ends after the decision, not before: while the
-    /// scheduler runs, it still counts.
+    /// The connection that the packet replaces. It ends after the decision, so that it still counts
+    /// for the scheduler.
     pub(crate) replaced: Option<u32>,
     /// The shard's copies are out of date and must be read again.
     pub(crate) stale: bool,
@@ -170,7 +172,7 @@ impl Shard {
         Arc::ptr_eq(&self.shared, shared)
     }
 
-    /// Decides on a packet of a known connection.
+    /// Decides on a packet of an existing connection.
     ///
     /// # Errors
     /// [`NeedsControl`] if the packet needs [`Control::admit`](crate::Control::admit), which then

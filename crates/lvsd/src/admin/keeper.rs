@@ -50,7 +50,7 @@ impl fmt::Debug for Keeper {
 pub struct Kept(Option<oneshot::Receiver<Result<(), String>>>);
 
 impl Kept {
-    /// A keeper without a file, whose writes complete at once.
+    /// A keeper without a file: every write completes at once.
     pub(super) const fn nowhere() -> Self {
         Self(None)
     }

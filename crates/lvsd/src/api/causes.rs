@@ -1,4 +1,4 @@
-//! The faults of servers, grouped: a dead host of hundreds of services is one line.
+//! Groups the faults of servers: a failed host with hundreds of services is one line.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -24,7 +24,7 @@ pub struct Cause {
     pub code: String,
     /// The reason, without the address of a server in front.
     pub reason: String,
-    /// The fix, while they are suspicious.
+    /// The fix for suspicious servers.
     #[serde(skip_serializing_if = "String::is_empty")]
     #[cfg_attr(test, serde(default))]
     pub fix: String,
@@ -38,11 +38,11 @@ pub struct Cause {
     pub services: usize,
     /// The first services of a host, or the first servers of a service.
     pub named: Vec<String>,
-    /// The name of the service, unless it is a host's.
+    /// The name of the service; `None` if the fault is that of a host.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(test, serde(default))]
     pub service: Option<String>,
-    /// Seconds since the first of them had the fault.
+    /// Seconds since the first of the servers had the fault.
     pub since: Option<u64>,
 }
 
@@ -119,7 +119,7 @@ fn host_key<'a>(fault: &'a Fault<'_>) -> (&'static str, &'a str, IpAddr) {
     (fault.health, &fault.reason, fault.server.ip())
 }
 
-/// The worst health, and then most servers, come first; names make the order stable.
+/// The order of causes: by the worst health, then by the number of servers; names make it stable.
 fn order(cause: &Cause) -> (u8, usize, Option<IpAddr>, Option<&str>, &str) {
     let health = match cause.health.as_str() {
         "down" => 0,
@@ -175,7 +175,8 @@ mod tests {
     use super::*;
     use crate::api::overview::tests::snapshot;
 
-    /// A service with a server on each host, which is down for a reason, or up without one.
+    /// A service with a server on each host; each server is down for this reason, or up if the
+    /// reason is empty.
     fn service(name: &str, servers: &[(u8, &str)]) -> ServiceStatus {
         let mut service = snapshot(name).status.services[0].clone();
         let one = service.servers[0].clone();

@@ -28,7 +28,7 @@ pub struct History {
 struct Series {
     /// The counters at the last point.
     last: Option<Counts>,
-    /// The points; the last belongs to the last time.
+    /// The points in order of time.
     points: VecDeque<Point>,
 }
 

@@ -74,7 +74,7 @@ pub(crate) fn refusal(code: StatusCode, why: &str) -> String {
     )
 }
 
-/// Serves one connection, which is one request.
+/// Serves one connection, on which one request is accepted.
 ///
 /// # Errors
 /// The client disconnected, or exceeded a time limit.

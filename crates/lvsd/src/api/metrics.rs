@@ -68,7 +68,7 @@ const WORKER_COUNTERS: [WorkerCounter; 6] = [
 const LVSD: &str = "lvsd";
 const DATAPLANE: &str = "lvs-dataplane";
 
-/// Servers that have metrics of their own, at most.
+/// Maximum of servers with separate metrics.
 const SERVERS_MAX: usize = 5000;
 
 /// The names and values of a metric's labels.
@@ -869,7 +869,7 @@ fn services_out(out: &mut Out<'_>, services: &[Service<'_>], connected: bool) ->
 
 const DIRECTIONS: [Labels<'static, 1>; 2] = [[("direction", "in")], [("direction", "out")]];
 
-/// Connections, packets and bytes of many things.
+/// Writes connections, packets and bytes, with one sample for each set of labels.
 fn traffic<'a, const N: usize>(
     out: &mut Out<'_>,
     [connections, packets, bytes]: [(&str, &str); 3],

@@ -61,7 +61,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const EVENTS_MAX: usize = 1000;
 /// Shortest interval between two log lines about wrong tokens.
 const WRONG_TOKENS: Duration = Duration::from_secs(60);
-/// Longest time that the removal of files may take.
+/// Time limit for the removal of files.
 const ENDING: Duration = Duration::from_secs(3);
 /// Pause between two attempts to listen on an address.
 const AGAIN: Duration = Duration::from_secs(5);
@@ -125,10 +125,10 @@ impl Api {
         place
     }
 
-    /// How everything is, or was less than [`FRESH`] ago.
+    /// The present state, or one that is younger than [`FRESH`].
     ///
     /// # Errors
-    /// In words: the daemon does not say it.
+    /// The reason why the main loop does not return its status.
     async fn snapshot(&self) -> Result<Arc<Snapshot>, String> {
         let mut seen = self.seen.lock().await;
         if let Some((at, snapshot)) = seen.as_ref()
@@ -308,7 +308,7 @@ async fn run(
     let _ = tokio::time::timeout(ENDING, files).await;
 }
 
-/// Listens, as soon as that can be done.
+/// Listens on an address, and tries again until this succeeds.
 async fn listen(address: SocketAddr, api: Arc<Api>) {
     let mut said = false;
     loop {

@@ -42,15 +42,15 @@ pub struct Overview {
     pub loaded: LoadStatus,
     /// The state of the dataplane.
     pub dataplane: DataplaneStatus,
-    /// Connections in its table.
+    /// Connections in the dataplane's table.
     pub connections: u64,
-    /// Connections that the table holds at most.
+    /// Maximum of connections in the table.
     pub capacity: u64,
     /// Interfaces in use.
     pub interfaces: Vec<InterfaceInfo>,
     /// VIPs for which another host answers, too.
     pub conflicts: Vec<Conflict>,
-    /// The director among its peers.
+    /// This director in its cluster.
     pub director: DirectorStatus,
     /// The sources of servers and services besides the file.
     pub sources: Vec<SourceStatus>,
@@ -70,9 +70,9 @@ pub struct Overview {
     pub servers: usize,
     /// Servers that receive new connections.
     pub usable: usize,
-    /// Servers that are down, all of them.
+    /// The total number of servers that are down.
     pub down: usize,
-    /// Servers that are suspicious, all of them.
+    /// The total number of suspicious servers.
     pub suspicious: usize,
     /// The first that are down, then the first that are suspicious.
     pub broken: Vec<Broken>,
@@ -91,7 +91,7 @@ pub struct Overview {
 #[cfg_attr(test, derive(serde::Deserialize))]
 #[cfg_attr(test, serde(deny_unknown_fields))]
 pub struct Broken {
-    /// The name of its service.
+    /// The name of the server's service.
     pub name: String,
     /// The service.
     pub service: ServiceId,
@@ -103,15 +103,15 @@ pub struct Broken {
     pub code: String,
     /// The reason.
     pub reason: String,
-    /// The fix, while it is down or suspicious; absent if none is known.
+    /// The fix, while the server is down or suspicious; absent if none is known.
     #[serde(skip_serializing_if = "String::is_empty")]
     #[cfg_attr(test, serde(default))]
     pub fix: String,
     /// Seconds since it broke.
     pub since: Option<u64>,
-    /// Its administrative state.
+    /// The server's administrative state.
     pub admin: AdminState,
-    /// Active connections that it still has.
+    /// Active connections that the server still has.
     pub active: u32,
 }
 
@@ -120,7 +120,7 @@ pub struct Broken {
 #[cfg_attr(test, derive(serde::Deserialize))]
 #[cfg_attr(test, serde(deny_unknown_fields))]
 pub struct Summary {
-    /// Its name in the file.
+    /// The service's name in the file.
     pub name: String,
     /// The service.
     pub service: ServiceId,
@@ -141,7 +141,7 @@ pub struct Summary {
     pub down: usize,
     /// Servers that do not answer clients.
     pub suspicious: usize,
-    /// Servers that an operator keeps from new connections.
+    /// Servers to which an operator permits no new connections.
     pub out_of_service: usize,
     /// Active connections.
     pub active: u64,
@@ -220,7 +220,8 @@ pub fn overview(snapshot: &Snapshot) -> Overview {
     }
 }
 
-/// The servers that are down, then the suspicious ones; within each, the most recent change first.
+/// The servers that are down, then the suspicious ones; in each group, the most recent change is
+/// first.
 fn broken(services: &[ServiceStatus]) -> Vec<Broken> {
     let mut all: Vec<Broken> = services
         .iter()

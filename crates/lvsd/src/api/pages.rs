@@ -16,7 +16,7 @@ const HELD_MAX: usize = 3;
 /// Maximum, in bytes, of all answers for single clients that wait to be sent.
 pub(super) const OWN_MAX: usize = 32 << 20;
 
-/// Answers that belong to a single reader.
+/// Limits the memory of answers for single clients.
 #[derive(Clone, Debug, Default)]
 pub struct Own(Arc<AtomicUsize>);
 
@@ -88,7 +88,7 @@ struct Versions {
     /// The snapshot from which the last page was written.
     of: Option<Arc<Snapshot>>,
     last: Bytes,
-    /// Older versions that a reader still holds.
+    /// Older versions that are still being sent to a client.
     held: Vec<Bytes>,
 }
 

@@ -22,7 +22,7 @@ pub(crate) enum Peer {
     Tcp(SocketAddr),
     /// A client of the daemon's own socket.
     Local {
-        /// Its user in a word.
+        /// A short name of the client's user.
         who: String,
         /// The reason why the client has no write access.
         denied: Option<String>,

@@ -9,9 +9,9 @@ use lvs_core::Prefix;
 
 /// Connections over TCP.
 const TCP_MAX: usize = 128;
-/// Connections over TCP of one source: an IPv4 address, or an IPv6 /64.
+/// Maximum of TCP connections of one source: an IPv4 address, or an IPv6 /64.
 pub(super) const SOURCE_MAX: usize = 32;
-/// Streams of events among them.
+/// Maximum of event streams among these connections.
 pub(super) const STREAMS_MAX: usize = 8;
 /// Connections over the Unix socket.
 const LOCAL_MAX: usize = 64;
@@ -20,7 +20,7 @@ const READERS_MAX: usize = 32;
 /// Maximum of connections over the Unix socket for a user with read access.
 const READER_MAX: usize = 8;
 
-/// The client that a place is for.
+/// The client to which a slot belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Holder {
     /// A source over TCP.
@@ -42,7 +42,7 @@ pub(crate) struct ConnectionLimits(Arc<Mutex<HashMap<Holder, usize>>>);
 pub(crate) struct ConnectionSlot(ConnectionLimits, Holder);
 
 impl ConnectionLimits {
-    /// Takes a slot; `None` if all slots, or all slots of this holder, are in use.
+    /// Reserves a slot; `None` if all slots, or all slots of this client, are in use.
     pub(crate) fn take(&self, holder: Holder) -> Option<ConnectionSlot> {
         let holder = match holder {
             Holder::Tcp(ip) => Holder::Tcp(Prefix::source(ip)),

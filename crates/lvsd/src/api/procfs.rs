@@ -1,5 +1,5 @@
-//! A directory tree like that of the kernel's IPVS in `/proc`, for node_exporter and scripts that
-//! read those files.
+//! A directory tree that imitates the files of the kernel's IPVS in `/proc`, for node_exporter and
+//! scripts that read those files.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -40,7 +40,7 @@ const CONNECTIONS: [&str; 2] = ["net/ip_vs_conn", "net/ip_vs_conn_sync"];
 /// Directory of the sysctls.
 const SYSCTLS: &str = "sys/net/ipv4/vs";
 
-/// Updates the tree of the settings until `stopped`, and then removes it.
+/// Updates the configured tree until `stopped`, and then removes it.
 pub(super) async fn keep(api: Arc<Api>, dataplane: Address, mut stopped: watch::Receiver<bool>) {
     let mut settings = api.settings.subscribe();
     let mut written: Option<PathBuf> = None;
@@ -168,7 +168,7 @@ impl Round {
         Ok(())
     }
 
-    /// Connections and templates, unless there are too many.
+    /// Writes connections and templates, unless there are too many.
     fn connections(&self, dataplane: &mut Client) -> Result<(), Refused> {
         let info: &Info = &self.snapshot.found.seen.info;
         let (mut conn, mut sync) = (

@@ -20,7 +20,7 @@ use crate::snapshot::Snapshot;
 
 /// The longest body of a request.
 const BODY_MAX: usize = 16 << 10;
-/// The delay of the refusal of a wrong token.
+/// Delay before a wrong token is refused.
 const WRONG_TOKEN: Duration = Duration::from_millis(500);
 
 /// The content security policy: a browser may only show the answers.
@@ -116,7 +116,7 @@ pub(super) struct Whoami {
 pub(super) struct Past {
     /// Start of the daemon that has counted them, in milliseconds since 1970.
     started_ms: u64,
-    /// In their order.
+    /// The events in their order.
     events: Vec<Event>,
 }
 
@@ -232,7 +232,7 @@ async fn route(
     show(api, head, peer).await
 }
 
-/// Refuses a request for a name that is not this director's.
+/// Refuses a request whose host name is not this director's.
 fn answers_to(api: &Api, head: &Parts) -> Result<(), Refusal> {
     host::check(head, &api.config().allowed_hosts).map_err(|name| {
         let name: String = name.chars().take(100).collect();
@@ -337,7 +337,7 @@ fn accepts(head: &Parts, kind: &str) -> bool {
     accept.is_some_and(|kinds| kinds.contains(kind))
 }
 
-/// Events from now on, without an end.
+/// Streams events from now on, without an end.
 fn events(api: &Api, head: &Parts, peer: &Peer) -> Result<Reply, Refusal> {
     if parameter(head, "after")?.is_some() {
         return Err(Refusal::new(

@@ -453,7 +453,7 @@ async fn dashboard_page_has_security_headers() {
     assert_eq!(get(&api, "/metrics").await.0, 200);
 }
 
-/// Readers cannot keep the daemon's loop busy, neither over TCP nor over the local socket.
+/// Clients cannot keep the main loop busy, neither over TCP nor over the local socket.
 #[tokio::test(start_paused = true)]
 async fn status_queries_reach_the_loop_twice_a_second_at_most() {
     let (sender, mut requests) = channel();
@@ -500,7 +500,7 @@ async fn wrong_tokens_are_logged_once_a_minute_with_their_number() {
     assert_eq!(text.matches("wrong token").count(), 2);
 }
 
-/// The metrics as a scraper reads them.
+/// The metrics, in the format that a scraper requests.
 async fn metrics(api: &Arc<Api>) -> String {
     let (code, text) = get(api, "/metrics").await;
     assert_eq!(code, 200);
@@ -670,8 +670,8 @@ async fn connections_above_the_limit_are_refused_and_counted() {
     accepting.abort();
 }
 
-/// The log keeps the last thousand events of any kind; a reader that is more than 4,096 behind
-/// misses some.
+/// The log stores the last thousand events of all kinds; a reader that is more than 4,096 events
+/// behind misses some.
 #[tokio::test]
 async fn event_log_keeps_a_bounded_number_of_last_events() {
     let (api, _deeds) = api("web");

@@ -22,7 +22,7 @@ use crate::words::counted;
 
 /// Columns of a line, unless the terminal is narrower.
 const COLUMNS: usize = 80;
-/// The time between two pictures of `--watch`.
+/// Interval of updates of `--watch`.
 const PERIOD: Duration = Duration::from_secs(2);
 
 /// The selected services.
@@ -69,7 +69,7 @@ fn has_name(service: &ServiceStatus, name: &str) -> bool {
 struct Look {
     /// Colours.
     colour: bool,
-    /// The greatest width of a line. Without one, each server has a single line.
+    /// Maximum width of a line; `None`: each server has one line of any length.
     width: Option<usize>,
     /// The durations of checks, the falls and the clients of all servers.
     details: bool,
@@ -125,7 +125,8 @@ pub(super) fn status(dataplane: &Address, selection: &Selection, json: bool) -> 
     super::write(rendered(status, selection, look)?.as_bytes())
 }
 
-/// Prints the status again and again until interrupted. On a terminal, each picture replaces the last one.
+/// Prints the status repeatedly until interrupted. On a terminal, each output replaces the previous
+/// one.
 pub(super) fn watch(dataplane: &Address, selection: &Selection) -> Result<(), String> {
     loop {
         let look = Look::of_output(selection.name.is_some());
@@ -198,7 +199,8 @@ fn wrapped(text: &str, width: usize) -> String {
     out
 }
 
-/// The last space in the first `room` columns, or their end; `None` if the line is not longer.
+/// The position of the last space in the first `room` columns, at which the line is broken; `None`
+/// if the line is not longer.
 fn line_end(line: &str, room: usize) -> Option<usize> {
     let begin = line.len() - line.trim_start().len();
     let (mut columns, mut escape, mut space) = (0, false, None);
@@ -341,7 +343,7 @@ fn director(status: &DirectorStatus, now: u64) -> String {
     text
 }
 
-/// A time in its two largest units.
+/// A duration in its two largest units.
 fn lasted(seconds: u64) -> String {
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
     match (days, hours, minutes) {
@@ -352,7 +354,7 @@ fn lasted(seconds: u64) -> String {
     }
 }
 
-/// The director without its services.
+/// The lines about the director, without its services.
 fn of_director(status: &Status, now: u64) -> String {
     let mut text = format!(
         "lvsd {} (pid {}), up {}; {}\n",
@@ -465,7 +467,8 @@ fn of_director(status: &Status, now: u64) -> String {
     text
 }
 
-/// The services: first the broken, then the degraded and the suspicious ones, then those with slow or flapping servers.
+/// The lines about services: first broken ones, then degraded and suspicious ones, then those with
+/// slow or flapping servers.
 fn of_services(text: &mut String, status: &Status, look: Look) {
     let mut services: Vec<&ServiceStatus> = status.services.iter().collect();
     services.sort_by_key(|service| (ServiceState::of(service), verdict::is_well(service)));
@@ -654,7 +657,8 @@ fn of_service(text: &mut String, service: &ServiceStatus, look: Look) {
     }
 }
 
-/// The columns of a server, then its notes: on lines of their own if lines have a greatest width.
+/// The columns of a server and its notes. If lines have a maximum width, each note is a separate
+/// line.
 fn of_server(text: &mut String, service: &ServiceStatus, server: &ServerStatus, look: Look) {
     let since = server.since.map(|since| format!(" {}", lasted(since)));
     let state = format!("{}{}", server.health, since.unwrap_or_default());
@@ -768,7 +772,7 @@ mod tests {
 
     use super::*;
 
-    /// All of a status as text.
+    /// The complete status as text.
     fn text_of(status: &Status, look: Look) -> String {
         let mut text = of_director(status, 1000);
         of_services(&mut text, status, look);

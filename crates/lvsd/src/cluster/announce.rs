@@ -20,7 +20,7 @@ use crate::clock::Now;
 use crate::config::Announce;
 use crate::watchdog::{Pulse, TURN_LIMIT};
 
-/// Pause between two queries whether the dataplane is ready.
+/// Interval between two queries whether the dataplane is ready.
 const PERIOD: Duration = Duration::from_millis(100);
 /// The interval at which an unchanged announcement is sent again.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -38,8 +38,8 @@ pub(crate) enum Ability {
     None,
 }
 
-/// The announcement of an address with these services; `None`: unchanged. If one of several
-/// services has too few servers, the address stays announced for the others.
+/// The announcement of an address of services with these states; `None`: unchanged. If one of
+/// several services has too few servers, the address stays announced for the others.
 pub(crate) fn standing(services: &[Ability]) -> Option<Standing> {
     let all = |ability| services.iter().all(|one| *one == ability);
     if services.contains(&Ability::Unknown) {

@@ -1,6 +1,6 @@
 //! The messages of keepalived on its `vrrp_notify_fifo`: lines like `INSTANCE "lvs" MASTER 200`.
 //!
-//! Messages stay in the pipe while no lvsd runs, as long as keepalived has it open.
+//! While no lvsd runs, messages stay in the FIFO as long as keepalived has it open.
 
 use std::fs::File;
 use std::io;
@@ -72,7 +72,7 @@ pub(super) struct Heard {
 #[derive(Debug, PartialEq, Eq)]
 enum Said {
     State(State),
-    /// A message for another instance, or without a meaning here.
+    /// A message for another instance, or one that lvsd does not use.
     Other,
     Nonsense,
 }
@@ -98,11 +98,11 @@ fn parse(line: &[u8]) -> Said {
     }
 }
 
-/// Bytes become lines of a bounded length.
+/// Splits bytes into lines of limited length.
 #[derive(Debug, Default)]
 struct Lines {
     line: Vec<u8>,
-    /// The rest of a line that is too long.
+    /// Whether the rest of a too long line is being skipped.
     skips: bool,
 }
 

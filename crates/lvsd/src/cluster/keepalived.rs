@@ -93,7 +93,7 @@ fn written(address: &HostAddress) -> String {
     text
 }
 
-/// Seconds with as many decimals as VRRP has.
+/// Seconds with two decimals, the precision of VRRP.
 fn seconds(time: std::time::Duration) -> String {
     format!("{}.{:02}", time.as_secs(), time.subsec_millis() / 10)
 }

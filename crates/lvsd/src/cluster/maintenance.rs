@@ -41,8 +41,8 @@ pub fn path(admin: &Path) -> PathBuf {
     PathBuf::from(format!("{name}.maintenance.json"))
 }
 
-/// Reads the stored maintenance. A file that cannot be read counts as one: a director in
-/// maintenance must not serve because of a broken file.
+/// Reads the stored maintenance. If the file cannot be read, the director counts as in maintenance:
+/// a director in maintenance must not serve because of a broken file.
 pub(super) fn recall(path: &Path) -> Option<Kept> {
     let text = match std::fs::read(path) {
         Ok(text) => text,
@@ -64,7 +64,7 @@ fn unread(path: &Path, error: &str) -> Kept {
     Kept { wish, began: None }
 }
 
-/// Whether its words can be shown.
+/// Checks that the operator's name and reason can be printed.
 pub(super) fn check(wish: Option<&Maintenance>) -> Result<(), String> {
     let words = wish.into_iter().flat_map(|wish| [&wish.who, &wish.why]);
     for text in words.flatten() {

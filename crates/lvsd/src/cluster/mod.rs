@@ -73,7 +73,7 @@ pub(crate) struct Cluster {
     reported: Vec<AnnouncedVip>,
 }
 
-/// The states that keepalived may be in, as [`VrrpStatus::state`] has them.
+/// The states of keepalived, in the form of [`VrrpStatus::state`].
 pub(crate) fn vrrp_states() -> impl Iterator<Item = &'static str> {
     State::ALL.into_iter().map(State::word)
 }
@@ -90,9 +90,9 @@ struct Running {
     written: Option<i16>,
     /// The error of the last write of the track file.
     trouble: Option<String>,
-    /// Times at which the track file is checked.
+    /// The times at which the track file is checked.
     looks: Interval,
-    /// Whether another process had changed it at the last check.
+    /// Whether another process had changed the track file at the last check.
     meddled: bool,
 }
 
@@ -263,12 +263,14 @@ impl Cluster {
         self.follow();
     }
 
-    /// Sets or ends the maintenance, and stores that. A repeated change keeps its time and reason.
+    /// Begins or ends the maintenance, and stores the change. A repeated change keeps the previous
+    /// time and reason.
     ///
-    /// keepalived and the dataplane follow before it is stored: a disk under load may take seconds.
+    /// keepalived and the dataplane are informed before the change is stored, because a busy disk
+    /// may need seconds.
     ///
     /// # Errors
-    /// It cannot be stored. Then it is not in force either.
+    /// The change cannot be stored. Then it is reverted.
     pub(crate) fn wish(&mut self, spec: MaintenanceSpec, now: Now) -> Result<bool, String> {
         let on = spec.on;
         let before = self.maintenance.clone();
@@ -426,8 +428,9 @@ impl Running {
         }
     }
 
-    /// Checks whether the track file still has the written content. If it is missing, keepalived
-    /// creates one at its start and is not active (`init_file`).
+    /// Checks whether the track file still has the written content. If the file is missing,
+    /// keepalived creates one at its start with a value that prevents it from being active
+    /// (`init_file`).
     fn look(&mut self) {
         let Some(value) = self.written else { return };
         let path = &self.settings.track_file;

@@ -20,7 +20,7 @@ pub(super) struct Fitness {
     pub(super) ready: bool,
     /// Whether all its services have their quorum.
     pub(super) quorum: bool,
-    /// Whether it is in maintenance.
+    /// Whether this director is in maintenance.
     pub(super) maintenance: bool,
 }
 

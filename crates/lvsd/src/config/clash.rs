@@ -9,14 +9,14 @@ use lvs_core::{Family, Protocol};
 use super::ports::ManyPorts;
 use super::{Service, VipMode};
 
-/// The properties of services that must be unique. `P` is their place in the text.
+/// The properties of services that must be unique. `P` is the type of their position in the text.
 #[derive(Debug)]
 pub(crate) struct Taken<P> {
     ids: HashMap<ServiceId, P>,
     owners: HashMap<IpAddr, (VipMode, P)>,
     /// By protocol and address, within which they may overlap.
     many: HashMap<(Protocol, IpAddr), Vec<(ManyPorts, P)>>,
-    /// Services with many ports, by their mark.
+    /// Services with several ports, by their mark.
     marks: HashMap<u32, (ManyPorts, P)>,
 }
 

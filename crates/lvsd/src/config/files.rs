@@ -11,7 +11,7 @@ use crate::text::{Files, Findings, read_at_most};
 /// Maximum size of a file in bytes: 40,000 servers need a twentieth of it.
 const FILE_MAX: u64 = 64 << 20;
 
-/// Text behind text.
+/// Files that are joined to one text.
 struct Joined {
     text: String,
     files: Files,

@@ -1,4 +1,4 @@
-//! Checks whether the address of a server permits it in a service.
+//! Checks whether a server can have its address in a service.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,7 +9,7 @@ use lvs_core::{Family, Forwarding};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unfit {
     pub(crate) title: String,
-    /// More about the server's address; may be empty.
+    /// An explanation of the server's address; may be empty.
     pub(crate) label: &'static str,
     pub(crate) help: String,
     /// The text to show at the service's virtual address, if any.
@@ -48,8 +48,8 @@ pub(crate) fn unusable(ip: IpAddr, what: &str) -> Option<(String, &'static str)>
     })
 }
 
-/// Why the server at `address` cannot serve the service `id` by `method`. `many_ports`: the service
-/// takes many ports of its address.
+/// The reason why the server at `address` cannot serve the service `id` with `method`.
+/// `many_ports`: the service has several ports.
 pub(crate) fn misfit(
     id: &ServiceId,
     many_ports: bool,

@@ -48,12 +48,12 @@ use crate::health::Check;
 use crate::sources::{Cluster, Lookups, Source, kubernetes};
 use lvs_proxy as proxy;
 
-/// A file that has been checked.
+/// A checked file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Config {
     /// The file.
     pub path: String,
-    /// The files that it was read from.
+    /// The files from which the configuration was read.
     pub files: Files,
     /// Settings of the daemon itself.
     pub daemon: Daemon,
@@ -65,9 +65,9 @@ pub struct Config {
     pub sync: Option<Vec<SyncDaemon>>,
     /// If set, the dataplane owns the virtual addresses only while keepalived is active.
     pub vrrp: Option<Vrrp>,
-    /// Settings of the look-ups of servers' names.
+    /// Settings of the resolution of server names.
     pub lookups: Lookups,
-    /// The connection to etcd, which directors share.
+    /// The settings of etcd, which several directors share.
     pub cluster: Option<Cluster>,
     /// The connection to Kubernetes.
     pub kubernetes: Option<kubernetes::Settings>,
@@ -108,14 +108,14 @@ pub struct Daemon {
     pub adopt: bool,
     /// Filter of the log.
     pub log: Option<String>,
-    /// Percentage of all servers that a reload may take away unless it is forced; `None` for
+    /// Maximum percentage of all servers that a reload may remove unless it is forced; `None` for
     /// [`Self::MAX_REMOVE`].
     pub max_remove: Option<u8>,
-    /// Whether the daemon drops rights that it does not need: `off` or `auto`.
+    /// Whether lvsd drops the privileges that it does not need: `off` or `auto`.
     pub confine: Option<String>,
     /// The reaction to manual changes.
     pub on_drift: OnDrift,
-    /// The notification program with its arguments; empty for none.
+    /// The notification program with its arguments; empty if there is none.
     pub notify: Vec<String>,
     /// The user and the group that it runs as.
     pub notify_user: Option<(u32, u32)>,
@@ -132,9 +132,9 @@ pub struct Api {
     pub allowed_hosts: Vec<String>,
     /// Path of the file with the token that allows changes over TCP.
     pub token_file: Option<PathBuf>,
-    /// The directory of a tree like `/proc`.
+    /// The directory of a tree that imitates `/proc`.
     pub procfs: Option<PathBuf>,
-    /// Greatest number of connections that it lists; `None` for [`Self::PROCFS_CONNECTIONS`].
+    /// Maximum of connections that the tree lists; `None` for [`Self::PROCFS_CONNECTIONS`].
     pub procfs_connections: Option<usize>,
     /// With the dashboard.
     pub dashboard: bool,
@@ -151,7 +151,7 @@ pub enum OnDrift {
     /// Reported and reverted.
     #[default]
     Repair,
-    /// Reported, and kept until the file is loaded again.
+    /// Manual changes are reported, and kept until the file is loaded again.
     Report,
 }
 
@@ -163,7 +163,7 @@ impl Daemon {
     /// Number of servers that a change may always remove.
     const FEW: usize = 10;
 
-    /// Whether a reload may leave `after` of `before` servers.
+    /// Whether a reload may reduce the number of servers from `before` to `after`.
     pub fn may_shrink(&self, before: usize, after: usize) -> bool {
         let removed = before.saturating_sub(after);
         let most = usize::from(self.max_remove.unwrap_or(Self::MAX_REMOVE));
@@ -192,17 +192,17 @@ pub struct Dataplane {
     pub profile: Option<String>,
     /// The dataplane owns every VIP.
     pub own_vips: bool,
-    /// Local addresses of full NAT, and hairpin; `None` keeps the dataplane's.
+    /// Local addresses of full NAT, and hairpin; `None` leaves the dataplane's unchanged.
     pub local: Option<LocalPool>,
     /// Application helpers.
     pub helpers: Vec<String>,
-    /// `answer`, `drop`, or how many requests are answered in a second.
+    /// `answer`, `drop`, or the number of requests that are answered in a second.
     pub echo: Option<String>,
     /// `off`, `loose` or `strict`.
     pub reverse_path: Option<String>,
     /// `off`, `auto` or `on`.
     pub fast_path: Option<String>,
-    /// Whether a process holds connections, should the dataplane be killed.
+    /// Whether a process stores connections in case the dataplane is killed.
     pub warm_restart: Option<String>,
     /// Interfaces with XDP, where forwarding begins before the kernel allocates a socket buffer.
     pub xdp: Vec<String>,
@@ -214,7 +214,7 @@ pub struct Dataplane {
     pub icmp_limit: Option<u32>,
     /// Bound of the connection table.
     pub max_connections: Option<u32>,
-    /// How many of them may be of IPv6, where connections are forwarded by the kernel fast path.
+    /// Maximum of IPv6 connections, if the kernel fast path is used.
     pub max_ipv6: Option<u32>,
     /// `drop`.
     pub when_full: Option<String>,
@@ -231,7 +231,7 @@ pub struct Vrrp {
     pub interface: String,
     /// The virtual router number, which is the same on all directors of a cluster.
     pub router_id: u8,
-    /// Before this director's state is added.
+    /// The priority before the values of this director's state are added.
     pub priority: u8,
     /// The time between two advertisements.
     pub advert: Duration,
@@ -241,7 +241,7 @@ pub struct Vrrp {
     pub addresses: Vec<HostAddress>,
     /// Path of the track file, from which keepalived reads the readiness of this director.
     pub track_file: PathBuf,
-    /// Path of the FIFO into which keepalived writes whether it is active.
+    /// Path of the FIFO into which keepalived writes its state.
     pub fifo: PathBuf,
 }
 
@@ -256,16 +256,17 @@ impl Vrrp {
     pub const PRIORITY: u8 = 200;
     /// The addition to the priority during maintenance: an able director takes over.
     pub const MAINTENANCE: i16 = -100;
-    /// The addition to the priority below a quorum: a director with all its services takes over.
+    /// The value that is added to the priority below a quorum, so that a director with all its
+    /// services takes over.
     pub const BELOW_QUORUM: i16 = -50;
-    /// The least priority from which both can be subtracted: keepalived stops at 1.
+    /// The lowest priority from which both values can be subtracted: keepalived uses at least 1.
     pub(crate) const PRIORITY_ENOUGH: i64 = 1 - (Self::MAINTENANCE + Self::BELOW_QUORUM) as i64;
 }
 
 /// Settings of the announcement of addresses by routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Announce {
-    /// Time in maintenance in which other directors are preferred before an address is withdrawn.
+    /// Time in maintenance for which routers prefer other directors before an address is withdrawn.
     pub drain: Duration,
     /// Time that the dataplane continues to announce without messages from lvsd.
     pub hold: Duration,
@@ -285,7 +286,7 @@ impl Default for Announce {
 pub struct HostAddress {
     /// The address.
     pub ip: IpAddr,
-    /// Bits of its network.
+    /// Prefix length of its network.
     pub len: u8,
     /// Its interface; keepalived's default is the interface of the advertisements.
     pub device: Option<String>,
@@ -314,7 +315,7 @@ impl Peers {
 }
 
 impl Dataplane {
-    /// The tables of the file in which a dataplane's options differ from `before`.
+    /// The tables of the file whose dataplane options differ from those of `before`.
     pub fn changed_tables(&self, before: &Self) -> Vec<&'static str> {
         let own = |all: &Self| Self {
             peers: None,
@@ -412,7 +413,7 @@ impl Dataplane {
 /// The owner of a VIP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum VipMode {
-    /// Owned by the dataplane, unless the host has it when the file is loaded.
+    /// The dataplane owns the VIP, unless the host has the address when the file is loaded.
     #[default]
     Auto,
     /// The dataplane owns the VIP: it answers ARP for the address and announces it.
@@ -420,8 +421,8 @@ pub enum VipMode {
     /// The host has the VIP, or a router routes it to this host; the dataplane does not answer ARP
     /// for it.
     Host,
-    /// Several dataplanes own it at the same time: each announces a route to it, and none answers
-    /// ARP or neighbour discovery for it.
+    /// Several dataplanes have the VIP at the same time: each announces a route to it, and none
+    /// answers ARP or neighbour discovery for it.
     Announce,
 }
 
@@ -439,19 +440,19 @@ pub enum OnCheckFailure {
 /// `[[service]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
-    /// Its line, from 1.
+    /// Number of its line, from 1.
     pub line: usize,
     /// Name in logs.
     pub name: String,
-    /// Its identity in the dataplane.
+    /// The service's identity in the dataplane.
     pub id: ServiceId,
-    /// Its settings in the dataplane.
+    /// The service's settings in the dataplane.
     pub config: ServiceConfig,
     /// The ports that its mark stands for, if the service has several.
     pub ports: Option<ManyPorts>,
     /// The owner of the VIP.
     pub vip: VipMode,
-    /// The filter of its new connections.
+    /// The filter of the service's new connections.
     pub filter: SourceFilter,
     /// Proxy settings if lvsd proxies the service; `None` if the dataplane forwards it.
     pub proxy: Option<proxy::Options>,
@@ -461,22 +462,24 @@ pub struct Service {
     pub quiesces_at_zero: bool,
     /// Time for which the connections of a server that was removed from the file continue.
     pub drain: Duration,
-    /// Number of servers that it requires.
+    /// Number of servers that the service requires.
     pub quorum: Quorum,
-    /// The action on its VIP below the quorum.
+    /// The action on the service's VIP below the quorum.
     pub below_quorum: BelowQuorum,
-    /// Its servers are down until a check has passed, even if they serve when the daemon starts.
+    /// Whether servers count as down until a check has succeeded, even if they serve when lvsd
+    /// starts.
     pub alpha: bool,
     /// Whether the service is removed when the daemon exits.
     pub omega: bool,
-    /// Least percentage of its servers that are up; below it, all count as up. 0 for no minimum.
+    /// Minimum percentage of servers that are up. If fewer are up, all servers count as up. 0
+    /// disables this.
     pub min_share: u8,
-    /// The server that replaces the others below the quorum.
+    /// The server that replaces the other servers below the quorum.
     pub sorry: Option<Server>,
     /// Source of further servers.
     pub discovery: Option<Discovery>,
-    /// The list of servers is incomplete: the dataplane may have servers that belong to it. Always
-    /// false for the file alone.
+    /// Whether the list of servers is incomplete: the dataplane may have further servers of the
+    /// service. Always false for the file alone.
     pub incomplete: bool,
     /// The source of its servers has not answered yet. Never set for a service whose servers are in
     /// the file.
@@ -503,7 +506,7 @@ impl Default for Quorum {
 /// The action on the VIP of a service below its quorum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BelowQuorum {
-    /// The dataplane continues to own it.
+    /// The dataplane continues to own the VIP.
     #[default]
     Keep,
     /// The dataplane releases the VIP, so that another director can take it over.
@@ -536,7 +539,7 @@ impl Service {
 /// `[[service.server]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Server {
-    /// Its line, from 1.
+    /// Number of its line, from 1.
     pub line: usize,
     /// Address and port.
     pub address: SocketAddr,
@@ -555,11 +558,11 @@ pub fn checks_of(services: &[Service]) -> impl Iterator<Item = ((ServiceId, Sock
 }
 
 impl Config {
-    /// Reads and checks a file. The report that comes with a configuration holds warnings only.
+    /// Reads and checks a file. The report of a valid configuration contains only warnings.
     ///
     /// # Errors
-    /// The file cannot be read ([`LoadError::Read`]) or is not text ([`LoadError::NotText`]), or
-    /// something in it is wrong ([`LoadError::Refused`]).
+    /// The file cannot be read ([`LoadError::Read`]) or is not text ([`LoadError::NotText`]), or is
+    /// invalid ([`LoadError::Refused`]).
     pub fn load(path: &Path) -> Result<(Self, Report), LoadError> {
         Self::load_on(path, None)
     }
@@ -602,10 +605,10 @@ impl Config {
         files::read(path).map_or(true, |whole| names(&whole.text))
     }
 
-    /// Checks `text`, which came from the file `path`.
+    /// Checks `text`, the content of the file `path`.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    /// All errors in the text.
     pub fn from_toml(path: &str, text: &str) -> Result<(Self, Report), Report> {
         Self::read(path, text, Files::from(path), None)
     }
@@ -668,9 +671,9 @@ pub enum LoadError {
     NotText {
         /// The file.
         path: String,
-        /// Line of the first wrong byte, from 1.
+        /// Line of the first invalid byte, from 1.
         line: usize,
-        /// Its offset, from 0.
+        /// Offset of this byte, from 0.
         offset: usize,
         /// Its value.
         byte: u8,

@@ -1,4 +1,4 @@
-//! Services of many ports: `address = "192.0.2.10:8000-8999"`, `"192.0.2.10:80,443"`,
+//! Services with several ports: `address = "192.0.2.10:8000-8999"`, `"192.0.2.10:80,443"`,
 //! `"192.0.2.10:*"`.
 //!
 //! In IPVS, a service has one port or a mark. So each of these is a service with a mark from a
@@ -45,7 +45,7 @@ impl ManyPorts {
     /// Reads an address with several ports; `None` if the text has one port or none.
     ///
     /// # Errors
-    /// The reason why the ports are wrong.
+    /// The reason why the ports are invalid.
     pub(super) fn parse(text: &str, protocol: Protocol) -> Option<Result<Self, String>> {
         let (ip, ports) = text.trim().rsplit_once(':')?;
         let ip = match ip.strip_prefix('[') {
@@ -62,8 +62,8 @@ impl ManyPorts {
         }))
     }
 
-    /// The mark of the service. It depends only on the words of the rule, so that a reload keeps
-    /// its connections.
+    /// The mark of the service. It depends only on the text of the rule, so that connections
+    /// continue after a reload.
     pub fn mark(&self) -> u32 {
         // FNV-1a, of which the lower bits are kept.
         let hash = self
@@ -75,7 +75,7 @@ impl ManyPorts {
         MARKS.start() | ((hash >> 24 ^ hash) & (MARKS.end() - MARKS.start()))
     }
 
-    /// Family of its packets.
+    /// Address family of the service.
     pub const fn family(&self) -> Family {
         Family::of(&self.ip)
     }

@@ -24,7 +24,7 @@ pub(super) struct RawConfig {
     pub(super) dataplane: RawDataplane,
     /// Replication of connections between directors.
     pub(super) sync: RawSync,
-    /// The virtual addresses move between directors by keepalived's VRRP.
+    /// keepalived moves the virtual addresses between directors by VRRP.
     pub(super) vrrp: Option<Spanned<RawVrrp>>,
     /// Look-ups of server names in DNS.
     pub(super) dns: Option<Spanned<RawDns>>,
@@ -37,7 +37,7 @@ pub(super) struct RawConfig {
     /// Sysctls under the kernel's names (`/proc/sys/net/ipv4/vs/`).
     pub(super) sysctl: BTreeMap<Spanned<String>, Spanned<Scalar>>,
     pub(super) service: Vec<Spanned<RawService>>,
-    /// Keys that services have unless they set their own; merged into each service as a table.
+    /// Default keys of services; merged into each service as a table.
     pub(super) defaults: RawDefaults,
     /// The `[defaults]` table as text, for services of etcd.
     #[serde(skip)]
@@ -63,7 +63,7 @@ pub(super) struct RawDaemon {
     /// Manual changes to services of lvsd are undone or only reported: `revert` or `report`.
     /// Default: `revert`.
     pub(super) manual_changes: Option<Spanned<String>>,
-    /// Program, and its arguments, that receives events. Default: none.
+    /// Program that receives events, and its arguments. Default: none.
     pub(super) notify: Option<Spanned<OneOrMore>>,
     /// User that runs the notify command. Default: `nobody`.
     pub(super) notify_user: Option<Spanned<String>>,
@@ -82,7 +82,7 @@ pub(super) struct RawApi {
     pub(super) allowed_hosts: Option<Spanned<OneOrMore>>,
     /// File with the token that allows changes over TCP. Default: none, so TCP only reads.
     pub(super) token_file: Option<Spanned<String>>,
-    /// Directory of a tree like `/proc`, with `net/ip_vs`. Default: none.
+    /// Directory of a tree that imitates `/proc`, with `net/ip_vs`. Default: none.
     pub(super) procfs: Option<Spanned<String>>,
     /// Greatest number of connections that `net/ip_vs_conn` lists. Default: 100000.
     pub(super) procfs_connections: Option<Spanned<Whole>>,
@@ -113,7 +113,7 @@ pub(super) struct RawDataplane {
     pub(super) hang_limit: Option<Spanned<RawDuration>>,
     /// `kernel` or `modern`. Default: `kernel`.
     pub(super) profile: Option<Spanned<String>>,
-    /// The dataplane owns the address of every service, also of manually added ones. Default:
+    /// The dataplane owns the address of every service, including manually added services. Default:
     /// false.
     pub(super) own_vips: Option<bool>,
     /// Local addresses towards servers with `forward = "fullnat"`: the host's, or addresses that
@@ -191,7 +191,7 @@ pub(super) struct RawSyncIpvs {
 pub(super) struct RawSyncPeers {
     /// Addresses of the other directors: `192.0.2.2`, `192.0.2.2:8848`, or an array. Required.
     pub(super) addresses: Option<Spanned<OneOrMore>>,
-    /// File with the key that all directors share. Required.
+    /// File with the key, which is the same on all directors. Required.
     pub(super) key_file: Option<Spanned<String>>,
     /// Address and port that peers connect to. Default: port 8848 of all addresses.
     pub(super) listen: Option<Spanned<String>>,
@@ -201,7 +201,7 @@ pub(super) struct RawSyncPeers {
     pub(super) mismatch_alarm_after: Option<Spanned<RawDuration>>,
 }
 
-/// `[vrrp]`: the virtual addresses move between directors by keepalived's VRRP.
+/// `[vrrp]`: keepalived moves the virtual addresses between directors by VRRP.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawVrrp {
@@ -209,21 +209,21 @@ pub(super) struct RawVrrp {
     pub(super) interface: Option<Spanned<String>>,
     /// Virtual router number, the same on all directors of a cluster, 1 to 255. Required.
     pub(super) router_id: Option<Spanned<Whole>>,
-    /// 1 to 254. The same on all: then nothing moves without need. Default: 200.
+    /// 1 to 254. Use the same on all directors, so that addresses are not moved without need.
+    /// Default: 200.
     pub(super) priority: Option<Spanned<Whole>>,
     /// Time between two advertisements; three that are missed mean a director is gone. Default:
     /// 300ms.
     pub(super) advert: Option<Spanned<RawDuration>>,
     /// Addresses of the other directors, for networks without multicast. Default: none.
     pub(super) peers: Option<Spanned<OneOrMore>>,
-    /// Addresses that the host has while this director is active, such as the servers' gateway:
-    /// `10.0.0.254/24 dev eth1`. Default: none.
+    /// Addresses that the host has while this director is active, such as the gateway of the
+    /// servers: `10.0.0.254/24 dev eth1`. Default: none.
     pub(super) host_addresses: Option<Spanned<OneOrMore>>,
     /// File from which keepalived reads the readiness of this director. Default:
     /// /run/lvs/vrrp.track.
     pub(super) track_file: Option<Spanned<String>>,
-    /// FIFO into which keepalived writes whether this director is active. Default:
-    /// /run/lvs/vrrp.fifo.
+    /// FIFO into which keepalived writes its state. Default: /run/lvs/vrrp.fifo.
     pub(super) fifo: Option<Spanned<String>>,
 }
 
@@ -242,7 +242,7 @@ pub(super) struct RawDns {
     pub(super) max_ttl: Option<Spanned<RawDuration>>,
 }
 
-/// `[cluster]`: the state that directors share by etcd.
+/// `[cluster]`: services and servers in etcd, which several directors share.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawCluster {
@@ -256,7 +256,7 @@ pub(super) struct RawCluster {
     pub(super) cert: Option<Spanned<String>>,
     /// File with the private key of that certificate. Required with `cert`.
     pub(super) key: Option<Spanned<String>>,
-    /// User of etcd. Default: none.
+    /// User name for etcd. Default: none.
     pub(super) user: Option<Spanned<String>>,
     /// File with the password of that user. Required with `user`.
     pub(super) password_file: Option<Spanned<String>>,
@@ -296,7 +296,8 @@ pub(super) struct RawKubernetes {
     pub(super) lease: Option<Spanned<String>>,
     /// Name of this director, unique in the cluster. Default: the name of the host.
     pub(super) director: Option<Spanned<String>>,
-    /// Time after which the API server counts as gone if it does not answer. Default: 5s.
+    /// Time after which lvsd uses another API server or connects again, if it gets no answer.
+    /// Default: 5s.
     pub(super) timeout: Option<Spanned<RawDuration>>,
     /// Pools from which Services are assigned addresses.
     pub(super) pool: Vec<Spanned<RawPool>>,
@@ -329,8 +330,8 @@ pub(super) struct RawDiscover {
     pub(super) weight: Option<Spanned<Whole>>,
 }
 
-/// `[announce]`: virtual addresses that several directors have at the same time, and that routing
-/// daemons beside them pass on to routers.
+/// `[announce]`: virtual addresses that several directors have at the same time; routing daemons on
+/// the directors announce them to routers.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawAnnounce {
@@ -396,11 +397,11 @@ pub(super) struct RawService {
     /// Servers are down until a check has passed, also those in use when lvsd starts. Default:
     /// false.
     pub(super) start_down: Option<Spanned<bool>>,
-    /// Remove the service when lvsd ends, and report that its quorum is lost. Default: false.
+    /// Remove the service when lvsd exits, and report that its quorum is lost. Default: false.
     pub(super) remove_on_exit: Option<Spanned<bool>>,
-    /// Percentage of its servers; if fewer are up, all are used. Default: 0.
+    /// Percentage of the service's servers: if fewer are up, all count as up. Default: 0.
     pub(super) panic_below: Option<Spanned<Whole>>,
-    /// The server that replaces the others below the quorum: an address, or a table. Default: none.
+    /// Server that replaces the others below the quorum: an address, or a table. Default: none.
     pub(super) sorry: Option<Spanned<RawTarget>>,
     /// Time in which a server that joins the running service increases from few connections to its
     /// full share, in whole seconds. Default: none.
@@ -500,7 +501,7 @@ pub(super) struct RawLimits {
 /// `passive = true`, or `passive = 5`.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum RawPassive {
-    /// A suspicious server is taken out, or not.
+    /// Whether a suspicious server is set down.
     TakesOut(bool),
     /// Failed attempts to connect.
     Number(Whole),
@@ -535,7 +536,7 @@ pub(super) enum RawTarget {
 }
 
 impl RawTarget {
-    /// The server, at the place of the value.
+    /// Converts the value to a server at the value's position.
     pub(super) fn server(target: &Spanned<Self>) -> Spanned<RawServer> {
         let server = match target.get_ref() {
             Self::Address(address) => RawServer {
@@ -555,8 +556,8 @@ pub(super) struct RawPersistence {
     /// Time that a client is remembered after its last new connection. Default: `6m`, as with
     /// ipvsadm.
     pub(super) timeout: Option<Spanned<RawDuration>>,
-    /// Which clients count as one: a dotted mask (IPv4) or a prefix length. Default: each address
-    /// on its own.
+    /// Netmask of the clients that count as one: a dotted mask (IPv4) or a prefix length. Default:
+    /// each address counts separately.
     pub(super) netmask: Option<Spanned<Scalar>>,
     /// Persistence engine: `sip`. Default: none.
     pub(super) engine: Option<Spanned<String>>,
@@ -580,7 +581,7 @@ pub(super) struct RawServer {
     /// Number of connections below which the server gets new ones again; 0 means three quarters of
     /// `max_connections`. Default: 0.
     pub(super) resume_below: Option<Spanned<Whole>>,
-    /// Overrides the service's; `"none"` switches it off.
+    /// Overrides the service's check; `"none"` disables it.
     pub(super) check: Option<Spanned<RawCheck>>,
 }
 
@@ -615,13 +616,12 @@ pub(super) enum RawCheck {
     Table(Box<RawCheckTable>),
 }
 
-/// The table of a check: the common keys, and the remaining ones, which
-/// [`Probe`](crate::health::Probe) reads.
+/// The table of a check: the common keys, and the keys that [`Probe`](crate::health::Probe) reads.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct RawCheckTable {
     /// A kind of check. Required.
     pub(super) kind: Option<Spanned<String>>,
-    /// Time between the starts of two checks. Default: `5s`.
+    /// Interval between the starts of two checks. Default: `5s`.
     pub(super) interval: Option<Spanned<RawDuration>>,
     /// Time after which a check has failed. Default: `2s`.
     pub(super) timeout: Option<Spanned<RawDuration>>,
@@ -639,7 +639,7 @@ pub(super) struct RawCheckTable {
     /// Whether a suspicious server is taken out; or a number of consecutive unanswered attempts of
     /// clients, after which the server is checked at once. Default: `false`.
     pub(super) passive: Option<Spanned<RawPassive>>,
-    /// Keys of this kind of check only.
+    /// Keys of this kind of check.
     pub(super) own: Vec<(Spanned<String>, Spanned<Value>)>,
 }
 
@@ -791,7 +791,7 @@ deserialize_by_shape!(
     RawCheck,
 );
 
-/// A table that derives its keys.
+/// A table whose keys are derived from a type.
 fn keys_of<'de, T: Deserialize<'de>, A: MapAccess<'de>>(map: A) -> Result<T, A::Error> {
     T::deserialize(de::value::MapAccessDeserializer::new(map))
 }

@@ -24,8 +24,8 @@ pub(super) const NOWHERE: Range<usize> = usize::MAX..usize::MAX;
 /// Maximum of services of a file. Each uses some kilobytes, with any length in the file.
 pub(crate) const SERVICES_MAX: usize = 100_000;
 
-/// Reads all valid parts of `text`, and reports its errors. `defaults` is the text of a table for
-/// all services; such a table in `text` replaces it.
+/// Reads all valid parts of `text`, and reports its errors. `defaults` is the text of `[defaults]`;
+/// if `text` contains this table, it is used instead.
 pub(super) fn shape(text: &str, defaults: &str) -> (Option<RawConfig>, Findings) {
     let tree = match syntax::parse(text) {
         Ok(tree) => tree,
@@ -110,7 +110,7 @@ pub(super) fn remote(text: &str) -> Result<(), String> {
     }
 }
 
-/// Whether some table in it is a check that runs a program.
+/// Whether the value contains a check that runs a program.
 fn runs_programs(value: &DeValue<'_>) -> bool {
     match value {
         DeValue::Table(table) => table.iter().any(|(key, value)| {
@@ -246,7 +246,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The items that can be read, until there are too many errors.
+    /// Reads the valid items, until there are too many errors.
     fn read_all<T: Deserialize<'a>>(&mut self, items: Vec<Spanned<DeValue<'a>>>) -> Vec<T> {
         let mut all = Vec::new();
         for item in items {
@@ -291,7 +291,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A `[[service.server]]` without a service above it, which TOML reads as a table.
+    /// Reports a `[[service.server]]` before the first `[[service]]`, which TOML accepts as a
+    /// table.
     fn orphans(&mut self, table: &mut DeTable<'a>) {
         let name = key("service");
         let Some((found, DeValue::Table(service))) = table
@@ -446,7 +447,7 @@ fn merge<'a>(
     }
 }
 
-/// A table of another text.
+/// A table of another text, without positions.
 fn nowhere(table: DeTable<'_>) -> DeTable<'_> {
     fn moved(value: Spanned<DeValue<'_>>) -> Spanned<DeValue<'_>> {
         let value = match value.into_inner() {

@@ -76,7 +76,7 @@ fn syntax(error: &Error, span: Range<usize>, end: usize) -> Diagnostic {
     }
 }
 
-/// A character that word processors and web pages put instead of an ASCII one, in the line of
+/// Finds a character that word processors and web pages use instead of an ASCII one, in the line of
 /// the error and outside of strings.
 fn strange_character(span: &Range<usize>, text: &str) -> Option<Diagnostic> {
     let before = text.get(..span.start)?;

@@ -11,7 +11,7 @@ use landlock::{
 };
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Longest time that keepalived may take to print.
+/// Time limit for keepalived's output.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Interval of the checks whether keepalived has exited.
 const LOOK: Duration = Duration::from_millis(20);
@@ -31,7 +31,7 @@ fn find(program: &str) -> Option<PathBuf> {
 /// The output of keepalived about a file.
 ///
 /// # Errors
-/// Why it could not be asked, in words.
+/// The reason why keepalived could not be run, as text.
 pub fn keepalived(file: &Path, config_id: Option<&str>) -> Result<String, String> {
     let Some(program) = find("keepalived") else {
         return Err("keepalived is not installed on this host".to_owned());
@@ -85,8 +85,9 @@ pub fn keepalived(file: &Path, config_id: Option<&str>) -> Result<String, String
     asked
 }
 
-/// Restricts this thread and the processes that it starts: they execute these programs only, and
-/// write to this directory only. So keepalived runs no script of the file and opens no FIFO of it.
+/// Restricts this thread and the processes that it starts: they can execute only these programs,
+/// and write only to this directory. So keepalived runs no script of the file and opens no FIFO of
+/// it.
 fn confine(programs: &[PathBuf], directory: &Path) -> Result<(), String> {
     let writes = AccessFs::from_write(ABI::V1);
     // Programs need the loader as well.

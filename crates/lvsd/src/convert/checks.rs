@@ -69,7 +69,7 @@ const RHYTHM: &[&str] = &[
 const DAY: f64 = 86_400.0;
 /// The longest timeout of a check, in seconds.
 const TIMEOUT_MAX: f64 = 600.0;
-/// Maximum of failures that take a server out.
+/// Maximum of consecutive failures after which a server is down.
 const FALL_MAX: f64 = 1000.0;
 
 /// The reason why `warmup` is lost.
@@ -280,7 +280,7 @@ pub(super) fn keepalived(item: &Item, context: &Context<'_>, lost: &mut Vec<Stri
     }
 }
 
-/// Replaces a check that `lvsd` refuses for this reason.
+/// Replaces a check that `lvsd` refuses for this reason by a TCP check.
 fn instead(item: &Item, kind: &str, mut check: Check, why: &str, lost: &mut Vec<String>) -> Check {
     let (name, at) = (item.name(), item.at());
     let stream = matches!(kind, "http" | "https" | "smtp" | "tcp");

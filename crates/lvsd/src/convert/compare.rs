@@ -124,7 +124,7 @@ fn method(server: &config::Server) -> String {
 }
 
 /// Compares a service. `ours` are all services with the name that keepalived has for it; `None` if
-/// its servers were compared with them already.
+/// its servers have been compared before.
 fn of_service(
     name: &str,
     service: &config::Service,

@@ -53,7 +53,7 @@ pub(super) struct Dump {
     pub(super) whole: bool,
 }
 
-/// A line without the time before it.
+/// A line without its time stamp.
 fn message(line: &str) -> &str {
     let dated = |at: &usize| {
         let year = line.get(..*at).and_then(|before| before.rsplit(' ').next());

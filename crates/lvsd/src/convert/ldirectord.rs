@@ -826,8 +826,8 @@ fn flags_of_server(text: &str, keys: &mut Keys) -> (Own, String) {
     (asked, left.join(" "))
 }
 
-/// `"request", "receive"` and the text behind them. Each ends at the last quote that makes a pair of
-/// them.
+/// `"request", "receive"` and the text after them. Each ends at the last quote with which the text
+/// is still a pair.
 fn pair(text: &str) -> Option<((String, String), &str)> {
     let inner = text.strip_prefix('"')?;
     let ends = inner.rmatch_indices('"').map(|(end, _)| end);

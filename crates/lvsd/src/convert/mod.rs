@@ -50,7 +50,7 @@ pub enum SourceFormat {
     LvsConf,
 }
 
-/// The kind of a file, by its name and then by its text.
+/// The format of a file, according to its name and then its text.
 pub fn kind(name: &str, text: &str) -> Option<SourceFormat> {
     let text = without_mark(text);
     let base = Path::new(name)
@@ -116,7 +116,7 @@ struct Read {
 /// Converts the text of the file `name`.
 ///
 /// # Errors
-/// It is not such a file, in words.
+/// The file does not have this format; the text is the reason.
 pub fn convert(
     kind: SourceFormat,
     name: &str,
@@ -194,7 +194,7 @@ fn without_mark(text: &str) -> &str {
     text.strip_prefix('\u{FEFF}').unwrap_or(text)
 }
 
-/// The file for `lvsd` before its services.
+/// The beginning of the file for `lvsd`, before its services.
 fn begin(name: &str, local_addresses: &[IpAddr]) -> String {
     let mut toml = format!(
         "# From {}, by `lvsd convert`. Check it with `lvsd check`.\n",
@@ -360,7 +360,7 @@ fn without_refused(begin: &str, services: &mut Vec<Service>, lost: &mut Vec<Stri
     });
 }
 
-/// The first error of `lvsd` about a file.
+/// The first error for which `lvsd` refuses a file; `None` if it is valid.
 fn refused(toml: &str) -> Option<String> {
     let report = Config::from_toml("", toml).err()?.to_string();
     let mut lines = report.lines();

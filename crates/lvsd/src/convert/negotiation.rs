@@ -266,7 +266,7 @@ pub(super) fn word(value: &str) -> &str {
     first(value, |c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// The text between the first and the last of double quotes; backslashes mean nothing.
+/// The text between the first and the last double quote; backslashes have no special meaning.
 pub(super) fn quoted(value: &str) -> Option<&str> {
     let inner = value.strip_prefix('"')?;
     inner.rfind('"').map(|end| &inner[..end])

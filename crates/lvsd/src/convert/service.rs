@@ -1,4 +1,4 @@
-//! Services and servers, as they are written.
+//! Converted services and servers, and their output.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
@@ -8,7 +8,7 @@ use lvs_core::sched::BUILT_IN;
 
 use super::keepalived::item::Item;
 
-/// Keys and their values, in TOML.
+/// Keys with their values, in TOML.
 pub(super) type Keys = BTreeMap<&'static str, String>;
 
 /// A service.
@@ -44,7 +44,7 @@ pub(super) struct Sorry {
     pub(super) said: String,
     pub(super) ip: IpAddr,
     pub(super) port: Option<u16>,
-    /// Its own keys.
+    /// The server's own keys.
     pub(super) keys: Keys,
 }
 
@@ -55,9 +55,9 @@ pub(super) struct Server {
     pub(super) at: String,
     pub(super) address: String,
     pub(super) keys: Keys,
-    /// Its own check; empty for the service's.
+    /// The server's own check; if empty, the service's applies.
     pub(super) check: Keys,
-    /// The server stays with weight 0 while its check fails; the position of this setting.
+    /// Whether the server stays with weight 0 while its check fails: the position of this setting.
     pub(super) inhibit: Option<String>,
     pub(super) lost: Vec<String>,
 }
@@ -100,8 +100,8 @@ impl Service {
         })
     }
 
-    /// Takes from servers the ports that only NAT could translate to: the other methods hand on
-    /// packets as they are, and all three programs put the service's port in the place.
+    /// Removes the ports of servers to which only NAT could translate: the other methods do not
+    /// change the port, and all three programs use the service's port instead.
     pub(super) fn keep_ports(&mut self) {
         let ports: HashSet<u16> = self.endpoints().map(|at| at.port()).collect();
         for server in &mut self.servers {
@@ -142,7 +142,7 @@ impl Service {
         self.addresses.iter().filter_map(|text| text.parse().ok())
     }
 
-    /// Adds the servers of another service for the same addresses.
+    /// Adds the servers of another service with the same addresses.
     pub(super) fn join(&mut self, other: Self) {
         self.lost.push(format!(
             "{}: a virtual server with these addresses exists ({}): the servers are added to it, as with keepalived, and the other settings are not used",
@@ -186,7 +186,7 @@ impl Service {
         }
     }
 
-    /// keepalived counts weights, at most all there are; lvsd counts servers.
+    /// Converts the quorum: keepalived counts weights, at most the sum of all; lvsd counts servers.
     fn settle_quorum(&mut self, said: &Quorum) {
         let weight = |server: &Server| {
             let weight = server.keys.get("weight").map_or(Ok(1), |word| word.parse());
@@ -313,7 +313,7 @@ impl Service {
 }
 
 impl Server {
-    /// The message that the whole server is lost.
+    /// The message that a server is not converted at all.
     pub(super) fn lost_whole(&self, why: &str) -> String {
         format!("{}: server {}: {why}", self.at, self.address)
     }
@@ -350,9 +350,9 @@ impl Server {
 pub(super) struct Needed {
     pub(super) up: usize,
     pub(super) down: usize,
-    /// Whether the numbers are right for any choice of servers.
+    /// Whether the numbers are right for every possible set of usable servers.
     pub(super) exact: bool,
-    /// All servers together have as much weight.
+    /// Whether the weight of all servers together reaches the quorum.
     pub(super) within: bool,
 }
 
@@ -385,7 +385,7 @@ pub(super) fn servers_of_quorum(weights: &[u64], quorum: u64, hysteresis: u64) -
     }
 }
 
-/// Whether it is a check of a port.
+/// Whether the check connects to a port.
 pub(super) fn asks_a_port(check: &BTreeMap<&'static str, String>) -> bool {
     let kind = check.get("type").map(String::as_str);
     kind.is_some_and(|kind| kind != "\"ping\"" && kind != "\"exec\"")
@@ -401,7 +401,7 @@ fn names_port(check: &Keys) -> bool {
         .is_some_and(|command| command.contains(PORT))
 }
 
-/// Sets this port in the command of a check, in place of the server's.
+/// Sets this port in the command of a check, instead of the placeholder for the server's port.
 pub(super) fn fix_port(check: &mut Keys, port: u16) {
     if let Some(command) = check.get_mut("command") {
         *command = command.replace(PORT, &quote(&port.to_string()));
@@ -440,7 +440,7 @@ pub(super) fn quote(text: &str) -> String {
     quoted
 }
 
-/// For a comment or a terminal: one line without control characters, tabs excepted.
+/// A text for a comment or a terminal: one line without control characters other than tabs.
 pub(crate) fn printable(text: &str) -> String {
     text.chars()
         .map(|c| match c.is_control() && c != '\t' {

@@ -908,7 +908,7 @@ fn server_of<'a>(toml: &'a str, address: &str) -> &'a str {
     rest.split("[[").next().unwrap()
 }
 
-/// keepalived 2.2.7 prints these values for each.
+/// keepalived 2.2.7 uses these values for the given texts.
 #[test]
 fn number_that_keepalived_refuses_is_named_and_outer_one_applies() {
     let text = "virtual_server 192.0.2.1 80 {\nprotocol TCP\ndelay_loop 5\ndelay_loop 0\nretry 3\nretry 0\n\
@@ -1017,7 +1017,7 @@ fn flag_of_another_scheduler_is_named_and_the_service_stays() {
     );
 }
 
-/// keepalived 2.2.7 prints these tunnels for each.
+/// keepalived 2.2.7 uses these tunnels for the given texts.
 #[test]
 fn tunnel_that_keepalived_refuses_is_that_of_the_block_around_it() {
     let gue = "TUN type gue port 6080";
@@ -1047,7 +1047,7 @@ fn tunnel_that_keepalived_refuses_is_that_of_the_block_around_it() {
     }
 }
 
-/// keepalived 2.2.7 prints these families for each.
+/// keepalived 2.2.7 uses these address families for the given texts.
 #[test]
 fn mark_has_the_family_of_its_granularity() {
     for (settings, six) in [
@@ -1100,7 +1100,7 @@ fn lost_check_is_reported_before_its_replacement() {
     }
 }
 
-/// ldirectord 1.186 has these ports of checks.
+/// ldirectord 1.186 checks these ports.
 #[test]
 fn server_without_port_is_checked_at_the_port_of_its_kind_of_service() {
     for (text, expected, named) in [

@@ -7,7 +7,7 @@ use crate::health::Prober;
 use crate::sources::etcd::Director;
 
 impl<P: Prober> Daemon<P> {
-    /// Writes this director's entry.
+    /// Writes the record of this director to etcd.
     pub(super) fn publish_director(&mut self) {
         let inputs = &self.inputs;
         if inputs.config.cluster.is_none() {

@@ -27,7 +27,7 @@ use crate::words::counted;
 
 /// The inputs of the daemon's decisions.
 pub(super) struct Inputs<P> {
-    /// The file in force.
+    /// The configuration in use.
     pub(super) config: Arc<Config>,
     /// Its services, with the services and servers of DNS and etcd.
     pub(super) expanded: Expanded,
@@ -35,7 +35,7 @@ pub(super) struct Inputs<P> {
     pub(super) vips: BTreeSet<IpAddr>,
     /// The number of configurations loaded so far.
     pub(super) generation: u64,
-    /// The time at which the configuration in force was loaded.
+    /// The time at which this configuration was loaded.
     pub(super) loaded: Instant,
     /// The health checks and their results.
     pub(super) checks: Checks<P>,
@@ -135,7 +135,7 @@ impl<P: Prober> Inputs<P> {
         self.checks.health(key)
     }
 
-    /// Whether a server is up.
+    /// Whether a server is up according to its check.
     pub(super) fn is_up(&self, service: &Service, server: &Server) -> bool {
         self.health(&(service.id, server.address)) == Health::Up
     }
@@ -169,7 +169,8 @@ impl<P: Prober> Inputs<P> {
         !unknown || self.loaded.elapsed() >= longest + Duration::from_secs(1)
     }
 
-    /// Whether the dataplane has, or may have, servers of a service whose source has never answered.
+    /// Whether the dataplane has, or may have, servers of a service whose source has not answered
+    /// yet.
     pub(super) fn serves_unheard(&self, service: &Service) -> bool {
         service.unheard
             && (self.dataplane.at.is_none() || {
@@ -178,8 +179,8 @@ impl<P: Prober> Inputs<P> {
             })
     }
 
-    /// Whether the VIP of a service that is not settled has to wait. It does not if all unknown
-    /// servers are checked through that VIP.
+    /// Whether the VIP of a service that is not settled must not be announced yet. It may be if all
+    /// unchecked servers have through-VIP checks of that VIP.
     pub(super) fn is_veiled(&self, service: &Service) -> bool {
         let unseen = service.unheard && self.dataplane.at.is_none();
         unseen || !self.waits_for_its_vip(service)
@@ -193,7 +194,7 @@ impl<P: Prober> Inputs<P> {
         })
     }
 
-    /// The services whose source has never answered, and the effect on them according to the last
+    /// The services whose source has not answered yet, and the effect on them according to the last
     /// state of the dataplane.
     fn unheard(&self) -> Vec<(ServiceId, bool, bool)> {
         let services = self.expanded.services.iter();

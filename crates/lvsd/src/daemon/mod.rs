@@ -59,7 +59,7 @@ pub use reloader::{loaded_at_start, refused, too_much_away};
 use reporter::{Reporter, log_reason};
 use waiting::Signals;
 
-/// The limit of time in which the dataplane removes services that end with the daemon.
+/// Time limit for the dataplane to remove services when lvsd exits.
 const OMEGA_LIMIT: Duration = Duration::from_secs(10);
 
 /// A signal that the daemon receives.
@@ -71,7 +71,7 @@ pub enum Signal {
     ForcedReload,
     /// Exit, and let the dataplane keep its configuration (SIGTERM).
     Stop,
-    /// End the dataplane and the daemon (SIGINT).
+    /// Stop the dataplane and lvsd (SIGINT).
     StopAll,
 }
 
@@ -82,7 +82,7 @@ pub struct Options {
     pub path: PathBuf,
     /// Wait for a running dataplane instead of starting one.
     pub attach: bool,
-    /// The result of reading the file at the start.
+    /// The result of reading the file at start.
     pub loaded: LoadStatus,
     /// The path of the last good configuration.
     pub last_good: Option<PathBuf>,
@@ -105,7 +105,7 @@ pub struct Options {
     pub cluster: Option<cluster::ClusterPaths>,
     /// The path of the last answers of DNS and etcd.
     pub sources: Option<PathBuf>,
-    /// Beats with each turn of the loop.
+    /// Renewed in each iteration of the main loop.
     pub turns: Pulse,
     /// The sandbox of the process.
     pub confinement: Confinement,
@@ -141,7 +141,8 @@ struct Daemon<P> {
     reloader: Reloader,
     /// The goal that was last passed to the dataplane, or is about to be passed.
     goal: Arc<Goal>,
-    /// The goal has not been passed to the dataplane yet, or its inputs have changed.
+    /// Whether the desired state has not been passed to the dataplane yet, or its inputs have
+    /// changed.
     changed: bool,
     /// The time of the next step.
     next: Instant,
@@ -160,14 +161,14 @@ enum Event {
         /// The dataplane, too.
         all: bool,
     },
-    /// The file has to be reloaded.
+    /// The file must be read again.
     Reload {
         /// However many servers that removes.
         forced: bool,
     },
     /// The file or the sources have been read.
     Read(Box<Done>),
-    /// DNS or etcd has another answer.
+    /// DNS, etcd or Kubernetes has a new answer.
     Sources,
     /// An input has changed.
     Input(Input),
@@ -257,11 +258,11 @@ async fn next_input(
     }
 }
 
-/// Ends the dataplane if no daemon runs. A dataplane that lvsd has started stops. A dataplane of another
-/// owner loses lvsd's services and VIPs.
+/// Stops the dataplane if no daemon runs. A dataplane that lvsd has started stops. A dataplane of
+/// another owner loses lvsd's services and VIPs.
 ///
 /// # Errors
-/// It does not end, in words.
+/// It does not exit; the text is the reason.
 pub async fn stop_dataplane(host: impl Host) -> Result<(), String> {
     let link = Links::new(Box::new(host), true, Instant::now());
     waiting::stop(Box::new(link)).await
@@ -365,14 +366,14 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    /// Makes a step due at once: the goal has to be computed again.
+    /// Makes a step due at once, because the desired state must be computed again.
     fn goal_changed(&mut self) {
         self.changed = true;
         self.next = Instant::now();
     }
 
-    /// Brings the dataplane one step nearer to the goal. Without a result if the daemon has to end
-    /// while the dataplane processes a request.
+    /// Makes one step towards the desired state. Returns no result if the daemon must exit while
+    /// the dataplane processes a request.
     async fn step(
         &mut self,
         link: Box<Links>,

@@ -1,5 +1,5 @@
-//! The decisions about services: which are settled, have their quorum, are in panic mode or served
-//! by their sorry server.
+//! The decisions about services: whether they are settled, have their quorum, use all servers
+//! because too few are up, or are served by their sorry server.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
@@ -68,7 +68,7 @@ impl Policy {
         changed
     }
 
-    /// Decides about all services, and returns the decisions that differ from those before.
+    /// Decides about all services, and returns the changed decisions.
     pub(super) fn decide<P: Prober>(&mut self, inputs: &Inputs<P>) -> Vec<Transition> {
         let mut transitions = Vec::new();
         for service in &inputs.expanded.services {

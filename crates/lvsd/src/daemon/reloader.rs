@@ -72,9 +72,9 @@ pub(super) struct Reloader {
     standing: HashMap<ServiceId, Standing>,
     /// The reason why the answers of DNS and etcd were refused as a whole.
     pub(super) held_back: Option<String>,
-    /// The result of the last reading of the file.
+    /// The result of the last read of the file.
     pub(super) status: LoadStatus,
-    /// The warnings about the file in force.
+    /// The warnings about the file in use.
     warnings: Vec<String>,
 }
 
@@ -184,7 +184,7 @@ impl<P: Prober> Daemon<P> {
         self.read(Reading::File);
     }
 
-    /// Starts a reading of the answers of DNS and etcd if they have changed.
+    /// Starts to read the answers of the sources, if they have changed.
     pub(super) fn take_sources(&mut self) {
         let reloader = &self.reloader;
         if reloader.reading.is_some() || self.inputs.sources.gathered() != reloader.gathered {
@@ -197,7 +197,7 @@ impl<P: Prober> Daemon<P> {
         self.reloader.read(what, &self.inputs.config, gathered);
     }
 
-    /// Loads or refuses the result of a reading.
+    /// Uses or refuses the result of a read.
     pub(super) fn take_done(&mut self, done: Done, link: &Links) {
         let reading = self.reloader.reading.take();
         let again = self.reloader.again.take();
@@ -324,7 +324,8 @@ impl<P: Prober> Daemon<P> {
         Ok(message)
     }
 
-    /// Puts a configuration in force. Only here are the host's addresses read: a director may have many.
+    /// Starts to use a configuration. The host's addresses are read only here, because a director
+    /// may have many.
     pub(super) fn load(&mut self, config: Arc<Config>, expanded: Expanded, link: &Links) {
         self.reloader.count(&expanded);
         self.reloader.held_back = None;

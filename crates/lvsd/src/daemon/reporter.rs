@@ -63,7 +63,7 @@ impl Reporter {
         }
     }
 
-    /// Sends an event that concerns no single service.
+    /// Sends an event that is not about a single service.
     pub(super) fn event(&mut self, event: &str, words: impl Into<String>) {
         self.events.send(event, About::default(), words);
     }
@@ -77,7 +77,7 @@ impl Reporter {
         });
     }
 
-    /// Waits until the notify command has processed the events so far, within its timeout.
+    /// Waits until the notify command has processed all events, up to a time limit.
     pub(super) async fn finish_commands(self) {
         let limit = self.notice.borrow().limit;
         let (end, ended) = self.commands;
@@ -101,8 +101,8 @@ impl Reporter {
         self.notify.send("STOPPING=1");
     }
 
-    /// Sends the state to the service manager if it has changed: `now` in one line, and whether the
-    /// daemon is ready. `reads`: a reload is in progress.
+    /// Sends the state to the service manager if it has changed: `now` is one line of text;
+    /// `settled`: lvsd is ready. `reads`: a reload is in progress.
     pub(super) fn state(&mut self, now: String, settled: bool, reads: bool) {
         let ready = settled || self.started.elapsed() >= READY_LIMIT;
         if ready && !self.ready {
@@ -185,7 +185,7 @@ impl Reporter {
         self.event(event, words);
     }
 
-    /// Reports a service that ends with the daemon.
+    /// Reports a service that is removed because lvsd exits.
     pub(super) fn end(&mut self, service: &Service, before: Decision) {
         let words = "the service ends with lvsd (remove_on_exit)";
         tracing::warn!(event = "quorum_lost", service = %service.name, "{words}");

@@ -110,8 +110,8 @@ impl<P: Prober> Daemon<P> {
         (wanted || counts != SyncCounts::default()).then_some(counts)
     }
 
-    /// The number of servers that accept new connections now. Except for a service that lvsd serves itself, the dataplane
-    /// must have them with a weight above 0.
+    /// The number of servers that accept new connections now. Unless lvsd proxies the service, the
+    /// dataplane must have them with a weight above 0.
     fn usable(&self, service: &Service) -> usize {
         let dataplane = &self.inputs.dataplane;
         let is_served = |address| {

@@ -168,7 +168,7 @@ impl<'a> CarryOut<'a> {
         self.refusals.push(refusal);
     }
 
-    /// Its service could not be added.
+    /// Whether the change is not sent because its service could not be added.
     fn waits(&self, change: &Call) -> bool {
         !self.broken.is_empty() && subject(change).is_some_and(|id| self.broken.contains(&id))
     }
@@ -218,7 +218,7 @@ impl Numbers {
     }
 }
 
-/// The service that a change is about.
+/// The service that a change concerns.
 const fn subject(change: &Call) -> Option<ServiceId> {
     match change {
         Call::ServiceAdd(spec) | Call::ServiceEdit(spec) => Some(spec.service),

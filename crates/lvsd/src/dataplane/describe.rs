@@ -1,4 +1,4 @@
-//! Changes as text, with the names and places of the file.
+//! Changes as text, with the names and positions of the file.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -46,7 +46,7 @@ impl<'a> Names<'a> {
         self
     }
 
-    /// A service as `service web (tcp 192.0.2.10:80)`, and its place in the file.
+    /// A service as `service web (tcp 192.0.2.10:80)`, with its line in the file.
     pub(super) fn service_with_place(&self, id: &ServiceId) -> String {
         format!("{}{}", self.service(id, ""), self.place(id, None))
     }

@@ -168,7 +168,7 @@ impl Drift {
             .collect()
     }
 
-    /// The manual changes that stay, as text.
+    /// The manual changes that lvsd does not revert, as text.
     pub(super) fn in_words(&self, desired: &Desired) -> Vec<String> {
         let names = Names::new(desired);
         let left = self.left.iter();

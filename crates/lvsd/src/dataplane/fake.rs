@@ -36,7 +36,7 @@ impl Default for FakeDataplane {
 }
 
 impl FakeDataplane {
-    /// Makes all changes, or none.
+    /// Makes all changes or none.
     pub(crate) fn apply(&mut self, changes: &[Call]) -> Result<(), ControlError> {
         match self.0.apply(changes, &Permissive, Instant::ZERO) {
             Ok(_) => Ok(()),
@@ -154,7 +154,7 @@ struct State {
     silent: bool,
     /// Number of connection attempts without an answer, because the dataplane is still starting.
     slow: u32,
-    /// Answers that it stops, and continues.
+    /// Whether it answers that it stops, and continues to run.
     stays: bool,
     /// Process ids of dataplanes that were ended.
     ended: Vec<u32>,

@@ -158,7 +158,7 @@ impl Given {
     }
 }
 
-/// A server, and whether it is drained by hand now.
+/// A server, and whether it is drained by hand.
 pub(super) type DrainChange = ((ServiceId, SocketAddr), bool);
 
 /// The weights that a dataplane has.

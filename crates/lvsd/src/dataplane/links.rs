@@ -150,7 +150,7 @@ impl Links {
         self.dataplane.contact()
     }
 
-    /// The dataplane as text.
+    /// The description of the dataplane for messages.
     pub fn dataplane(&self) -> String {
         self.dataplane.dataplane()
     }
@@ -162,7 +162,7 @@ impl Links {
             .map_or(0, |(proxy, _)| proxy.connections())
     }
 
-    /// The counters of the proxy; `None` if nothing is proxied.
+    /// The counters of the proxy; `None` if no service is proxied.
     pub fn proxied(&self) -> Option<proxy::Counts> {
         self.proxy.as_ref().map(|(proxy, _)| proxy.counts())
     }

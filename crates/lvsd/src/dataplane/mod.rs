@@ -72,7 +72,7 @@ const HANG_LIMIT: Duration = Duration::from_secs(10);
 /// The limit of time for the answer to a request to stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
 
-/// The reason why there is no connection.
+/// The reason why no connection could be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// No process listens.
@@ -81,7 +81,7 @@ pub enum ConnectError {
     /// A process listens, but refuses this client: no permission, or another version.
     #[error("{0}")]
     Refused(String),
-    /// A process listens and does not answer.
+    /// A process listens, but does not answer.
     #[error("{why}")]
     Silent {
         /// The reason as text.
@@ -109,7 +109,7 @@ pub trait Host: Send + 'static {
     /// it runs.
     fn ended(&mut self) -> Option<String>;
 
-    /// Kills a dataplane that was started and never answered.
+    /// Kills the dataplane that was started and has never answered.
     fn kill(&mut self);
 
     /// Kills the dataplane `pid`, which an lvsd has started and which does not answer, and waits
@@ -122,7 +122,7 @@ pub trait Host: Send + 'static {
     /// Whether the process `pid` still exists.
     fn alive(&mut self, pid: u32) -> bool;
 
-    /// Whether an lvsd has started the dataplane `pid`, perhaps one that has crashed since.
+    /// Whether an lvsd has started the dataplane `pid`; this lvsd may have crashed since.
     fn started_by_us(&self, pid: u32) -> bool;
 
     /// A unique identity of the dataplane `pid`: process ids are reused.
@@ -137,7 +137,7 @@ pub trait Host: Send + 'static {
     /// The host's addresses.
     fn addresses(&self) -> Addresses;
 
-    /// Whether it is the proxy of this process, which is never started, lost or shared.
+    /// Whether this is the proxy of this process, which is never started, lost or shared.
     fn is_proxy(&self) -> bool {
         false
     }
@@ -148,14 +148,14 @@ pub trait Host: Send + 'static {
 pub struct Goal {
     /// Services, servers, sysctls, and VIPs.
     pub desired: Desired,
-    /// The VIPs that may be owned: the first checks of their services are done. Other VIPs stay if the
-    /// dataplane owns them already, and are not added.
+    /// The VIPs that the dataplane may own, because the first checks of their services are
+    /// complete. If it already owns other VIPs, these stay, and none are added.
     pub announced: BTreeSet<IpAddr>,
     /// The options of a dataplane that has to be started.
     pub dataplane: Dataplane,
     /// Servers that an operator has set ready although they were drained by hand in the dataplane.
     pub readied: HashSet<(ServiceId, SocketAddr)>,
-    /// The desired state of the proxy in this process; `None` if nothing is proxied.
+    /// The desired state of the proxy in this process; `None` if no service is proxied.
     pub proxied: Option<Box<Proxied>>,
 }
 
@@ -201,12 +201,12 @@ pub struct Found {
     pub conflicts: HashSet<ServiceId>,
     /// Servers with weight 0 by a manual change.
     pub drained: HashSet<(ServiceId, SocketAddr)>,
-    /// Manual changes that stay, as text.
+    /// Manual changes that lvsd does not revert, as text.
     pub drift: Vec<String>,
-    /// The number of lvsd's services that neither file nor sources name; they stay until etcd and
-    /// Kubernetes have answered.
+    /// The number of lvsd's services that are neither in the file nor in a source; they stay until
+    /// etcd and Kubernetes have answered.
     pub unnamed: usize,
-    /// The VIPs that it owns for lvsd.
+    /// The VIPs that the dataplane owns for lvsd.
     pub vips: BTreeSet<IpAddr>,
     /// The servers of lvsd's services.
     pub servers: HashMap<(ServiceId, SocketAddr), ObservedServer>,
@@ -221,7 +221,7 @@ pub struct Found {
 pub struct DataplaneView {
     /// Its state.
     pub info: Info,
-    /// All its services, of every owner, with their servers and counters.
+    /// All services of the dataplane, of every owner, with their servers and counters.
     pub services: Vec<ServiceInfo>,
     /// The reasons why packets were dropped or passed to the host's network stack.
     pub reasons: Vec<ReasonCount>,
@@ -236,9 +236,9 @@ pub struct DataplaneView {
 pub struct ObservedServer {
     /// The weight after the changes of this step.
     pub weight: i32,
-    /// Active connections, before them.
+    /// Active connections, before the changes of this step.
     pub active: u32,
-    /// Inactive connections, before them.
+    /// Inactive connections, before the changes of this step.
     pub inactive: u32,
     /// The number of consecutive failed attempts to connect, if counted.
     pub unanswered: Option<u32>,
@@ -281,7 +281,7 @@ pub struct Link {
     complaints: HashSet<String>,
 }
 
-/// The memory of the dataplane's state between two comparisons.
+/// The state of the dataplane that is stored between two comparisons.
 #[derive(Default)]
 struct Memory {
     drift: Drift,
@@ -296,7 +296,7 @@ struct Memory {
 
 /// Starts dataplanes, and schedules the pauses between the starts.
 struct Starts {
-    /// This daemon starts no dataplane.
+    /// Whether lvsd never starts a dataplane.
     attach: bool,
     /// A dataplane has answered once; from then on no error stops lvsd.
     ever: bool,
@@ -355,7 +355,7 @@ impl Link {
         Arc::clone(&self.news)
     }
 
-    /// Shares the flag that interrupts it with another link.
+    /// Shares the flag that interrupts the link with another link.
     fn share_news(&mut self, news: Arc<AtomicBool>) {
         self.news = news;
     }
@@ -424,9 +424,9 @@ impl Link {
         (self.pid, self.control.is_some())
     }
 
-    /// Handles a dataplane that listens, perhaps as process `pid`, and does not answer. If an lvsd
-    /// has started it, it is killed so that another can start. Otherwise only an operator may stop
-    /// it.
+    /// Handles a dataplane that listens and does not answer; `pid` is its process, if known. If an
+    /// lvsd has started it, it is killed so that another can start. Otherwise only an operator may
+    /// stop it.
     fn hangs(&mut self, why: String, pid: Option<u32>, now: Instant) -> Step {
         let ours = pid.filter(|pid| self.host.started_by_us(*pid));
         if let Some(pid) = ours {
@@ -475,7 +475,7 @@ impl Link {
         }
     }
 
-    /// Connects, or returns the step to take instead.
+    /// Connects; returns the step to report if this fails.
     fn connect(&mut self, goal: &Goal, now: Instant) -> Result<(), Step> {
         let patience = goal.dataplane.hang_limit.unwrap_or(HANG_LIMIT);
         let absent = match self.host.connect(patience) {
@@ -572,8 +572,8 @@ impl Link {
         }
     }
 
-    /// Brings the dataplane in sync with `goal`. Returns the number of refused changes, or `None` if it was
-    /// interrupted.
+    /// Applies the differences to `goal`. Returns the number of refused changes, or `None` if it
+    /// was interrupted.
     fn sync(&mut self, goal: &Goal, now: Instant) -> Result<Option<usize>, Loss> {
         let mut refusals = Vec::new();
         let Some((mut desired, mut actual, mut seen)) = self.look(goal, &mut refusals)? else {
@@ -714,7 +714,7 @@ impl Link {
     /// Connects, and returns the servers in the dataplane.
     ///
     /// # Errors
-    /// There is no dataplane, or it does not answer.
+    /// No dataplane runs, or it does not answer.
     pub fn servers(
         &mut self,
         patience: Option<Duration>,
@@ -728,10 +728,10 @@ impl Link {
             .collect())
     }
 
-    /// The changes of a step towards `goal`, and their effect on connections, in words.
+    /// The changes of a step towards `goal`, and their effect on connections, as text.
     ///
     /// # Errors
-    /// There is no dataplane, or it does not answer.
+    /// No dataplane runs, or it does not answer.
     pub fn plan(
         &mut self,
         goal: &Goal,
@@ -914,7 +914,8 @@ impl Link {
         (left || self.absent()).then(|| "its process has exited".to_owned())
     }
 
-    /// Whether no process listens. A dataplane that listens and does not answer exists.
+    /// Whether no process listens on the socket. A dataplane that listens and does not answer is
+    /// not absent.
     fn absent(&mut self) -> bool {
         matches!(
             self.host.connect(STOP_PATIENCE),
@@ -930,7 +931,7 @@ impl Link {
     /// Kills the dataplane if an lvsd has started it.
     ///
     /// # Errors
-    /// lvsd has not started it, or it does not end; in words.
+    /// lvsd has not started it, or it does not exit; the text is the reason.
     pub fn end(&mut self) -> Result<(), String> {
         match self.pid {
             Some(pid) if self.ours => self.host.end(pid),

@@ -16,7 +16,7 @@ use crate::words::counted;
 pub struct Planned {
     /// The changes, in their order.
     pub changes: Vec<String>,
-    /// Services and servers that stay as they are, or stay for now.
+    /// Services and servers that are unchanged, or not changed yet.
     pub left: Vec<String>,
     /// The numbers of changes.
     pub summary: String,

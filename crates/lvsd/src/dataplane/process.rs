@@ -269,7 +269,7 @@ pub fn send(pid: u32, signal: Signal) -> Result<(), String> {
 /// Sends a signal to process `pid` and waits until it has exited.
 ///
 /// # Errors
-/// In words.
+/// The reason, as text.
 pub fn end_politely(pid: u32, signal: Signal, limit: Duration) -> Result<(), String> {
     let process = signalled(pid, signal)?;
     let limit = Timespec {

@@ -152,7 +152,7 @@ impl Daemon {
         panic!("the state does not settle: {:?}", self.step(true));
     }
 
-    /// lvsd's services with their servers, and VIPs.
+    /// lvsd's services with their servers, and the VIPs.
     fn held(&self) -> (BTreeMap<String, Shown>, BTreeSet<IpAddr>) {
         let held = self.world.dataplane().0;
         let reported = |service: &ServiceInfo| {

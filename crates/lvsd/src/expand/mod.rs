@@ -40,15 +40,16 @@ pub struct Expanded {
     pub files: Files,
     /// The unusable answers of DNS and etcd, as text.
     pub left_out: Vec<String>,
-    /// The keys of etcd that are among the services: their names, and their texts.
+    /// The keys of etcd whose services are used: their names and texts.
     pub in_force: Vec<(String, String)>,
-    /// The revision of etcd that it contains.
+    /// The revision of etcd from which the services are.
     pub revision: Revision,
-    /// The services of Kubernetes that are in force, and those that are refused.
+    /// The services of Kubernetes that are used, and the refused ones.
     pub kubernetes: Made,
     /// Number of services from Kubernetes, which are the last ones.
     of_kubernetes: usize,
-    /// etcd or Kubernetes has not answered yet, so the list of services may be incomplete.
+    /// Whether etcd or Kubernetes has not answered yet, so that the list of services may be
+    /// incomplete.
     pub awaits_services: bool,
 }
 
@@ -118,13 +119,13 @@ pub fn expand(config: &Config, gathered: &Gathered) -> Expanded {
 }
 
 impl Expanded {
-    /// The names in DNS that servers come from.
+    /// The DNS names from which servers are taken.
     pub(crate) fn dns_names(&self) -> BTreeSet<&String> {
         self.services.iter().filter_map(dns_name).collect()
     }
 
-    /// Takes the services of a source, by their keys. `origin` names a key in messages, and its text
-    /// among the files.
+    /// Reads the services of a source, given by their keys. `origin` names a key in messages, and
+    /// its text among the files.
     fn take_services(
         &mut self,
         config: &Config,
@@ -196,7 +197,7 @@ impl Expanded {
         }
     }
 
-    /// Whether both are equal, without the state of etcd.
+    /// Whether both are equal apart from the state of etcd.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.services == other.services
             && self.files == other.files
@@ -227,7 +228,7 @@ impl Expanded {
         }
     }
 
-    /// The services that the daemon serves itself.
+    /// The services that lvsd proxies itself.
     pub fn proxied(&self) -> HashMap<ServiceId, proxy::Options> {
         let services = self.services.iter();
         services
@@ -289,7 +290,7 @@ fn choose<'a>(
     }
 }
 
-/// The server at `address`, or why it cannot serve the service.
+/// The server at `address`, or the reason why it cannot serve the service.
 fn server(
     service: &Service,
     discovery: &Discovery,
@@ -328,15 +329,15 @@ struct Present {
     count: usize,
     taken: Taken<()>,
     names: HashSet<String>,
-    /// The names in DNS that servers come from.
+    /// The DNS names from which servers are taken.
     dns: HashSet<String>,
-    /// By virtual address, without their servers.
+    /// Services by virtual address, without their servers.
     services: HashMap<IpAddr, Vec<Service>>,
     /// The servers that files and keys name, by address.
     servers: HashMap<IpAddr, Vec<(ServiceId, SocketAddr)>>,
 }
 
-/// The servers that a service names itself.
+/// The servers that are listed in a service.
 fn own_servers(service: &Service) -> impl Iterator<Item = SocketAddr> {
     let servers = service.servers.iter().chain(&service.sorry);
     servers.map(|server| server.address)
@@ -369,7 +370,7 @@ impl Present {
         }
     }
 
-    /// The reason why the services of a key conflict with the present ones.
+    /// The reason why the services of a key conflict with existing services.
     fn clash(&self, services: &[Service]) -> Option<String> {
         if self.count + services.len() > SERVICES_MAX {
             return Some(format!("there are more than {SERVICES_MAX} services"));

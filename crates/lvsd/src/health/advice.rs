@@ -34,7 +34,7 @@ impl Advice {
         }
     }
 
-    /// Merges new advice; true if that changes anything.
+    /// Merges new advice; true if the result differs.
     pub fn take(&mut self, new: Self) -> bool {
         let before = *self;
         self.weight = new.weight.or(self.weight);

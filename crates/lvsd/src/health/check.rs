@@ -14,9 +14,9 @@ pub struct Check {
     pub server: SocketAddr,
     /// The path through a service; `None` for the host's own routes.
     pub via: Option<Via>,
-    /// Time between the starts of two checks.
+    /// Interval between the starts of two checks.
     pub interval: Duration,
-    /// The interval while results contradict the known state.
+    /// The interval while results contradict the present state.
     pub fast_interval: Duration,
     /// Percentage by which each interval varies at random.
     pub jitter: u8,
@@ -33,7 +33,7 @@ pub struct Check {
 /// The effect of clients without an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Passive {
-    /// This number of consecutive failed connection attempts starts a check at once.
+    /// Starts a check at once after this number of consecutive unanswered connection attempts.
     Asks(u32),
     /// A server that does not answer clients is set down.
     TakesOut,
@@ -44,10 +44,10 @@ impl Check {
     pub(crate) const NO_SERVER: SocketAddr =
         SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 0);
 
-    /// The same for the server at `server`.
+    /// The same check for the server at `server`.
     ///
     /// # Errors
-    /// It does not fit that server.
+    /// The check cannot be used for this server.
     pub(crate) fn of(mut self, server: SocketAddr) -> Result<Self, Misfit> {
         self.probe = self.probe.bind(server)?;
         self.server = server;

@@ -56,14 +56,14 @@ pub type Key = (ServiceId, SocketAddr);
 pub struct Serving {
     /// Servers that the dataplane sends connections to.
     pub servers: HashSet<SocketAddr>,
-    /// Virtual addresses that it answers for; `None` where these are all.
+    /// Virtual addresses for which the dataplane answers; `None` for all.
     pub vips: Option<BTreeSet<IpAddr>>,
 }
 
 /// Longest wait of a server's first failed check for an answer of the dataplane.
 const DATAPLANE_LIMIT: Duration = Duration::from_secs(1);
 
-/// A question has another answer than before.
+/// The result of a check, which differs from its previous one.
 #[derive(Clone, Debug)]
 pub struct Report {
     check: Arc<Check>,
@@ -71,7 +71,7 @@ pub struct Report {
     task: u64,
     /// `None` until the first result.
     up: Option<bool>,
-    /// The reason why it is down; empty while it is up.
+    /// The reason why the server is down; empty while it is up.
     reason: Reason,
     /// The last check has failed, for that reason.
     failed: bool,
@@ -80,7 +80,7 @@ pub struct Report {
     not_made: Option<NotMade>,
 }
 
-/// A check that this host cannot make.
+/// A check that this host cannot perform.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotMade {
     /// Time of the first check of a row that could not be made.
@@ -105,9 +105,9 @@ pub struct News {
 pub struct Change {
     /// The server.
     pub key: Key,
-    /// Its new state.
+    /// Whether the server is up now.
     pub up: bool,
-    /// The reason why it is down.
+    /// The reason why the server is down.
     pub reason: Reason,
     /// Duration of the old state; `None` for the first result.
     pub lasted: Option<Duration>,
@@ -129,7 +129,7 @@ pub struct Timing {
 pub struct Checks<P> {
     prober: Arc<P>,
     tasks: HashMap<Arc<Check>, Task>,
-    /// The check that decides about each server.
+    /// The check of each server.
     questions: HashMap<Key, Arc<Check>>,
     next: u64,
     permits: Arc<Permits>,
@@ -143,13 +143,14 @@ pub struct Checks<P> {
 /// A demand upon a task because of clients without an answer.
 #[derive(Debug)]
 enum Prompt {
-    /// Starts a check at once: this number of connection attempts has failed.
+    /// Starts a check at once, because this number of connection attempts was not answered.
     Ask(u32),
     /// Sets the server down, for this reason.
     TakeOut(String),
 }
 
-/// The result of an earlier check of a server: whether it is up, since when, why it is down, its advice and its record.
+/// The state of a server from an earlier check: whether it is up, since when, the reason why it is
+/// down, its advice and its record.
 type Before = (bool, Instant, Reason, Advice, Arc<Mutex<Record>>);
 
 /// A record, also if a thread has panicked with it.
@@ -162,7 +163,7 @@ struct Task {
     id: u64,
     keys: Vec<Key>,
     up: Option<bool>,
-    /// The reason why it is down.
+    /// The reason why the server is down.
     reason: Reason,
     /// The reasons that were logged since it went down, up to [`REASONS_MAX`].
     logged: Vec<Reason>,
@@ -182,7 +183,7 @@ struct Task {
 pub struct Known {
     /// Whether the server is up; `None` until the first result.
     pub up: Option<bool>,
-    /// The reason why it is down now.
+    /// The reason why the server is down now.
     pub reason: Reason,
     /// Duration of this state.
     pub lasted: Duration,
@@ -230,7 +231,7 @@ impl<P: Prober> Checks<P> {
     }
 
     /// Sets the checks, each for a server of a service. An unchanged check continues; a check with
-    /// the same probe and another timing keeps its state.
+    /// the same probe and a changed timing keeps its state.
     #[expect(
         clippy::mutable_key_type,
         reason = "the settings of a check do not change"
@@ -403,7 +404,7 @@ impl<P: Prober> Checks<P> {
         }
     }
 
-    /// Whether a suspicious server is taken out.
+    /// Whether a suspicious server is set down.
     pub fn goes_by_clients(&self, key: &Key) -> bool {
         let question = self.questions.get(key);
         question.is_some_and(|question| question.passive == Some(Passive::TakesOut))
@@ -472,7 +473,7 @@ impl<P: Prober> Checks<P> {
         tasks.filter(|task| task.not_made.is_some()).count()
     }
 
-    /// Number of probes, whatever the number of services.
+    /// Number of checks, independent of the number of services.
     pub fn len(&self) -> usize {
         self.tasks.len()
     }
@@ -594,13 +595,13 @@ impl<P: Prober> Runner<P> {
         }
     }
 
-    /// Takes the server out because clients got no answer; false if the receiver is gone.
+    /// Sets the server down because clients got no answer; false if the receiver was dropped.
     fn take_out(&mut self, cause: String) -> bool {
         self.out_until = Some(Instant::now() + OUT);
         self.state.condemn().is_none() || self.report(format!("{cause} (passive)").into(), true)
     }
 
-    /// Whether the server is out because clients got no answer.
+    /// Whether the server is down because clients got no answer.
     fn is_out(&self) -> bool {
         self.out_until.is_some_and(|until| Instant::now() < until)
     }
@@ -715,7 +716,8 @@ impl<P: Prober> Runner<P> {
         self.sender.send(report).is_ok()
     }
 
-    /// Whether the dataplane gives the server connections, if the answer is known in time.
+    /// Whether the dataplane sends connections to the server; false if this is not known within a
+    /// time limit.
     async fn serves(&mut self) -> bool {
         let asked = self.serving.wait_for(Option::is_some);
         match tokio::time::timeout(DATAPLANE_LIMIT, asked).await {
@@ -761,7 +763,7 @@ const NOT_MADE_MIN: u32 = 3;
 /// new reason each time.
 const REASONS_MAX: usize = 8;
 
-/// A number from 0 to 1, different each time; nothing depends on how random it is.
+/// A number from 0 to 1, which differs each time. Its randomness is not important.
 fn fraction() -> f64 {
     let bits = RandomState::new().hash_one(0u8) >> 11;
     #[expect(clippy::cast_precision_loss, reason = "53 bits fit")]

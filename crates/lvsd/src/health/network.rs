@@ -17,7 +17,7 @@ pub trait Prober: Send + Sync + 'static {
     fn probe(&self, check: &Check) -> impl Future<Output = Result<Advice, ProbeError>> + Send;
 }
 
-/// Makes checks over this host's own network.
+/// A prober that uses this host's own network.
 #[derive(Clone, Debug, Default)]
 pub struct Network {
     /// The connection to the dataplane, for checks through a service.

@@ -17,14 +17,14 @@ const PER_TARGET: usize = 64;
 /// Maximum of descriptors of all probes, even if the limit of this process is higher.
 const MOST: usize = 16_384;
 const LEAST: usize = 64;
-/// Descriptors for all other purposes; and the inverse of their share of all descriptors.
+/// Number of descriptors for all other purposes, and one in this many of all descriptors for them.
 const RESERVED: usize = 128;
 const OTHERS_PART: usize = 4;
 
 /// The state of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TargetHealth {
-    /// Its last probe succeeded.
+    /// The server answered the last check.
     Good,
     /// The server did not answer the last check, or was not checked yet.
     Doubtful,
@@ -56,7 +56,7 @@ impl Permits {
         Self::with(of_files(files))
     }
 
-    /// Descriptors that probes have at most.
+    /// Maximum of descriptors that probes use.
     pub(super) const fn size(&self) -> usize {
         self.size
     }

@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Checks that wait for the dataplane.
 const WAITING: usize = 1024;
 
-/// The way to the dataplane, for checks.
+/// Sends requests of checks to the dataplane.
 #[derive(Clone, Debug)]
 pub struct Pins(mpsc::Sender<Request>);
 

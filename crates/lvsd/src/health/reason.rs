@@ -13,9 +13,9 @@ pub enum Code {
     CheckFailed,
     /// The connection was refused.
     Refused,
-    /// A filter rejected the packets: an ICMP error tells.
+    /// A filter rejected the packets, as an ICMP error shows.
     Filtered,
-    /// There is no route to the server, or a router on the way has none.
+    /// This host, or a router on the path, has no route to the server.
     Unreachable,
     /// The next hop does not answer ARP or neighbour discovery.
     NextHop,
@@ -31,7 +31,7 @@ pub enum Code {
     ReversePath,
     /// The certificate of the server is not accepted.
     Certificate,
-    /// Too many clients of the server get no answer.
+    /// Too many connections of clients to the server are not answered.
     ClientsUnanswered,
     /// The server is up, and went down several times recently.
     Flapping,
@@ -59,7 +59,7 @@ impl Code {
         Self::Slow,
     ];
 
-    /// Its name in the API.
+    /// The name of the code in the API.
     pub const fn name(self) -> &'static str {
         match self {
             Self::CheckFailed => "check_failed",
@@ -83,7 +83,7 @@ impl Code {
 /// The reason why a server is down, with its fix.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reason {
-    /// The kind of the fault.
+    /// The code of the reason.
     pub code: Code,
     /// The observation.
     pub text: String,
@@ -106,7 +106,7 @@ impl Reason {
         self
     }
 
-    /// The same with at most [`LEN_MAX`] bytes of observation.
+    /// The reason, shortened to [`LEN_MAX`] bytes of observation.
     pub(super) fn short(self) -> Self {
         Self {
             text: short(self.text),
@@ -135,7 +135,7 @@ impl fmt::Display for Reason {
     }
 }
 
-/// A text without what is beyond [`LEN_MAX`].
+/// A text, shortened to [`LEN_MAX`] bytes.
 pub(super) fn short(mut text: String) -> String {
     if text.len() > LEN_MAX {
         let mut ends = (0..=LEN_MAX - 3).rev();

@@ -35,7 +35,7 @@ pub(super) struct Record {
     minutes: [Minute; 5],
     /// The last hours. The index of each is its number modulo 24.
     hours: [Hour; 24],
-    /// The second up to which downtime is counted.
+    /// The second until which downtime has been counted.
     counted: u64,
     is_down: bool,
     /// The second of the last fall.
@@ -96,7 +96,7 @@ impl Record {
         *class = class.saturating_add(1);
     }
 
-    /// Counts that the server has become up or down; `fell`: it was up before.
+    /// Counts that the server went up or down. `fell`: it was up before.
     pub(super) fn transition(&mut self, up: bool, fell: bool, now: Instant) {
         self.count_downtime(now);
         self.is_down = !up;
@@ -176,7 +176,7 @@ impl Record {
     }
 }
 
-/// The place of a number in a ring.
+/// The index of a number in a ring.
 fn place(number: u64, count: u64) -> usize {
     usize::try_from(number % count).unwrap_or(0)
 }
@@ -194,7 +194,7 @@ fn class(time: Duration) -> usize {
     usize::try_from(class).map_or(CLASSES - 1, |class| class.min(CLASSES - 1))
 }
 
-/// The upper end of a class in microseconds.
+/// The upper limit of a class in microseconds.
 fn end(class: usize) -> u64 {
     let class = class as u64;
     let octave = class / 4 + u64::from(SHORTEST);

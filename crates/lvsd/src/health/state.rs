@@ -7,7 +7,7 @@ pub enum Health {
     Up,
     /// The server gets no new connections.
     Down,
-    /// Not checked yet: the dataplane's present state stays.
+    /// Not checked yet: the dataplane's present state is unchanged.
     Unknown,
 }
 
@@ -16,9 +16,10 @@ pub enum Health {
 pub struct State {
     rise: u32,
     fall: u32,
-    /// `None` until it is decided.
+    /// Whether the server is up; `None` before the first decision.
     up: Option<bool>,
-    /// Results in a row that speak against `up`; before that is decided, failed ones.
+    /// Number of consecutive results that contradict `up`; before the first decision, of failed
+    /// ones.
     against: u32,
 }
 
@@ -69,8 +70,8 @@ impl State {
         self.settle(good)
     }
 
-    /// Counts an observation of the dataplane as `fall` failed checks. Returns the new state if it has
-    /// changed.
+    /// Counts an observation of the dataplane like `fall` failed checks. Returns the new state if
+    /// it has changed.
     pub fn condemn(&mut self) -> Option<bool> {
         if self.up == Some(false) {
             self.against = 0;

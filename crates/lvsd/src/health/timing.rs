@@ -1,4 +1,4 @@
-//! How late checks start, and how long they take: counted in steps of an eighth, without a lock.
+//! The delays and durations of checks: counted in steps of an eighth, without a lock.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -27,7 +27,7 @@ impl Default for Quantiles {
 }
 
 impl Quantiles {
-    /// Counts a time.
+    /// Counts a duration.
     pub fn count(&self, time: Duration) {
         let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         self.buckets[bucket(us)].fetch_add(1, Relaxed);
@@ -40,12 +40,12 @@ impl Quantiles {
         self.buckets.iter().map(|n| n.load(Relaxed)).sum()
     }
 
-    /// None was counted.
+    /// Whether no duration was counted.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// All of them together.
+    /// The sum of all durations.
     pub fn total(&self) -> Duration {
         Duration::from_micros(self.total_us.load(Relaxed))
     }
@@ -60,8 +60,8 @@ impl Quantiles {
         Duration::from_micros(self.longest_us.swap(0, Relaxed))
     }
 
-    /// The time that `share` of them (0 to 1) did not exceed, an eighth too long at most; zero if
-    /// there are none.
+    /// The duration that a fraction `share` (0 to 1) of all durations did not exceed, at most an
+    /// eighth too long; zero if none was counted.
     pub fn quantile(&self, share: f64) -> Duration {
         let all = self.len();
         #[expect(

@@ -1,6 +1,6 @@
 //! Reconciliation: the pure function [`diff`] returns the changes from the actual to the desired
-//! state of the dataplane, in an order that breaks no connection. Start, reload and changes of
-//! health all use it.
+//! state of the dataplane, in an order that breaks no connection. It is used at start, at a reload
+//! and at changes of health.
 //!
 //! * A server in both states is edited, never deleted and added again: its connections, counters
 //!   and place in the scheduler's list remain.
@@ -55,7 +55,7 @@ pub struct Desired {
     pub filter: Option<SourceFilter>,
     /// Local addresses of full NAT; `None` leaves the dataplane's addresses unchanged.
     pub local: Option<LocalPool>,
-    /// If set, the list of services may be incomplete: services of the dataplane stay until all
+    /// If set, the list of services may be incomplete: the dataplane's services stay until all
     /// sources have answered.
     pub unnamed: Option<Unnamed>,
     /// Adopt services without an owner.
@@ -79,22 +79,23 @@ pub struct Unnamed {
 pub struct DesiredService {
     /// The service.
     pub id: ServiceId,
-    /// Its name in the log.
+    /// The service's name in the log.
     pub name: String,
-    /// Its line in the file.
+    /// The service's line in the file.
     pub line: usize,
     /// Its settings.
     pub config: ServiceConfig,
-    /// The filter of its new connections.
+    /// The filter of the service's new connections.
     pub filter: SourceFilter,
     /// The action on a server that is down.
     pub on_check_failure: OnCheckFailure,
-    /// Time that a server that is no longer configured may keep its connections.
+    /// Time for which the connections of a server continue after it was removed from the
+    /// configuration.
     pub drain: Duration,
     /// Its servers.
     pub servers: Vec<DesiredServer>,
-    /// The list of servers may be incomplete: servers of the dataplane stay until the source has
-    /// answered.
+    /// Whether the list of servers may be incomplete: the dataplane's servers stay until the source
+    /// has answered.
     pub incomplete: bool,
     /// The sorry server while it is not decided whether the service needs it: if the dataplane has
     /// it, it is not removed.
@@ -109,11 +110,11 @@ pub struct DesiredService {
 pub struct DesiredServer {
     /// Address and port.
     pub address: SocketAddr,
-    /// Its line in the file.
+    /// The server's line in the file.
     pub line: usize,
-    /// Settings while it is up.
+    /// The server's settings while it is up.
     pub config: ServerConfig,
-    /// Whether it is.
+    /// The server's health.
     pub health: Health,
     /// Whether a server without new connections stays with weight 0 instead of being removed,
     /// because its checks are through-VIP checks.
@@ -127,18 +128,18 @@ pub struct DesiredServer {
 pub struct Actual {
     /// All services of all owners.
     pub services: Vec<ServiceInfo>,
-    /// VIPs that it owns for us.
+    /// VIPs that the dataplane owns for lvsd.
     pub vips: BTreeSet<IpAddr>,
     /// The dataplane's values of the desired sysctls that it supports.
     pub sysctls: Vec<(String, String)>,
-    /// Its synchronisation daemons.
+    /// The dataplane's synchronisation daemons.
     pub daemons: Vec<SyncDaemon>,
-    /// Its rules for marks.
+    /// The dataplane's rules for marks.
     pub marks: Vec<String>,
     /// The dataplane's filters that are not off, by service; the key `None` is the filter of all
     /// services.
     pub filters: HashMap<Option<ServiceId>, FilterLists>,
-    /// Its local addresses, if some are desired.
+    /// The dataplane's local addresses, if some are desired.
     pub local: LocalPool,
     /// Removed servers whose drain time has ended.
     pub overdue: HashSet<(ServiceId, SocketAddr)>,
@@ -149,13 +150,13 @@ pub struct Actual {
 pub struct Plan {
     /// The changes, in order.
     pub changes: Vec<Call>,
-    /// Desired services that exist and have another owner; they stay unchanged.
+    /// Desired services that exist and have another owner; they are unchanged.
     pub conflicts: Vec<ServiceId>,
     /// Removed servers whose connections continue for the drain time.
     pub draining: Vec<(ServiceId, SocketAddr, Duration)>,
     /// Removed servers that stay until their replacements have been checked.
     pub held: Vec<(ServiceId, SocketAddr)>,
-    /// Services that no source names, and that stay until all sources have answered.
+    /// Services that no source contains, and that stay until all sources have answered.
     pub unnamed: Vec<ServiceId>,
     /// Number of changes at the start of the list that concern servers whose health has changed.
     pub urgent: usize,

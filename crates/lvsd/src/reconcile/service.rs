@@ -170,7 +170,7 @@ impl<'a> OneService<'a> {
         }
     }
 
-    /// A server that the service should not have any more: its connections may end first.
+    /// Handles a server that the service should not have any more: it may be drained first.
     fn unwanted(&mut self, server: &ServerInfo) {
         let key = (self.desired.id, server.server);
         let limit = self.desired.drain;
@@ -199,7 +199,7 @@ impl<'a> OneService<'a> {
     }
 }
 
-/// Settings that a server should have; `None` if it should not be there.
+/// The desired settings of a server; `None` if the service should not have it.
 fn target_config(
     server: &DesiredServer,
     on_check_failure: OnCheckFailure,

@@ -26,9 +26,9 @@ const REFUSAL_MAX: usize = 300;
 /// A server of HTTP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// Whether it uses TLS.
+    /// Whether the connection uses TLS.
     pub secure: bool,
-    /// Its address or name.
+    /// The server's address or name.
     pub host: String,
     /// Its port.
     pub port: u16,
@@ -90,7 +90,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// A stranger's words as they may be shown.
+/// A text from an untrusted server, in which control characters are replaced.
 pub(super) fn plain(words: &str) -> String {
     let plain = words.chars().filter(|c| !c.is_control());
     plain.take(REFUSAL_MAX).collect()
@@ -171,7 +171,7 @@ impl Reopened {
     }
 }
 
-/// The lines of a body without an end.
+/// The lines of a body that does not end.
 pub(super) struct Lines {
     body: Incoming,
     text: Vec<u8>,
@@ -253,7 +253,7 @@ pub(super) fn failed(error: &impl fmt::Display) -> Error {
     Error::Failed(error.to_string())
 }
 
-/// An error of HTTP, with its cause.
+/// An HTTP error and its cause.
 fn in_words(error: &hyper::Error) -> Error {
     let cause = std::error::Error::source(error);
     let cause = cause.map(|cause| format!(": {cause}")).unwrap_or_default();

@@ -24,7 +24,8 @@ pub(super) fn path(directory: &Path, config: &Path) -> PathBuf {
     ))
 }
 
-/// Reads the stored answers. Without a file, or if it cannot be read (which is logged), there are none.
+/// Reads the stored answers. If the file is missing or cannot be read (which is logged), there are
+/// none.
 pub(super) fn read(path: &Path) -> Gathered {
     let text = std::fs::metadata(path).and_then(|file| match file.len() {
         0..=FILE_MAX => std::fs::read(path),

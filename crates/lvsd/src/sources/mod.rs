@@ -105,7 +105,7 @@ struct SourceState {
 }
 
 impl SourceState {
-    /// Records an answer, or the reason of its absence; `known`: an earlier answer applies.
+    /// Records an answer, or the reason why there is none. `known`: an earlier answer is used.
     fn take<T>(&mut self, what: &str, known: bool, result: &Result<T, String>) {
         match result {
             Ok(_) => {
@@ -130,7 +130,7 @@ impl SourceState {
     }
 }
 
-/// The state that sources and daemon share.
+/// The state that the threads of sources and the main loop share.
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
@@ -251,7 +251,7 @@ impl Shared {
         state.etcd.take(&format!("etcd, {prefix}"), known, &result);
     }
 
-    /// The services of Kubernetes. The texts of the Services `held` stay as they were before.
+    /// Sets the services of Kubernetes. The texts of the Services in `held` are unchanged.
     fn take_kubernetes(&self, mut now: Kubernetes, held: &[String], view: kubernetes::View) {
         let mut state = self.lock();
         let state = &mut *state;
@@ -349,7 +349,7 @@ pub(crate) struct Wanted<'a> {
 pub struct Made {
     /// The valid services: their keys and texts.
     pub in_force: Vec<(String, String)>,
-    /// The keys whose text is not in force, with the reason.
+    /// The keys whose text is not used, with the reasons.
     pub refused: BTreeMap<String, String>,
 }
 
@@ -383,7 +383,7 @@ impl Sources {
         }
     }
 
-    /// Follows exactly these names in DNS, this etcd and this Kubernetes. `in_force` are the valid
+    /// Sets the DNS names, the etcd and the Kubernetes that are followed. `in_force` are the valid
     /// texts of etcd's services.
     pub(crate) fn set(&mut self, wanted: &Wanted<'_>, in_force: &[(String, String)], made: &Made) {
         let &Wanted {
@@ -535,7 +535,7 @@ impl Sources {
         self.runtime.clone()
     }
 
-    /// Waits until there is a new answer.
+    /// Waits for a new answer.
     pub(crate) async fn changed(&self) {
         self.shared.news.notified().await;
     }

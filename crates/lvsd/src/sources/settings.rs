@@ -65,7 +65,7 @@ impl Default for Lookups {
 /// Source of servers besides the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// A name in DNS, in lower case and without a dot at its end.
+    /// A DNS name, in lower case and without a final dot.
     Dns(String),
     /// A pool of servers that have registered themselves in etcd.
     Etcd(String),

@@ -21,7 +21,7 @@ pub(crate) const KEPT_MAX: usize = 1000;
 /// A file with as many errors is read no further.
 const COUNTED_MAX: usize = 100_000;
 
-/// The first [`KEPT_MAX`] lines, and how many more there are.
+/// The first [`KEPT_MAX`] lines, and the number of the others.
 pub(crate) fn bounded(mut lines: Vec<String>) -> Vec<String> {
     if let Some(more) = lines.len().checked_sub(KEPT_MAX).filter(|more| *more > 0) {
         lines.truncate(KEPT_MAX);
@@ -42,7 +42,7 @@ pub enum Severity {
 /// One finding about a configuration file.
 #[derive(Clone, Debug)]
 pub struct Diagnostic {
-    /// Whether the file can be used in spite of it.
+    /// Whether the file can be used although it has this finding.
     pub severity: Severity,
     /// The error in one line.
     pub title: String,
@@ -54,7 +54,8 @@ pub struct Diagnostic {
     pub help: Option<String>,
 }
 
-/// Bytes of a title, a label or a fix, at most. They quote words of the file, whose length has no bound.
+/// Maximum length of a title, a label or a fix in bytes. They quote words of the file, whose length
+/// is not limited.
 const TEXT_MAX: usize = 600;
 
 /// Shortens a text of more than [`TEXT_MAX`] bytes to its beginning and its end.
@@ -109,7 +110,7 @@ impl Diagnostic {
         self
     }
 
-    /// The same at an offset of `by` bytes.
+    /// The same finding at an offset of `by` bytes.
     fn shifted(mut self, by: usize) -> Self {
         let shift = |span: &mut Range<usize>| *span = span.start + by..span.end + by;
         shift(&mut self.primary.0);
@@ -205,10 +206,10 @@ fn source<'a, T: Clone>(
 pub(crate) struct Findings {
     /// The first [`KEPT_MAX`] of each severity.
     kept: Vec<Diagnostic>,
-    /// All of them: errors, warnings.
+    /// Numbers of all errors and warnings.
     counts: [usize; 2],
-    /// Hashes of place and title. A finding about all addresses of a service, or about all
-    /// services, is reported once for each of them, and counts once.
+    /// Hashes of position and title. A finding about all addresses of a service, or about all
+    /// services, is reported once for each of them, and counted once.
     seen: HashSet<u64>,
     /// Errors that were reported, as often as they were.
     reported: usize,
@@ -241,7 +242,7 @@ impl Findings {
         self.counts[1] += more[1];
     }
 
-    /// The same at an offset of `by` bytes.
+    /// The same findings at an offset of `by` bytes.
     pub(crate) fn shifted(mut self, by: usize) -> Self {
         let kept = self.kept.into_iter();
         self.kept = kept.map(|finding| finding.shifted(by)).collect();
@@ -263,7 +264,7 @@ impl Findings {
         self.counts[Severity::Error as usize] >= COUNTED_MAX
     }
 
-    /// Number of errors and warnings that are not kept.
+    /// Number of errors and warnings that are not stored.
     pub(crate) fn more(&self) -> [usize; 2] {
         self.counts.map(|count| count.saturating_sub(KEPT_MAX))
     }
@@ -312,7 +313,7 @@ impl Report {
         shown.into_iter().map(|(_, finding)| finding).collect()
     }
 
-    /// The line about findings that are not shown.
+    /// The line about the findings that are not printed.
     fn rest(&self) -> Option<String> {
         let (errors, warnings) = (self.errors(), self.count(Severity::Warning));
         let more = (errors + warnings).checked_sub(SHOWN_MAX)?;

@@ -23,7 +23,7 @@ pub(crate) struct Keys<'a> {
     pub(crate) table: Range<usize>,
     pub(crate) entries: &'a [(Spanned<String>, Spanned<Value>)],
     pub(crate) text: &'a str,
-    /// The service that the table belongs to, if any.
+    /// The service to which the table belongs, if any.
     pub(crate) service: Option<&'a ServiceId>,
     pub(crate) findings: Findings,
 }
@@ -95,7 +95,7 @@ impl Keys<'_> {
         }
     }
 
-    /// The place of a key's value; that of the table, if the key is missing.
+    /// The position of a key's value, or that of the table if the key is missing.
     pub(crate) fn place(&self, key: &str) -> Range<usize> {
         self.value(key).map_or_else(|| self.table(), Spanned::span)
     }

@@ -98,7 +98,7 @@ const REMOVED: [(&str, &str); 11] = [
     ),
 ];
 
-/// A key that the table does not have.
+/// Reports a key that the table does not accept.
 pub(crate) fn unknown_key(span: Range<usize>, key: &str, known: &[&str]) -> Diagnostic {
     let finding =
         Diagnostic::error(span, format!("unknown key `{key}`")).label("not a key of this table");

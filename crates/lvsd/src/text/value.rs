@@ -25,7 +25,7 @@ pub(crate) enum Value {
 }
 
 impl Value {
-    /// Its description for a message.
+    /// A description of the value for messages.
     pub(crate) fn describe(&self) -> String {
         match self {
             Self::String(text) => format!("the string {text:?}"),

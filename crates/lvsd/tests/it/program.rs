@@ -91,7 +91,8 @@ fn check_config_option_is_refused_with_the_command() {
     }
 }
 
-/// Both as it is written, and with the commented keys that fit together.
+/// Tests the file as it is written, and with its commented keys enabled, as far as they are
+/// compatible.
 #[test]
 fn init_writes_a_file_that_is_valid_without_a_warning() {
     let directory = tempfile::tempdir().expect("a directory");

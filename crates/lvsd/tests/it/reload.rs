@@ -1,4 +1,4 @@
-//! The program is asked to reload as soon as it can be found.
+//! A reload is requested as soon as the starting lvsd is visible.
 
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
@@ -41,7 +41,7 @@ fn reload_during_start_does_not_end_lvsd() {
     }
 }
 
-/// The daemon that runs has its own file, and it may be named as seen from its own directory.
+/// The running daemon has another file, and its name is given relative to the daemon's directory.
 #[test]
 fn reload_names_the_file_of_the_daemon() {
     let directory = tempfile::tempdir().expect("a directory");

@@ -1,4 +1,4 @@
-//! Whether a change can be made, in the kernel's order of checks.
+//! Checks whether a change can be made, in the kernel's order of checks.
 
 use alloc::collections::BTreeSet;
 use alloc::format;
@@ -16,7 +16,7 @@ use crate::settings::Sysctls;
 use crate::sync::{self, SyncDaemon, SyncRole};
 use crate::{Control, Error, ServiceKey};
 
-/// Local addresses of full NAT at most: each connection may have to try all of them.
+/// Maximum of local addresses of full NAT: each connection may have to try all of them.
 const LOCAL_ADDRESSES_MAX: usize = 256;
 
 /// Checks whether a change is possible, and parses its parameters.
@@ -202,7 +202,7 @@ fn set_local<'a>(
     Ok(Step::SetLocal(pool, wanted.hairpin))
 }
 
-/// Whether these addresses can be local addresses of full NAT.
+/// Checks whether these addresses can be local addresses of full NAT.
 fn check_local(addresses: &[IpAddr]) -> Result<(), Failure> {
     if addresses.len() > LOCAL_ADDRESSES_MAX {
         let count = addresses.len();

@@ -1,5 +1,5 @@
-//! Application of changes: a list of calls is checked as a whole, then applied as a whole. All
-//! changes use it.
+//! Applies changes: a list of calls is checked as a whole, and then applied as a whole. All changes
+//! use this.
 
 mod check;
 mod host;
@@ -45,11 +45,11 @@ pub struct Refused {
     pub failure: Failure,
 }
 
-/// The parts of the state that the dataplane has to update after changes.
+/// The parts of the state that the dataplane must update after changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
     services: BTreeSet<ServiceKeyOrd>,
-    /// Services were deleted: state that belonged to them has to be removed.
+    /// Whether services were deleted, so that state of these services must be removed.
     pub flushed: bool,
     /// Rules for marks ([`Control::marks`]).
     pub marks: bool,
@@ -199,7 +199,7 @@ impl<'a> Changes<'a> {
 
     /// Applies up to `count` more of the checked changes. A flush counts as one for each service;
     /// the deletion of a service counts as one for itself and one for each server. When all are
-    /// applied, it returns the parts of the state that the dataplane has to update.
+    /// applied, it returns the parts of the state that the dataplane must update.
     ///
     /// A list of at most `count` calls, without a flush, is applied at once as far as packets are
     /// concerned: only the clean-up of the servers of deleted services needs further turns.

@@ -141,7 +141,7 @@ impl Step<'_> {
         )
     }
 
-    /// Adds the parts of the state that the dataplane has to update.
+    /// Adds the parts of the state that the dataplane must update.
     fn announce(&self, applied: &mut Applied) {
         match self {
             Self::AddService(spec) | Self::EditService(spec) => {

@@ -1,4 +1,4 @@
-//! Where an entry may lie, and the words of tags that lead to it.
+//! The slots in which an entry may be stored, and the tags with which look-ups find it.
 //!
 //! The hash of its client's side gives an entry two buckets of eight slots. Each bucket has a word
 //! of tags, one byte a slot: seven bits of the hash if the slot is used, 0 if it is free. The words
@@ -34,7 +34,7 @@ pub(super) const HOME: u32 = 7;
 /// with this number).
 const AMPLE: u32 = 5;
 
-/// The two buckets of a hash, its tag, and its home.
+/// The two buckets of a hash, its tag, and its home slot.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Buckets {
     pub(super) first: usize,
@@ -63,7 +63,7 @@ impl Buckets {
         self.first * Layout::WAYS + self.home
     }
 
-    /// Whether an entry may be in this bucket.
+    /// Whether the entry may be in this bucket.
     pub(super) const fn contains(&self, bucket: usize) -> bool {
         self.first == bucket || self.second == bucket
     }
@@ -116,8 +116,8 @@ impl<'a> Tags<'a> {
         matching(self.word(bucket), 0).count_ones()
     }
 
-    /// The slot for a new entry: its home if that is free, or another one of the bucket with more
-    /// free slots.
+    /// The slot for a new entry: its home slot if that is free, or another slot of the bucket with
+    /// more free slots.
     #[inline]
     pub(super) fn choose(self, buckets: &Buckets) -> Option<usize> {
         let first = self.room(buckets.first);

@@ -90,9 +90,9 @@ impl ConnTable {
         })
     }
 
-    /// Makes an entry the newest of its equals on some sides: it is found by the overflow's index
-    /// from now on, as they are. `false`, and nothing changed, if that has no room where the
-    /// entry belongs.
+    /// Makes an entry the newest of its equal entries on some sides: from now on it is found
+    /// through the overflow's index, as they are. `false`, without a change, if the index has no
+    /// room.
     pub(super) fn enter(&mut self, handle: u32, sides: impl IntoIterator<Item = Side>) -> bool {
         let draft = self.slots.entry(handle).draft();
         let mut equals = Vec::new();

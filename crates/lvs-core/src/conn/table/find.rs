@@ -1,4 +1,4 @@
-//! The look-up of the entry of a packet.
+//! Finds the entry of a packet.
 
 use core::net::{IpAddr, SocketAddr, SocketAddrV4};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -16,7 +16,8 @@ use crate::fast_path::Plain;
 use crate::{Forwarding, Protocol};
 
 impl ConnTable {
-    /// The connection of a packet from a client (`ip_vs_conn_in_get`); the newest one of equals.
+    /// The connection of a packet from a client (`ip_vs_conn_in_get`); among equal ones, the
+    /// newest.
     #[inline]
     pub(crate) fn find_in(&self, key: &Key) -> Option<u32> {
         self.find_in_ahead(key, &Ahead::NONE)
@@ -340,7 +341,7 @@ impl ConnTable {
         Found::none(tags.word(buckets.first))
     }
 
-    /// Remembers that no entry has this client, if that is so.
+    /// Stores that no entry has this client, if that is so.
     #[cold]
     fn learn_stranger(&self, identity: u64) {
         let hash = narrow_hash(self.slots.memory.layout.keys, identity);
@@ -550,7 +551,7 @@ struct Aim {
     /// The identity that the entry must have; [`NOBODY`] without a hint.
     identity: u64,
     hash: u64,
-    /// Its probable slot, or [`NO_SLOT`].
+    /// The slot in which the entry is probably stored, or [`NO_SLOT`].
     slot: u32,
 }
 
@@ -630,8 +631,8 @@ impl Found {
     }
 }
 
-/// Whether packets to the client from that virtual address or server belong to an entry in this
-/// direction, and the shadow entry that covers it for them.
+/// Whether packets from that virtual address or server to the client belong to an entry, in this
+/// direction; and the newer equal entry that hides it for these packets.
 #[inline]
 fn answers(way: u64, is_virt: bool, is_server: bool) -> Option<u64> {
     match Forwarding::from_bits((way & 7) as u32) {

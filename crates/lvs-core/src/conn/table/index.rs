@@ -90,7 +90,7 @@ impl Index {
         self.places.iter().all(|&place| place == 0)
     }
 
-    /// Whether a reference is in.
+    /// Whether the index contains a reference.
     #[cfg(test)]
     fn contains(&self, hash: u64, reference: u32) -> bool {
         self.place_of(hash, reference).is_some()

@@ -64,7 +64,7 @@ pub enum LayoutError {
     Foreign,
     /// Another version of this crate wrote it, with the layout of this version number.
     Version(u64),
-    /// Its numbers contradict each other, or the memory is too short for them.
+    /// The numbers in the description contradict each other, or the memory is too short for them.
     Damaged,
 }
 
@@ -119,7 +119,7 @@ impl Layout {
     }
 
     /// Limits the wide slots to this number of connections, for memory that is allocated at once,
-    /// used or not. Further entries are stored in the overflow, while it has room.
+    /// whether used or not. Further entries are stored in the overflow, until it is full.
     #[must_use]
     pub fn with_wide(self, connections: usize) -> Self {
         let wide = Self::new(connections, 0).wide_buckets;
@@ -364,8 +364,8 @@ impl Memory {
         })
     }
 
-    /// Programs read the slots of offloaded connections while the slots change. Such a slot is not
-    /// used again for this long after it was freed.
+    /// Sets the time for which a freed slot of an offloaded connection is not reused: programs may
+    /// still read it.
     #[must_use]
     pub const fn quarantined(mut self, time: Duration) -> Self {
         self.quarantine = time;
@@ -471,7 +471,7 @@ mod tests {
         assert_eq!(uses(), [1; 5]);
     }
 
-    /// More than any processor can address.
+    /// Memory that exceeds the address space is refused.
     #[test]
     fn memory_beyond_the_limit_is_an_error() {
         for words in [usize::MAX / 32, usize::MAX / 8, usize::MAX] {

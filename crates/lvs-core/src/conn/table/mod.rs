@@ -190,11 +190,11 @@ pub(crate) struct ConnTable {
     wheel: Wheel,
     capacity: usize,
     len: usize,
-    /// Used slots of each part of the table.
+    /// Number of used slots in each part of the table.
     parts: Vec<u32>,
     /// Number of used slots in buckets: narrow ones, wide ones.
     used: [usize; 2],
-    /// For each family, whether look-ups try an entry's [home](buckets) before the tags.
+    /// For each family, whether look-ups try an entry's [home slot](buckets) before the tags.
     at_home: [bool; 2],
     due: Vec<u32>,
     /// Number of entries whose client port is unknown.
@@ -206,8 +206,8 @@ pub(crate) struct ConnTable {
     /// When the timer that was last synchronised ends, in ticks of 4 ms; the lower two bits count
     /// retries.
     sync_ends: Sparse<u32>,
-    /// Packets of an offloaded entry's client up to which it was decided whether to synchronise it;
-    /// 0 for none.
+    /// Number of client packets of an offloaded entry for which the decision whether to synchronise
+    /// has been made; 0 for none.
     sync_packets: Sparse<u32>,
     /// Slots that were published and are free, with the time until which they are not used again.
     quarantined: VecDeque<(Instant, u32)>,
@@ -283,7 +283,7 @@ impl ConnTable {
         Entry::narrow(self.slots.narrow_line(handle as usize))
     }
 
-    /// Whether a packet alone leads to an entry, not the overflow's index.
+    /// Whether look-ups find the entry in its buckets, without the overflow's index.
     pub(crate) fn is_in_place(&self, handle: u32) -> bool {
         self.slots.in_place(handle)
     }
@@ -295,8 +295,8 @@ impl ConnTable {
 
     // --- coming and going ------------------------------------------------------------------------
 
-    /// Inserts an entry, as the newest of its equals, and starts its timer; `None`, and nothing
-    /// changed, if the table is full.
+    /// Inserts an entry, as the newest of its equal entries, and starts its timer; `None`, without
+    /// a change, if the table is full.
     pub(crate) fn insert(&mut self, draft: &Draft, now: Instant) -> Option<u32> {
         if self.len >= self.capacity {
             return None;
@@ -382,7 +382,7 @@ impl ConnTable {
         }
     }
 
-    /// Marks a slot in place as used.
+    /// Marks a slot of a bucket as used.
     fn occupy(&mut self, handle: u32, tag: u64) {
         let (tags, slot) = self.slots.tag_of(handle);
         tags.set(slot, tag);
@@ -390,7 +390,7 @@ impl ConnTable {
         self.used(self.slots.is_narrow(handle), 1);
     }
 
-    /// Marks it as free.
+    /// Marks a slot of a bucket as free.
     fn vacate(&mut self, handle: u32) {
         let (tags, slot) = self.slots.tag_of(handle);
         tags.set(slot, 0);
@@ -407,8 +407,8 @@ impl ConnTable {
         self.at_home[region] = self.used[region] < slots / HOMELY;
     }
 
-    /// Whether look-ups try an entry's home before the tags, of IPv4 and of other entries. It
-    /// affects only speed.
+    /// Whether look-ups try an entry's home slot before the tags, for IPv4 and for other entries.
+    /// It affects only the speed.
     pub(crate) const fn at_home(&self) -> [bool; 2] {
         self.at_home
     }
@@ -467,7 +467,7 @@ impl ConnTable {
         self.wheel.arm(handle, entry);
     }
 
-    /// Takes the entries due at `now` out of the wheel: those of the earliest tick that has any.
+    /// Removes the entries due at `now` from the wheel: those of the earliest tick that has any.
     /// Empty if there are none, or if the budget is used up. Return the vector with
     /// [`recycle`](Self::recycle).
     pub(crate) fn take_due_by(&mut self, now: Instant, budget: &mut usize) -> Vec<u32> {
@@ -598,8 +598,8 @@ fn after(now: Instant, seconds: u32) -> Instant {
     Instant::from_nanos(now.as_nanos().saturating_add(span))
 }
 
-/// Whether two are the same address and port; the rest of an IPv6 socket's address is nothing that
-/// a packet has.
+/// Whether two socket addresses have the same address and port; other fields of an IPv6 socket
+/// address are not part of a packet.
 #[inline]
 fn is_same(one: SocketAddr, other: SocketAddr) -> bool {
     one.port() == other.port() && one.ip() == other.ip()

@@ -68,7 +68,7 @@ pub(crate) mod kind {
     pub(crate) const TEMPLATE: u64 = bit(1);
     /// The client's port is unknown.
     pub(crate) const NO_CPORT: u64 = bit(2);
-    /// A template that is not found any more.
+    /// A template that look-ups skip.
     pub(crate) const HIDDEN: u64 = bit(3);
     /// Other entries have the same client and virtual address; the overflow has the newest.
     pub(crate) const SHADOWED_IN: u64 = bit(4);
@@ -357,7 +357,7 @@ impl<'a> Entry<'a> {
         self.front(if self.narrow { NARROW_VIRT } else { WIDE_ENDS }) >> 48
     }
 
-    /// Whether its client's address is IPv4.
+    /// Whether the entry's client address is IPv4.
     pub(super) fn is_of_v4_client(self) -> bool {
         self.narrow || self.way() & way::CLIENT_IS_V6 == 0
     }
@@ -398,7 +398,7 @@ impl<'a> Entry<'a> {
         Duration::from_secs(self.timeout().into()).saturating_sub(left)
     }
 
-    /// Seconds to which the next packet sets the timer.
+    /// Timeout in seconds from the next packet on.
     #[inline]
     pub(crate) fn timeout(self) -> u32 {
         low(self.hot(HOT_SERVER))
@@ -492,7 +492,7 @@ impl<'a> Entry<'a> {
         Some(self.control()).filter(|control| control & TEMPLATE_BIT == 0)
     }
 
-    /// Time at which the wheel visits the entry; [`UNARMED`] if it is not in the wheel.
+    /// Tick at which the wheel visits the entry; [`UNARMED`] if the entry is not in the wheel.
     #[inline]
     pub(super) fn armed(self) -> u32 {
         high(self.hot(HOT_CONTROL))
@@ -529,7 +529,7 @@ impl<'a> Entry<'a> {
         high(self.hot(HOT_STATE))
     }
 
-    /// Whether a program in the kernel may forward its packets.
+    /// Whether a BPF program may forward the entry's packets.
     #[inline]
     pub(crate) fn is_live(self) -> bool {
         self.front(0) & kind::LIVE != 0
@@ -541,7 +541,7 @@ impl<'a> Entry<'a> {
         (self.hot(HOT_STATE) >> 16 & 0xffff) as u16
     }
 
-    /// Lets a program in the kernel forward its packets, as long as `epoch` is in force.
+    /// Allows BPF programs to forward the entry's packets, as long as `epoch` is the present one.
     pub(crate) fn publish(self, epoch: u16) {
         // Behind the next hop, which means nothing in another epoch.
         let word = self.hot(HOT_STATE) & !0xffff_0000 | u64::from(epoch) << 16;
@@ -573,7 +573,7 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// Whether replies are found by the server's address.
+    /// Whether replies are looked up by the server's address.
     #[inline]
     pub(super) fn has_out_side(self) -> bool {
         self.method() == Forwarding::Nat && self.word0() & kind::TEMPLATE == 0
@@ -599,7 +599,7 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// Writes everything but deadline and wheel; the first word last.
+    /// Writes all words except the deadline and that of the wheel; the first word is written last.
     pub(super) fn write(self, draft: &Draft) {
         self.write_armed(draft, self.armed(), self.epoch());
     }

@@ -611,7 +611,7 @@ fn ops() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Memory that outlives the table in it.
+/// Memory that still exists after the table in it was dropped.
 fn borrowed(layout: &Layout) -> [&'static [core::sync::atomic::AtomicU64]; 5] {
     let sizes = [
         layout.narrow_words(),

@@ -32,7 +32,7 @@ const TICK_SHIFT: u32 = 22;
 const PAGE_BITS: u32 = 12;
 const PAGE: u64 = 1 << PAGE_BITS;
 const BOOK: u64 = 1 << PAGE_BITS;
-/// Two of each, so that one can be spread over the other's while that passes.
+/// Number of ticks: two pages, so that one can be filled while the other is processed.
 const TICKS: usize = 2 << PAGE_BITS;
 const PAGES: usize = 2 << PAGE_BITS;
 const BOOKS: usize = 64;
@@ -73,9 +73,9 @@ pub(super) trait Entries {
 
 #[derive(Debug)]
 pub(crate) struct Wheel {
-    /// The first chunk of each bucket, the only one that may have room; 0 for none.
+    /// The first chunk of each bucket, which is the only one with free space; 0 for none.
     heads: Vec<u32>,
-    /// Records in it.
+    /// Number of records in the first chunk.
     fills: Vec<u32>,
     /// One bit for each bucket that contains records.
     occupied: Vec<u64>,
@@ -101,7 +101,8 @@ pub(crate) struct Wheel {
 }
 
 impl Wheel {
-    /// For handles below `handles`, of which no more than `capacity` are in at once.
+    /// A wheel for handles below `handles`, of which at most `capacity` are in the wheel at the
+    /// same time.
     pub(super) fn new(handles: usize, capacity: usize) -> Self {
         let chunks = capacity.div_ceil(RECORDS) + BUCKETS + 1;
         Self {
@@ -145,7 +146,7 @@ impl Wheel {
         }
     }
 
-    /// Whether a walk over the entries due in the present tick would find some that are not due.
+    /// Whether the present tick contains entries that are not due.
     pub(super) const fn stays(&self) -> bool {
         self.stays
     }
@@ -234,7 +235,7 @@ impl Wheel {
         deadlines
     }
 
-    /// When to call again at the latest; `None` if nothing is in.
+    /// Latest time of the next call; `None` if the wheel is empty.
     pub(super) fn next_wakeup(&self) -> Option<Instant> {
         if self.linked == 0 {
             return None;
@@ -268,8 +269,8 @@ impl Wheel {
             .max(self.tick + 1)
     }
 
-    /// The first number above `after` and below `end` whose bucket, of a ring of `size` that begins
-    /// at `base`, has records.
+    /// The first number above `after` and below `end` whose bucket, in a ring of `size` buckets
+    /// that begins at `base`, has records.
     fn next_occupied(&self, base: usize, size: usize, after: u64, end: u64) -> Option<u64> {
         let mut number = after + 1;
         while number < end {
@@ -289,7 +290,7 @@ impl Wheel {
         self.heads[page_bucket((self.tick >> PAGE_BITS) + 1)] != 0
     }
 
-    /// Moves on to a tick that is not behind the next stop.
+    /// Moves to a tick that is not after the next stop.
     fn move_to(&mut self, tick: u64) {
         let before = self.tick >> PAGE_BITS;
         (self.tick, self.stays) = (tick, false);

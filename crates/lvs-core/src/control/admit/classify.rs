@@ -84,10 +84,10 @@ pub(in crate::control) trait State {
 
     fn shard(&self) -> &Shard;
 
-    /// Whether the defence `drop_packet` chooses this packet.
+    /// Whether the defence `drop_packet` drops this packet.
     fn drops_packet(&mut self) -> bool;
 
-    /// The server that a pin leads this client to, once.
+    /// The server to which a pin assigns this connection of the client. The pin is used up.
     fn take_pin(&mut self, ask: &Ask<'_>, service: u32, now: Instant) -> Option<SocketAddr>;
 
     /// Brings the shard's copies up to date.
@@ -103,7 +103,7 @@ pub(in crate::control) trait State {
     /// The part of a datagram that the persistence engine uses.
     fn engine_data<'a>(&mut self, ask: &Ask<'a>) -> Result<Option<&'a [u8]>, Self::Unknown>;
 
-    /// A template that leads to a server which may be used.
+    /// A template of a usable server.
     fn find_template(
         &mut self,
         key: &Key,
@@ -294,7 +294,7 @@ fn persistent<S: State>(
     Ok(opened?)
 }
 
-/// No server can take the connection (`ip_vs_leave`).
+/// Decides about a packet if no server accepts the connection (`ip_vs_leave`).
 fn leave<S: State>(
     state: &mut S,
     number: u32,

@@ -1,5 +1,4 @@
-//! The decision about packets of no known connection: which service, which real server, which
-//! template.
+//! The decision about packets without a known connection: service, real server and template.
 
 mod classify;
 mod outbound;
@@ -47,8 +46,8 @@ enum Opened {
 }
 
 impl Control {
-    /// Decides on a packet that `shard` could not decide on alone. A shard of another director
-    /// stays as it is: [`DropReason::ForeignShard`].
+    /// Decides on a packet that `shard` could not decide on alone. A shard of another director is
+    /// unchanged: [`DropReason::ForeignShard`].
     pub fn admit(
         &mut self,
         shard: &mut Shard,
@@ -223,7 +222,7 @@ impl Control {
         classify(&mut Admission { control, shard }, ask, now)
     }
 
-    /// A connection to `server`, as it begins.
+    /// The initial state of a connection to `server`.
     pub(super) fn draft(
         &self,
         server: &Server,
@@ -275,7 +274,8 @@ impl Control {
         Ok(Opened::Entry(index))
     }
 
-    /// Adds a one-packet connection to the table, for the later steps; `None` if the table is full.
+    /// Adds a one-packet connection to the table while the later steps of the decision run; `None`
+    /// if the table is full.
     fn enter_once(
         &self,
         shard: &mut Shard,
@@ -327,7 +327,7 @@ impl<'a> Ask<'a> {
     }
 
     /// The part of the datagram that the persistence engine uses; `None` for embedded packets and
-    /// for other protocols than UDP.
+    /// for protocols other than UDP.
     fn engine_data(&self) -> Option<&'a [u8]> {
         let message = self.payload.filter(|_| self.protocol == Protocol::UDP);
         message.and_then(persistence_sip::call_id)

@@ -107,7 +107,7 @@ pub(crate) struct Session {
     mode: Mode,
     /// Shift of the server's stream; the client's stream is never changed.
     shift: Shift,
-    /// The last changed reply: its number and mode. It may have to be sent again.
+    /// The last changed reply: its sequence number and mode. The server may repeat it.
     changed: Option<(u32, Mode)>,
     track: Option<Track>,
 }
@@ -330,9 +330,9 @@ impl Shard {
         Ok(replacement)
     }
 
-    /// Replacement text for a reply that the server retransmits, because it was lost behind the
+    /// Replacement text for a reply that the server retransmits, because it was lost after the
     /// director. The kernel forwards it unchanged: with the wrong address and, if the length had
-    /// changed, at the wrong place.
+    /// changed, with a wrong sequence number.
     fn announced_again(&self, index: u32, session: &Session, tcp: &Tcp<'_>) -> Option<Replacement> {
         let (sequence, mode) = session.changed?;
         let at = usize::try_from(sequence.wrapping_sub(tcp.sequence)).ok()?;

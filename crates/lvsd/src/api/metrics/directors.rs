@@ -161,7 +161,8 @@ fn tables(out: &mut Out<'_>, all: &[TablesInfo]) -> fmt::Result {
     )
 }
 
-/// Sources of servers and services besides the file, and the directors that share them.
+/// Writes the metrics of the sources of servers and services, apart from the file, and of the
+/// directors that share them.
 pub(super) fn sources(out: &mut Out<'_>, status: &Status) -> fmt::Result {
     if status.sources.is_empty() {
         return Ok(());

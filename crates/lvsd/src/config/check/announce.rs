@@ -9,7 +9,7 @@ use crate::config::raw::{RawConfig, RawDuration};
 use crate::config::{Announce, Service, VipMode};
 use crate::text::Diagnostic;
 
-/// Longest time in which other directors are preferred before an address is withdrawn.
+/// Longest time for which routers prefer other directors before an address is withdrawn.
 const DRAIN_MAX: Duration = Duration::from_secs(3600);
 /// The permitted times for announcements without supervision by lvsd.
 const HOLD: std::ops::RangeInclusive<Duration> =

@@ -130,7 +130,7 @@ impl Checker<'_> {
         time
     }
 
-    /// The members, and the credentials for them.
+    /// Reads the members and the credentials for them.
     fn access(&mut self, spanned: &Spanned<RawCluster>) -> Option<Access> {
         let raw = spanned.get_ref();
         let Some(members) = &raw.etcd else {

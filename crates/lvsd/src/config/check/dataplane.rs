@@ -479,7 +479,7 @@ fn is(value: Option<&Spanned<String>>, word: &str) -> bool {
     value.is_some_and(|value| value.get_ref() == word)
 }
 
-/// Whether the kernel accepts it as the name of an interface (`dev_valid_name`).
+/// Whether the kernel accepts a text as the name of an interface (`dev_valid_name`).
 pub(super) fn is_interface(name: &str) -> bool {
     // IFNAMSIZ is 16 with the NUL.
     !name.is_empty()

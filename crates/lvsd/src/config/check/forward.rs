@@ -140,7 +140,7 @@ impl Checker<'_> {
         Some((kind.tunnel)(port, checksum?))
     }
 
-    /// The checksum by its name in the file; `None` if the name is wrong.
+    /// Reads the checksum by its name in the file; `None` if the name is invalid.
     fn tunnel_checksum(&mut self, raw: Option<&Spanned<String>>) -> Option<TunnelChecksum> {
         let Some(value) = raw else {
             return Some(TunnelChecksum::None);
@@ -194,7 +194,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Checks that the type of tunnel has this checksum: some types have none, or not all of them.
+    /// Checks that the tunnel type supports this checksum: some types support none, or not all of
+    /// them.
     fn tunnel_checksum_fits(
         &mut self,
         table: &RawTunnelTable,

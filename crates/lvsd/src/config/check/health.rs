@@ -28,7 +28,7 @@ const TIME_MIN: Duration = Duration::from_millis(10);
 const INTERVAL_MAX: Duration = Duration::from_secs(86_400);
 const TIMEOUT_MAX: Duration = Duration::from_secs(600);
 
-/// A check as configured, before it is applied to a server.
+/// A check from the file, before it is applied to a server.
 pub(super) struct CheckPlan {
     probe: Probe,
     interval: Duration,
@@ -170,7 +170,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Whether the dataplane can observe that a server of this service does not answer.
+    /// Checks that the dataplane can observe unanswered connections to the servers of this service.
     fn fits_passive(
         &mut self,
         passive: Passive,
@@ -234,7 +234,7 @@ impl Checker<'_> {
         kind
     }
 
-    /// Checks the keys of its type.
+    /// Reads the keys of the check's type.
     fn probe(
         &mut self,
         kind: Option<&'static KindInfo>,

@@ -138,7 +138,7 @@ pub(in crate::config) fn remote(config: &Config, text: &str) -> Result<Vec<Servi
     }
 }
 
-/// Whether a persistence template leads its client to a server of weight 0.
+/// Whether a persistence template still sends its client to a server with weight 0.
 fn templates_stay(sysctls: &[(String, String)]) -> bool {
     let mut sysctls = sysctls.iter();
     !sysctls.any(|(name, value)| name == "expire_quiescent_template" && value != "0")
@@ -286,7 +286,7 @@ impl Checker<'_> {
     }
 }
 
-/// Whether a character turns the direction of text around it.
+/// Whether a character changes the direction of the text around it.
 const fn is_direction(c: char) -> bool {
     matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }

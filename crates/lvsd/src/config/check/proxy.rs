@@ -1,4 +1,4 @@
-//! A service that the daemon serves itself.
+//! Checks of a service that lvsd proxies itself.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use lvs_proxy::header::Version;
 const TIMES: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(100)..=Duration::from_secs(31 * 86_400);
 
-/// Whether the word is `proxy`.
+/// Whether the value is `proxy`.
 pub(super) fn is_word(forward: &Spanned<String>) -> bool {
     forward.get_ref() == "proxy"
 }

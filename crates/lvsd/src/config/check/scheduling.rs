@@ -311,10 +311,10 @@ fn refuses_at_weight_0(config: &ServiceConfig) -> Option<Option<&'static str>> {
     about.refuses_at_zero(config.flags).then(|| fallback.next())
 }
 
-/// Whether weight 0 sends new connections to the other servers. It does not if the choice does not
-/// depend on the weight: a persistence template leads its client to a server of weight 0 (unless the
-/// sysctl `expire_quiescent_template` is set), and some schedulers ([`lvs_core::sched::AtZero`])
-/// refuse a client whose server it is.
+/// Whether new connections for a server with weight 0 go to the other servers. There are two
+/// exceptions: a persistence template sends its client to a server with weight 0 (unless the sysctl
+/// `expire_quiescent_template` is set), and some schedulers ([`lvs_core::sched::AtZero`]) refuse
+/// clients of such a server.
 pub(super) fn quiesces_at_zero(config: &ServiceConfig, templates_stay: bool) -> bool {
     let templates = templates_stay && config.flags.has(ServiceFlags::PERSISTENT);
     !templates && refuses_at_weight_0(config).is_none()

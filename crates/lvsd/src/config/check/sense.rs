@@ -106,7 +106,8 @@ impl Checker<'_> {
         }
     }
 
-    /// A service of a mark gets no packet without a rule that sets it.
+    /// Checks that a rule sets the mark of each service with a mark, which otherwise receives no
+    /// packets.
     fn marks_without_rules(&mut self, raw: &RawConfig, marks: &[String]) {
         let set: HashSet<u32> = marks
             .iter()

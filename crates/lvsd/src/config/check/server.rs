@@ -139,7 +139,7 @@ impl Checker<'_> {
         defaults.forward
     }
 
-    /// The encapsulation of its packets: its own tunnel, or the service's.
+    /// Reads the encapsulation of packets to a server: the server's own tunnel, or the service's.
     fn server_tunnel(
         &mut self,
         raw: &RawServer,
@@ -194,7 +194,7 @@ impl Checker<'_> {
         Some(())
     }
 
-    /// Whether a server can serve its service.
+    /// Checks whether a server can serve its service.
     fn fits(
         &mut self,
         text: &Spanned<String>,
@@ -259,7 +259,7 @@ impl Checker<'_> {
         None
     }
 
-    /// Whether packets can be sent to such an address (`ip_vs_new_dest`).
+    /// Checks whether packets can be sent to the address (`ip_vs_new_dest`).
     pub(super) fn usable(&mut self, span: Range<usize>, ip: IpAddr, what: &str) -> Option<()> {
         if what == "VIP" && ip.is_loopback() {
             self.report(

@@ -23,7 +23,7 @@ const MAXLEN_MAX: i64 = 65_507;
 /// The longest time that a dataplane waits for other directors.
 const WAIT_MAX: Duration = Duration::from_secs(3600);
 
-/// Limits of the time in which services and servers of two directors may differ.
+/// Limits of the time for which services and servers of two directors may differ without an alarm.
 const ALARM: std::ops::RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(86_400);
 
@@ -176,8 +176,8 @@ impl Checker<'_> {
         Some(all)
     }
 
-    /// Whether an address is this director's. At another port of the loopback there may be a tunnel
-    /// to another one.
+    /// Whether an address is this director's own. A loopback address with another port is not,
+    /// because it may be that of a tunnel to another director.
     fn is_own(&self, peer: SocketAddr, listen: Option<SocketAddr>) -> bool {
         let ip = peer.ip();
         if ip.is_loopback() {
@@ -189,8 +189,8 @@ impl Checker<'_> {
         here || listen.is_some_and(|listen| listen.ip() == ip)
     }
 
-    /// A message can contain one family only, so a synchronising dataplane refuses servers of
-    /// another family than their service's, and the reverse.
+    /// Checks that all servers have the family of their service: a synchronisation message can
+    /// contain only one family, so a synchronising dataplane refuses others.
     pub(super) fn families_beside_sync(&mut self, sync: &Range<usize>, services: &[Service]) {
         let other = self.servers.iter().find(|server| {
             let proxied = || {
@@ -278,7 +278,7 @@ mod tests {
         }
     }
 
-    /// A dataplane would not start with it.
+    /// A dataplane would refuse to start with such a key.
     #[test]
     fn sync_key_unusable_by_dataplane_is_refused() {
         let directory = tempfile::tempdir().expect("a directory");

@@ -14,7 +14,7 @@ use crate::config::raw::{OneOrMore, RawConfig, RawVrrp};
 use crate::config::{HostAddress, Service, VipMode, Vrrp};
 use crate::text::Diagnostic;
 
-/// VRRP counts centiseconds, in twelve bits.
+/// Limits of the interval: VRRP counts centiseconds, in twelve bits.
 const ADVERT: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(10)..=Duration::from_millis(40_950);
 /// Addresses in a message of VRRP.

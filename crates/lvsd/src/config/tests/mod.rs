@@ -202,7 +202,7 @@ fn report(text: &str) -> Report {
     }
 }
 
-/// The findings in `text`: place and title of each.
+/// The findings in `text`: position and title of each.
 fn reported(text: &str) -> Vec<String> {
     let report = report(text);
     let place = |finding: &Diagnostic| {
@@ -217,7 +217,7 @@ fn reported(text: &str) -> Vec<String> {
     report.findings.iter().map(place).collect()
 }
 
-/// There is an example of each type of check.
+/// An example of each type of check is valid.
 #[test]
 fn every_type_of_check_has_an_example() {
     let text = include_str!("../../../../../examples/checks.toml");

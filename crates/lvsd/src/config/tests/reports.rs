@@ -340,7 +340,7 @@ fn loopback_server_causes_warning_unless_proxied() {
     }
 }
 
-/// The parser names the start of a key that is too deep, and its end is far behind.
+/// The parser reports the start of a key with too many parts; its end is far away.
 #[test]
 fn error_with_a_distant_cause_is_reported() {
     let long = ["a"; 100_000].join(".");

@@ -79,7 +79,7 @@ impl Item {
     }
 }
 
-/// Whether a statement that can be switched off with `no` is on.
+/// Whether a statement that `no` disables is on.
 pub(in crate::convert) fn is_on(item: &Item) -> bool {
     !matches!(item.word(1), "no" | "off" | "false")
 }

@@ -124,7 +124,7 @@ const KEYWORDS: [&str; 38] = [
     "require_reply",
 ];
 
-/// Whether this word begins another statement in a line that has begun with `first`.
+/// Whether this word begins a new statement in a line whose first word is `first`.
 fn begins(first: &str, word: &Word) -> bool {
     let of_kind = match word.text.as_str() {
         "type" => first == "name",

@@ -8,7 +8,7 @@ use super::group::{following, range};
 use super::item::{Item, is_on};
 use crate::convert::{ADDRESSES_MAX, Service};
 
-/// Statements at top level that keepalived keeps.
+/// Top-level statements that remain in keepalived's file.
 const KEPT: [&str; 23] = [
     "global_defs",
     "static_ipaddress",
@@ -53,7 +53,8 @@ const TAKEN_GLOBALS: [&str; 6] = [
     "lvs_notify_fifo_script",
 ];
 
-/// Whether a statement does not stay in keepalived's file. `depth` blocks are around it.
+/// Whether a statement is removed from keepalived's file. `depth` is the number of enclosing
+/// blocks.
 pub(super) fn is_taken(item: &Item, depth: usize) -> bool {
     let words: &[&str] = match depth {
         0 => &TAKEN,

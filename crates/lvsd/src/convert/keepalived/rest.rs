@@ -1,17 +1,17 @@
-//! The lines that stay in keepalived's file: all but those of virtual servers.
+//! Selects the lines that remain in keepalived's file: all except those of virtual servers.
 
 use super::item::Item;
 use super::outside::is_taken;
 use super::source::{Source, shown};
 use super::words::without_comment;
 
-/// Whether a line stays.
+/// Whether a line remains.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Fate {
     taken: bool,
     /// Whether some of its words remain in keepalived's file.
     kept: bool,
-    /// Whether the statement is within a block that stays.
+    /// Whether the statement is within a block that remains.
     within: bool,
 }
 
@@ -65,7 +65,7 @@ fn mark(item: &Item, depth: usize, fates: &mut [Fate]) {
     }
 }
 
-/// Whether a kept line uses a macro that a removed line defines.
+/// Whether a remaining line uses a macro that a removed line defines.
 fn needs_definitions(source: &Source, fates: &[Fate]) -> bool {
     let lines = || source.lines.iter().zip(fates);
     let mut names: Vec<&str> = lines()

@@ -40,11 +40,11 @@ impl fmt::Display for SourcePlace {
 pub(super) struct Physical {
     pub(super) text: String,
     pub(super) at: SourcePlace,
-    /// Number of includes that lead to it.
+    /// Depth of includes at which it is.
     pub(super) depth: usize,
     /// Whether the line is an `include`. The included lines follow it.
     pub(super) include: bool,
-    /// The name that it defines.
+    /// The name of the macro that the line defines.
     pub(super) defines: Option<String>,
     /// A line for some hosts.
     pub(super) conditional: bool,
@@ -53,7 +53,7 @@ pub(super) struct Physical {
 }
 
 impl Physical {
-    /// An include of an included file, as it is written in another directory.
+    /// An include statement of an included file, rewritten for the directory of the main file.
     pub(super) fn included_from_elsewhere(&self) -> String {
         let line = words::without_comment(&self.text).trim();
         let word = line.split_whitespace().next().unwrap_or_default();
@@ -87,7 +87,7 @@ pub(super) struct Source {
     pub(super) lost: Vec<String>,
 }
 
-/// A line that is to be read, or a macro that is to be set before the next one.
+/// A line to be read, or a macro to be set before the next line.
 enum Work {
     Line(String, usize),
     Set(String, String),
@@ -296,7 +296,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Whether a line that begins with `@` is for the host whose configuration this is.
+    /// Whether a line that begins with `@` applies to the host of this configuration.
     fn is_for_this_host(
         &mut self,
         id: &str,
@@ -409,7 +409,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// The text with the macros that are in it replaced once, if there are any.
+    /// Replaces the macros in a text once; `None` if there are none.
     fn replace(&mut self, text: &str, at: &SourcePlace) -> Result<Option<String>, String> {
         let mut made = String::new();
         let mut rest = text;
@@ -559,8 +559,8 @@ fn is_name(text: &str) -> bool {
         && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// The name of the macro that a text begins with, and what follows it: `${NAME}`, or `$NAME` before
-/// whitespace, a comma, a closing parenthesis or the end.
+/// The name of the macro with which a text begins, and the text after it: `${NAME}`, or `$NAME`
+/// before whitespace, a comma, a closing parenthesis or the end.
 fn name(text: &str) -> Option<(&str, &str)> {
     let text = text.strip_prefix('$')?;
     if let Some(inner) = text.strip_prefix('{') {

@@ -1,4 +1,4 @@
-//! A virtual server and its real servers.
+//! Converts a virtual server and its real servers.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -173,10 +173,10 @@ struct Method {
     tunnel: Option<String>,
 }
 
-/// A tunnel, whose words begin at `at`.
+/// Reads a tunnel, whose words begin at `at`.
 ///
 /// # Errors
-/// keepalived refuses a word of it, in words.
+/// keepalived refuses one of the words; the text is the reason.
 fn tunnel(item: &Item, mut at: usize) -> Result<String, String> {
     let (mut kind, mut port, mut checksum) = ("ipip", None, None);
     while at < item.len() {
@@ -298,8 +298,8 @@ impl Parts {
         !all.is_empty() && all.iter().all(|(six, _)| *six)
     }
 
-    /// Writes them for a service of this family, and omits its servers of the other family, which
-    /// require tunnels.
+    /// Writes the settings for a service of this family, and omits servers of the other family,
+    /// which require tunnels.
     fn finish(&self, service: &mut Service, six: bool) {
         if let Some(item) = &self.one_packet {
             let udp = service

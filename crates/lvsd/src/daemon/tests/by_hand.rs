@@ -1,4 +1,4 @@
-//! Changes beside the file: drains, maintenance, and manual changes of the dataplane.
+//! Changes outside of the file: drains, maintenance, and manual changes of the dataplane.
 
 use super::*;
 
@@ -15,7 +15,7 @@ async fn manual_change_is_reverted() {
     daemon.stop().await;
 }
 
-/// Neither the next comparison, nor a reload, nor a restart undoes `lvsadm drain`.
+/// Neither the next comparison, nor a reload, nor a restart reverts `lvsadm drain`.
 #[tokio::test(start_paused = true)]
 async fn manually_drained_server_stays_drained() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
@@ -277,7 +277,7 @@ async fn manual_changes_are_reverted_or_kept_as_configured() {
     }
 }
 
-/// A server in maintenance keeps its connections for the time of `drain`, and no longer.
+/// The connections of a server in maintenance continue for the time of `drain`, and not longer.
 #[tokio::test(start_paused = true)]
 async fn drain_with_deadline_ends_then() {
     let text = FILE.replace("forward = \"nat\"", "forward = \"nat\"\ndrain = \"60s\"");

@@ -1,4 +1,4 @@
-//! Dataplanes that are started, found, lost, hung and abandoned.
+//! Dataplanes that are started, found, lost, hung, or not started by lvsd.
 
 use super::*;
 

@@ -200,7 +200,7 @@ async fn plan_lists_changes_of_a_reload() {
     daemon.stop().await;
 }
 
-/// A reload of half a file is refused, unless it is forced.
+/// A reload of a file with fewer than half of the servers is refused, unless it is forced.
 #[tokio::test(start_paused = true)]
 async fn reload_that_removes_most_servers_needs_force() {
     let file = |servers: u8, more: &str| {

@@ -161,7 +161,7 @@ async fn sorry_server_wait_is_bounded() {
     daemon.stop().await;
 }
 
-/// The server is removed if weight 0 refuses clients, or leads returning clients to it.
+/// The server is removed if weight 0 would refuse its clients, or send returning clients to it.
 #[tokio::test(start_paused = true)]
 async fn sorry_server_replaces_servers_that_weight_0_does_not_quiesce() {
     for more in ["scheduler = \"sh\"", "persistence = { timeout = \"5m\" }"] {

@@ -1,4 +1,4 @@
-//! Sources without an answer so far: the state of the dataplane stays.
+//! Sources that have not answered yet: the state of the dataplane is unchanged.
 
 use super::*;
 

@@ -13,7 +13,7 @@ use crate::text::{Diagnostic, Keys};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Agent {
     port: Port,
-    /// The request to it.
+    /// The text that is sent to the agent.
     send: String,
 }
 

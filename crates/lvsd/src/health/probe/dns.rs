@@ -41,7 +41,7 @@ pub struct Dns {
     codes: Vec<u8>,
     /// Records that the answer has at least.
     answers: u16,
-    /// An address that must be among them.
+    /// An address that the answer must contain.
     address: Option<IpAddr>,
 }
 
@@ -159,7 +159,7 @@ fn fresh_id() -> u16 {
         .map_or(step, u16::from_le_bytes)
 }
 
-/// A question (RFC 1035) that asks for recursion; `None` if that is no name.
+/// A recursive DNS query (RFC 1035); `None` if the name is invalid.
 pub(super) fn question(id: u16, name: &str, record: u16) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     bytes.extend(id.to_be_bytes());
@@ -186,7 +186,7 @@ pub(super) struct Answer {
     code: u8,
     /// Number of records that the answer announces.
     records: u16,
-    /// The addresses among them.
+    /// The addresses in the answer.
     addresses: Vec<IpAddr>,
 }
 
@@ -271,7 +271,7 @@ mod tests {
     use super::*;
     use crate::health::probe::hostile::probe;
 
-    /// An answer with these addresses.
+    /// An answer to `question` with these addresses.
     fn answer(question: &[u8], code: u8, addresses: &[[u8; 4]]) -> Vec<u8> {
         let mut bytes = question.to_vec();
         bytes[2] |= 0x80;

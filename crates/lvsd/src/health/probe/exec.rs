@@ -121,8 +121,8 @@ impl ProbeKind for Exec {
     }
 }
 
-/// Waits until a program has ended: its status, and the beginning of its output. It does not wait
-/// for children that still have the output open.
+/// Waits until a program has exited; returns its status and the beginning of its output. It does
+/// not wait for child processes that still have the output open.
 async fn finished(
     child: &mut Child,
     output: Option<ChildStdout>,

@@ -14,7 +14,8 @@ use super::words::{self, LINE_MAX};
 use super::{Advice, Asked, Misfit, ProbeError, ProbeKind};
 use crate::text::{Diagnostic, Keys};
 
-/// Files that are read at a time: each has a thread, and a disk that does not answer keeps it.
+/// Maximum of files that are read at the same time: each has a thread, which is blocked if the disk
+/// does not answer.
 const READS_MAX: usize = 64;
 /// Maximum of concurrent reads in one directory, because it is on one disk.
 const DIRECTORY_MAX: usize = 8;
@@ -23,7 +24,7 @@ const DIRECTORY_MAX: usize = 8;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct File {
     path: String,
-    /// Whether a file that is not there means that the server serves.
+    /// Whether a missing file means that the server is up.
     missing_ok: bool,
 }
 
@@ -142,8 +143,8 @@ impl Reads {
         }
     }
 
-    /// The right to read a file, if it is not being read, and the limits of its directory and of
-    /// all files permit it.
+    /// The permission to read a file, unless the file is already being read, or the limit of its
+    /// directory or of all files is reached.
     fn begin(&'static self, path: &Path) -> Option<Reading> {
         let mut all = self.all();
         let beside = all.iter().filter(|other| other.parent() == path.parent());

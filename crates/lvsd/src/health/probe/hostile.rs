@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::health::Check;
 use crate::health::{Advice, Network, Prober};
 
-/// The check that a file asks of a server.
+/// A check for a server, parsed from text.
 pub(crate) fn check(text: &str, server: SocketAddr) -> Check {
     let udp = text.contains("\"udp\"") || text.contains("\"dns\"");
     let protocol = if udp { "udp" } else { "tcp" };
@@ -54,7 +54,7 @@ where
     address
 }
 
-/// Sends this at once, and closes its half of the connection.
+/// A server that sends `words` at once, and closes its half of the connection.
 pub(crate) async fn answering(words: &'static [u8]) -> SocketAddr {
     serving(move |mut stream| async move {
         let _ = stream.write_all(words).await;
@@ -77,7 +77,8 @@ pub(crate) async fn replying(words: &'static [u8]) -> SocketAddr {
     .await
 }
 
-/// Waits for a request, sends the first text, and then the second without end.
+/// A server that waits for a request, sends the first text once, and then the second text without
+/// end.
 pub(crate) async fn endless_reply(first: &'static [u8], then: &'static [u8]) -> SocketAddr {
     serving(move |mut stream| async move {
         let _ = stream.read(&mut [0; 4096]).await;

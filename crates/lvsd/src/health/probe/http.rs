@@ -20,7 +20,7 @@ use crate::text::{Diagnostic, Keys};
 
 /// Bytes of a page that are looked at.
 pub(super) const BODY_MAX: usize = 256 * 1024;
-/// Bytes of its head.
+/// Maximum length of a response header in bytes.
 const HEAD_MAX: usize = 16 * 1024;
 /// Header lines.
 const HEADERS_MAX: usize = 128;
@@ -155,7 +155,7 @@ impl Page {
         ranges.any(|(first, last)| (*first..=*last).contains(&status))
     }
 
-    /// Judges the body received so far; `None` while more is needed.
+    /// Compares the received part of the body with the expectation; `None` while more is needed.
     fn judge(&self, body: &[u8], seen: usize, whole: bool) -> Option<Result<(), String>> {
         if let Some(text) = &self.body {
             let text = text.as_bytes();
@@ -257,7 +257,7 @@ impl Http {
         self.host.as_deref()
     }
 
-    /// Asks for all pages, each over a connection of its own that `open` makes.
+    /// Requests all pages, each over a separate connection that `open` makes.
     pub(super) async fn ask<S, F>(
         &self,
         scheme: &str,
@@ -309,7 +309,7 @@ impl Http {
 pub(super) enum Came {
     /// The expected answer.
     Good,
-    /// The page is at another address.
+    /// The server redirects to another address.
     Redirect(String),
 }
 
@@ -453,7 +453,7 @@ async fn judge(page: &Page, response: Response<Incoming>) -> Result<Came, String
     }
 }
 
-/// An error of HTTP, with its cause.
+/// An HTTP error and its cause, as text.
 fn in_words(error: &hyper::Error) -> String {
     if error.is_parse_too_large() {
         return format!(

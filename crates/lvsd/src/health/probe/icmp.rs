@@ -1,5 +1,5 @@
-//! ICMP errors about connections of probes: the error of a socket is often the same for several of them, and for a TCP
-//! reset.
+//! ICMP errors about connections of probes: several ICMP errors, and a TCP reset, cause the same
+//! error of a socket.
 
 use std::io::IoSliceMut;
 use std::net::IpAddr;

@@ -11,7 +11,7 @@ pub(super) enum Line {
     Whole(Vec<u8>),
     /// The end of the stream, and the bytes after the last line break.
     End(Vec<u8>),
-    /// More than a line may have.
+    /// The line is longer than the limit.
     TooLong,
 }
 

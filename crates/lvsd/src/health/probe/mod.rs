@@ -1,7 +1,8 @@
-//! The kinds of health checks, one a file, each with its configuration, its parsing and its run.
+//! The kinds of health checks. Each is one file, with its configuration, its parser and its
+//! implementation.
 //!
-//! To add a kind, write its file with a type that implements `ProbeKind`, name it in `kinds!` below,
-//! and document it in `docs/configuration.md` (a test compares that page with the registry).
+//! To add a kind, write its file with a type that implements `ProbeKind`, name it in `kinds!`
+//! below, and document it in `docs/configuration.md` (a test compares that page with the registry).
 
 mod agent;
 #[cfg(test)]
@@ -49,7 +50,7 @@ use crate::text::Keys;
 /// The reason why a probe failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProbeError {
-    /// The server does not serve: the reason.
+    /// The server does not serve, for this reason.
     Server(Reason),
     /// This host could not make the check, which is no result for the server: the reason.
     Local(String),
@@ -93,13 +94,13 @@ impl ProbeError {
 }
 
 /// Whether this host lacks something that a check needs (descriptors, memory, ports), or its own
-/// output filter has dropped the packet. Every other error of a socket blames the server or the
-/// path to it: a refusal, a missing route, an ICMP error of the server's firewall, of which there
-/// are more kinds than anyone lists.
+/// output filter has dropped the packet. Every other error of a socket is attributed to the server
+/// or the path to it: a refusal, a missing route, one of the many ICMP errors of the server's
+/// firewall.
 ///
 /// The number of the error decides, not its [`io::ErrorKind`]: EPERM comes from this host's filter,
-/// EACCES from a route that prohibits or from ICMPv6 "administratively prohibited", and both are one
-/// kind.
+/// EACCES from a route that prohibits or from ICMPv6 "administratively prohibited", and both are
+/// one kind.
 fn is_own_shortage(error: &io::Error) -> bool {
     matches!(
         Errno::from_io_error(error),
@@ -121,7 +122,7 @@ fn is_own_shortage(error: &io::Error) -> bool {
 pub struct Via {
     /// The service.
     pub service: ServiceId,
-    /// Its virtual address and port.
+    /// The virtual address and port.
     pub virt: SocketAddr,
     /// The method by which the dataplane forwards to the server.
     pub method: Forwarding,
@@ -143,7 +144,7 @@ pub(crate) struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    /// On the host's own ways, for tests.
+    /// A check over the host's network without through-VIP checks, for tests.
     #[cfg(test)]
     pub(crate) const fn at(server: SocketAddr) -> Self {
         Self {
@@ -346,7 +347,7 @@ impl Port {
         }
     }
 
-    /// The address of its destination.
+    /// The address to connect to.
     pub(crate) fn address(self, server: SocketAddr) -> SocketAddr {
         SocketAddr::new(server.ip(), self.0.unwrap_or(server.port()))
     }
@@ -372,7 +373,7 @@ pub(crate) trait ProbeKind: Clone + Sized {
     const NAME: &'static str;
     /// The keys of this kind, besides those of every check.
     const KEYS: &'static [&'static str];
-    /// Default number of consecutive successes that bring a server back.
+    /// Default number of consecutive successes after which a server is up again.
     const RISE: u32 = 2;
     /// Default number of consecutive failed checks after which a server is down.
     const FALL: u32 = 3;
@@ -381,7 +382,7 @@ pub(crate) trait ProbeKind: Clone + Sized {
     /// Descriptors that a probe has open at a time.
     const DESCRIPTORS: u32 = 1;
 
-    /// Reads its own keys. `None` if some are wrong; `keys` has the errors.
+    /// Reads the keys of this kind. `None` if some are invalid; `keys` then has the errors.
     fn parse(keys: &mut Keys<'_>) -> Option<Self>;
 
     /// The port of the check; `None` if this kind has no port.
@@ -398,7 +399,7 @@ pub(crate) trait ProbeKind: Clone + Sized {
         Ok(bound)
     }
 
-    /// Its destination, for messages.
+    /// The checked address, for messages.
     fn target(&self, server: SocketAddr) -> String;
 
     /// Runs one probe. The future is dropped at the check's timeout.
@@ -415,7 +416,7 @@ pub(crate) struct KindInfo {
     pub(crate) parse: fn(&mut Keys<'_>) -> Option<Probe>,
 }
 
-/// The registry: an enum over the kinds, and what is dispatched on it.
+/// Defines the registry: an enum over the kinds, and the methods that are forwarded to them.
 macro_rules! kinds {
     ($($(#[$attribute:meta])* $kind:ident => $module:ident,)+) => {
         /// The probe of a check, of any kind.
@@ -465,7 +466,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// Its destination, for messages.
+            /// The checked address, for messages.
             pub fn target(&self, server: SocketAddr) -> String {
                 match self {
                     $($(#[$attribute])* Self::$kind(probe) => probe.target(server),)+

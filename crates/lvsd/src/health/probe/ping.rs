@@ -94,8 +94,8 @@ pub(super) fn request(server: IpAddr, id: u16) -> Vec<u8> {
     bytes
 }
 
-/// Whether that is the answer to `request`. A raw socket of IPv4 shows the IP header; one that is
-/// not raw has put its own number into the request.
+/// Whether a packet is the answer to `request`. A raw IPv4 socket includes the IP header; the
+/// kernel has replaced the identifier in the request of other sockets.
 pub(super) fn answers(bytes: &[u8], request: &[u8], header: bool, own_id: bool) -> bool {
     let message = match (header, bytes.first()) {
         (true, Some(first)) => bytes.get(usize::from(first & 15) * 4..),

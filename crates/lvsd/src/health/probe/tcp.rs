@@ -1,4 +1,5 @@
-//! `type = "tcp"`: a connection can be opened. It is reset at once, nothing is sent.
+//! `type = "tcp"`: checks that a connection can be opened. It is reset at once, and no data is
+//! sent.
 
 use std::net::SocketAddr;
 

@@ -73,7 +73,7 @@ impl Hash for Tls {
     }
 }
 
-/// The cryptography of this build; or the reason why it is missing.
+/// The cryptographic provider of this build, or the reason why there is none.
 pub(super) fn provider() -> Result<Arc<CryptoProvider>, String> {
     #[cfg(feature = "ring")]
     return Ok(Arc::new(rustls::crypto::ring::default_provider()));
@@ -308,7 +308,7 @@ fn is_refused(error: &io::Error) -> bool {
     inner == Some(&refused)
 }
 
-/// The wrong key, the reason and the fix.
+/// The invalid key, the reason and the fix.
 pub(crate) type Wrong = (&'static str, String, String);
 
 /// With `curves` for TLS 1.2 alone, naming curves of certificates that no key is exchanged with.
@@ -383,8 +383,8 @@ fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     }
 }
 
-/// The provider for checks without an authority. Its suites of TLS 1.2 take a signature by any kind
-/// of key, because [`AnyCertificate`] does not verify it.
+/// The provider for checks without a CA. Its TLS 1.2 suites accept a signature of any kind of key,
+/// because [`AnyCertificate`] does not verify it.
 fn lenient(provider: &CryptoProvider) -> Arc<CryptoProvider> {
     static LENIENT: OnceLock<Arc<CryptoProvider>> = OnceLock::new();
     static TLS12: OnceLock<Vec<Tls12CipherSuite>> = OnceLock::new();
@@ -471,10 +471,10 @@ const SCHEMES: &[SignatureScheme] = &[
     SignatureScheme::RSA_PKCS1_SHA1,
 ];
 
-/// Accepts any certificate. A check without an authority asks whether the server serves, not which
-/// one it is. The signature of the handshake proves only that the server has the certificate's key.
-/// Without a known certificate that proves nothing, so the signature is not verified: the certificate
-/// need not be parsed, and its algorithm need not be supported.
+/// Accepts any certificate. A check without a CA determines whether a server answers, and not which
+/// server. The signature of the handshake proves only that the server has the certificate's key.
+/// Without a known certificate that proves nothing, so the signature is not verified: the
+/// certificate need not be parsed, and its algorithm need not be supported.
 #[derive(Debug)]
 struct AnyCertificate;
 

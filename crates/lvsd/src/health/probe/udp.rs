@@ -10,7 +10,7 @@ use crate::text::{Diagnostic, Keys};
 /// The longest payload, and the longest answer that is looked at.
 const PAYLOAD_MAX: usize = 1400;
 
-/// A datagram, and its answer.
+/// A check that sends a datagram, and the expected answer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Udp {
     port: Port,
@@ -100,8 +100,8 @@ fn fits(answer: &[u8], wanted: &[Option<u8>]) -> bool {
             .all(|(byte, wanted)| wanted.is_none_or(|wanted| wanted == *byte))
 }
 
-/// Bytes: the text of one key, or the hexadecimal digits of the other, in which a pair `XX` matches
-/// any byte.
+/// The bytes of a setting: the text of one key, or the hexadecimal digits of another key, in which
+/// a pair `XX` matches any byte.
 fn bytes(
     keys: &mut Keys<'_>,
     text: &str,

@@ -1,5 +1,5 @@
-//! Requests to name servers: UDP first, each from a port that the kernel chooses, TCP if the answer
-//! does not fit; one server after the other, twice.
+//! Requests to name servers: over UDP first, each from a port that the kernel chooses, and over TCP
+//! if the answer is too long. The servers are tried one after the other, twice.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -299,8 +299,7 @@ mod tests {
         reply.build_bytes_vec().unwrap()
     }
 
-    /// A port for UDP and TCP. A port that is free for UDP may be in use for TCP; then another one
-    /// is tried.
+    /// A port for UDP and TCP. If a port is free only for UDP, another one is tried.
     async fn one_port() -> (UdpSocket, TcpListener) {
         for _ in 0..100 {
             let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();

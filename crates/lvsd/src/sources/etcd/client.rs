@@ -1,5 +1,5 @@
-//! A member of etcd over HTTP: requests one after the other on a persistent connection, and watches
-//! on another.
+//! A client of an etcd member over HTTP: requests, one after the other, share a persistent
+//! connection, and watches use another.
 
 use std::fmt;
 use std::sync::Arc;
@@ -238,7 +238,7 @@ impl Client {
         self.call("/v3/kv/put", &put).await.map(|Done {}| ())
     }
 
-    /// A lease for so long.
+    /// Requests a lease with this duration.
     pub(crate) async fn grant(&mut self, ttl: Duration) -> Result<i64, Error> {
         let seconds = i64::try_from(ttl.as_secs().max(1)).unwrap_or(i64::MAX);
         let ttl = Number(seconds);
@@ -295,7 +295,7 @@ impl Client {
 pub(super) struct Watching(Lines);
 
 impl Watching {
-    /// The next that has happened. Nothing is lost if it is dropped before.
+    /// The next event of the watch. A caller that drops the future loses no event.
     pub(super) async fn next(&mut self) -> Result<Watched, Error> {
         let line = self.0.next().await?;
         let line = line.ok_or_else(|| Error::Failed("has ended the watch".to_owned()))?;

@@ -89,7 +89,7 @@ pub(crate) struct Registration {
 
 impl Registration {
     /// # Errors
-    /// Its address is none.
+    /// The address is invalid.
     pub(crate) fn record(&self) -> Result<Record, String> {
         let text = &self.address;
         let with_port = text.parse::<SocketAddr>().ok();
@@ -358,8 +358,8 @@ impl Model {
         concerns
     }
 
-    /// The state that follows `before`: a pool that has lost all of its servers keeps them. The names
-    /// of those pools are returned, too.
+    /// The state after `before`: a pool that has lost all of its servers keeps them. Also returns
+    /// the names of those pools.
     pub(in crate::sources) fn hold(&self, before: &Etcd) -> (Etcd, Vec<String>) {
         let mut etcd = self.etcd.clone();
         let mut emptied = Vec::new();

@@ -98,7 +98,7 @@ pub(super) struct KeyValue {
     pub(super) key: Bytes,
     pub(super) value: Bytes,
     pub(super) mod_revision: Number,
-    /// The lease that removes it; 0 for none.
+    /// The lease with which the key is removed; 0 for none.
     pub(super) lease: Number,
 }
 
@@ -221,10 +221,10 @@ pub(super) struct Wrong {
     pub(super) message: String,
 }
 
-/// Reads an answer.
+/// Parses an answer.
 ///
 /// # Errors
-/// It is none, in words.
+/// It is not a valid answer; the text is the reason.
 pub(super) fn read<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
     serde_json::from_slice(text).map_err(|error| format!("sent an invalid answer ({error})"))
 }
@@ -251,7 +251,7 @@ pub(super) fn wrong(text: &[u8]) -> Option<Wrong> {
     })
 }
 
-/// Behind the last key that begins with `prefix`, which has a byte that can be counted up.
+/// The end of the range of keys that begin with `prefix`: the prefix with its last byte increased.
 pub(super) fn end_of(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {

@@ -43,7 +43,7 @@ const PROBE: Duration = Duration::from_secs(5);
 const DIFFER_MAX: u32 = 3;
 /// Changes that arrive within this time go to the daemon together.
 const GATHER: Duration = Duration::from_millis(200);
-/// A session of this length counts as a success.
+/// Length of a session that counts as a success.
 const WELL: Duration = Duration::from_secs(10);
 /// The time between two attempts of a request that is not permitted.
 const FORBIDDEN: Duration = Duration::from_secs(60);
@@ -124,11 +124,11 @@ async fn timer(at: Option<Instant>) {
 struct Owed {
     /// The watch has delivered all changes up to this revision, except deletions.
     announced: i64,
-    /// The last change that the probe before found.
+    /// The last change that the previous probe found.
     latest: i64,
     /// The hashes of keys for which the probe found a later revision than the watch has delivered.
     behind: HashMap<u64, i64>,
-    /// Probes in a row that found another number of keys.
+    /// Number of consecutive probes that found another number of keys.
     differ: u32,
 }
 
@@ -173,12 +173,12 @@ struct Session<'a> {
     shared: &'a Shared,
     client: Client,
     model: Model,
-    /// The revision up to which all changes are delivered.
+    /// The revision up to which all changes have been received.
     seen: i64,
     /// The time of the last answer that a majority has confirmed.
     heard: Instant,
     lease: Option<i64>,
-    /// The last entry written under it.
+    /// The last record that was written with the lease.
     written: Option<Director>,
     /// Time at which the lease is renewed, or requested.
     keep_at: Instant,
@@ -376,7 +376,7 @@ impl Session<'_> {
         self.announce().await
     }
 
-    /// Forgets the lease: etcd has ended it and deleted its keys.
+    /// Drops the lease, which etcd has revoked and whose keys it has deleted.
     fn lose_lease(&mut self) {
         tracing::warn!(
             event = "lease_lost",

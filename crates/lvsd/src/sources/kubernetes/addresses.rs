@@ -1,7 +1,7 @@
-//! The addresses of Services (pure): ranges of a pool, and which Service has which address.
+//! The addresses of Services (pure): ranges of pools, and the assignment of addresses to Services.
 //!
-//! `status.loadBalancer.ingress` is the only record. An address that it has stays as long as the
-//! Service; a Service without one gets the first free address of a pool.
+//! `status.loadBalancer.ingress` is the only record. An address in it stays assigned as long as the
+//! Service exists. A Service without an address gets the first free address of a pool.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -40,12 +40,12 @@ impl Range {
         Family::of(&ip) == self.family && (self.first..=self.last).contains(&number(ip))
     }
 
-    /// Whether both have an address in common.
+    /// Whether two ranges have an address in common.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         self.family == other.family && self.first <= other.last && other.first <= self.last
     }
 
-    /// The first address that is not `taken`.
+    /// The first address of the range that is not in `taken`.
     fn free(&self, taken: &Taken<'_>) -> Option<IpAddr> {
         let address = |number: u128| match self.family {
             Family::V4 => u32::try_from(number)
@@ -180,7 +180,7 @@ impl<'a> Taken<'a> {
 /// The addresses of all Services of our class.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Assigned {
-    /// The addresses that a Service has in its status, and may serve.
+    /// The addresses that a Service has in its status and may use.
     pub(super) given: BTreeMap<String, Vec<IpAddr>>,
     /// The addresses that its status should have instead.
     pub(super) wanted: BTreeMap<String, Vec<IpAddr>>,
@@ -336,7 +336,7 @@ struct Request<'a> {
 
 impl<'a> Request<'a> {
     /// # Errors
-    /// It asks for what no director can give.
+    /// The Service requests an address that no director can assign.
     fn of(service: &Service, settings: &'a Settings) -> Result<Self, String> {
         let annotation = |name: &str| {
             let name = format!("{PREFIX}{name}");

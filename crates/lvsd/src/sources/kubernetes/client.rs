@@ -18,7 +18,7 @@ use super::objects::Status;
 use super::{Settings, Token};
 use crate::sources::http::{self, Lines, Reopened, collect, failed, plain};
 
-/// Changes that are sent at once.
+/// Number of changes that are sent concurrently.
 pub(super) const WRITERS: usize = 8;
 /// Bytes of a token.
 const TOKEN_MAX: u64 = 64 << 10;
@@ -40,17 +40,18 @@ impl Error {
         matches!(self, Self::Refused(410, _))
     }
 
-    /// It is not there.
+    /// Whether the object does not exist.
     pub(super) const fn is_missing(&self) -> bool {
         matches!(self, Self::Refused(404, _))
     }
 
-    /// Another writer has changed it in the meantime.
+    /// Whether another writer has changed the object in the meantime.
     pub(super) const fn is_conflict(&self) -> bool {
         matches!(self, Self::Refused(409, _))
     }
 
-    /// The API server or its etcd has too much to do, or a fault: the same request may succeed later.
+    /// Whether the API server or its etcd is overloaded or has failed: the same request may succeed
+    /// later.
     pub(super) const fn is_passing(&self) -> bool {
         matches!(self, Self::Refused(429 | 500..=599, _))
     }

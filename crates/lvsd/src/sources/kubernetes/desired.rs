@@ -21,7 +21,7 @@ const SERVERS_MAX: usize = 1024;
 const ALL_SERVERS_MAX: usize = 65_536;
 /// Networks of `spec.loadBalancerSourceRanges`.
 const RANGES_MAX: usize = 1024;
-/// The annotations, without their prefix.
+/// The known annotations, without their prefix.
 const ANNOTATIONS: [&str; 10] = [
     "address",
     "check",
@@ -72,7 +72,7 @@ struct Options<'a> {
     check: Option<&'a str>,
     servers: Servers,
     limits: Vec<(&'a str, u32)>,
-    /// The weights of nodes; others have 1.
+    /// The weights of nodes; other nodes have weight 1.
     weights: BTreeMap<&'a str, u32>,
     /// The weights of zones; others have 0. Empty: all have 1.
     zones: BTreeMap<&'a str, u32>,
@@ -116,7 +116,7 @@ fn http_path(check: &str) -> Option<&str> {
 
 impl<'a> Options<'a> {
     /// # Errors
-    /// An annotation is wrong.
+    /// An annotation is invalid.
     fn of(service: &'a Service) -> Result<Self, String> {
         let mut options = Self {
             scheduler: None,
@@ -264,10 +264,10 @@ pub(super) fn desired(
     Ok(desired)
 }
 
-/// The texts of a Service, and how many servers they have.
+/// The texts of a Service's services, and their number of servers.
 ///
 /// # Errors
-/// Why there are none.
+/// The reason why there are none.
 fn texts(
     model: &Model,
     nodes: &Nodes<'_>,
@@ -376,7 +376,7 @@ fn text(
     Ok(text)
 }
 
-/// The check of a service's servers, if it is not that of `[defaults]`.
+/// The check of a service's servers; `None` for that of `[defaults]`.
 fn check(
     service: &Service,
     options: &Options<'_>,

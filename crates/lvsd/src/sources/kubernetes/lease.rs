@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::objects::{Lease, LeaseSpec};
 
-/// Time without a renewal after which another director takes the Lease.
+/// Time without a renewal after which another director may take over the Lease.
 pub(super) const LASTS: Duration = Duration::from_secs(15);
 /// Interval of the checks of the Lease.
 pub(super) const PERIOD: Duration = Duration::from_secs(4);
@@ -20,7 +20,7 @@ const WRITES: Duration = Duration::from_secs(10);
 /// The longest duration of a Lease that is believed, in seconds.
 const LONGEST: u32 = 300;
 
-/// This director's knowledge of the Lease.
+/// The state of the Lease as far as this director has read it.
 #[derive(Debug, Default)]
 pub(super) struct Claim {
     /// The last version of the Lease that this director has read, and when it first read that
@@ -28,7 +28,7 @@ pub(super) struct Claim {
     seen: Option<(String, Instant)>,
     /// The last version that this director wrote.
     written: Option<String>,
-    /// Until when this director may write.
+    /// Time until which this director may write.
     until: Option<Instant>,
     /// The director that holds the Lease.
     pub(super) holder: Option<String>,
@@ -46,7 +46,7 @@ pub(super) enum Step {
 }
 
 impl Claim {
-    /// Decides about the Lease; `None`: there is none. `unix` is the time since 1970.
+    /// Decides about the Lease; `None`: it does not exist. `unix` is the time since 1970.
     pub(super) fn step(
         &mut self,
         lease: Option<&Lease>,
@@ -83,14 +83,14 @@ impl Claim {
         Step::Write(body(namespace, name, me, (&spec, own), &version, unix))
     }
 
-    /// This director has written the Lease, in a request that it sent at `sent`.
+    /// Records that this director has written the Lease, with a request that was sent at `sent`.
     pub(super) fn won(&mut self, version: &str, me: &str, sent: Instant) {
         self.written = Some(version.to_owned());
         self.holder = Some(me.to_owned());
         self.until = Some(sent + WRITES);
     }
 
-    /// Another director was faster.
+    /// Records that another director was faster.
     pub(super) fn lost(&mut self) {
         self.until = None;
         self.written = None;

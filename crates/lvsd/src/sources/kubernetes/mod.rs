@@ -55,15 +55,15 @@ const LISTED_MAX: usize = 100_000;
 const PAGES_MAX: usize = 2000;
 /// Time limit for reading a complete list.
 const LIST_TIME: Duration = Duration::from_secs(300);
-/// How long a watch lasts, in seconds. The API server ends it then, and it is started again.
+/// Duration of a watch in seconds. Then the API server ends it, and it is started again.
 const WATCH: u64 = 300;
 /// Time after which a watch that the API server should have ended counts as dead.
 const WATCH_MAX: Duration = Duration::from_secs(WATCH + 30);
 /// Changes that arrive within this time go to the daemon together.
 const GATHER: Duration = Duration::from_millis(200);
-/// The shortest time between two watches of a kind.
+/// Shortest interval between two watches of a kind.
 const WATCH_MIN: Duration = Duration::from_secs(1);
-/// A session of this length counts as a success.
+/// Length of a session that counts as a success.
 const WELL: Duration = Duration::from_secs(10);
 /// Statuses and Events that are written before the watches are read again.
 const WRITES: usize = 32;
@@ -136,7 +136,7 @@ pub struct Kubernetes {
 /// The state of Kubernetes besides the services.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct View {
-    /// Objects that are refused, in words.
+    /// Messages about refused objects.
     pub(super) left_out: Vec<String>,
     /// The objects that are refused.
     pub(super) refused: usize,
@@ -199,19 +199,19 @@ struct Watch {
     /// The resource version up to which the model contains all changes.
     version: String,
     began: Instant,
-    /// When it counts as dead.
+    /// Time at which the watch counts as failed.
     dead: Instant,
 }
 
 /// The meaning of a line of a watch.
 enum Brought {
-    /// An object is new, has changed or has gone.
+    /// An object was added, changed or deleted.
     Change,
     /// Only a version.
     Bookmark,
     /// The API server ended the watch, as it does periodically. This is not an error.
     End,
-    /// Its history is gone: all objects have to be listed again.
+    /// The watch's history has expired: all objects must be listed again.
     Expired(String),
 }
 
@@ -275,7 +275,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Reads all objects of a kind, as they are at one moment, and returns the version of that moment.
+    /// Reads all objects of a kind at one version, and returns this version.
     async fn list(&mut self, kind: Kind) -> Result<String, Error> {
         let path = kind.path(self.settings.namespace.as_deref());
         let mut listed = Model::default();
@@ -438,7 +438,7 @@ impl<'a> Session<'a> {
         Ok(Brought::Change)
     }
 
-    /// Passes the known objects to the daemon.
+    /// Passes the present objects to the main loop.
     fn hand_over(&mut self) -> Result<(), Error> {
         self.assigned = assign(&self.model, &self.settings);
         let desired = desired(&self.model, &self.assigned, &self.settings);
@@ -537,8 +537,8 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// The Lease cannot be read or written. That is a fault of the session unless it is refused: then
-    /// this director serves without writing.
+    /// Handles an error of reading or writing the Lease. If the request was refused, this director
+    /// serves without writing; any other error ends the session.
     fn not_kept(&mut self, error: Error) -> Result<(), Error> {
         if !error.is_refused() {
             return Err(error);
@@ -670,7 +670,7 @@ impl<'a> Session<'a> {
         Ok(false)
     }
 
-    /// An Event about a Service, and the Service.
+    /// Makes an Event about a Service.
     fn event(
         &self,
         key: &str,
@@ -736,14 +736,14 @@ fn status(service: &Service, addresses: &[IpAddr]) -> Value {
     })
 }
 
-/// Logs a failed write, unless it was logged before.
+/// Logs the reason of a failed write, unless it was logged before.
 fn log_new(known: Option<&String>, why: &str) {
     if known.map(String::as_str) != Some(why) {
         tracing::warn!(event = "unwritten", "{why}");
     }
 }
 
-/// The path of an object with that key.
+/// The API path of the object with a key.
 fn path_of(key: &str, plural: &str, part: &str) -> String {
     let (namespace, name) = key.split_once('/').unwrap_or_default();
     format!("/api/v1/namespaces/{namespace}/{plural}/{name}{part}")

@@ -15,7 +15,7 @@ const SLICES_MAX: usize = 20_000;
 const ENDPOINTS_MAX: usize = 200_000;
 /// Nodes.
 const NODES_MAX: usize = 5000;
-/// Bytes of a name; Kubernetes permits as many.
+/// Maximum length of a name in bytes, as in Kubernetes.
 const NAME_MAX: usize = 253;
 /// Bytes of the annotations of a Service that are kept.
 pub(super) const ANNOTATIONS_MAX: usize = 16 << 10;
@@ -134,7 +134,7 @@ fn key(named: &Named) -> String {
     }
 }
 
-/// Whether it is a name in Kubernetes.
+/// Whether the text is a valid name in Kubernetes.
 pub(crate) fn is_name(name: &str) -> bool {
     let right = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.';
     (1..=NAME_MAX).contains(&name.len()) && name.bytes().all(right)

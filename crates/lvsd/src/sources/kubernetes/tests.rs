@@ -1,4 +1,4 @@
-//! Objects for tests of all parts, and sessions with an API server that plays a part.
+//! Objects for the tests of all modules, and sessions with a fake API server.
 
 use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard};
@@ -115,7 +115,7 @@ struct State {
     token: Option<String>,
     /// Requests with a token that is not accepted.
     unauthorized: usize,
-    /// So many writes of a status fail.
+    /// Number of writes of a status that will fail.
     busy: usize,
 }
 
