@@ -343,7 +343,7 @@ const IGNORED: [(c_int, &str); 4] = [
     (SIGALRM, "SIGALRM"),
 ];
 
-/// Options of earlier versions, and their replacements.
+/// Options of earlier versions, and the options that replace them.
 const REMOVED: [(&str, &str); 6] = [
     ("--echo-limit", "write `--echo N`"),
     (
@@ -442,7 +442,7 @@ fn address(args: &Args) -> Address {
     socket.map_or_else(Address::default, Address::new)
 }
 
-/// The state keeper for a warm restart; `None` if the arguments turn warm restarts off.
+/// Connects to the state keeper for a warm restart; `None` if the arguments disable warm restarts.
 fn state_keeper(args: &Args) -> Option<io::Result<StateKeeper>> {
     let wanted = !matches!(args.warm_restart, WarmRestart::Off) && !args.cleanup;
     wanted.then(|| StateKeeper::of(&address(args).to_string()))
@@ -465,7 +465,7 @@ fn confine(args: &Args) -> Confinement {
     })
 }
 
-/// Removes the state that a killed dataplane has left.
+/// Removes the state that a killed dataplane left.
 fn clean_up() -> anyhow::Result<()> {
     let address = Address::from_env();
     anyhow::ensure!(

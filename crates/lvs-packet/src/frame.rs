@@ -42,13 +42,14 @@ impl Offload {
 pub struct PartialChecksum {
     /// First byte that it covers, from the start of the frame.
     pub start: u16,
-    /// Its field, from `start`.
+    /// Offset of the checksum field from `start`.
     pub offset: u16,
 }
 
 impl PartialChecksum {
-    /// Whether it is the CRC32c of SCTP: no other protocol has its checksum there. The virtio header
-    /// cannot express it, so a device would store a checksum of another kind.
+    /// Whether the checksum is the CRC32c of SCTP: no other protocol has its checksum at that
+    /// offset. The virtio header cannot express it, so a device would store a checksum of another
+    /// kind.
     #[inline]
     pub const fn is_crc(self) -> bool {
         self.offset as usize == sctp::field::CHECKSUM.start
@@ -64,7 +65,7 @@ pub struct Segments {
     pub size: u16,
     /// Length of all headers, as the sender knew it; 0 is unknown.
     pub header_len: u16,
-    /// The first segment alone carries CWR (`VIRTIO_NET_HDR_GSO_ECN`).
+    /// Whether only the first segment carries CWR (`VIRTIO_NET_HDR_GSO_ECN`).
     pub ecn: bool,
 }
 
@@ -123,7 +124,7 @@ pub struct Frame {
     buf: Storage,
     start: usize,
     end: usize,
-    /// Its unfinished checksum and segments.
+    /// The frame's unfinished checksum and its segments.
     pub offload: Offload,
 }
 
@@ -200,8 +201,8 @@ impl Frame {
         mem::replace(self, Self::vacant())
     }
 
-    /// Bytes that it can have behind the standard headroom, when it is cleared. 0 for memory that
-    /// is not its own.
+    /// Returns the number of bytes that the frame can have behind the standard headroom after it is
+    /// cleared; 0 for memory that the frame does not own.
     #[inline]
     pub fn capacity(&self) -> usize {
         match &self.buf {
@@ -216,7 +217,7 @@ impl Frame {
         &self.buf[self.start..self.end]
     }
 
-    /// The frame's bytes, for changes in place.
+    /// Returns the frame's bytes, for changes in place.
     #[inline]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.buf[self.start..self.end]
@@ -246,8 +247,8 @@ impl Frame {
         self.buf.len() - self.end
     }
 
-    /// Grows the frame by `n` bytes at its front and returns them (their content is undefined);
-    /// `None` without a change if there is no room. Offsets in `offload` are adjusted.
+    /// Grows the frame by `n` bytes at its front and returns them (their content is undefined); if
+    /// there is no room, it returns `None` and changes nothing. Offsets in `offload` are adjusted.
     #[inline]
     #[must_use]
     pub fn push_front(&mut self, n: usize) -> Option<&mut [u8]> {
@@ -269,7 +270,8 @@ impl Frame {
         Some(&self.buf[start..self.end])
     }
 
-    /// Cuts `n` bytes off the front; `false`, and nothing changed, if it is shorter.
+    /// Removes `n` bytes from the front; if the frame is shorter, it returns `false` and changes
+    /// nothing.
     #[inline]
     #[must_use]
     pub fn pull_front(&mut self, n: usize) -> bool {
@@ -318,7 +320,8 @@ impl Frame {
         true
     }
 
-    /// Clears the content: an empty frame with the standard headroom, if there is room for it.
+    /// Clears the content: the frame is empty and has the standard headroom, if there is room for
+    /// it.
     #[inline]
     pub fn clear(&mut self) {
         self.start = HEADROOM.min(self.buf.len());

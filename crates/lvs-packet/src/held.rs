@@ -91,8 +91,8 @@ impl Held {
         self.hold_for(Cause::Neighbour(port, addr), frame, now)
     }
 
-    /// Keeps a packet of the host itself, translated and without link header, waiting until its
-    /// connection's answers are intercepted; returns whether to request that now.
+    /// Holds a packet of the host itself, translated and without link header, until the answers of
+    /// its connection are intercepted; returns whether to request that now.
     pub fn hold_local_client(&mut self, client: LocalClient, frame: Frame, now: Instant) -> bool {
         self.hold_for(Cause::LocalClient(client), frame, now)
     }
@@ -192,7 +192,7 @@ impl Held {
         frames.into_iter().map(|(_, frame)| frame)
     }
 
-    /// Removes the packets that wait for a failed neighbour, and counts them as dropped; returns
+    /// Removes the packets that wait for a failed neighbour, counts them as dropped, and returns
     /// them in order.
     pub fn give_up(&mut self, port: PortId, addr: IpAddr) -> Vec<Frame> {
         let lost: Vec<Frame> = self.take(port, addr).collect();
@@ -231,7 +231,7 @@ impl Held {
         self.frames
     }
 
-    /// Whether none waits.
+    /// Whether no packet waits.
     pub const fn is_empty(&self) -> bool {
         self.frames == 0
     }

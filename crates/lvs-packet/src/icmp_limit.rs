@@ -14,7 +14,7 @@ use crate::wire::icmp::ErrorKind;
 const PEERS: usize = 1024;
 /// Number of buckets with a common lock.
 const STRIPE: usize = 64;
-/// Errors that a receiver may get at once (`XRLIM_BURST_FACTOR`).
+/// Number of errors that a receiver may get at once (`XRLIM_BURST_FACTOR`).
 const PEER_BURST: i64 = 6;
 
 /// Limits of ICMP errors, as in the kernel's sysctls.
@@ -25,7 +25,7 @@ pub struct Limits {
     pub per_receiver: Duration,
     /// Errors a second to all (`icmp_msgs_per_sec`).
     pub per_second: u32,
-    /// Errors at once (`icmp_msgs_burst`).
+    /// Maximum number of errors at once (`icmp_msgs_burst`).
     pub burst: u32,
 }
 
@@ -56,12 +56,12 @@ impl Limits {
     };
 }
 
-/// A token bucket that workers share, full at first.
+/// A token bucket that workers share. It is full at first.
 #[derive(Debug)]
 pub struct Bucket {
     /// Cost of one token in nanoseconds; 0 is no limit.
     cost: i64,
-    /// Nanoseconds that are saved at most.
+    /// Maximum of saved nanoseconds.
     full: i64,
     /// The time, in nanoseconds, from which unused credit accumulates.
     since: AtomicI64,
@@ -99,7 +99,8 @@ impl Bucket {
     }
 }
 
-/// The value of [`Bucket::since`] after one token is used at `now`; `None` if the bucket is empty.
+/// Returns the value of [`Bucket::since`] after one token is used at `now`; `None` if the bucket is
+/// empty.
 fn take(since: i64, now: i64, cost: i64, full: i64) -> Option<i64> {
     let since = since.max(now.saturating_sub(full));
     (now.saturating_sub(since) >= cost).then(|| since.saturating_add(cost))

@@ -13,7 +13,7 @@ const QUERY: u8 = 130;
 const REPORT_V1: u8 = 131;
 const DONE_V1: u8 = 132;
 const REPORT_V2: u8 = 143;
-/// Messages never leave their link.
+/// Hop limit of MLD messages, which never leave their link.
 const HOP_LIMIT: u8 = 1;
 const HOP_BY_HOP: u8 = 0;
 /// Hop-by-hop options with the router alert, so that routers and switches read the message (RFC
@@ -36,19 +36,19 @@ const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 /// Destination of reports of version 2.
 const ALL_MLD_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16);
 
-/// A query for listeners, from a router or from a switch in its place.
+/// A query for multicast listeners, from a router or from a switch instead of a router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Query {
-    /// To this group; `None` for all.
+    /// The queried group; `None` for all groups.
     pub group: Option<Ipv6Addr>,
-    /// Whether the query is of version 1, whose reports differ.
+    /// Whether the query is of version 1, which requires other reports.
     pub v1: bool,
     /// Milliseconds within which the listener answers, at a moment that it chooses.
     pub within_ms: u32,
 }
 
 impl Query {
-    /// The query without its deadline.
+    /// Returns the query without its deadline.
     #[must_use]
     pub const fn without_time(self) -> Self {
         Self {
@@ -58,7 +58,7 @@ impl Query {
     }
 }
 
-/// Report of a listener about a group.
+/// The change of a listener's membership in a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MembershipChange {
     /// The host is still a member: the answer to a query.
@@ -69,7 +69,7 @@ pub enum MembershipChange {
     Left,
 }
 
-/// Reads the query behind the Ethernet header of `frame`; `None` if it is no valid one (RFC 3810
+/// Reads the query behind the Ethernet header of `frame`; `None` if it is no valid query (RFC 3810
 /// section 5.1.14).
 pub fn parse(frame: &[u8]) -> Option<Query> {
     let ip = frame.get(ETHERNET_LEN..)?;
@@ -131,8 +131,8 @@ fn within_ms(code: u16, v1: bool) -> u32 {
     (mantissa | 0x1000) << (exponent + 3)
 }
 
-/// The frame that reports `change` of `groups`, of which there are at most [`RECORDS_MAX`]. `src`
-/// is a link-local address, or unspecified while the host has none.
+/// Creates the frame that reports `change` of at most [`RECORDS_MAX`] `groups`. `src` is a
+/// link-local address, or unspecified while the host has none.
 pub fn report(mac: Mac, src: Ipv6Addr, groups: &[Ipv6Addr], change: MembershipChange) -> Vec<u8> {
     let kind = match change {
         MembershipChange::Listening => 2,

@@ -30,11 +30,11 @@ pub const FRAME_LEN: usize = ETHERNET_LEN + ipv6::HEADER_LEN + MESSAGE_LEN + OPT
 pub struct Ndp {
     /// Whether it is a solicitation; otherwise an advertisement.
     pub solicitation: bool,
-    /// Its sender; unspecified in a probe.
+    /// The sender's address; unspecified in a probe.
     pub src: Ipv6Addr,
     /// Requested address, or announced address.
     pub target: Ipv6Addr,
-    /// Link-layer address of the sender: its option, else the sender of the frame.
+    /// Link-layer address of the sender: from the message's option, else the sender of the frame.
     pub mac: Mac,
 }
 
@@ -124,7 +124,7 @@ pub fn probe(mac: Mac, addr: Ipv6Addr) -> [u8; FRAME_LEN - OPTION_LEN] {
     out
 }
 
-/// The group in which the owner of `addr` receives solicitations.
+/// Returns the group in which the owner of `addr` receives solicitations.
 pub fn solicited_node(addr: Ipv6Addr) -> Ipv6Addr {
     let [.., a, b, c] = addr.octets();
     Ipv6Addr::new(

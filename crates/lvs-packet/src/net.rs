@@ -28,13 +28,13 @@ impl PortId {
 /// The properties of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortInfo {
-    /// Its link-layer address.
+    /// The port's link-layer address.
     pub mac: Mac,
     /// Length of the longest IP packet on this path.
     pub mtu: u32,
     /// Whether frames begin with an Ethernet header; otherwise they are plain IP packets.
     pub ethernet: bool,
-    /// Whether it accepts unfinished checksums and super-packets.
+    /// Whether the port accepts unfinished checksums and super-packets.
     pub offload: bool,
     /// Whether frames can be reinjected into the host on this port, as if they had just arrived.
     pub gives_back: bool,
@@ -76,7 +76,7 @@ pub struct Way {
 }
 
 impl Way {
-    /// The path to a next hop; `None` if its port is not Ethernet, or its neighbour is not
+    /// Creates the path to a next hop; `None` if its port is not Ethernet, or its neighbour is not
     /// resolved.
     pub fn by<N: Net + ?Sized>(hop: &NextHop, net: &N) -> Option<Self> {
         let port = net.port(hop.port).filter(|port| port.ethernet)?;
@@ -96,7 +96,7 @@ pub struct About {
     pub local: bool,
     /// A virtual service uses the address: [`Net::is_vip`].
     pub vip: bool,
-    /// The dataplane owns it: [`Net::is_own_vip`].
+    /// Whether the dataplane owns the address: [`Net::is_own_vip`].
     pub own: bool,
     /// The next hop to the address; `None` without a route, or while the neighbour is not resolved.
     pub way: Option<Way>,
@@ -104,7 +104,7 @@ pub struct About {
 
 /// The network for the packet path. Cheap look-ups, no I/O.
 pub trait Net {
-    /// The port's properties; `None` if it was removed.
+    /// Returns the port's properties; `None` if the port was removed.
     fn port(&self, port: PortId) -> Option<PortInfo>;
 
     /// The port that leads to the host's network stack, if there is one.
@@ -120,9 +120,9 @@ pub trait Net {
         self.is_local(src) || self.is_own_vip(src)
     }
 
-    /// Whether a VIP that the host has is a forged source too, as it is to the kernel: the answers
-    /// of direct routing do not pass a director that is the servers' gateway there. The dataplane
-    /// lets them pass.
+    /// Whether packets with a source VIP that the host has are dropped as forged, as the kernel
+    /// does: replies of direct routing do not pass through a director that is the servers' gateway
+    /// then. The dataplane forwards them.
     fn forges_vips(&self) -> bool {
         false
     }
@@ -136,13 +136,13 @@ pub trait Net {
     /// The next hop of `dst`, which is not local; `None` if it is unreachable.
     fn route(&self, dst: IpAddr) -> Option<NextHop>;
 
-    /// The reason why there is no route to `dst`.
+    /// Returns the reason why there is no route to `dst`.
     fn why_no_route(&self, dst: IpAddr) -> FrameDrop {
         let _ = dst;
         FrameDrop::NoRoute
     }
 
-    /// The link-layer address of a neighbour; `None` if it is not resolved.
+    /// Returns the link-layer address of a neighbour; `None` if it is not resolved.
     fn neighbour(&self, port: PortId, addr: IpAddr) -> Option<Mac>;
 
     /// All properties of an address.

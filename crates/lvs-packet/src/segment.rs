@@ -141,12 +141,10 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// How the aggregate in `frame` is cut; `None` if it is none, or is one datagram to be
-    /// fragmented (UFO).
-    ///
-    /// # Errors
-    /// [`FrameDrop::BadAggregate`] if it contradicts its headers; [`FrameDrop::TinySegments`] if it
-    /// would become more packets than any host means by it.
+    /// Returns how the aggregate in `frame` is divided; `None` if the frame is no aggregate, or is
+    /// one datagram to be fragmented (UFO).  # Errors [`FrameDrop::BadAggregate`] if the aggregate
+    /// contradicts its headers; [`FrameDrop::TinySegments`] if it would become more packets than
+    /// one frame may become.
     #[inline]
     pub fn new(frame: &Frame, packet: &Packet) -> Result<Option<Self>, FrameDrop> {
         let Some(segments) = frame.offload.segments else {
@@ -227,11 +225,9 @@ impl Cut {
         }
     }
 
-    /// The segments of the aggregate in `frame`, in order. They are not made before they are asked
-    /// for.
-    ///
-    /// # Errors
-    /// [`FrameDrop::TinySegments`] if there are more than one frame may become.
+    /// Returns the segments of the aggregate in `frame`, in order. Each segment is created only
+    /// when the iterator returns it.  # Errors [`FrameDrop::TinySegments`] if the segments are more
+    /// than one frame may become.
     pub fn segments<'a>(
         &self,
         frame: &'a Frame,

@@ -9,7 +9,7 @@ use crate::icmp_limit::Limits;
 /// Behaviour of the packet path beyond IPVS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// ICMP errors at most.
+    /// The limits of ICMP errors.
     pub limits: Limits,
     /// Treatment of echo requests to addresses that the dataplane owns.
     pub echo: Echo,
@@ -49,7 +49,7 @@ pub enum ReversePath {
     Off,
     /// Through any interface.
     Loose,
-    /// Through the interface of its arrival.
+    /// The route to the source must use the interface on which the packet arrived.
     Strict,
 }
 
@@ -70,7 +70,8 @@ impl FromStr for ReversePath {
 /// addresses are always the host's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Echo {
-    /// So many requests are answered in a second, all senders together; 0 is no limit.
+    /// Maximum number of requests per second that are answered, of all senders together; 0 disables
+    /// the limit.
     Answer(u32),
     /// The requests are dropped.
     Drop,

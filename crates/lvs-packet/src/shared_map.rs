@@ -227,13 +227,13 @@ impl<T: Eq + Hash> Default for SharedSet<T> {
 }
 
 impl<T: Clone + Eq + Hash> SharedSet<T> {
-    /// Adds a value; whether it is new.
+    /// Adds a value; returns whether it is new.
     pub fn insert(&mut self, value: T) -> bool {
         // An existing value copies nothing.
         !self.contains(&value) && self.0.insert(value, ()).is_none()
     }
 
-    /// Removes a value; returns whether it was there.
+    /// Removes a value; returns whether it existed.
     pub fn remove(&mut self, value: &T) -> bool {
         self.0.remove(value).is_some()
     }

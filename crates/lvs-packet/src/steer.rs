@@ -102,7 +102,8 @@ impl Steering {
         Self::with_keys(workers, Keys::new(seed), by_address)
     }
 
-    /// As [`new`](Self::new), with the keys of another dataplane, whose connections continue.
+    /// Does the same as [`new`](Self::new), with the keys of another dataplane, whose connections
+    /// continue.
     pub fn with_keys(workers: NonZeroUsize, keys: Keys, by_address: bool) -> Self {
         Self {
             workers,
@@ -121,7 +122,7 @@ impl Steering {
         }
     }
 
-    /// Whether these are exactly the local addresses.
+    /// Whether the local addresses are exactly these.
     pub fn has_local(&self, local: &HashSet<IpAddr>) -> bool {
         self.local == *local
     }
@@ -248,8 +249,8 @@ impl Steering {
         }
     }
 
-    /// The first words of addresses: as many words as leave the number of different prefixes within
-    /// its limit.
+    /// Returns the prefixes of addresses, in words: as many words as keep the number of different
+    /// prefixes within its limit.
     fn prefixes(&self, addresses: &[IpAddr]) -> (usize, Vec<u32>) {
         for words in (1..=4).rev() {
             let folds = addresses.iter().map(|addr| self.keys.fold(*addr, words));
@@ -280,7 +281,7 @@ pub struct Range {
     pub first: u32,
     /// The last address.
     pub last: u32,
-    /// Kind of its addresses.
+    /// Kind of the addresses.
     pub kind: Kind,
 }
 

@@ -22,13 +22,13 @@ use lvs_core::Instant;
 
 /// If SYNs take more than one in this many parts of the time, they are sorted: above one half.
 const CALM: u32 = 2;
-/// The divisor of the time for each kind of SYN: from known clients, repeated SYNs, and the rest.
+/// The divisor of the time for each kind of SYN: from known clients, repeated SYNs, and others.
 const SHARES: [u32; KINDS] = [3, 16, 16];
 /// The kinds of SYNs: those of known clients, repeated ones, and all others.
 const KINDS: usize = 3;
 /// Time that a purse can save up, in nanoseconds.
 const SAVED: i64 = 50_000_000;
-/// Time after the last dropped SYN in which SYNs are still sorted.
+/// Time after the last dropped SYN during which SYNs are still classified.
 const CAUTIOUS: Duration = Duration::from_secs(1);
 /// Length of an epoch, after which the shares are divided again, in nanoseconds.
 const EPOCH: u64 = 50_000_000;
@@ -43,8 +43,8 @@ const KNOWN_FOR: Duration = Duration::from_secs(300);
 /// Number of bits for known clients, in each of two generations: with a million known clients, one
 /// in 16 other clients also counts as known.
 const KNOWN_BITS: usize = 1 << 23;
-/// A SYN is remembered for once to twice this: clients send theirs again after one, three and seven
-/// seconds.
+/// A SYN is remembered for once to twice this time: clients repeat theirs after one, three and
+/// seven seconds.
 const SEEN_FOR: Duration = Duration::from_secs(4);
 /// Number of bits for repeated SYNs: in a flood of 200,000 a second, one in 300 SYNs is mistaken
 /// for a repeated one.
@@ -53,7 +53,7 @@ const SEEN_BITS: usize = 1 << 24;
 /// A budget of time: a share of each second, and the unused time of earlier seconds.
 #[derive(Debug)]
 struct Purse {
-    /// Nanoseconds. Below zero, it was overspent by the last batch.
+    /// The remaining time in nanoseconds; negative if the last batch used more than there was.
     left: i64,
 }
 
@@ -116,7 +116,7 @@ impl Kind {
         }
     }
 
-    /// Divides the share among as many networks as have sent SYNs in the last epoch.
+    /// Divides the share among the number of networks that have sent SYNs in the last epoch.
     fn share_out(&mut self, cost: u64) {
         let all = EPOCH / u64::from(self.part) / cost.max(1);
         let asking = u64::from(self.asking.max(1));
@@ -189,7 +189,7 @@ impl Memory {
         self.since = now;
     }
 
-    /// The places of a hash: word and bit.
+    /// Returns the places of a hash in the filter: word and bit.
     fn places(&self, hash: u64) -> [(usize, u64); 3] {
         let bits = self.generations[0].len() as u64 * 64;
         // The number of bits is a power of two, and one of the steps is odd.
@@ -225,7 +225,7 @@ pub struct SynLimiter {
     seen: Memory,
     kinds: [Kind; KINDS],
     all: Purse,
-    /// SYNs are sorted until then.
+    /// The time until which SYNs are classified.
     until: Option<Instant>,
     /// Cost of a SYN in nanoseconds, as a moving average.
     cost: u64,
@@ -262,7 +262,7 @@ impl SynLimiter {
         self.until.is_some()
     }
 
-    /// SYNs cost all the time that there is, for an hour.
+    /// Simulates an hour in which SYNs use all of the available time.
     #[cfg(any(test, feature = "testing"))]
     pub fn is_flooded(&mut self, now: Instant) {
         self.until = Some(now + Duration::from_secs(3600));
@@ -326,7 +326,7 @@ impl SynLimiter {
         }
     }
 
-    /// A batch of `frames` has taken so long, and it is now `now`.
+    /// Records that a batch of `frames` frames has taken the time `took`, and that it is now `now`.
     pub fn spent(&mut self, frames: usize, took: Duration, now: Instant) {
         let passed = now.saturating_since(self.earned);
         self.earned = now;
@@ -357,8 +357,8 @@ impl SynLimiter {
     }
 }
 
-/// The source that counts as one client: an address of IPv4, or the network of an IPv6 host, which
-/// has 2^64 addresses.
+/// Returns the source that counts as one client: an IPv4 address, or the network of an IPv6 host,
+/// which has 2^64 addresses.
 fn host_of(addr: IpAddr) -> u64 {
     match addr {
         IpAddr::V4(addr) => addr.to_bits().into(),

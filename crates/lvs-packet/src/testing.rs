@@ -10,10 +10,10 @@ use crate::net::{Net, NextHop, PortId, PortInfo};
 use crate::pipeline::Decide;
 use crate::wire::Mac;
 
-/// An address and how many of its bits count.
+/// An address and the length of its prefix.
 pub type Prefix = (IpAddr, u8);
 
-/// Whether `addr` is of `prefix`.
+/// Whether `addr` is in the prefix.
 pub fn contains((net, bits): Prefix, addr: IpAddr) -> bool {
     lvs_core::Prefix::new(net, bits).is_some_and(|prefix| prefix.contains(addr))
 }
@@ -41,10 +41,7 @@ impl Route {
         }
     }
 
-    /// No way.
-    ///
-    /// # Panics
-    /// If `to` is no prefix.
+    /// Adds a route that is unreachable.  # Panics If `to` is no prefix.
     pub fn unreachable(to: &str) -> Self {
         Self {
             to: parse_prefix(to),
@@ -68,7 +65,7 @@ pub struct Table {
     pub host_port: Option<PortId>,
     /// Addresses of the host.
     pub local: HashSet<IpAddr>,
-    /// Prefixes all of whose addresses are the host's.
+    /// Prefixes all of whose addresses belong to the host.
     pub local_prefixes: Vec<Prefix>,
     /// Addresses of services.
     pub vips: HashSet<IpAddr>,
@@ -87,10 +84,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// The port of a number.
-    ///
-    /// # Panics
-    /// If there is none.
+    /// Returns the port with this number.  # Panics If there is no such port.
     pub fn port_mut(&mut self, port: PortId) -> &mut PortInfo {
         &mut self.ports[port.index()]
     }
@@ -162,10 +156,11 @@ impl Net for Table {
     }
 }
 
-/// Passes packets on to another decider after `edit` has changed them: marks, another hook.
+/// Passes packets on to another decider after `edit` has changed them; for tests of marks and of
+/// another hook.
 #[derive(Debug)]
 pub struct Edited<'a, D, F> {
-    /// The decisions behind it.
+    /// The decider that decides on the changed packets.
     pub decide: &'a mut D,
     /// Changes a packet before the decision.
     pub edit: F,

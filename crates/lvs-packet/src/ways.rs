@@ -46,11 +46,11 @@ pub enum NoWay {
 }
 
 impl Ways {
-    /// The paths of a connection. `pmtu_disc`: the sysctl of this name.
+    /// Returns the paths of a connection. `pmtu_disc`: the sysctl of this name.
     ///
     /// # Errors
-    /// The pipeline would do anything else with the packets than send them there: they are this
-    /// host's own, have an impossible source or no route, or their neighbour is not known.
+    /// The pipeline would not simply send the packets there: the packets are this host's own, have
+    /// an impossible source or no route, or their neighbour is not known.
     pub fn of<N: Net>(
         offer: &Offer,
         net: &N,

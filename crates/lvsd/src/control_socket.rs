@@ -287,7 +287,7 @@ mod tests {
 
     /// A process of another user, for the test below: requests a reload, and prints the answer.
     #[test]
-    #[ignore = "another test starts this one"]
+    #[ignore = "by hand: another test starts it"]
     fn reload_request_of_unprivileged_user_is_refused() {
         use std::os::linux::net::SocketAddrExt;
         let name = std::env::var("DOOR").expect("where to");

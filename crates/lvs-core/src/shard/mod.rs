@@ -295,7 +295,7 @@ impl Shard {
         self.len() == 0
     }
 
-    /// Connections at most.
+    /// Maximum number of connections.
     pub fn capacity(&self) -> usize {
         self.table.capacity()
     }
@@ -347,7 +347,7 @@ impl Shard {
         self.table.restart(index, now);
     }
 
-    /// Sets the end of connection `index`, unless a packet arrives.
+    /// Lets connection `index` expire at `at`, unless a packet of it arrives before.
     pub(crate) fn restart_until(&mut self, index: u32, at: Instant) {
         self.table.restart_until(index, at);
     }
@@ -459,7 +459,7 @@ impl Shard {
         self.hand.last = None;
     }
 
-    /// Its number among the director's.
+    /// The number of this shard among the director's shards.
     pub const fn number(&self) -> usize {
         self.number
     }

@@ -69,9 +69,9 @@ impl Passed {
 }
 
 impl Shard {
-    /// Decides on a packet that cannot change its connection, by the userspace fast path; on
-    /// replies, if they pass through the host. `None` means that nothing has changed:
-    /// [`handle_packet_ahead`](Self::handle_packet_ahead) decides.
+    /// Decides on a packet that cannot change its connection, by the userspace fast path. It
+    /// decides on replies only if they pass through the host. `None` means that nothing has
+    /// changed: [`handle_packet_ahead`](Self::handle_packet_ahead) decides.
     #[inline]
     pub fn pass(&mut self, packet: &Plain, ahead: &Ahead, now: Instant) -> Option<Passed> {
         let Plain {

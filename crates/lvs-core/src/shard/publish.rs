@@ -50,7 +50,7 @@ pub enum Unpublished {
     /// A through-VIP health check opened the connection, and the sender of each reply must be
     /// checked.
     HealthCheck,
-    /// A helper inspects its payload.
+    /// A helper (FTP) inspects the connection's payload.
     Helped,
     /// The connection ends with its first packet.
     OnePacket,
@@ -58,7 +58,7 @@ pub enum Unpublished {
     ServerDown,
     /// The time until its server's first answer is measured.
     Timed,
-    /// Its sequence numbers are adjusted.
+    /// The sequence numbers of the connection are adjusted.
     Adjusted,
     /// The client's port is unknown or 0.
     NoClientPort,
@@ -78,7 +78,7 @@ pub enum Unpublished {
     Exception,
     /// No service of the connection's address family exists.
     Family,
-    /// A local address of full NAT is its client or its virtual address.
+    /// The client's address or the virtual address is also a local address of full NAT.
     LocalAddress,
     /// The director is only a backup, and forwards no packets.
     BackupOnly,
@@ -139,8 +139,8 @@ pub(super) fn is_still(entry: Entry<'_>) -> bool {
     what_changes(entry).is_none()
 }
 
-/// Reason why the packets of a connection need work that the kernel fast path cannot do, if there
-/// is one.
+/// Returns the reason why the packets of a connection need work that the kernel fast path cannot
+/// do, if there is one.
 #[inline]
 fn what_else(entry: Entry<'_>) -> Option<Unpublished> {
     let flags = entry.flags();
@@ -162,15 +162,15 @@ fn what_else(entry: Entry<'_>) -> Option<Unpublished> {
 /// Whether a connection is due for offloading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OffloadState {
-    /// No connection can be offloaded now.
+    /// Offloading is suspended: no connection can be offloaded now.
     NoEpoch,
     /// The connection is offloaded in this epoch.
     Published,
     /// The connection was offloaded in another epoch.
     Stale,
-    /// Its client has sent too few packets.
+    /// The client has sent too few packets.
     Early,
-    /// Its client has sent enough packets; the next check is at a multiple of that number.
+    /// The client has sent enough packets; the next check is at a multiple of that number.
     Between,
     /// The connection is due now.
     Due,
@@ -239,7 +239,7 @@ pub struct LocalEnd {
 pub enum LocalChange {
     /// A connection uses the local address and port.
     Bound(LocalEnd),
-    /// The connection has ended: another one may have the port, or the slot.
+    /// The connection has ended: another connection may use the port, or the slot.
     Released(LocalEnd),
 }
 
@@ -267,7 +267,8 @@ impl Shard {
             && what_else(entry).is_none()
     }
 
-    /// Progress of a connection to its offload, without the reasons against it.
+    /// Returns how far a connection is on its way to being offloaded, without the reasons against
+    /// it.
     pub fn offload_state(&self, conn: ConnId, packets: u32, epoch: u16) -> OffloadState {
         offload_state(self.table.get(conn.0), packets, epoch)
     }
@@ -315,8 +316,9 @@ impl Shard {
         })
     }
 
-    /// Reason why the next packets may change the state of a connection or of its template, if there
-    /// is one. An answer assures a template once; with direct routing and tunnels none passes here.
+    /// Returns the reason why the next packets may change the state of a connection or of its
+    /// template, if there is one. A reply assures a template only once; with direct routing and
+    /// tunnels, replies do not pass through this host.
     fn what_changes(&self, index: u32, entry: Entry<'_>) -> Option<Unpublished> {
         let reason = what_changes(entry)?;
         let template = self.templates.get(index).and_then(Option::as_ref);
@@ -407,7 +409,7 @@ impl Shard {
         next
     }
 
-    /// Whether the shard's copies are out of date, and a sweep is due.
+    /// Whether the shard's copies of the settings are out of date, so that a sweep is due.
     pub fn is_behind(&self) -> bool {
         self.is_stale()
     }

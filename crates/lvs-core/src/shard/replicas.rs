@@ -77,8 +77,8 @@ impl Shard {
         borrowed.cloned().unwrap_or_default()
     }
 
-    /// Items about connections from slot `from` on, and the next slot, like
-    /// [`connections_piece`](Self::connections_piece). This director becomes the owner of
+    /// Returns the items of the connections from slot `from` on, and the next slot, as
+    /// [`connections_piece`](Self::connections_piece) does. This director becomes the owner of
     /// connections that should be replicated and have no owner.
     pub fn replicated_piece(
         &mut self,
@@ -168,7 +168,7 @@ impl Shard {
         }
     }
 
-    /// Whether a connection is worth replicating: no connection that a flood opens.
+    /// Whether a connection should be replicated; connections that a flood opens should not.
     pub(super) fn is_worth(&self, slot: conn::Entry<'_>) -> bool {
         let settled = match slot.protocol() {
             // ESTABLISHED, FIN_WAIT and CLOSE_WAIT.
@@ -205,8 +205,8 @@ impl Shard {
         self.strike_quietly(index);
     }
 
-    /// Like [`strike`](Self::strike), without a report to the peers: the connection continues at
-    /// another director.
+    /// Does the same as [`strike`](Self::strike), without a report to the peers: the connection
+    /// continues at another director.
     pub(crate) fn strike_quietly(&mut self, index: u32) {
         let slot = self.table.get(index);
         let (identity, peer) = (identity(slot), peer_of(slot));
@@ -348,7 +348,7 @@ pub(super) mod tests {
             Self::of(ServiceConfig::new(Family::V4, "rr"), keys, keeps_ties)
         }
 
-        /// With this service, and no server.
+        /// Creates a director with this service and no server.
         pub(in crate::shard) fn of(
             config: ServiceConfig,
             keys: [u64; 2],
@@ -404,7 +404,7 @@ pub(super) mod tests {
             self.control.hear(&mut self.shard, PEER, ties, items, now)
         }
 
-        /// Sends the changes here to the other director.
+        /// Sends the changes of this director to the other director.
         pub(in crate::shard) fn tell(&mut self, other: &mut Self, now: Instant) -> Heard {
             let (bytes, lost) = self.shard.take_changes();
             assert!(!lost);

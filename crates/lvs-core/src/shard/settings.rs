@@ -25,7 +25,7 @@ pub(crate) struct Settings {
     pub(crate) ipv6: bool,
     pub(crate) timeouts: Timeouts,
     pub(crate) sysctls: Sysctls,
-    /// The TCP tables that trust only the server are in force.
+    /// Whether the TCP state tables that trust only the server are in force.
     pub(crate) secure: bool,
     /// A backup daemon runs and `backup_only` is set: nothing is forwarded.
     pub(crate) backup_only: bool,
@@ -35,7 +35,7 @@ pub(crate) struct Settings {
     pub(crate) evicts: bool,
     /// A service's engine opens connections for datagrams from its servers.
     pub(crate) outbound: bool,
-    /// Virtual ports whose connections the helper for FTP inspects.
+    /// Virtual ports whose connections the FTP helper inspects.
     pub(crate) ftp_ports: Vec<u16>,
 }
 

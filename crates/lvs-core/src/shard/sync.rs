@@ -29,14 +29,14 @@ impl Shard {
         self.sync.next_message()
     }
 
-    /// Whether a master runs.
+    /// Whether this director runs a master daemon.
     pub const fn has_master(&self) -> bool {
         self.settings.master.is_some()
     }
 
-    /// Sends the offloaded connections that need it, because their clients have sent packets that
-    /// the shard has not seen: those from slot `from` on, at most `budget` slots. Returns the next
-    /// slot.
+    /// Sends synchronisation messages about offloaded connections whose clients have sent packets
+    /// that the shard has not seen: those from slot `from` on, at most `budget` slots. Returns the
+    /// next slot.
     pub fn sync_offloaded_piece(
         &mut self,
         from: usize,
@@ -209,7 +209,7 @@ mod tests {
         }
     }
 
-    /// As many packets pass in the kernel.
+    /// Lets the kernel fast path forward that many packets of the connection.
     fn pass(director: &Director, conn: ConnId, packets: u32) {
         for _ in 0..packets {
             director.shard.table.get(conn.0).count_packet();
@@ -223,7 +223,7 @@ mod tests {
         }
     }
 
-    /// Entries of the messages so far: each has 36 bytes, behind a header of 8.
+    /// Counts the entries of the messages so far: an entry has 36 bytes, the header of a message 8.
     fn entries(director: &mut Director) -> usize {
         let later = Instant::from_secs(60);
         core::iter::from_fn(|| director.shard.take_sync_message(later))

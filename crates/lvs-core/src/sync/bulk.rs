@@ -33,7 +33,7 @@ const RANGE_BITS: u32 = 10;
 /// Length of a digest.
 pub const DIGEST_LEN: usize = RANGES * 12;
 
-/// Bytes of an item before its connection.
+/// Bytes of an item in front of its connection.
 const HEADER: usize = 8;
 
 /// Maximum of bytes in the outgoing buffer.
@@ -56,9 +56,9 @@ pub enum Kind {
 /// A connection or a template, and the kind of update.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
-    /// Whether the connection exists.
+    /// The kind of item: whether the connection exists or has ended.
     pub kind: Kind,
-    /// Time until its timer fires.
+    /// Time until the connection's timer fires.
     pub left: Duration,
     /// The connection.
     pub entry: Entry,
@@ -148,7 +148,7 @@ pub fn count(mut bytes: &[u8]) -> u64 {
     count
 }
 
-/// Items in portions of at most `most` bytes, with at least one item each.
+/// Splits items into portions of at most `most` bytes, with at least one item each.
 pub fn portions(mut items: &[u8], most: usize) -> impl Iterator<Item = &[u8]> {
     core::iter::from_fn(move || {
         let mut end = 0;
@@ -261,7 +261,7 @@ impl Digest {
 /// The result of comparing a peer's digest with the replicas of its connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Differences {
-    /// Connections that it owns.
+    /// Number of connections that the sender owns.
     pub replicated: u64,
     /// Least number of missing items.
     pub missing: u64,
@@ -280,7 +280,7 @@ pub enum Pass {
     All,
     /// Connections that received a packet since then.
     Since(crate::Instant),
-    /// Connections in these ranges.
+    /// A request for the connections in these ranges.
     Ranges(Ranges),
 }
 

@@ -45,7 +45,7 @@ pub struct Master {
     /// Ports that connections are spread over, a power of two:
     /// [`Control::start_master`](crate::Control::start_master) sets it from `sync_ports`.
     pub ports: u16,
-    /// Connections at which a message is full.
+    /// Number of connections in a full message.
     pub count_max: u32,
 }
 

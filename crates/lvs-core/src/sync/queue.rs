@@ -13,7 +13,7 @@ use crate::conn::{NO_SLOT, State, Template};
 use crate::settings::Sysctls;
 use crate::{Instant, Protocol};
 
-/// A message that is not full is sent when it is this old.
+/// Age at which a message is sent even if it is not full.
 const SEND_AFTER: Duration = Duration::from_secs(2);
 
 pub(crate) const HZ: u32 = 250;
@@ -30,7 +30,7 @@ struct PortQueue {
     buffer: Vec<u8>,
     count: u32,
     version: u32,
-    /// Length at which the buffer is full.
+    /// Length in bytes at which the buffer is full.
     room: usize,
     begun: Instant,
     full: VecDeque<Vec<u8>>,
@@ -79,7 +79,8 @@ impl Queue {
     }
 }
 
-/// A number that differs between connections, and stays the same for the life of a connection.
+/// Returns a number that differs between connections and stays the same for the life of a
+/// connection.
 fn spread(entry: &Entry) -> u16 {
     let last = match entry.client.ip() {
         IpAddr::V4(addr) => u32::from(addr),
@@ -167,7 +168,7 @@ pub(crate) struct Subject {
     pub(crate) persistent: bool,
 }
 
-/// Whether an entry is to be sent; then with its new `sync_end` (`ip_vs_sync_conn_needed`).
+/// Whether an entry is to be sent; if so, returns its new `sync_end` (`ip_vs_sync_conn_needed`).
 pub(crate) fn needed(
     subject: &Subject,
     packets: u32,

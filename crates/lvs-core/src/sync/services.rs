@@ -21,7 +21,7 @@ use crate::conn::sip13;
 use crate::control::ServiceKeyOrd;
 use crate::{Family, Forwarding, Protocol, ServerConfig, ServiceConfig, ServiceKey};
 
-/// Services of which digests are sent, at most: the first by their keys.
+/// Maximum number of services whose digests are sent: the first ones by their keys.
 pub const SERVICES_MAX: usize = 1 << 16;
 /// Bytes of a service's key and digest.
 pub const SERVICE_LEN: usize = KEY_LEN + 16;
@@ -105,7 +105,7 @@ impl ServiceDigest {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServiceDigests(BTreeMap<ServiceKeyOrd, ServiceDigest>);
 
-/// A service in which two directors differ.
+/// A service that differs between two directors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Differs {
     /// The service.

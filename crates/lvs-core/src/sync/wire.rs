@@ -158,7 +158,7 @@ pub(crate) fn finish(version: u32, count: u32, message: &mut [u8]) {
 pub struct Entries {
     /// Connections and templates.
     pub entries: Vec<Entry>,
-    /// The rest of the message, or a connection in it, could not be understood.
+    /// Whether the rest of the message, or a connection in it, could not be parsed.
     pub damaged: bool,
 }
 
@@ -167,7 +167,7 @@ pub struct Entries {
 pub enum Unread {
     /// The message is too short for a header, or its length field is wrong.
     Malformed,
-    /// The master has another syncid.
+    /// The master has another syncid than the backup.
     OtherId,
 }
 

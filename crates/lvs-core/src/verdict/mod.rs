@@ -45,7 +45,8 @@ impl ServerId {
 pub enum Verdict {
     /// Client to server: transmit it by the connection's forwarding method.
     Forward(Forward),
-    /// Server to client: translate if required, then route it like any packet in transit.
+    /// A packet from the server to the client: translate it if required, then route it like any
+    /// packet in transit.
     Reply(Reply),
     /// No packet of a service: pass it to the host's network stack (delivery or ordinary
     /// forwarding).
@@ -53,10 +54,10 @@ pub enum Verdict {
     /// Answer with ICMP destination (port) unreachable from the packet's own destination address,
     /// then drop it.
     Unreachable(DropReason),
-    /// Answer the TCP segment with a reset from its own destination (RFC 9293 section 3.10.7.1),
-    /// then drop it.
+    /// Answer the TCP segment with a reset whose source is the segment's destination (RFC 9293
+    /// section 3.10.7.1), then drop the segment.
     Reset(DropReason),
-    /// Discard it, and count the reason.
+    /// Discard the packet, and count the reason.
     Drop(DropReason),
 }
 
@@ -89,7 +90,7 @@ pub struct Forward {
 pub struct Reply {
     /// The connection.
     pub conn: ConnId,
-    /// The real server; `None` for a connection that is bound to none.
+    /// The real server; `None` if the connection has no server.
     pub server: Option<ServerId>,
     /// The new source (for an ICMP error: of the embedded packet's destination); `None` leaves the
     /// packet unchanged, because the connection is not translated.
@@ -158,7 +159,7 @@ reasons! {
         TableFull => "table_full",
         /// The service has reached its limit of connections.
         ServiceFull => "service_full",
-        /// The service has had as many new connections in a second as its limit allows.
+        /// The service has reached its limit of new connections per second.
         ServiceRate => "service_rate",
         /// The source has reached the limit of new connections a second for one source.
         SourceRate => "source_rate",
@@ -170,7 +171,7 @@ reasons! {
         ShortHeader => "short_header",
         /// An ICMP error with a wrong checksum.
         IcmpChecksum => "icmp_checksum",
-        /// The defence `drop_packet` chose it.
+        /// The defence `drop_packet` selected the packet.
         DropPacket => "drop_packet",
         /// The persistence engine found no key in the packet.
         PersistenceEngine => "persistence_engine",
@@ -190,7 +191,7 @@ reasons! {
         /// Packet of an FTP control connection that acknowledges data that the other side has not
         /// sent.
         HelperSequence => "helper_sequence",
-        /// The embedding program's own hook dropped it.
+        /// The embedding program's own hook dropped the packet.
         Hook => "hook",
     }
 }
@@ -201,13 +202,13 @@ reasons! {
     AcceptReason {
         /// No service has this address, port or mark.
         NoService => "no_service",
-        /// No connection, and not a packet that may open one (TCP without SYN, RST).
+        /// The packet belongs to no connection and may not open one (TCP without SYN, RST).
         NotNew => "not_new",
         /// A protocol that is not balanced.
         Protocol => "protocol",
         /// The source port is 20, which is never scheduled.
         SourcePort20 => "source_port_20",
-        /// The port is FTP data, which the service captures only if it is persistent.
+        /// The port is FTP data, which the service accepts only if it is persistent.
         FtpData => "ftp_data",
         /// An ICMP error that belongs to no connection.
         UnrelatedIcmp => "unrelated_icmp",

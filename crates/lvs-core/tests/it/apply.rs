@@ -289,8 +289,8 @@ fn flush_removes_services_one_by_one() {
     assert_eq!(control.services().count(), 1);
 }
 
-/// The control half is locked for no more servers than there are changes, however many servers a
-/// service has.
+/// However many servers a service has, the control half is locked for no more servers than there
+/// are changes.
 #[test]
 fn deleted_service_is_cleaned_up_in_pieces() {
     let mut control = control();

@@ -1,5 +1,5 @@
-//! Deviations from the kernel in the core. docs/decisions.md lists all deviations; the tests of the
-//! others are in the crates that they concern.
+//! Tests of the deviations from the kernel in the core. docs/decisions.md lists all deviations; the
+//! other deviations have their tests in the crates that they concern.
 
 use std::net::SocketAddr;
 

@@ -343,7 +343,7 @@ fn documented_calls_with_read_access_are_complete() {
     assert_eq!(Access::of_method("no.such.call"), Access::Write);
 }
 
-/// The pages below `docs/`, by their names.
+/// Returns the names of the pages below `docs/`.
 fn pages() -> Vec<String> {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
     let entries = fs::read_dir(docs).expect("the directory of the pages");

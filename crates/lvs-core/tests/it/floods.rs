@@ -76,7 +76,7 @@ impl Bed {
         self.director.handle_packet(&meta, self.now)
     }
 
-    /// The address that the packet is forwarded to; none if it is not.
+    /// Returns the address that the packet is forwarded to; `None` if it is not forwarded.
     fn opens(&mut self, src: SocketAddr, flags: u8) -> Option<SocketAddr> {
         match self.send(src, flags) {
             Verdict::Forward(forward) => Some(forward.target),

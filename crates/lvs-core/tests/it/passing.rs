@@ -16,8 +16,8 @@ use lvs_core::{
 };
 use proptest::prelude::*;
 
-/// A service of each kind: its protocol, port, method, scheduler, flags, and whether its servers
-/// are missed.
+/// A kind of service: its protocol, port, method, scheduler and flags, and whether its servers are
+/// absent.
 type Kind = (Protocol, u16, Forwarding, &'static str, u32, bool);
 
 const KINDS: [Kind; 11] = {
@@ -225,7 +225,7 @@ impl Twin {
         self.director.handle_packet(meta, self.now)
     }
 
-    /// Makes a step, and returns its result and the state after it.
+    /// Performs an action, and returns its result and the state after it.
     fn act(&mut self, act: &Act) -> String {
         let control = &mut self.director.control;
         let done = match *act {

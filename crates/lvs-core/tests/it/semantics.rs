@@ -41,7 +41,8 @@ fn udp<'a>(src: &str, dst: &str, payload: &'a [u8]) -> PacketMeta<'a> {
     )
 }
 
-/// A director with one service and servers 10.0.0.1, 10.0.0.2, ... with the port of the service.
+/// Creates a director with one service and servers 10.0.0.1, 10.0.0.2, ... with the port of the
+/// service.
 fn director(key: ServiceKey, config: ServiceConfig, method: Forwarding, servers: u8) -> Director {
     let mut director = Director::new(Options {
         max_connections: 1 << 17,
@@ -460,9 +461,9 @@ fn drop_entry_ends_one_in_32_half_open_connections_a_second() {
     assert_eq!(counted as usize, established);
 }
 
-/// Compares with Linux 6.12: the connections left of 400 of one kind, some seconds after
-/// `drop_entry = 3`. They had been idle for 70 s, except those in SYN_RECV. Both choose at random,
-/// so the numbers are near, not equal.
+/// Compares with Linux 6.12: of 400 connections of one kind, the number that remain some seconds
+/// after `drop_entry = 3`. They had been idle for 70 s, except those in SYN_RECV. Both choose at
+/// random, so the numbers are close, not equal.
 #[test]
 fn drop_entry_keeps_as_many_connections_as_the_kernel() {
     const SYN: u8 = TcpFlags::SYN;

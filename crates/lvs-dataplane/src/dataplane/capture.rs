@@ -148,7 +148,7 @@ fn takes(filter: &CaptureFilter, tuple: Option<Tuple>, dropped: bool) -> bool {
             .all(|port| src.port() == *port || dst.port() == *port)
 }
 
-/// Describes the decision about a packet, and returns whether the packet was dropped.
+/// Describes the decision on a packet, and returns whether the packet was dropped.
 pub(super) fn describe(verdict: &Verdict) -> (String, bool) {
     match verdict {
         Verdict::Forward(forward) => {

@@ -30,14 +30,14 @@ const OFFLOADS_MAX: usize = 4096;
 #[derive(Clone, Debug)]
 pub(super) struct Question {
     pub(super) tuple: Tuple,
-    /// Its mark; `None` if the rules for marks decide.
+    /// The packet's firewall mark; `None` if the rules for marks decide.
     pub(super) mark: Option<u32>,
     /// The interface on which the packet arrives.
     pub(super) interface: Option<String>,
 }
 
-/// The director for one packet worker: its own shard first, then the control half if the shard
-/// cannot decide.
+/// The part of the director that one packet worker uses: its own shard first, then the control half
+/// if the shard cannot decide.
 pub(super) struct Decider {
     context: Arc<Context>,
     pub(super) shard: Shard,
@@ -111,8 +111,8 @@ impl Decider {
         }
     }
 
-    /// Applies changes of the shared half to the shard, and ends the connections that must end by
-    /// its settings.
+    /// Applies changes of the shared settings to the shard, and ends the connections that the
+    /// changed settings end.
     pub(super) fn sweep(&mut self) {
         self.context.control_for_packet().sweep(&mut self.shard);
     }
@@ -167,8 +167,8 @@ impl Decider {
         Some(self.marks[taken].action)
     }
 
-    /// The number of the shard, the next piece of its connections, and where the one after that
-    /// begins.
+    /// Returns the number of the shard, the next piece of its connections, and the slot of the
+    /// piece after that.
     pub(super) fn connections(
         &self,
         starts: &[Option<usize>],
@@ -183,8 +183,8 @@ impl Decider {
         (number, piece, next)
     }
 
-    /// Explains the fate of a packet and changes nothing. `fast_path`: whether a connection, or a new
-    /// one (`None`), is offloaded.
+    /// Explains the fate of a packet and changes nothing. `fast_path` determines whether a
+    /// connection, or a new one (`None`), is offloaded.
     pub(super) fn explain(
         &self,
         question: &Question,
@@ -223,7 +223,7 @@ impl Decider {
         explanation
     }
 
-    /// The reason why a connection is not offloaded; `None` if it is.
+    /// Adds the reason why a connection is not offloaded; none if it is.
     fn with_dataplane(
         &self,
         tuple: &Tuple,

@@ -9,7 +9,7 @@ use lvs_core::PacketMeta;
 pub enum HookAction {
     /// The director decides about the packet.
     Continue,
-    /// Pass it to the host's network stack.
+    /// Pass the packet to the host's network stack.
     Host,
     /// Discard it.
     Drop,

@@ -14,9 +14,9 @@ use lvs_packet::frame::Frame;
 use lvs_packet::net::PortId;
 use lvs_packet::pipeline::Whole;
 
-/// Maximum of frames that wait for one worker, from all other workers together.
+/// Maximum number of frames that wait for one worker, from all other workers together.
 pub(crate) const PARCELS_MAX: usize = 4096;
-/// Maximum of bytes that wait for one worker, from all other workers together.
+/// Maximum number of bytes that wait for one worker, from all other workers together.
 pub(crate) const BYTES_MAX: usize = 16 << 20;
 
 /// A packet for another worker, with the port that received it.
@@ -40,7 +40,7 @@ impl Parcel {
 /// The queues of one worker.
 #[derive(Debug)]
 pub(super) struct Inbox {
-    /// One queue for each worker. The queue at the own index stays empty.
+    /// One queue for each sending worker. The queue at the worker's own index stays empty.
     from: Vec<Queue>,
     /// Some queue may contain a packet.
     waits: AtomicBool,
@@ -88,8 +88,8 @@ impl Inbox {
         (taken, taken > 0 && !self.waits.swap(true, Ordering::AcqRel))
     }
 
-    /// Moves about `most` waiting parcels into the empty `parcels`, in equal parts from all other
-    /// workers. Returns true if more parcels wait.
+    /// Moves up to about `most` waiting parcels into the empty `parcels`, in equal parts from all
+    /// other workers. Returns true if more parcels wait.
     pub(super) fn take(&self, parcels: &mut Vec<Parcel>, most: usize) -> bool {
         if !self.waits.load(Ordering::Relaxed) || !self.waits.swap(false, Ordering::AcqRel) {
             return false;

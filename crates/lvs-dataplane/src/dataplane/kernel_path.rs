@@ -154,8 +154,8 @@ fn with_xdp(wanted: UseKernel, xdp: bool) -> Result<UseKernel, StartError> {
     }
 }
 
-/// Removes the kernel fast path of a killed predecessor: it and this dataplane would forward the same
-/// packets.
+/// Removes the kernel fast path that a killed predecessor left: it and this dataplane would forward
+/// the same packets.
 fn end_what_is_left() {
     match FastPath::clean_up() {
         Ok(0) => {}

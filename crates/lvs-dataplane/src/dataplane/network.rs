@@ -47,7 +47,7 @@ struct Region {
     generation: u32,
     local: bool,
     hop: Option<NextHop>,
-    /// Whether each address is its own next hop.
+    /// Whether each destination address is its own next hop.
     on_link: bool,
     /// MAC address of the gateway; `None` if it is not resolved.
     mac: Option<Mac>,
@@ -108,7 +108,7 @@ impl fmt::Debug for Memo {
     }
 }
 
-/// The latest view that a worker has taken.
+/// The latest snapshot that a worker uses.
 #[derive(Debug, Default)]
 pub(super) struct TakenView {
     view: Arc<View>,

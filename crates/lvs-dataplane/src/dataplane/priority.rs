@@ -142,7 +142,7 @@ fn run_before_others() {
     }
 }
 
-/// A thread whose processor time a test sets.
+/// A clock of a thread's processor time that a test sets.
 #[cfg(test)]
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pretended {

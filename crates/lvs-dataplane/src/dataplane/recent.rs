@@ -45,7 +45,8 @@ impl Recent {
         self.samples.push_back((now, counts));
     }
 
-    /// Sets the recent part of these counts. Before the first five minutes are over, all of a count is recent.
+    /// Sets the recent part of these counts. During the first five minutes, the whole count is
+    /// recent.
     pub(super) fn apply(&self, reasons: &mut [ReasonCount], now: Instant) {
         let old = |(at, _): &&(Instant, _)| now.saturating_duration_since(*at) >= WINDOW;
         let before = self.samples.iter().rev().find(old);

@@ -47,11 +47,8 @@ impl fmt::Debug for RigWorker {
 }
 
 impl Rig {
-    /// As many workers as `control` has shards, in a network whose link 1 is `port`. `vips`:
-    /// addresses of services.
-    ///
-    /// # Errors
-    /// When the host gives no descriptors.
+    /// Creates as many workers as `control` has shards, in a network whose link 1 is `port`. `vips`
+    /// are addresses of services.  # Errors If the host has no free file descriptors.
     pub fn new(
         control: Control,
         network: NetState,

@@ -43,7 +43,7 @@ use lvs_sys::TablePages;
 #[derive(Debug)]
 pub struct Dataplane {
     handle: Arc<Handle>,
-    /// The packet workers, then the keeper.
+    /// The threads of the packet workers, then the keeper's.
     threads: Vec<JoinHandle<()>>,
     server: Option<server::Handle>,
 }
@@ -148,8 +148,8 @@ impl Dataplane {
         }
     }
 
-    /// Starts the synchronisation daemons of a predecessor. A thread of its own starts the daemons
-    /// whose interface is down or missing, when it is there.
+    /// Starts the synchronisation daemons of a predecessor. A separate thread starts the daemons
+    /// whose interface is down or missing, as soon as the interface is up.
     fn start_daemons(&mut self, daemons: Vec<SyncDaemon>) -> Result<(), StartError> {
         let waiting = start_daemons(&self.handle, daemons);
         if waiting.is_empty() {
@@ -175,12 +175,12 @@ impl Dataplane {
     /// none.
     ///
     /// # Errors
-    /// The refusal that the client would get; then nothing has changed.
+    /// Returns the refusal that a client would get; then nothing has changed.
     pub fn apply(&self, changes: Vec<Call>) -> Result<Done, Failure> {
         self.handle.apply(changes, true)
     }
 
-    /// The address of its control socket.
+    /// Returns the address of the control socket.
     pub fn address(&self) -> Option<&Address> {
         self.server.as_ref().map(server::Handle::address)
     }
@@ -480,7 +480,7 @@ fn start_daemons_in_time(handle: &Handle, mut waiting: Vec<SyncDaemon>) {
     }
 }
 
-/// Opens the memory that a state keeper holds, and makes shards with tables in it.
+/// Opens the memory that a state keeper holds, and creates shards whose tables are in it.
 fn open_warm_restart(
     control: &Control,
     workers: NonZeroUsize,
@@ -505,7 +505,7 @@ fn steering(workers: NonZeroUsize, options: &Options, ftp_ports: &[u16]) -> Stee
     Steering::new(workers, seed, !ftp_ports.is_empty())
 }
 
-/// A processor for each worker; none if there are fewer processors.
+/// Returns a processor for each worker; empty if there are fewer processors.
 fn own_cpus(workers: NonZeroUsize) -> Vec<usize> {
     let cpus = lvs_sys::permitted_cpus();
     if cpus.len() < workers.get() {

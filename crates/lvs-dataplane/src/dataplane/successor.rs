@@ -26,8 +26,8 @@ use crate::lock::lock;
 use crate::warm_restart::Record;
 use lvs_packet::steer::Steering;
 
-/// Services and servers up to which each change is stored at once. With more, changes are stored
-/// within a second.
+/// Number of services and servers up to which each change is stored at once. With more, changes are
+/// stored within a second.
 const FEW: usize = 256;
 
 /// The state that is kept for a successor, and when it is stored.
@@ -189,7 +189,7 @@ fn snapshot(control: &Control) -> Snapshot {
 }
 
 impl Snapshot {
-    /// Stores it for a successor.
+    /// Stores the state for a successor.
     fn store(&self, state: &dyn WarmState) {
         state.set_services(&self.held);
         let text = serde_json::to_vec(&self.kept).map_err(io::Error::from);
@@ -270,7 +270,7 @@ pub(super) fn restore(
 pub(super) enum Inheritance {
     /// In the memory of each shard.
     InPlace(Vec<Adoption>),
-    /// In these tables.
+    /// The connections are in these tables.
     Elsewhere(Vec<Memory>),
 }
 

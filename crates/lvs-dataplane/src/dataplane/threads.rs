@@ -39,8 +39,8 @@ pub(super) struct Threads<W> {
     ports: Mutex<Vec<Ports>>,
 }
 
-/// The shared end of a packet worker. No cache line that another thread writes is one that the
-/// worker reads for each packet.
+/// The shared part of a packet worker. No other thread writes to a cache line that the worker reads
+/// for each packet.
 #[repr(align(128))]
 pub(super) struct WorkerLink<W> {
     pub(super) mailbox: Mailbox<W>,
@@ -87,10 +87,7 @@ impl<W> Threads<W> {
 
     // --- the packet workers ----------------------------------------------------------------------
 
-    /// The link of a packet worker.
-    ///
-    /// # Panics
-    /// If there is no such worker.
+    /// Returns the link of a packet worker.  # Panics If no worker has this number.
     pub(super) fn worker(&self, number: usize) -> &WorkerLink<W> {
         &self.workers[number]
     }

@@ -69,7 +69,8 @@ pub(super) trait WarmState: Debug + Send + Sync {
         None
     }
 
-    /// Marks the take-over as complete. The dataplane hides its packets from the host by now.
+    /// Marks the take-over as complete: this dataplane now hides the packets of services from the
+    /// host.
     fn has_taken_over(&self);
 
     /// The TUN device that stays for a successor.

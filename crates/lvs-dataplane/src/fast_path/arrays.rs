@@ -1,4 +1,4 @@
-//! The maps that programs and dataplane share.
+//! The BPF maps that the programs and the dataplane share.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;

@@ -15,14 +15,14 @@ use crate::netlink::Filters;
 use lvs_sys::attached::{self, Place};
 use lvs_sys::{Instruction, Program, ProgramKind, ProgramLink};
 
-/// A program at an interface. It is detached when this value is dropped, and stays when the process
-/// is killed.
+/// An attached BPF program of an interface. It is detached when this value is dropped, and stays
+/// attached when the process is killed.
 #[derive(Debug)]
 pub struct Attached {
     kernel: Arc<FastPath>,
     ifindex: u32,
     _xdp: Option<AttachedXdp>,
-    /// Unless it is a filter.
+    /// The link that keeps the program attached; `None` if the program is a filter.
     _link: Option<ProgramLink>,
 }
 
@@ -114,7 +114,7 @@ impl FastPath {
 
 /// The filters that attach programs if the kernel has no tcx. They are tried out.
 pub(super) fn filters() -> io::Result<Option<Mutex<Filters>>> {
-    /// There is a loopback in every network namespace.
+    /// Interface index of the loopback, which every network namespace has.
     const LOOPBACK: u32 = 1;
     let has_tcx = || match attached::ids(LOOPBACK, Place::Ingress) {
         Err(error) => error.raw_os_error() != Some(libc::EINVAL),
@@ -146,7 +146,8 @@ pub(super) fn filters() -> io::Result<Option<Mutex<Filters>>> {
     Ok(Some(Mutex::new(filters)))
 }
 
-/// Whether the first place has filters of another kind, or for some protocols only.
+/// Whether the error means that the first place is occupied by filters of another kind, or for some
+/// protocols only.
 fn is_taken(error: &io::Error) -> bool {
     matches!(
         error.kind(),

@@ -1,4 +1,4 @@
-//! Numbers that the dataplane and its programs share: the other half of `bpf/layout.h`.
+//! Numbers that the dataplane and its BPF programs share, as `bpf/layout.h` defines them.
 
 use lvs_core::memory::Layout;
 
@@ -33,7 +33,7 @@ pub(super) const ABOUT_WORDS: usize = HOST_WORDS + Layout::HEADER_WORDS + conf::
 /// to other ports.
 pub(super) const SERVICE_WORDS: usize = 3;
 pub(super) const SERVICE_DATA: u64 = 1 << 32;
-/// Rules for marks, with a range of ports each, and the words of one.
+/// Maximum number of rules for marks, with a range of ports each.
 pub(super) const RULES: u32 = 1024;
 pub(super) const RULE_WORDS: usize = 16;
 
@@ -45,11 +45,11 @@ pub(super) const SERVERS: u32 = 4_096;
 pub(super) const HOP_WORDS: usize = 4;
 /// Words of the tunnel path to a server.
 pub(super) const TUNNEL_WORDS: usize = 16;
-/// Words of a server's counters, on one processor: packets and bytes of requests, then of replies.
+/// Words in a server's counters on one processor: packets and bytes of requests, then of replies.
 pub(super) const COUNT_WORDS: usize = 4;
 /// Words of the counters of fates, for one processor.
 pub(super) const SHARE_WORDS: usize = 16;
-/// Words of an interface and its link-layer address, and how many there are.
+/// Words of an interface and its link-layer address.
 pub(super) const MAC_WORDS: usize = 2;
 pub(super) const MAC_PLACES: u32 = 4096;
 /// Bytes of a decision that the filter passes to the ingress program.

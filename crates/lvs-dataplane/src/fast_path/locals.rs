@@ -58,9 +58,9 @@ pub(super) struct Locals {
     ends: OnceLock<Ends>,
     /// A thread is creating the map, or has created it.
     asked: AtomicBool,
-    /// It could not be made.
+    /// Whether creating the map has failed.
     failed: AtomicBool,
-    /// How many there may be: two for a connection.
+    /// Maximum number of entries: two for each connection.
     entries: u32,
     /// The slots of a worker's region.
     slots: Slots,
@@ -108,7 +108,7 @@ impl Slots {
 }
 
 impl Locals {
-    /// Without the map, which another dataplane may have left.
+    /// Creates the value without the map, which another dataplane may have left.
     pub(super) fn new(layout: &Layout, workers: NonZeroUsize, maps: Maps<'_>) -> io::Result<Self> {
         let slots = Slots::new(layout, workers);
         let place = match maps {
@@ -144,7 +144,7 @@ impl Locals {
         self.failed = AtomicBool::new(false);
     }
 
-    /// Lets the programs find the map, and a successor.
+    /// Makes the map available to the programs and to a successor.
     fn put(&self, ends: Ends, pins: Option<&Pins>) -> io::Result<()> {
         if let Some(pins) = pins {
             let path = pins.path(ENDS);
@@ -160,7 +160,7 @@ impl Locals {
         Ends::new(ENDS, self.entries)
     }
 
-    /// By which requests find a connection in that slot of a worker's region.
+    /// Returns the key by which requests find a connection in this slot of a worker's region.
     fn request(&self, worker: usize, slot: u32) -> Key {
         let (slot, is_wide) = self.slots.number(worker, slot);
         [slot & 0xffff_ffff | is_wide << 32, 0, 0, 0, 0, 0]
@@ -244,7 +244,7 @@ fn end_of(value: &[u64; LOCAL_WORDS], like: SocketAddr) -> SocketAddr {
 }
 
 impl FastPath {
-    /// Whether local addresses and ports can be written for the BPF programs.
+    /// Returns whether local addresses and ports can be written for the BPF programs.
     #[inline]
     pub(crate) fn locals(&self) -> LocalsAre {
         let locals = &self.locals;

@@ -79,12 +79,13 @@ use lvs_packet::steer::Steering;
 use lvs_packet::wire::Mac;
 use lvs_sys::{Jump, PacketSocket, Program, ProgramArray, SharedSet};
 
-/// Packets from the client after which a connection is published: shorter ones stay with the
-/// dataplane, and a flood publishes nothing.
+/// Number of packets from the client after which a connection is offloaded. The dataplane forwards
+/// shorter connections itself, so a flood offloads nothing.
 pub const OFFLOAD_AFTER: NonZeroU32 = NonZeroU32::new(16).unwrap();
 /// A dataplane that has run for this time shows that the inherited state does not crash it.
 const LONG_ENOUGH: Duration = Duration::from_secs(30);
-/// How long a slot that was published is not used again: a program may be looking at it.
+/// Time for which the slot of an offloaded connection is not used again: a BPF program may still
+/// read it.
 const QUARANTINE: Duration = Duration::from_millis(200);
 /// The time without new next hops after their numbers have run out.
 const HOPS_REST: Duration = Duration::from_millis(200);
@@ -116,7 +117,8 @@ pub struct Shares {
     /// Passed to userspace, because the packet may change the connection or exceeds the MTU of its
     /// path.
     pub unfit: u64,
-    /// Handed up: neither TCP nor UDP, or with options, fragments, tags of VLANs.
+    /// Passed to the userspace dataplane: neither TCP nor UDP, or with IP options, fragments or
+    /// VLAN tags.
     pub other: u64,
     /// Dropped while no dataplane ran; their senders repeat them.
     pub waiting: u64,
@@ -140,7 +142,7 @@ pub struct FastPath {
     /// The jump to the filter, for a socket that has no room for the filter.
     jump: Jump,
     ingress: Program,
-    /// The kernel's number of it.
+    /// The interface index of the ingress device in the kernel.
     ingress_id: u32,
     /// The program that forwards or holds frames without a dataplane.
     #[cfg(test)]
@@ -164,15 +166,16 @@ pub struct FastPath {
     services: SharedSet<SERVICE_WORDS>,
     known_services: Mutex<HashSet<[u64; SERVICE_WORDS]>>,
     known_rules: Mutex<Vec<[u64; RULE_WORDS]>>,
-    /// Where the maps are kept for a successor.
+    /// The pins of the maps for a successor; `None` if the maps are not kept.
     pins: Option<Pins>,
     /// Excludes other dataplanes.
     claim: Option<File>,
-    /// The maps are from another dataplane.
+    /// Whether the maps were created by another dataplane.
     found: bool,
     /// When this was opened, by the machine's clock, in nanoseconds.
     opened: u64,
-    /// A take-over runs: the connections that the predecessor has offloaded stay in force.
+    /// Whether a take-over runs: the connections that the predecessor has offloaded remain in
+    /// force.
     taking_over: AtomicBool,
     /// Interfaces at whose ingress the program is attached.
     attached: Mutex<HashSet<u32>>,
@@ -231,7 +234,7 @@ impl FastPath {
     /// Memory for the connection table of a worker.
     ///
     /// # Errors
-    /// There is no such worker.
+    /// If no worker has this number.
     pub fn memory(&self, worker: usize) -> Result<Memory, FastPathError> {
         let arrays = [
             self.arrays.narrow.clone(),
@@ -282,7 +285,7 @@ impl FastPath {
         self.set(conf::MARK, mark.into());
     }
 
-    /// Sets the slots in which the programs search a connection first
+    /// Sets the slots in which the programs look for a connection first
     /// ([`lvs_core::Shard::tries_homes`]).
     pub fn try_homes(&self, [narrow, wide]: [bool; 2]) {
         self.set(conf::HOMES, u64::from(narrow) | u64::from(wide) << 1);
@@ -476,7 +479,7 @@ impl FastPath {
         self.arrays.conf.words()[conf::MISSED].load(Relaxed) != 0
     }
 
-    /// Lets the programs at the interfaces handle frames again.
+    /// Lets the programs at the interfaces handle frames again after an error.
     pub(crate) fn forgive(&self) {
         self.set(conf::MISSED, 0);
     }

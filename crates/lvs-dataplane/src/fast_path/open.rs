@@ -40,8 +40,8 @@ const SERVICES: u32 = 1 << 17;
 const TRIES_MOST: u64 = 5;
 
 impl FastPath {
-    /// Makes the maps and loads the programs for a connection table of this layout. The clock of the
-    /// dataplane shows `now`.
+    /// Creates the maps and loads the programs for a connection table of this layout. `now` is the
+    /// current time of the dataplane's clock.
     ///
     /// # Errors
     /// [`FastPathError`]; then nothing is left in the kernel.
@@ -137,7 +137,7 @@ impl FastPath {
     /// number.
     ///
     /// # Errors
-    /// If another dataplane uses it, or it cannot be looked at.
+    /// If a running dataplane uses the pins, or they cannot be read.
     pub fn clean_up() -> io::Result<usize> {
         let pins = Pins::if_mounted()?;
         if !pins.are_there() {
@@ -495,7 +495,8 @@ fn division_to_words(steering: &Steering) -> [u64; conf::DIVISION_WORDS] {
     ]
 }
 
-/// The division that a predecessor has described; `None` if there is no such number of workers.
+/// Returns the division of connections that a predecessor has described; `None` if its number of
+/// workers is invalid.
 fn division_of_words(words: [u64; conf::DIVISION_WORDS]) -> Option<Steering> {
     let [workers, by_address, steer @ ..] = words;
     let workers = usize::try_from(workers).ok().and_then(NonZeroUsize::new)?;
@@ -579,7 +580,7 @@ fn found(pins: &Pins, layout: &Layout, steering: &Steering) -> Result<(Layout, S
     Ok((left, divided))
 }
 
-/// Processors that this machine may have.
+/// Returns the number of processors that this machine can have.
 fn processors() -> u32 {
     let text = fs::read_to_string("/sys/devices/system/cpu/possible").unwrap_or_default();
     let last = text.trim().rsplit([',', '-']).next();

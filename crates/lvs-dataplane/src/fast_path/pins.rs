@@ -26,7 +26,7 @@ use lvs_sys::{Program, ProgramLink, SharedArray, netns};
 /// The origin of the maps of a dataplane.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Maps<'a> {
-    /// New maps, which end with the dataplane.
+    /// New maps, which are removed when the dataplane ends.
     New,
     /// New maps, which stay for a successor if the dataplane is killed.
     Pinned(&'a Pins),
@@ -58,10 +58,8 @@ pub(super) struct Pins {
 }
 
 impl Pins {
-    /// The directory of this thread's network namespace, whether it exists or not.
-    ///
-    /// # Errors
-    /// If there is no BPF file system, and none can be mounted.
+    /// Returns the directory of this thread's network namespace, whether it exists or not.  #
+    /// Errors If there is no BPF file system, and none can be mounted.
     pub(super) fn here() -> io::Result<Self> {
         lvs_sys::mount_bpf(Path::new(FILE_SYSTEM))?;
         Self::if_mounted()
@@ -221,7 +219,7 @@ impl Pins {
             .collect()
     }
 
-    /// Whether there are pins of another dataplane.
+    /// Whether another dataplane has left pins.
     pub(super) fn are_there(&self) -> bool {
         !self.names().is_empty()
     }

@@ -28,7 +28,7 @@ pub(crate) struct HeldServices {
 }
 
 impl HeldServices {
-    /// The services of `control` at this moment.
+    /// Returns the services of `control` at this moment.
     pub(crate) fn of(control: &Control) -> Self {
         let mut services = HashSet::new();
         let mut marks = HashSet::new();
@@ -166,7 +166,7 @@ fn rule_words(
     rules.collect()
 }
 
-/// An address, as programs read it.
+/// Converts an address to the words that BPF programs read.
 fn addr_words(addr: IpAddr) -> [u64; 2] {
     let mut bytes = [0; 16];
     match addr {
@@ -195,7 +195,7 @@ fn halves(bytes: [u8; 16]) -> [u64; 2] {
     [half(0), half(8)]
 }
 
-/// The key by which programs find a service; port 0 stands for all ports.
+/// Returns the key by which BPF programs find a service; port 0 means all ports.
 fn service_key(protocol: Protocol, at: SocketAddr) -> Key {
     let [first, second] = addr_words(at.ip());
     let port = u64::from(at.port().to_be());

@@ -22,7 +22,7 @@ use lvs_sys::SharedArray;
 const SETTLED: Duration = Duration::from_millis(2);
 
 impl FastPath {
-    /// Whether the connections are from another dataplane.
+    /// Whether another dataplane has opened the connections.
     pub(crate) const fn is_successor(&self) -> bool {
         self.found
     }

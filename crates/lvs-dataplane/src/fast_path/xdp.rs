@@ -94,8 +94,8 @@ impl Xdp {
     }
 }
 
-/// The program at an interface. It is detached when this value is dropped, and stays when the
-/// process is killed.
+/// The XDP program of an interface. It is detached when this value is dropped, and stays attached
+/// when the process is killed.
 #[derive(Debug)]
 pub(super) struct AttachedXdp {
     kernel: Arc<FastPath>,
@@ -153,7 +153,7 @@ impl FastPath {
     /// Sets an interface that accepts frames, and its address, for tests.
     ///
     /// # Errors
-    /// If there is such a one already.
+    /// If the interface is already set.
     #[cfg(any(test, feature = "testing"))]
     pub fn try_interface(&self, ifindex: u32, mac: Mac) -> io::Result<()> {
         if let Some(xdp) = &self.xdp {
@@ -170,7 +170,8 @@ impl FastPath {
         xdp.is_some_and(|xdp| lock(&xdp.takers).contains(&ifindex))
     }
 
-    /// Sets the interfaces that accept frames without a socket buffer. Others would drop them.
+    /// Sets the interfaces that accept frames without a socket buffer. Other interfaces would drop
+    /// them.
     pub(crate) fn set_takers(&self, takers: HashSet<u32>) {
         let Some(xdp) = &self.xdp else { return };
         let hops = lock(&self.hops);

@@ -53,8 +53,8 @@ pub(super) struct Routes<'a> {
 }
 
 impl Routes<'_> {
-    /// Whether the route to `addr` uses the device, by the kernel's reports. If the host has the
-    /// address itself, its local table has another route.
+    /// Whether the kernel's route to `addr` uses the device. If the host itself has the address,
+    /// its local table contains another route.
     fn has(&self, addr: IpAddr) -> bool {
         let hit = self.state.lookup(addr);
         self.state.is_local(addr) || hit.is_none_or(|hit| hit.oif == self.device)

@@ -42,7 +42,8 @@ pub(super) enum Interception {
 }
 
 impl Interception {
-    /// Intercepts no packets yet. Returns the device that leads to the host as well.
+    /// Opens the interception without intercepting packets yet. Returns the device that leads to
+    /// the host as well.
     pub(super) fn open(
         backend: Backend,
         warm_restart: Outliving,
@@ -119,8 +120,8 @@ impl Interception {
         }
     }
 
-    /// Whether frames can be reinjected on the interface that received them: another program may
-    /// have detached the reinjecting program, or attached one before it.
+    /// Whether frames can be reinjected on the interface that received them; not if another program
+    /// has detached the reinjecting program, or was attached before it.
     pub(super) fn gives_back(&self, ifindex: u32) -> bool {
         // If the kernel does not answer, assume that the program is attached.
         self.turn_back()

@@ -91,8 +91,8 @@ pub(crate) struct Keeper {
     pub(super) missed: u32,
     /// While this is set, the kernel fast path forwards no packet.
     pub(super) aside: Option<Held>,
-    /// The time of the next log line about a full connection table, and the number of refused
-    /// packets since the last one.
+    /// The time of the next log line about a full connection table, and the number of packets
+    /// refused since the last line.
     full: (Instant, u64),
 }
 
@@ -370,7 +370,8 @@ impl Keeper {
         }
     }
 
-    /// Calls `answer` when the snapshot with all changes so far is published, with its generation.
+    /// Calls `answer` with the generation of the snapshot as soon as the snapshot with all changes
+    /// so far is published.
     pub(crate) fn when_published(&mut self, answer: impl FnOnce(u64) + Send + 'static) {
         self.next.answers.push(Box::new(answer));
     }

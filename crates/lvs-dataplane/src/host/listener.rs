@@ -28,7 +28,7 @@ pub(super) struct Answers {
 }
 
 impl Answers {
-    /// Records a query, to be answered within its response time. `random` selects the moment.
+    /// Records a query, to be answered at a moment within its response time that `random` selects.
     pub(super) fn ask(&mut self, port: PortId, query: Query, now: Instant, random: u64) {
         let within = Duration::from_millis(query.within_ms.into()).min(LATEST);
         let nanos = u64::try_from(within.as_nanos()).unwrap_or(u64::MAX);

@@ -96,13 +96,13 @@ pub(crate) trait DataplaneSide: Send + Sync {
     /// The dataplane's clock.
     fn now(&self) -> Instant;
 
-    /// Whether the dataplane is to end, and the packet workers have.
+    /// Whether the dataplane is to end and all packet workers have ended.
     fn has_ended(&self) -> bool;
 
     /// Publishes a view for the packet workers.
     fn publish(&self, view: Arc<View>);
 
-    /// The generation that all packet workers have taken.
+    /// The generation that all packet workers use.
     fn taken(&self) -> u64;
 
     /// Number of packet workers.

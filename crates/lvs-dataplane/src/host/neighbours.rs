@@ -18,7 +18,8 @@ use lvs_packet::net::PortId;
 const REFRESH_PERIOD: Duration = Duration::from_secs(20);
 /// Shortest interval between two confirmations of one neighbour.
 const CONFIRM_PERIOD: Duration = Duration::from_secs(1);
-/// Maximum of gateways that are kept fresh, and the most routes that are searched for them.
+/// Maximum number of gateways whose neighbour entries are kept fresh, and of routes that are
+/// searched for gateways.
 const GATEWAYS_MAX: usize = 64;
 const ROUTES_MAX: usize = 4096;
 /// Silent next hops that are reported at most.

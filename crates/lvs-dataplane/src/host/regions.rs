@@ -21,7 +21,7 @@ pub(crate) struct Regions {
 }
 
 impl Regions {
-    /// The regions of these tables.
+    /// Computes the regions of these routing tables.
     pub(crate) fn of(state: &NetState) -> Self {
         Self {
             v4: starts(state.prefixes(true), 32).map(|starts| {
@@ -38,7 +38,8 @@ impl Regions {
         v4 + self.v6.as_deref().map_or(0, <[u128]>::len)
     }
 
-    /// The number of an address' region, below [`len`](Self::len); `None` if its family has none.
+    /// Returns the number of the region of an address, below [`len`](Self::len); `None` if its
+    /// family has no regions.
     #[inline]
     pub(crate) fn find(&self, addr: IpAddr) -> Option<usize> {
         match addr {

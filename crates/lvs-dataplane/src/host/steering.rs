@@ -51,7 +51,7 @@ const PASSED: u32 = 65;
 /// The ports that a rule can name (`fib_rule_port_range_valid`).
 pub(crate) const RULE_PORTS: (u16, u16) = (1, u16::MAX - 1);
 
-/// If a family has more addresses than this, adjacent addresses share a route.
+/// Number of addresses of a family above which adjacent addresses share a route.
 const SINGLE_ROUTES: usize = 1024;
 
 /// An error with the rules and routes.
@@ -114,7 +114,7 @@ pub struct Steering {
     switched_on: BTreeSet<PathBuf>,
     /// Some of the entries may have been deleted by other programs or together with an interface.
     stale: bool,
-    /// The last warning about the host's forwarding settings, so that it is logged once.
+    /// The last logged warning about the host's forwarding settings; it is not logged again.
     complaint: String,
 }
 

@@ -39,7 +39,7 @@ pub(crate) enum Update {
 /// A service or a server that was added or edited.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Touched {
-    /// A service, whether it is persistent, and whether a program owns it.
+    /// A service; whether it is persistent, and whether a program owns it.
     Service(ServiceKey, bool, bool),
     Server(ServiceKey, SocketAddr, Forwarding),
 }
@@ -149,7 +149,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Applies the whole configuration: interception, own addresses, neighbours.
+    /// Applies the whole configuration: interception, own addresses and neighbours.
     fn update_all(&mut self) -> Result<(), String> {
         self.take_settings();
         let Wanted {

@@ -31,7 +31,8 @@ use lvs_packet::wire::Mac;
 pub(crate) struct View {
     /// Number of the view; it increases with every view.
     pub(crate) generation: u64,
-    /// Generation of routes: differs from the last view's if packets may take another route.
+    /// Generation of routes. It differs from the previous snapshot's if packets may use another
+    /// route.
     pub(crate) ways: u64,
     /// Shared with the previous view if the tables have not changed.
     pub(crate) tables: Arc<Tables>,
@@ -66,7 +67,8 @@ pub(crate) struct KnownPort {
     pub(crate) name: Arc<str>,
     pub(crate) info: PortInfo,
     pub(crate) running: bool,
-    /// Whether packets that arrive there were inside packets that IPVS does not balance.
+    /// Whether packets that arrive on this interface were encapsulated in packets that IPVS does
+    /// not balance.
     pub(crate) decapsulates: bool,
 }
 
@@ -248,9 +250,9 @@ impl Tables {
         self.answered.may_have(addr) && self.own.contains(&addr)
     }
 
-    /// Whether a packet from another host cannot have this source. Most sources are excluded at no
-    /// cost. With the TUN backend, the host has checked the source already, and the host's own
-    /// packets arrive by the same device.
+    /// Whether a packet from another host cannot have this source. For most sources, the answer
+    /// needs no search. With the TUN backend, the host has already checked the source, and the
+    /// host's own packets arrive by the same device.
     #[inline]
     pub(crate) fn may_be_forged(&self, src: IpAddr) -> bool {
         self.hop.is_none() && (self.own_addresses.may_have(src) || self.answered.may_have(src))
@@ -265,9 +267,9 @@ impl Tables {
         Some(self.route_of_region(dst)?.0)
     }
 
-    /// The route to `dst`, and whether it leads over a gateway, which may be `dst` itself. All
-    /// addresses of a [region](Self::regions) have the same route; without a gateway, each address
-    /// is its own next hop.
+    /// Returns the route to `dst`, and whether it leads over a gateway, which may be `dst` itself.
+    /// All addresses of a [region](Self::regions) have the same route; without a gateway, each
+    /// address is its own next hop.
     pub(crate) fn route_of_region(&self, dst: IpAddr) -> Option<(NextHop, bool)> {
         let hit = self.state.lookup(dst)?;
         if hit.kind != RouteKind::Unicast {
@@ -291,7 +293,7 @@ impl Tables {
 }
 
 impl Tables {
-    /// The reason why there is no route to `dst`.
+    /// Returns the reason why there is no route to `dst`.
     pub(crate) fn why_no_route(&self, dst: IpAddr) -> NoRoute {
         let Some(hit) = self.state.lookup(dst) else {
             return NoRoute::Missing;

@@ -23,9 +23,9 @@ use lvs_packet::wire::Mac;
 use lvs_packet::{arp, ndp};
 use lvs_sys::PacketSocket;
 
-/// The times between the announcements of an own address, last one first. They are repeated because
-/// an announcement can be lost, and because an answer of another director to a neighbour can arrive
-/// after it.
+/// The times between the announcements of an own address, the last one first. Announcements are
+/// repeated because an announcement can be lost, and because an answer of another director to a
+/// neighbour can arrive after it.
 const GAPS: [Duration; 3] = [
     Duration::from_secs(1),
     Duration::from_millis(800),
@@ -50,8 +50,8 @@ const COMPLAINT_PERIOD: Duration = Duration::from_secs(60);
 const CONFLICT_PROBE_PERIOD: Duration = Duration::from_secs(15);
 const CONFLICT_PROBES: u8 = 2;
 
-/// The time in which this director has to release an address that another one has announced. In a
-/// planned handover, the new director announces the address first.
+/// The time in which this director has to release an address that another director has announced.
+/// In a planned handover, the new director announces the address first.
 const HANDOVER: Duration = Duration::from_secs(3);
 
 /// An announcement of the address by another host, which may be the beginning of a handover.
@@ -136,7 +136,7 @@ pub(super) struct Vips {
     next_watch: Instant,
     /// Addresses of services that another host has, too.
     conflicts: HashMap<IpAddr, KnownConflict>,
-    /// Announcements by other hosts that are not conflicts yet.
+    /// Announcements by other hosts that do not count as conflicts yet.
     claims: HashMap<IpAddr, Claim>,
     /// The time of the last defence of each own address.
     defended: HashMap<IpAddr, Instant>,
@@ -449,8 +449,8 @@ impl Vips {
         }
     }
 
-    /// The time of the next answer, of the next announcement, or at which the next announcement of
-    /// another host becomes a conflict.
+    /// Returns the time of the next answer, of the next announcement, or at which another host's
+    /// next announcement becomes a conflict.
     pub(super) fn next_due(&self) -> Option<Instant> {
         let claims = self.claims.values().map(|claim| claim.due);
         let next = [self.answers.next(), self.next_announcement, claims.min()];

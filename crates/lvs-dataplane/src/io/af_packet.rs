@@ -34,7 +34,7 @@ use lvs_packet::frame::{Frame, MAX_FRAME};
 use lvs_packet::wire::{Mac, vlan};
 use lvs_sys::{MessageBatch, PacketRing, PacketSocket, RingFrame};
 
-/// Longest time that one call of `send` may wait in all for a full queue.
+/// Longest total time that one call of `send` may wait for a full queue.
 const SEND_PATIENCE: Duration = Duration::from_millis(1);
 
 /// Counters of the backend since it was opened.
@@ -60,7 +60,7 @@ pub struct AfPacket {
     _ingress: Option<Attached>,
     interface: String,
     ifindex: u32,
-    /// The main socket: it receives all frames that [`Firsts`] does not, and sends.
+    /// The main socket: it sends, and receives all frames that [`Firsts`] does not receive.
     inlet: Inlet,
     firsts: Option<Box<Firsts>>,
     receiver: Receiver,
@@ -321,7 +321,7 @@ impl Firsts {
         self.end - self.next
     }
 
-    /// Moves waiting frames to `frames`, up to its room. Returns their number.
+    /// Moves waiting frames to `frames` until it is full. Returns their number.
     fn hand_over(&mut self, frames: &mut [Frame]) -> usize {
         let waiting = &mut self.room[self.next..self.end];
         let count = waiting.len().min(frames.len());
@@ -336,9 +336,9 @@ impl Firsts {
 /// ring and the other into the queue of a socket.
 struct Rest<'a> {
     frames: &'a mut [Frame],
-    /// From here on no frame is vacant.
+    /// Index of the first frame after which no frame is vacant.
     vacant: usize,
-    /// From here on no frame is a buffer.
+    /// Index of the first frame after which no frame is a buffer.
     full: usize,
 }
 
@@ -410,8 +410,8 @@ impl Receiver {
         }
     }
 
-    /// Receives from a socket's queue. Returns how many frames arrived, and how many of them are
-    /// complete.
+    /// Receives from a socket's queue. Returns the number of arrived frames, and the number of
+    /// complete ones.
     fn take_messages(&mut self, inlet: &Inlet, frames: &mut [Frame]) -> io::Result<(usize, usize)> {
         let buffers = frames.iter_mut().map(Frame::receive_buffer);
         let count = self.messages.receive(inlet.socket.as_fd(), buffers)?;
@@ -541,7 +541,7 @@ impl Receiver {
     }
 }
 
-/// A frame that stays in its slot of the ring.
+/// Creates a frame that stays in its slot of the ring.
 fn lent(found: RingFrame) -> Option<Frame> {
     let offload = vnet::decode(found.header()?);
     let place = found.start..found.start.checked_add(found.captured)?;

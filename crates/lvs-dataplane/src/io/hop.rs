@@ -40,8 +40,8 @@ impl HopDevice {
     /// The default name.
     pub const NAME: &'static str = "lvs-tun0";
 
-    /// Creates the device, or continues with the device that another dataplane has `left`, and
-    /// brings it up.
+    /// Creates the device, or reuses the device that another dataplane has `left`, and brings it
+    /// up.
     ///
     /// # Errors
     /// See [`TunError`].
@@ -85,10 +85,8 @@ impl HopDevice {
         given_back(&mut self.host, frames)
     }
 
-    /// A sender for the device, for another worker.
-    ///
-    /// # Errors
-    /// If there is no descriptor left.
+    /// Returns a sender for the device, for another worker.  # Errors If the process has no free
+    /// file descriptor.
     pub fn sender(&self) -> Result<HopSender, TunError> {
         Ok(HopSender(self.host.sender()?))
     }

@@ -60,9 +60,10 @@ impl Port {
         }
     }
 
-    /// Reinjects packets unchanged; returns how many were refused. An interface reinjects frames as
-    /// it receives them
-    /// ([`PortInfo::gives_back`](lvs_packet::net::PortInfo::gives_back)), a device packets.
+    /// Reinjects packets unchanged; returns the number of refused ones. An Ethernet interface
+    /// reinjects frames as it receives them
+    /// ([`PortInfo::gives_back`](lvs_packet::net::PortInfo::gives_back)), a TUN device reinjects
+    /// packets.
     pub fn give_back(&mut self, frames: &mut [Frame]) -> usize {
         match self {
             Self::AfPacket(io) => io.give_back(frames),
@@ -74,10 +75,8 @@ impl Port {
         }
     }
 
-    /// A sender for the same device, for another worker; `None` if the port is not a device.
-    ///
-    /// # Errors
-    /// If there is no descriptor left.
+    /// Returns a sender for the same device, for another worker; `None` if the port is no TUN
+    /// device.  # Errors If the process has no free file descriptor.
     pub fn sender(&self) -> Option<Result<Self, TunError>> {
         match self {
             Self::Host(io) => Some(io.sender().map(Self::HostSender)),
@@ -176,8 +175,8 @@ impl Ports {
         self.all[port.index()] = Some(io);
     }
 
-    /// Closes all of them at the same time: for each packet socket the kernel waits several times
-    /// until no processor is inside it, which takes long on a busy host.
+    /// Closes all ports at the same time: for each packet socket, the kernel waits several times
+    /// until no processor uses it, which takes long on a busy host.
     pub(crate) fn close(self) {
         thread::scope(|scope| {
             for port in self.all.into_iter().flatten() {

@@ -78,10 +78,8 @@ impl Tun {
         Self::open(name, TunDevice::create(name, options))
     }
 
-    /// The device of this name, of a descriptor that another process has opened.
-    ///
-    /// # Errors
-    /// If it is gone.
+    /// Returns the device of this name, whose descriptor another process has opened.  # Errors If
+    /// the device no longer exists.
     pub fn of(name: &str, descriptor: OwnedFd) -> Result<Self, TunError> {
         Self::open(name, Ok(TunDevice::of(descriptor)))
     }
@@ -126,10 +124,8 @@ impl Tun {
         })
     }
 
-    /// The same queue, for another thread to send on.
-    ///
-    /// # Errors
-    /// If there is no descriptor left.
+    /// Returns the same queue, for another thread to send on.  # Errors If the process has no free
+    /// file descriptor.
     pub(super) fn another(&self) -> Result<Self, TunError> {
         let device = self.device.another();
         Ok(Self {
@@ -266,10 +262,8 @@ impl HostDevice {
         })
     }
 
-    /// A sender for the device, for another thread.
-    ///
-    /// # Errors
-    /// If there is no descriptor left.
+    /// Returns a sender for the device, for another thread.  # Errors If the process has no free
+    /// file descriptor.
     pub fn sender(&self) -> Result<HostSender, TunError> {
         Ok(HostSender(self.tun.another()?))
     }
@@ -421,9 +415,9 @@ pub(crate) fn read_setting(path: &Path) -> io::Result<u32> {
 /// The fix for a read-only `/proc/sys` in a container.
 const WRITABLE: &str = "run the container with `--security-opt unmask=/proc/sys` (podman), or `--security-opt systempaths=unconfined` (docker)";
 
-/// Writes a setting, even if it has the value already: a written setting no longer follows
-/// `default` (devinet_copy_dflt_conf()). In a container, `/proc/sys` may be read-only with the
-/// right value; that is accepted.
+/// Writes a setting, even if it already has the value: a written setting no longer follows
+/// `default` (devinet_copy_dflt_conf()). If `/proc/sys` is read-only, as in a container, the right
+/// value is accepted.
 pub(crate) fn write_setting(path: &Path, value: u32) -> io::Result<()> {
     match fs::write(path, value.to_string()) {
         Err(_) if read_setting(path).is_ok_and(|now| now == value) => Ok(()),

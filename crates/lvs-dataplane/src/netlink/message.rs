@@ -71,7 +71,7 @@ impl Builder {
         self.attr(kind, &value.to_be_bytes());
     }
 
-    /// An attribute that holds attributes, which `fill` adds.
+    /// Adds an attribute that contains attributes, which `fill` adds.
     pub(crate) fn nest(&mut self, kind: u16, fill: impl FnOnce(&mut Self)) {
         const NLA_F_NESTED: u16 = 0x8000;
         let start = self.buf.len();
@@ -149,7 +149,7 @@ pub(crate) fn messages(mut buf: &[u8]) -> impl Iterator<Item = Message<'_>> {
     })
 }
 
-/// The attributes in a buffer: their kinds without flags, and their values.
+/// Returns the attributes in a buffer: their kinds without flags, and their values.
 pub(crate) fn attributes(mut buf: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     const NLA_TYPE_MASK: u16 = 0x3fff;
     std::iter::from_fn(move || {

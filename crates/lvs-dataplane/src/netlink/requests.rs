@@ -20,7 +20,7 @@ impl Requests {
         Self::of(NETLINK_ROUTE)
     }
 
-    /// As [`open`](Self::open), for another part of the kernel (`NETLINK_*`).
+    /// Opens a socket like [`open`](Self::open), for another part of the kernel (`NETLINK_*`).
     pub(super) fn of(protocol: isize) -> io::Result<Self> {
         let mut socket = Socket::new(protocol)?;
         socket.bind_auto()?;

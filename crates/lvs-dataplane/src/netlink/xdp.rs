@@ -8,7 +8,7 @@ use netlink_sys::protocols::NETLINK_GENERIC;
 use super::message::{attributes, u32_at};
 use super::requests::Requests;
 
-/// `GENL_ID_CTRL` and its command.
+/// The netlink family `GENL_ID_CTRL` and its command.
 const CONTROL: u16 = 16;
 const CTRL_CMD_GETFAMILY: u8 = 3;
 const CTRL_ATTR_FAMILY_ID: u16 = 1;
@@ -48,11 +48,8 @@ impl XdpFeatures {
         Ok(Self { requests, family })
     }
 
-    /// Interfaces of this network namespace that can send frames from XDP. Other interfaces drop
-    /// such frames.
-    ///
-    /// # Errors
-    /// If the kernel does not answer.
+    /// Returns the interfaces of this network namespace that can send frames from XDP. Other
+    /// interfaces drop such frames.  # Errors If the kernel refuses the request or does not answer.
     pub(crate) fn takers(&mut self) -> io::Result<HashSet<u32>> {
         let mut takers = HashSet::new();
         let header = [NETDEV_CMD_DEV_GET, 1, 0, 0];

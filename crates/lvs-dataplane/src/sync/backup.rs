@@ -20,7 +20,7 @@ use lvs_sys::Poller;
 const PERIOD: Duration = Duration::from_secs(1);
 /// Number of datagrams that are read from one socket before the next socket is read.
 const DATAGRAMS_PER_TURN: usize = 32;
-/// Connections that a packet worker takes over at once: some ten microseconds.
+/// Number of connections that a packet worker takes over at once, in some ten microseconds.
 const PORTION: usize = 32;
 /// Portions that wait for packet workers.
 const PORTIONS_MAX: usize = 2;
@@ -62,7 +62,7 @@ pub(super) fn run(
 #[derive(Debug)]
 struct Reader {
     syncid: u8,
-    /// A byte longer than messages may be.
+    /// The receive buffer, one byte longer than a message may be.
     buffer: Vec<u8>,
     counts: Arc<Counts>,
     limiter: Arc<Limiter>,
@@ -260,7 +260,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Reading, from the datagram to the portions.
+        /// Datagrams of any bytes are parsed and divided into portions.
         #[test]
         fn sync_datagram_of_any_bytes_does_not_panic(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..1473), fix: bool, syncid: u8) {
             let mut reader = Reader {

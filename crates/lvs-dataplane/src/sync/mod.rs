@@ -57,7 +57,7 @@ pub(crate) struct Daemons {
     pub(crate) counts: Arc<Counts>,
 }
 
-/// A daemon with its thread.
+/// A running synchronisation daemon with its thread.
 #[derive(Debug)]
 struct Running {
     daemon: SyncDaemon,
@@ -107,11 +107,9 @@ impl Daemons {
         let _ = self.director.set(director);
     }
 
-    /// Opens the sockets of a daemon and makes its thread, which waits. `ports` is `sync_ports` as
-    /// it is when the first daemon starts; `sock_size` is `sync_sock_size`.
-    ///
-    /// # Errors
-    /// As the kernel would refuse to start it.
+    /// Opens the sockets of a daemon and creates its thread, which waits. `ports` is the value of
+    /// `sync_ports` when the first daemon starts; `sock_size` is `sync_sock_size`.  # Errors If the
+    /// kernel would refuse to start the daemon.
     pub(crate) fn prepare(
         &self,
         daemon: &SyncDaemon,

@@ -11,8 +11,8 @@ use lvs_sys::EventFd;
 
 /// Maximum of bytes of waiting messages, even if `sync_qlen_max` permits more messages.
 const BYTES_MAX: usize = 64 << 20;
-/// The master stops taking messages at this many bytes; the last message may exceed it. Taken
-/// messages wait too, if the interface accepts no more.
+/// Number of bytes at which the master stops fetching messages; the last message may exceed it.
+/// Fetched messages wait too, if the interface accepts no more.
 const PORTION: usize = 256 << 10;
 
 /// Messages that wait to be sent. A full outbox drops messages instead of delaying a packet worker.

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use lvs_core::stats::Counts;
 use lvs_core::{Control, ServiceKey};
 
-/// Counters of a server, apart from new connections.
+/// Number of counters of a server, without new connections.
 const COUNTED: usize = 4;
 /// Words that are stored for a server: its counters, and the part of them that the BPF programs
 /// have counted.

@@ -40,7 +40,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// The longest time that the state keeper waits for the request of one client, while other clients
 /// wait.
 const HASTE: Duration = Duration::from_millis(200);
-/// The interval at which a state keeper checks whether a dataplane can still use its descriptors.
+/// Interval at which a state keeper checks whether a dataplane can still use its descriptors.
 const LOOK: Duration = Duration::from_secs(1);
 /// The longest time that a state keeper runs without memory from a dataplane.
 const EMPTY: Duration = Duration::from_secs(60);
@@ -282,9 +282,9 @@ fn call(name: &[u8], what: u8, with: Option<BorrowedFd<'_>>) -> io::Result<Optio
     }
 }
 
-/// Whether a state keeper accepted the connection and closed it without an answer. Either it is
-/// ending and its name will be free soon, or it did not receive the request in time on a busy
-/// machine.
+/// Whether the error means that a state keeper accepted the connection and closed it without an
+/// answer. Either the state keeper is ending and its name will be free soon, or it did not receive
+/// the request in time on a busy machine.
 fn is_hung_up(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
     matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
@@ -341,7 +341,7 @@ struct Held {
 }
 
 impl Held {
-    /// Handles a request; `None` if the state keeper shall end.
+    /// Handles a request; `None` if the request is to end the state keeper.
     fn answer(&mut self, what: u8, with: Option<OwnedFd>) -> Option<(u8, Option<BorrowedFd<'_>>)> {
         const REFUSED: u8 = b'-';
         match (what, with) {

@@ -1,4 +1,4 @@
-//! The program with a standard error that accepts nothing: it continues to run, and ends on a
+//! Tests of the program when nothing reads its standard error: it continues to run, and ends on a
 //! signal.
 //!
 //! `lvs-testbed/tests/e2e/doors.rs` tests the packets meanwhile.
@@ -54,7 +54,7 @@ impl Dataplane {
         }
     }
 
-    /// Sends some requests, then the signal to stop; the program ends normally.
+    /// Sends some requests, then the signal to stop; checks that the program ends normally.
     fn works_and_ends(mut self) {
         let mut client = self.client();
         for _ in 0..100 {

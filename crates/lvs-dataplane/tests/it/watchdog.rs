@@ -1,5 +1,5 @@
-//! The program under a service manager with a watchdog: the program resets the watchdog while its
-//! threads answer, and not when one hangs.
+//! Tests of the program under a service manager with a watchdog: the program resets the watchdog
+//! while its threads answer, and not when a thread hangs.
 
 use std::os::unix::net::UnixDatagram;
 use std::process::Stdio;

@@ -37,8 +37,8 @@ fn open_two_queues(name: &str) -> AfPacket {
     packets
 }
 
-/// A wire between the interfaces `a` and `b` of a host: every frame that arrives on one leaves on
-/// the other.
+/// A cable between the interfaces `a` and `b` of a host: every frame that arrives on one interface
+/// leaves on the other.
 struct Wire {
     stop: Arc<AtomicBool>,
     longest: Arc<AtomicUsize>,
@@ -428,7 +428,8 @@ fn segment(number: u32, v6: bool, flags: u8, data: usize) -> Frame {
     Frame::from_bytes(&bytes)
 }
 
-/// The number and the flags of such a segment.
+/// Returns the sequence number and the flags of a segment that the test sent; `None` for other
+/// frames.
 fn number_of_segment(frame: &Frame) -> Option<(u32, u8)> {
     let bytes = frame.bytes();
     let at = match bytes.get(12..15)? {

@@ -557,7 +557,7 @@ fn reinjected_frame_is_received_by_the_host() {
 
 /// The process that the next test kills; not a test itself.
 #[test]
-#[ignore = "another test starts this one"]
+#[ignore = "by hand: another test starts it"]
 fn killed_owner_helper_process() {
     let mut shield = Shield::open(None).unwrap();
     shield.add_interface("lo").unwrap();
@@ -592,7 +592,8 @@ fn killed_owner_leaves_no_table() {
     });
 }
 
-/// A frame from the client to the director, `tag` behind its addresses, with this IPv4 packet.
+/// Returns a frame from the client to the director with this IPv4 packet; `tag` follows the
+/// Ethernet addresses.
 fn frame_to_director(net: &Net, tag: &[u8], ip: &[u8]) -> Frame {
     let mac = |host: &Host, device: &str| -> Vec<u8> {
         let text = host.sh(&format!("ip -o link show {device}"));
@@ -646,7 +647,7 @@ fn frame_with_priority_tag_stays_hidden() {
 }
 
 /// IPVS drops packets to a service's address that end within their transport header, whatever
-/// protocols the services have. The host would answer with an ICMP error about the protocol.
+/// protocols the services have. The host would answer them with an ICMP error about the protocol.
 #[test]
 fn packets_with_incomplete_transport_header_are_hidden() {
     const SCTP: u8 = Protocol::SCTP.0;

@@ -22,9 +22,10 @@ pub struct Cutter<'a> {
 #[derive(Clone, Copy, Debug)]
 enum Version {
     V4 {
-        /// Offset of the datagram itself, which may be a fragment.
+        /// Offset of the datagram, which itself may be a fragment.
         first: usize,
-        /// Whether it is not the last fragment of another fragment.
+        /// Whether more fragments follow the datagram: it is itself a fragment, and not the last
+        /// one.
         more: bool,
         df: bool,
     },
@@ -132,7 +133,7 @@ fn split(ip: &[u8], headers: usize, room: usize) -> Result<(&[u8], &[u8]), Frame
     ip.split_at_checked(headers).ok_or(FrameDrop::MtuTooSmall)
 }
 
-/// `sizes`, if fragments of these sizes can carry `len` bytes.
+/// Returns `sizes`, if fragments of these sizes can carry `len` bytes.
 fn kept(sizes: Option<&[usize]>, len: usize, room: usize) -> Option<std::slice::Iter<'_, usize>> {
     let sizes = sizes?;
     let fit = sizes.iter().sum::<usize>() == len
@@ -233,8 +234,8 @@ impl Piece<'_> {
     }
 }
 
-/// Later fragments carry only the options whose "copied" bit is set; all other options become
-/// padding (`ip_options_fragment`).
+/// Replaces by padding all options but those whose "copied" bit is set, as in all fragments after
+/// the first (`ip_options_fragment`).
 fn blank_options(options: &mut [u8]) {
     const END: u8 = 0;
     const NOP: u8 = 1;

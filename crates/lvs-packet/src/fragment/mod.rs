@@ -26,9 +26,9 @@ pub struct History {
 }
 
 impl History {
-    /// The fragments after the first `len` bytes of the datagram were moved into one piece, because
-    /// a write needs that (`skb_ensure_writable`): bytes that the first fragment lacks come from
-    /// the next ones.
+    /// The fragments after the first `len` bytes of the datagram were moved into one buffer,
+    /// because a change of the packet requires it (`skb_ensure_writable`): bytes that the first
+    /// fragment lacks come from the next ones.
     pub fn with_first(&self, len: usize) -> Self {
         let mut history = self.clone();
         let Some((first, rest)) = history.sizes.split_first_mut() else {
@@ -142,8 +142,8 @@ mod tests {
             prop_assert_eq!(again.count(), n);
         }
 
-        /// The kernel discards a first fragment that ends before the header of its protocol does
-        /// (RFC 8200 section 4.5).
+        /// The kernel discards a first fragment that does not contain the complete header of its
+        /// protocol (RFC 8200 section 4.5).
         #[test]
         fn ipv6_first_fragment_has_complete_headers(tcp: bool, options: bool, len in 8usize..60) {
             let len = len & !7;

@@ -20,7 +20,7 @@ use crate::wire::{ipv4, ipv6, put16};
 pub const TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes of unfinished datagrams at most, of all workers together (`net.ipv4.ipfrag_high_thresh`).
 pub const MEMORY_MAX: usize = 4 << 20;
-/// Fragments of one datagram at most; 64 KiB in pieces of 68 bytes are fewer.
+/// Maximum number of fragments of one datagram. 64 KiB in fragments of 68 bytes are fewer.
 const PIECES_MAX: usize = 1024;
 /// Memory of a stored fragment besides its bytes: its allocation, its entry in the list, and the
 /// headers of the frame in which it is sent later (with IPv6, also a fragment header). 4 MiB are
@@ -36,7 +36,7 @@ const SHARDS: usize = 16;
 pub struct Assembled {
     /// The datagram: a bare IP packet.
     pub frame: Frame,
-    /// Its fragmentation on arrival.
+    /// How the datagram was fragmented on arrival.
     pub history: History,
 }
 
@@ -168,9 +168,9 @@ impl Queue {
         }
     }
 
-    /// The place of a fragment among the others. A repetition is dropped alone, an overlap drops
-    /// the whole datagram (`inet_frag_queue_insert`; RFC 5722 for IPv6, which the kernel applies to
-    /// IPv4 as well).
+    /// Returns the place of a fragment among the others. A repeated fragment is dropped alone; an
+    /// overlap drops the whole datagram (`inet_frag_queue_insert`; RFC 5722 for IPv6, which the
+    /// kernel applies to IPv4 as well).
     fn place(&self, part: &Part<'_>) -> Result<usize, Misfit> {
         let reach = self.pieces.last().map_or(0, Piece::end);
         let contradicts = match self.end {
@@ -413,7 +413,7 @@ impl Reassembler {
         self.shards.iter().map(of_shard).sum()
     }
 
-    /// Bytes that the waiting fragments are taken to cost.
+    /// Returns the assumed memory use of the waiting fragments, in bytes.
     pub fn memory(&self) -> usize {
         self.memory.load(Ordering::Relaxed)
     }

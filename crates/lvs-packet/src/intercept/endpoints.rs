@@ -40,7 +40,7 @@ pub struct Endpoints {
 }
 
 impl Endpoints {
-    /// Adds an endpoint; whether it is new.
+    /// Adds an endpoint; returns whether it is new.
     pub fn insert(&mut self, endpoint: Endpoint) -> bool {
         let new = self.all.insert(endpoint);
         if new {
@@ -50,7 +50,7 @@ impl Endpoints {
         new
     }
 
-    /// Removes an endpoint; returns whether it was there.
+    /// Removes an endpoint; returns whether it existed.
     pub fn remove(&mut self, endpoint: &Endpoint) -> bool {
         let there = self.all.remove(endpoint);
         if there {
@@ -87,7 +87,7 @@ impl Endpoints {
         self.all.iter()
     }
 
-    /// Their addresses, each once, in no order.
+    /// Returns the addresses of the endpoints, each once, in no order.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
         self.addresses.keys().copied()
     }

@@ -116,8 +116,8 @@ const MARKED_MAX: usize = 1 << 16;
 /// Protocols of a firewall mark without a protocol.
 const MARKED_PROTOCOLS: [Protocol; 3] = [Protocol::TCP, Protocol::UDP, Protocol::SCTP];
 
-/// Whether a fragment may be one of ICMP: a fragment of IPv6 names the next header, which may be an
-/// extension header.
+/// Whether a fragment may belong to an ICMP message: an IPv6 fragment names the next header, which
+/// may be an extension header.
 fn may_be_icmp(packet: &Packet) -> bool {
     packet.is_icmp() || packet.is_ipv6() && ipv6::EXTENSIONS.contains(&packet.protocol.0)
 }
@@ -302,7 +302,7 @@ impl Intercept {
         })
     }
 
-    /// Whether a packet of this host is from a server on it.
+    /// Whether a packet was sent by this host itself, from a real server on it.
     pub fn is_of_local_node(&self, packet: &Packet) -> bool {
         let from = |port| Endpoint {
             address: packet.src,
@@ -322,13 +322,13 @@ impl Intercept {
         self.services.addresses().collect()
     }
 
-    /// Whether some service has this address.
+    /// Whether any service has this address.
     pub fn is_vip(&self, addr: IpAddr) -> bool {
         self.services.has_address(addr)
     }
 
-    /// Whether ICMP of the same version of IP as `of` is intercepted where it passes through in
-    /// fragments.
+    /// Whether fragments of ICMP messages that pass through are intercepted, for the IP version of
+    /// `of`.
     pub fn takes_icmp_fragments(&self, of: IpAddr) -> bool {
         self.every_icmp || self.nat_servers.has_family(of)
     }
@@ -414,7 +414,7 @@ mod tests {
 
     use super::*;
 
-    /// The host answers on the other ports itself, also while a dead dataplane's shield is held.
+    /// The host itself answers on the other ports, also while the shield of a dead dataplane stays.
     #[test]
     fn rule_for_many_ports_intercepts_no_other_port() {
         let rule = |words: &[&str]| MarkRule::parse(words).expect("a rule");

@@ -17,8 +17,8 @@ use crate::wire::icmp::ErrorKind;
 use crate::wire::ip_options::{self, Refused};
 use crate::wire::{ipv4, ipv6};
 
-/// The length of a packet, or of its longest segment, that exceeds `mtu` and must not be
-/// fragmented; `None` if it fits.
+/// Returns the length of a packet, or of its longest segment, that exceeds `mtu` and must not be
+/// fragmented; `None` if the packet fits.
 fn longest(frame: &Frame, job: &Job<'_>, mtu: usize) -> Result<Option<usize>, FrameDrop> {
     let packet = &job.packet;
     // A packet that came in fragments of IPv6 fits as it fitted before.

@@ -1,4 +1,4 @@
-//! Fates of frames, and their counters.
+//! The fates of frames, and the counters of fates.
 
 use std::ops::AddAssign;
 
@@ -88,7 +88,7 @@ counters! {
     sent: u64,
     /// Frames with fate [`Fate::Held`].
     held: u64,
-    /// Frames of these that were sent later.
+    /// Number of waiting frames that were sent later.
     released: u64,
     /// Frames with fate [`Fate::Left`].
     left: u64,
@@ -102,7 +102,7 @@ counters! {
     handed_over: u64,
     /// Frames with fate [`Fate::Dropped`], by [`FrameDrop::index`].
     dropped: [u64; FrameDrop::ALL.len()],
-    /// Frames of VLANs without a device here, among those passed to the host.
+    /// Number of VLAN frames without a device here, among those passed to the host.
     tagged: u64,
     /// ICMP errors that the dataplane has sent.
     icmp_sent: u64,

@@ -31,11 +31,11 @@ pub(super) struct Job<'a> {
     pub(super) hook: Hook,
     /// Whether the host itself sent the packet, through its TUN device.
     pub(super) from_host: bool,
-    /// Whether it is addressed to the host.
+    /// Whether the datagram is addressed to the host.
     pub(super) to_host: bool,
     /// Destination of the packet inside, if it is an ICMP error to be related.
     pub(super) inner: Option<(Protocol, SocketAddr)>,
-    /// The interface of its arrival, if any.
+    /// The interface on which the datagram arrived, if any.
     pub(super) arrival: Option<Arrival>,
     /// The sizes of its fragments, if it arrived in fragments.
     pub(super) history: Option<&'a History>,
@@ -188,7 +188,8 @@ impl Pipeline {
         }
     }
 
-    /// Checks of a router before netfilter's FORWARD hook, if the host does not make them.
+    /// Performs a router's checks before netfilter's FORWARD hook, if the host does not perform
+    /// them.
     pub(super) fn transit_checks<N: Net>(
         &mut self,
         frame: &Frame,

@@ -1,4 +1,5 @@
-//! Client to server: translate, encapsulate, or change nothing but the link header.
+//! Packets from client to server: translated, encapsulated, or unchanged except for the link
+//! header.
 
 use std::net::SocketAddr;
 

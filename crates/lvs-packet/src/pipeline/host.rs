@@ -16,7 +16,7 @@ use crate::settings::Echo;
 use crate::wire::icmp::{self as wire_icmp, ErrorKind};
 use crate::wire::{Mac, ipv6, tcp, udp};
 
-/// The path of a packet back to the host.
+/// How a packet returns to the host.
 #[derive(Clone, Copy)]
 enum Back {
     /// The TUN device.

@@ -17,7 +17,7 @@ use crate::wire::{ETHERNET_LEN, be16, ipv4, ipv6, is_ipv6};
 pub(super) enum Pieces<'a> {
     /// In one frame. If it does not fit and may be fragmented, it is cut into equal fragments.
     Whole,
-    /// In one frame, or cut evenly in spite of "don't fragment": a relayed ICMP error.
+    /// Send in one frame, or cut evenly in spite of "don't fragment": a relayed ICMP error.
     Relayed,
     /// It arrived in fragments: it is cut into equal fragments, which are not longer than the
     /// longest of those. A tunnel packet around it is cut in the same way.
@@ -31,7 +31,7 @@ pub(super) enum Pieces<'a> {
 }
 
 impl Job<'_> {
-    /// The pieces of a packet for a server, if it arrived in such pieces.
+    /// Returns the fragment sizes of a packet for a server, if it arrived in fragments.
     pub(super) fn pieces<'a>(&self, history: Option<&'a History>) -> Pieces<'a> {
         match history {
             Some(history) if self.packet.is_ipv6() => Pieces::Along(history),

@@ -40,7 +40,7 @@ impl Pipeline {
         self.answer(port, &arp::reply(&message, info.mac), cx)
     }
 
-    /// Answers neighbour solicitations for own addresses, and reports claims of other hosts to a
+    /// Answers neighbour solicitations for own addresses, and reports other hosts that claim a
     /// service's address. `None`: the packet is something else.
     pub(super) fn neighbour_discovery<N: Net>(
         &mut self,

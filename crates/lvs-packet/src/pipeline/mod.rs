@@ -82,7 +82,7 @@ pub trait Decide {
     /// Reads the hinted slot, and prepares the prefetch of the next one.
     fn aim(&self, _ahead: &mut Ahead) {}
 
-    /// As [`packet`](Self::packet), for a packet with a look-up hint.
+    /// Decides like [`packet`](Self::packet), on a packet with a look-up hint.
     fn packet_ahead(&mut self, meta: &PacketMeta<'_>, _ahead: &Ahead, now: Instant) -> Verdict {
         self.packet(meta, now)
     }
@@ -167,9 +167,9 @@ struct Cx<'a, N> {
 /// The packet path of one worker. The state of the whole director is in its [`Common`].
 #[derive(Debug)]
 pub struct Pipeline {
-    /// The fates of the frames so far.
+    /// Counters of the fates of frames so far.
     pub counters: Counters,
-    /// Packets that wait for their neighbours.
+    /// Packets that wait until a neighbour is resolved.
     pub held: Held,
     /// The limiter of new connections in a flood.
     pub syn_limiter: SynLimiter,
@@ -178,7 +178,7 @@ pub struct Pipeline {
     pub share: Option<Share>,
     common: Arc<Common>,
     tunnels: KnownPaths,
-    /// The ICMP error that answered the present packet.
+    /// The ICMP error that answered the current packet.
     own_error: Option<OwnError>,
 }
 
@@ -226,9 +226,9 @@ impl Pipeline {
         }
     }
 
-    /// As [`process`](Self::process), but stops once there is a portion to send, so that frames
-    /// which become many (fragments, segments) are never all there at a time. Returns how many
-    /// were processed, at least one of any.
+    /// As [`process`](Self::process), but stops as soon as a portion can be sent, so that a frame
+    /// that becomes many (fragments, segments) does not need memory for all of them at a time.
+    /// Returns the number of processed frames: at least one, if there are any.
     pub fn process_some<N: Net, D: Decide>(
         &mut self,
         port: PortId,

@@ -108,7 +108,7 @@ impl Pipeline {
         Fate::Sent
     }
 
-    /// Sends a request as the slow path does.
+    /// Sends a request of a client, as the slow path does.
     #[cold]
     fn send_request<N: Net>(
         &mut self,
@@ -157,7 +157,7 @@ fn plain(frame: &Frame, info: &PortInfo) -> Option<Plain> {
     finishable.then_some(packet)
 }
 
-/// Whether a packet can be sent there unchanged.
+/// Whether a packet can be sent on this path unchanged.
 #[inline]
 fn takes<N: Net>(way: &Way, frame: &Frame, packet: &Plain, net: &N) -> bool {
     packet.len <= way.mtu

@@ -1,4 +1,4 @@
-//! Server to client: translated back, or unchanged.
+//! Packets from server to client: translated back, or unchanged.
 
 use std::net::SocketAddr;
 

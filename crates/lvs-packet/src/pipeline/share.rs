@@ -14,7 +14,8 @@ use crate::parse::{self, Packet};
 use crate::steer::Steering;
 use crate::wire::{ETHERNET_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, be16, ethernet, vlan};
 
-/// The worker that a pipeline belongs to, of several.
+/// The part of the connections that belongs to the worker of a pipeline, if there are several
+/// workers.
 #[derive(Clone, Debug)]
 pub struct Share {
     /// The worker's number.
@@ -67,8 +68,8 @@ impl Pipeline {
         (home != share.number).then_some(home)
     }
 
-    /// Counts packets that were passed to other workers: `frames` frames without another counter,
-    /// and `lost` packets, of all kinds, for which there was no room.
+    /// Counts packets that were passed to other workers: `frames` frames that no other counter
+    /// includes, and `lost` packets, of all kinds, for which the queue had no room.
     pub const fn count_handed_over(&mut self, frames: usize, lost: usize) {
         let (frames, lost) = (frames as u64, lost as u64);
         self.counters.received += frames;

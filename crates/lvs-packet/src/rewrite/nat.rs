@@ -21,8 +21,8 @@ pub enum End {
     Destination,
 }
 
-/// Length of the transport header that translation changes, and where its checksum is; `None` if it
-/// changes none.
+/// Returns the length of the transport header that translation changes, and the offset of its
+/// checksum; `None` if it changes none.
 #[inline]
 pub const fn header(protocol: Protocol) -> Option<(usize, usize)> {
     match protocol {
@@ -94,11 +94,12 @@ pub fn translate(
     Ok(())
 }
 
-/// As [`translate`], of TCP or UDP over IPv4 in `ip`, without options, whose transport header is
-/// whole. `unfinished`: the transport checksum is that of the pseudo-header alone.
+/// Does the same as [`translate`] for TCP or UDP over IPv4 in `ip`, without options and with a
+/// complete transport header. `unfinished`: the transport checksum covers only the pseudo-header so
+/// far.
 ///
 /// # Errors
-/// [`FrameDrop::ShortHeader`] if it is not.
+/// [`FrameDrop::ShortHeader`] if the transport header is incomplete.
 #[inline]
 pub fn translate_plain(
     ip: &mut [u8],
@@ -171,7 +172,7 @@ impl Change {
     }
 }
 
-/// Where the port of an end is in a transport header: the same in TCP, UDP and SCTP.
+/// Returns the offset of an end's port in a transport header: the same in TCP, UDP and SCTP.
 const fn port(end: End) -> usize {
     match end {
         End::Source => udp::field::SOURCE.start,
@@ -183,7 +184,7 @@ const fn nonzero(sum: u16) -> u16 {
     if sum == 0 { 0xffff } else { sum }
 }
 
-/// Computes the checksum of a whole UDP datagram.
+/// Computes the checksum of a complete UDP datagram.
 fn finish_udp(ip: &mut [u8], l4: usize) {
     put16(ip, l4 + udp::field::CHECKSUM.start, 0);
     let datagram = &ip[l4..];

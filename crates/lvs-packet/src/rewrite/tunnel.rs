@@ -84,9 +84,9 @@ pub struct Template {
 }
 
 impl Template {
-    /// For inner packets of IPv6 or of IPv4; `keeps_df` if they decide about "don't fragment"
-    /// (`pmtu_disc`). `None` if the outer headers have a checksum over the packet, or the addresses
-    /// are not of one version of IP.
+    /// Creates the outer headers for inner packets of IPv6 or of IPv4; `keeps_df` if they decide
+    /// about "don't fragment" (`pmtu_disc`). `None` if the outer headers have a checksum over the
+    /// packet, or the addresses have different IP versions.
     pub fn new(
         src: IpAddr,
         dst: IpAddr,
@@ -172,7 +172,8 @@ pub fn inner_mtu(tunnel: Tunnel, server: IpAddr, route: usize, learned: usize) -
     (mtu >= least).then_some(mtu)
 }
 
-/// The source port for the flow of a packet (`udp_flow_src_port`): the same for all its packets.
+/// Returns the source port for the flow of a packet (`udp_flow_src_port`): the same for all its
+/// packets.
 pub fn source_port(packet: &Packet) -> u16 {
     let (sport, dport) = packet.ports.unwrap_or_default();
     let mut hash = u32::from(packet.protocol.0) ^ (u32::from(sport) << 16 | u32::from(dport));

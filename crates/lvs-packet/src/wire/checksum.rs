@@ -15,11 +15,11 @@ impl Sum {
     /// An empty sum.
     pub const ZERO: Self = Self(0);
 
-    /// Adds `bytes`, as if a zero followed an odd one.
+    /// Adds `bytes` to the sum; a zero byte completes an odd number of bytes.
     ///
     /// The sum is taken over native words and turned once: one's complement addition does not
-    /// depend on the byte order (RFC 1071 section 2 B), and 2^16 is 1 modulo 2^16-1, so words
-    /// may be wider than 16 bits.
+    /// depend on the byte order (RFC 1071 section 2 B), and 2^16 is 1 modulo 2^16-1, so words may
+    /// be wider than 16 bits.
     #[inline]
     #[must_use]
     pub fn bytes(self, bytes: &[u8]) -> Self {

@@ -43,7 +43,7 @@ pub enum ErrorKind {
         kind: u8,
         /// Its code.
         code: u8,
-        /// Its second word.
+        /// The second word of the ICMP header.
         rest: [u8; 4],
     },
 }

@@ -23,7 +23,7 @@ const SECURITY_LABEL: u8 = 134;
 /// Maximum of the counter of routers that had no room for their time stamp.
 const OVERFLOW_MAX: u8 = 15;
 
-/// Reasons for a host to refuse a packet with these options.
+/// The reasons for which a host refuses a packet with these IP options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
     /// The options are invalid; the offset of the byte at fault in the IP header.
@@ -158,7 +158,7 @@ fn security_label(option: &[u8]) -> Option<usize> {
 }
 
 impl WantedOptions {
-    /// Whether no option requires work.
+    /// Whether no option requires any work.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()

@@ -1,5 +1,5 @@
-//! Editors of an IPv4 header in place. The packet begins with its IP header, which has been
-//! checked.
+//! Functions that change an IPv4 header in place. The packet begins with its IP header, which has
+//! been checked.
 
 use std::net::Ipv4Addr;
 
@@ -84,8 +84,8 @@ pub fn decrement_ttl(ip: &mut [u8]) {
     adjust(ip, Delta::NONE.word(old, new));
 }
 
-/// Increments the TTL, to undo the decrement of one hop, and adjusts the header checksum; 255
-/// stays.
+/// Increments the TTL, to undo the decrement of one hop, and adjusts the header checksum; a TTL of
+/// 255 remains.
 #[inline]
 pub fn increment_ttl(ip: &mut [u8]) {
     let old = be16(ip, field::TTL);

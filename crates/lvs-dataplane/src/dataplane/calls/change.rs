@@ -16,7 +16,7 @@ use crate::sync::Prepared;
 const PIECE: usize = 16;
 
 impl Handle {
-    /// Makes all of these changes, or none, and waits until all packet workers use them: after the
+    /// Applies all of these changes or none, and waits until all packet workers use them: after the
     /// answer, they apply to the next packet. If a worker does not use them in time, the result is
     /// a success with a warning.
     pub(in crate::dataplane) fn apply(
@@ -76,9 +76,9 @@ impl Handle {
         }
     }
 
-    /// Opens the sockets of synchronisation daemons to be started, before anything is locked: that
-    /// may take a moment, and fail. It opens nothing for daemons that are refused anyway, or that
-    /// follow a refused change.
+    /// Opens the sockets of synchronisation daemons that the changes start. This happens before
+    /// anything is locked, because it may take a moment, and fail. No socket is opened for daemons
+    /// that are refused anyway, or that follow a refused change.
     fn prepare_daemons(&self, changes: &[Call]) -> Vec<Attempt> {
         let starts = |call: &Call| matches!(call, Call::DaemonStart(_));
         if !changes.iter().any(starts) {
@@ -126,7 +126,7 @@ impl Handle {
         attempts
     }
 
-    /// How many changes could be made, up to the first that is refused, if every daemon gets its
+    /// Counts the changes that could be made, up to the first refused one, if every daemon gets its
     /// sockets.
     fn possible(&self, changes: &[Call], view: &View) -> usize {
         let host = Willing(view);
@@ -160,7 +160,7 @@ impl Handle {
 /// A synchronisation daemon to be started, and its sockets or the error.
 type Attempt = (SyncDaemon, Result<Prepared, Failure>);
 
-/// The host, with daemons whose sockets have been opened.
+/// The host, with the opened sockets of the daemons that are to be started.
 struct WithDaemons<'a> {
     view: &'a View,
     daemons: &'a [Attempt],

@@ -107,7 +107,7 @@ impl Handle {
     }
 }
 
-/// Sends items, and the end of the list.
+/// Sends items to the client, and the end of the list.
 fn items(items: &[impl serde::Serialize], out: &mut Sink<'_>) -> Result<Value, Failure> {
     for item in items {
         out.item(item)?;

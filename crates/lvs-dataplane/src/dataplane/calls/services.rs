@@ -1,4 +1,4 @@
-//! Services and their servers, listed.
+//! Listing of services and their servers.
 
 use lvs_core::api::{Failure, ServerInfo, ServiceId, ServiceInfo};
 use lvs_core::{Error, Instant, Service, ServiceKey};
@@ -24,7 +24,8 @@ impl Handle {
         end(out)
     }
 
-    /// The state of one service, or of all services. No service is added or removed meanwhile.
+    /// Returns the state of one service, or of all services. No service is added or removed
+    /// meanwhile.
     fn services(&self, only: Option<ServiceId>) -> Result<Vec<ServiceInfo>, Failure> {
         let now = self.context.now();
         let _changing = self.context.changing();

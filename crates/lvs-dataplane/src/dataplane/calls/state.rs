@@ -126,7 +126,7 @@ impl Handle {
         Ok(reasons)
     }
 
-    /// Takes a sample of the counters of packets by reason, unless a worker does not answer.
+    /// Samples the counters of packets by reason, unless a worker does not answer.
     pub(in crate::dataplane) fn sample_reasons(&self) {
         if let Ok(reasons) = self.counted_reasons() {
             lock(&self.recent).sample(&reasons, Instant::now());
@@ -220,8 +220,7 @@ impl Handle {
     }
 }
 
-/// The interfaces in use. Where the host routes everything, that is the device that it routes it
-/// into.
+/// Returns the interfaces in use. With the TUN backend, that is the TUN device.
 fn interfaces(view: &View, report: &Report) -> Vec<InterfaceInfo> {
     let tables = &view.tables;
     let served = |port: PortId| report.ports.iter().find(|(known, ..)| *known == port);

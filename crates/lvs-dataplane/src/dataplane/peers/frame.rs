@@ -93,7 +93,7 @@ pub(super) struct Introduction {
 }
 
 impl Introduction {
-    /// The introduction of this director, with random bytes for its nonce.
+    /// Creates the introduction of this director, with random bytes for its nonce.
     pub(super) fn new(identity: [u8; 16], random: [u8; 24]) -> Self {
         let mut nonce = [0; 32];
         nonce[..24].copy_from_slice(&random);
@@ -102,7 +102,7 @@ impl Introduction {
         Self { identity, nonce }
     }
 
-    /// Whether this peer supports digests of services.
+    /// Whether the peer supports digests of services.
     fn compares_services(&self) -> bool {
         let [.., high, low] = self.nonce;
         self.nonce[24..30] == MARKER && u16::from_be_bytes([high, low]) & SERVICES != 0
@@ -244,8 +244,8 @@ pub(super) enum FrameError {
     Io(io::Error),
     /// A frame exceeds the longest payload.
     TooLong,
-    /// The code of a frame is wrong: another sender wrote it, or it was changed, repeated or
-    /// reordered.
+    /// The authentication code of a frame is wrong: another sender wrote the frame, or it was
+    /// changed, repeated or reordered.
     Forged,
     /// The authentication code is valid, but the payload violates the protocol.
     Malformed,

@@ -83,7 +83,7 @@ impl Said {
 #[derive(Debug)]
 struct Gathering {
     digest: Digest,
-    /// For each packet worker, whether its connections are in the digest.
+    /// For each packet worker, whether the digest contains its connections.
     added: Vec<bool>,
     behind: Vec<Said>,
 }

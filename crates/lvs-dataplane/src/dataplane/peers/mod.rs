@@ -56,9 +56,9 @@ const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A peer is silent if no digest arrived from it for this time; a peer sends one every 2 seconds.
 const SILENT: Duration = Duration::from_secs(4);
-/// The time in which the peers of an ending director can receive its last messages.
+/// The time that peers have to receive the last messages of a director that ends.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-/// The time in which a thread has to notice that its connection was closed.
+/// The time within which a thread notices that its connection was closed.
 const SHORT: Duration = Duration::from_millis(100);
 
 /// The peers of a dataplane.
@@ -67,7 +67,7 @@ pub(in crate::dataplane) struct Peers {
     context: Weak<Context>,
     workers: Weak<Threads<Worker>>,
     key: Key,
-    /// Identifies this run of the dataplane.
+    /// A random number that identifies this run of the dataplane.
     identity: [u8; 16],
     /// The keys of the digests.
     keys: [u64; 2],
@@ -119,7 +119,7 @@ struct Place {
 /// A peer.
 #[derive(Debug)]
 struct Peer {
-    /// Its index among the peers.
+    /// The index of this peer among all peers.
     number: usize,
     address: SocketAddr,
     state: Mutex<State>,
@@ -136,7 +136,7 @@ struct State {
     /// This director has borrowed connections of the peer, and does not own them yet.
     lends: bool,
     trouble: Option<(Trouble, String)>,
-    /// The connections received in the full sync so far.
+    /// Number of connections received in the full sync so far.
     received: u64,
     bulk: Option<(u64, Duration, Instant)>,
     /// The received connections were compared with a digest of the peer.
@@ -314,7 +314,7 @@ impl Peers {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// Waits for `time`, or until the dataplane ends.
+    /// Sleeps for `time`, or until the dataplane ends.
     fn pause(&self, time: Duration) {
         let guard = lock(&self.sleeping.0);
         let until = |_: &mut ()| !self.is_stopping();
@@ -349,8 +349,8 @@ impl Peers {
         }
     }
 
-    /// Asks a packet worker as [`on_worker`](Self::on_worker), and waits for the answer; `None`
-    /// without an answer.
+    /// Runs a job at a packet worker as [`on_worker`](Self::on_worker) does, and waits for its
+    /// answer; `None` without an answer.
     fn ask_worker<T: Send + 'static>(
         &self,
         number: usize,
@@ -364,7 +364,8 @@ impl Peers {
         answer.recv_timeout(WORKER_TIMEOUT).ok()
     }
 
-    /// Asks every packet worker for a digest, and returns the sum; `None` without all answers.
+    /// Asks every packet worker for a digest, and returns the sum; `None` if a worker does not
+    /// answer.
     fn digest_of_workers(
         &self,
         part: impl Fn(&mut Decider) -> Digest + Clone + Send + 'static,
@@ -420,7 +421,7 @@ impl Peers {
         control.replicated_templates_piece(from, budget, since, now)
     }
 
-    /// The digests of this director's services.
+    /// Returns the digests of this director's services.
     fn services(&self) -> Arc<ServiceDigests> {
         let mut own = lock(&self.tables);
         if let Some(context) = self.context.upgrade() {
@@ -491,7 +492,7 @@ impl Peers {
         }
     }
 
-    /// Counts the results of a portion.
+    /// Adds the results of a received portion to the counters.
     fn heard(&self, heard: Heard) {
         self.add(|counts| &counts.taken, heard.taken.taken);
         self.add(|counts| &counts.nonsense, heard.taken.nonsense);

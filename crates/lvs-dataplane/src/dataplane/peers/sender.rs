@@ -18,7 +18,7 @@ use lvs_process::deadline::write_within;
 
 /// Slots that a packet worker examines at once, as in a listing: 512 connections.
 const PIECE: usize = 8192;
-/// The walk over the table pauses while more bytes than this are queued.
+/// Number of queued bytes above which the walk over the table pauses.
 const AHEAD: usize = 256 << 10;
 /// Bytes of items in a frame, at most.
 const ITEMS_MAX: usize = 64 << 10;

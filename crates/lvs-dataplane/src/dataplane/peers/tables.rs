@@ -15,12 +15,12 @@ use crate::dataplane::context::Context;
 
 /// Servers that are read while packets wait.
 const PIECE: usize = 256;
-/// The shortest time between two digests of services that change all the time.
+/// The shortest time between two digests of services that change continuously.
 const PERIOD: Duration = Duration::from_secs(1);
 /// The most differing services that are named.
 const NAMED_MAX: usize = 16;
 
-/// The digests of this director's services.
+/// The digests of the services of this director.
 #[derive(Debug, Default)]
 pub(super) struct Own {
     digests: Arc<ServiceDigests>,
@@ -100,7 +100,8 @@ impl Comparison {
         said
     }
 
-    /// Ends a session. A service that differs before and after counts as different in between.
+    /// Ends a session. A service that differed in the sessions before and after counts as different
+    /// in between.
     pub(super) fn end(&mut self) {
         (self.older, self.compared) = (false, false);
     }

@@ -38,7 +38,7 @@ fn introduction(identity: u8) -> Introduction {
 /// The context and threads of a dataplane.
 pub(super) type Parts = (Arc<Context>, Arc<Threads<Worker>>);
 
-/// With as many packet workers, which divide connections.
+/// Creates the parts of a director with that many packet workers, which divide the connections.
 pub(super) fn parts(control: Control, workers: usize) -> Parts {
     let threads = Threads::new(workers).expect("descriptors");
     let context = Context::without_kernel(control);
@@ -401,9 +401,9 @@ fn first_digest(parts: &Parts, workers: &mut [Worker], introduced: Introduction)
     digest
 }
 
-/// As many services as are compared, and one more. A peer that has not announced the feature gets
-/// no digests of services: an older version would end the session. If all services differ, only a
-/// few are named.
+/// One service more than are compared. A peer that has not announced the feature gets no digests of
+/// services: an older version would end the session. If all services differ, messages name only a
+/// few.
 #[test]
 fn digests_of_most_services_are_sent_to_peers_with_that_feature() {
     let mut control = Control::new(Options::default());

@@ -46,8 +46,8 @@ pub(super) struct KernelSide {
 }
 
 impl Worker {
-    /// Offloads connections from now on, each after so many packets, if there is a kernel fast
-    /// path.
+    /// Offloads connections from now on, each after the configured number of packets, if there is a
+    /// kernel fast path.
     pub(in crate::dataplane) fn use_fast_path(&mut self, after: u32) {
         if let Some(fast_path) = self.context.fast_path() {
             self.kernel.path = Some(fast_path.clone());
@@ -142,8 +142,8 @@ impl Worker {
         Ok((offer, ways))
     }
 
-    /// Whether packets of a connection are forwarded by the kernel fast path, or of one that opens now
-    /// (`None`); else why not.
+    /// Whether the kernel fast path forwards packets of a connection, or of a new one (`None`);
+    /// otherwise the reason.
     pub(super) fn fast_path(&self, conn: Option<ConnId>) -> Result<(), WithDataplane> {
         let kernel = self.kernel.path.as_ref().ok_or(WithDataplane::NotUsed)?;
         let epoch = kernel.epoch();

@@ -48,10 +48,10 @@ use lvs_sys::{Poller, TablePages};
 
 /// Number of batches that are read from one port before the next port is read.
 const BATCHES_PER_TURN: usize = 4;
-/// Connections that are checked for expiry between two batches.
+/// Number of connections that are checked for expiry between two batches.
 const EXPIRY_BUDGET: usize = 1024;
-/// Connections that are looked at between two batches after a server went down; a sixteenth of them
-/// may be reset.
+/// Number of connections that are checked between two batches after a server went down; at most a
+/// sixteenth of them are reset.
 const DOWN_BUDGET: usize = 4096;
 /// Time for which packets are processed between two rounds that remove connections of unusable
 /// servers.
@@ -62,7 +62,7 @@ const QUEUE_BYTES: usize = 16 << 10;
 /// How long SYNs may wait to be looked at in a flood of them.
 const FLOOD_PERIOD: Duration = Duration::from_millis(1);
 
-/// By when every message is due, full or not.
+/// Interval at which all messages are sent, full or not.
 const SYNC_AT_LAST: Duration = Duration::from_secs(2);
 
 /// Interval between two rounds of housekeeping.
@@ -96,7 +96,8 @@ pub(crate) struct Worker {
     priority: Option<Priority>,
 }
 
-/// The pipeline and buffers of a packet worker. They are megabytes, which take time to make.
+/// The pipeline and the buffers of a packet worker. They have megabytes, so creating them takes
+/// time.
 pub(crate) struct Equipment {
     pipeline: Pipeline,
     output: Output,
@@ -182,7 +183,7 @@ impl Worker {
         self.pages = Some(pages);
     }
 
-    /// Makes large pages of them at once.
+    /// Converts their memory to large pages at once.
     #[cfg(feature = "testing")]
     pub(super) fn enlarge_pages(&mut self) {
         if let Some(pages) = self.pages.take() {
@@ -570,8 +571,8 @@ impl Worker {
         }
     }
 
-    /// Processes parcels from other workers, at most as many at a time as frames of one port; true
-    /// if there may be more.
+    /// Processes parcels from other workers, in one call at most as many as the frames of a batch;
+    /// true if there may be more.
     pub(super) fn take_parcels(&mut self) -> bool {
         let mut parcels = std::mem::take(&mut self.others.taken);
         let more = self

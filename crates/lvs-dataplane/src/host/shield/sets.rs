@@ -156,7 +156,7 @@ pub(super) fn elements(spec: &Intercept) -> BTreeMap<String, BTreeSet<Vec<u8>>> 
     sets
 }
 
-/// The name of the set that a local client belongs to, and its key there.
+/// Returns the name of the set for a local client, and the client's key in the set.
 pub(super) fn local_client(client: &LocalClient) -> (String, Vec<u8>) {
     let mut key = address_key(client.server.ip());
     key.extend([client.protocol.0, 0, 0, 0]);

@@ -280,7 +280,7 @@ impl<'a> Opening<'a> {
         }
     }
 
-    /// The slots of one worker's ring; `slots` is the number for all workers.
+    /// Returns the number of slots of one worker's ring; `slots` is the number for all workers.
     fn share(&self, slots: usize) -> usize {
         (slots / self.workers).max(slots / SHARE_LEAST)
     }
@@ -404,7 +404,7 @@ impl<'a> Opening<'a> {
             .map(|inlet| Box::new(Firsts::new(inlet)))
     }
 
-    /// Opens a socket for SYNs for each of several workers, or for none of them.
+    /// Opens a socket for SYNs for each of several workers; if one fails, for none.
     fn firsts_of_group(&self, workers: &[AfPacket], group: u16) -> Option<Vec<Firsts>> {
         let opened = workers.iter().map(|_| {
             let inlet = self.first_inlet(|socket| socket.join_group(group))?;

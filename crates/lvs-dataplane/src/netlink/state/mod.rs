@@ -76,7 +76,7 @@ impl NetState {
             .copied()
     }
 
-    /// All prefixes of a family: those of routes and of the host's own networks.
+    /// Returns all prefixes of a family: those of routes and of the host's own networks.
     pub(crate) fn prefixes(&self, ipv4: bool) -> impl Iterator<Item = Prefix> {
         let family = if ipv4 { &self.v4 } else { &self.v6 };
         let tables = [&family.local, &family.main, &family.default];
@@ -121,9 +121,9 @@ impl NetState {
             .min()
     }
 
-    /// The source address that the host would use towards `dst`: the route's, else the interface's
-    /// address in the next hop's network, else the interface's first address, else any other
-    /// address of this host (inet_select_addr()).
+    /// Returns the source address that the host would use towards `dst`: the route's, else the
+    /// interface's address in the next hop's network, else the interface's first address, else any
+    /// other address of this host (inet_select_addr()).
     pub fn source_address(&self, dst: IpAddr) -> Option<IpAddr> {
         let hit = self.lookup(dst)?;
         if hit.kind == RouteKind::Local {

@@ -77,7 +77,7 @@ impl Table {
         true
     }
 
-    /// All prefixes that routes lead to.
+    /// Returns all destination prefixes of the routes.
     pub(super) fn prefixes(&self) -> impl Iterator<Item = Prefix> {
         self.routes.keys().copied()
     }

@@ -1,4 +1,5 @@
-//! Network namespaces for tests: each is a host, and ends with its last descriptor. Needs root.
+//! Network namespaces for tests: each represents a host, and is removed with its last descriptor.
+//! Needs root.
 #![allow(dead_code, reason = "each test program uses a part of this module")]
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -9,7 +10,7 @@ use std::thread;
 pub(crate) struct Host(OwnedFd);
 
 impl Host {
-    /// A new namespace with its loopback up.
+    /// Creates a namespace whose loopback is up.
     pub(crate) fn new() -> Self {
         let fd = thread::spawn(|| {
             lvs_sys::unshare_network().expect("this test makes network namespaces: run it as root");
@@ -46,7 +47,7 @@ impl Host {
         self.run(move || ip(&args));
     }
 
-    /// Any command inside; its output.
+    /// Runs any command in the namespace; returns its output.
     pub(crate) fn sh(&self, command: &str) -> String {
         let command = command.to_owned();
         self.run(move || sh(&command))
@@ -80,7 +81,7 @@ impl AsFd for Host {
     }
 }
 
-/// `ip` in this thread's namespace.
+/// Runs `ip` in this thread's namespace.
 pub(crate) fn ip(args: &str) {
     sh(&format!("ip {args}"));
 }
