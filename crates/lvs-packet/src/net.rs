@@ -121,8 +121,8 @@ pub trait Net {
     }
 
     /// Whether packets with a source VIP that the host has are dropped as forged, as the kernel
-    /// does: replies of direct routing do not pass through a director that is the servers' gateway
-    /// then. The dataplane forwards them.
+    /// does: with the kernel, replies of direct routing do not pass through a director that is the
+    /// servers' gateway. The dataplane forwards such replies.
     fn forges_vips(&self) -> bool {
         false
     }

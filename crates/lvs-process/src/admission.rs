@@ -42,7 +42,7 @@ impl Places {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for a connection; `reader` is the user, if it is read-only.
+    /// Reserves a place for a connection; `reader` is the user of a read-only connection.
     pub(super) fn take(self: &Arc<Self>, reader: Option<u32>) -> Option<Place> {
         let mut state = self.state();
         if state.all >= CONNECTIONS_MAX {
@@ -92,7 +92,7 @@ impl Place {
         Answer(self)
     }
 
-    /// Waits until this user may receive a list; `None` if that takes too long. Writers do not
+    /// Waits until this user may receive a list; `None` if that lasts too long. Writers do not
     /// wait.
     pub(super) fn list(&self) -> Option<List<'_>> {
         if let Some(uid) = self.reader {

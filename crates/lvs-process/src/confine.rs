@@ -101,11 +101,11 @@ fn note(done: &mut Confinement, seccomp: io::Result<()>) {
 pub struct Places {
     /// The path of its control socket, if it has one.
     pub socket: Option<PathBuf>,
-    /// Whether it opens TCP connections, to other directors.
+    /// Whether the dataplane opens TCP connections to other directors.
     pub tcp: bool,
 }
 
-/// Sandboxes the dataplane; must be called before its threads start.
+/// Sandboxes the dataplane. Call it before its threads start.
 pub fn dataplane(places: &Places) -> Confinement {
     let mut done = Confinement::default();
     // It starts nothing that could have more rights.

@@ -36,7 +36,7 @@ const BUFFER: usize = 64 << 10;
 /// Lower priority of threads for read-only clients (setpriority(2)).
 const READER_NICE: i32 = 10;
 
-/// A request of which only the method is read.
+/// A request of which only the method is parsed.
 #[derive(Deserialize)]
 struct RawRequest<'a> {
     #[serde(default)]
@@ -73,7 +73,7 @@ impl Read for Within<'_> {
 }
 
 impl Write for Within<'_> {
-    /// Writes all of it.
+    /// Writes all of `buf`.
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         deadline::write_within(self.stream, buf, self.patience)?;
         Ok(buf.len())
@@ -235,8 +235,8 @@ impl Session<'_> {
     }
 }
 
-/// Parses the call of this method with these parameters. The method precedes the parameters, so
-/// that they are read directly into their types, and never kept in another form.
+/// Parses a call of this method with these parameters. The method precedes the parameters, so that
+/// they are parsed directly into their types, without an intermediate form.
 fn parse(method: &str, params: &str) -> Result<Call, Failure> {
     let failed = |error: serde_json::Error| malformed(format!("{method}: {error}"));
     let name = serde_json::to_string(method).map_err(failed)?;

@@ -1,5 +1,5 @@
-//! Streams with an absolute deadline, so that a peer that sends or reads a byte now and then is
-//! disconnected like a silent one.
+//! Streams with an absolute deadline: a peer that sends or reads a byte from time to time is
+//! disconnected like a silent peer.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;

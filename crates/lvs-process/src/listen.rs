@@ -20,7 +20,7 @@ use lvs_sys::peercred;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BindError {
-    /// Another dataplane listens on the address.
+    /// Another dataplane already listens on the address.
     #[error("another dataplane is running at {address}{}: stop it first, or start this one with another --socket", of_pid(.pid))]
     Running {
         /// The address.

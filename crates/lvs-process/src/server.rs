@@ -24,13 +24,13 @@ use lvs_api::place::Lock;
 use lvs_sys::peer_groups::peer_in_group;
 use lvs_sys::peercred;
 
-/// Longest wait at the end for answers in progress.
+/// Longest time that the server waits at its end for answers in progress.
 const ANSWERS_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Groups with additional rights.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Permissions {
-    /// Its members may change things, as root and the dataplane's own user may.
+    /// The group whose members may change things, as root and the dataplane's own user may.
     pub writers: Option<u32>,
     /// Only its members, and clients with write access, may read; without it, every user may.
     pub readers: Option<u32>,
@@ -153,8 +153,8 @@ impl Server {
         Ok((place, denied))
     }
 
-    /// The user of the remote process, and its rights. Capabilities are read once, as those of an
-    /// open file are.
+    /// Returns the user of the remote process, and its rights. Its capabilities are checked once
+    /// per connection, as for an open file.
     fn rights(&self, stream: &UnixStream) -> (u32, Rights) {
         let Ok(peer) = peercred::peer_cred(stream) else {
             return (u32::MAX, Rights::None);

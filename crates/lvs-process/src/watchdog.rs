@@ -17,7 +17,7 @@ use crate::notify::Notify;
 pub use crate::notify::watchdog_interval as interval;
 use lvs_api::{Address, Client, Error};
 
-/// Feeds until it is dropped.
+/// Resets the watchdog until it is dropped.
 #[derive(Debug)]
 pub struct Feeder {
     stop: Option<Sender<()>>,
@@ -85,7 +85,7 @@ fn feed(address: &Address, notify: &Notify, pause: Duration, stopped: &Receiver<
     }
 }
 
-/// Whether control socket, packet path and keeper answer within `patience`.
+/// Whether the control socket, the packet path and the keeper answer within `patience`.
 fn answers(address: &Address, patience: Duration) -> Result<(), Error> {
     let mut client = match Client::connect_patiently(address, patience) {
         // With all places in use it is busy, and alive.

@@ -23,14 +23,14 @@ use super::close_signal::CloseSignal;
 
 /// The longest timeout that ipvsadm permits.
 const NEVER: u32 = 31 * 86_400;
-/// The proxy reports moved bytes when there are this many, or after `COUNT_AFTER`.
+/// Number of moved bytes at which the proxy reports them, if `COUNT_AFTER` has not passed before.
 const COUNT_BYTES: u64 = 1 << 20;
 const COUNT_AFTER: u64 = 1_000;
 
-/// Behind the lock.
+/// The state that the lock protects.
 pub(super) struct Inner {
     pub(super) director: Director,
-    /// Of each server that has had a connection: closed when its connections are to end.
+    /// For each server that has had a connection, a signal that closes its connections.
     close_signals: HashMap<(ServiceId, SocketAddr), Arc<CloseSignal>>,
 }
 
@@ -63,7 +63,7 @@ pub(super) struct Balancer {
     streams: AtomicUsize,
     /// Clients that send datagrams.
     clients: Arc<Clients>,
-    /// Connections and clients at most.
+    /// Maximum number of connections and clients.
     most: AtomicUsize,
     /// Connections and clients that were refused because there were that many.
     full: AtomicU64,
@@ -88,7 +88,7 @@ pub struct Counts {
     pub refused: u64,
 }
 
-/// One in this many slots is reserved for datagrams.
+/// One slot in this many slots is reserved for datagrams.
 const KEPT_PART: usize = 16;
 /// At most one in this many slots is used for datagrams, whose sources can be forged.
 const DATAGRAM_PART: usize = 2;
@@ -196,7 +196,7 @@ impl Balancer {
         }
     }
 
-    /// The server of a new connection; `None` if the director refuses it, for any reason.
+    /// Returns the server of a new connection; `None` if the director refuses it, for any reason.
     pub(super) fn open(
         self: &Arc<Self>,
         service: ServiceId,
@@ -267,7 +267,7 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// The server has answered: the connection is active.
+    /// Records that the server has answered: the connection is active.
     pub(super) fn established(&self) {
         let now = self.balancer.now();
         let mut inner = self.balancer.lock();

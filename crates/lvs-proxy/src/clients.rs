@@ -17,10 +17,10 @@ use lvs_core::api::ServiceId;
 
 use super::close_signal::CloseSignal;
 
-/// How long a client that does not talk may pause: as long as the kernel's connection tracking
-/// remembers one.
+/// Time after which a client that has sent only once is idle: as long as the kernel's connection
+/// tracking remembers it.
 pub(super) const NEW_IDLE: Duration = Duration::from_secs(30);
-/// Places that are being released, at most: an evicted client closes a socket first.
+/// Maximum number of places that are being released: an evicted client closes a socket first.
 const LEAVING_MAX: usize = 1024;
 /// If a source has more than one in this many of its service's slots, its new clients replace its
 /// own earlier ones.
@@ -48,7 +48,7 @@ struct Table {
 /// The clients of a service.
 #[derive(Debug, Default)]
 struct Queue {
-    /// Its unique number.
+    /// The client's unique number.
     number: u64,
     /// New clients in order of arrival.
     new: BTreeMap<u64, Arc<Client>>,
@@ -65,7 +65,7 @@ struct Client {
     number: AtomicU64,
     answered: AtomicBool,
     talks: AtomicBool,
-    /// Time of its last data, in milliseconds.
+    /// Time of the client's last data, in milliseconds.
     sent: AtomicU64,
     /// Signals that the client must be closed.
     close_signal: CloseSignal,
@@ -194,7 +194,7 @@ impl Clients {
 }
 
 impl Table {
-    /// Applies `work` to the queue of a service, which exists only while it has a client.
+    /// Calls `work` with the queue of a service, which exists only while the service has a client.
     fn with_queue<T>(&mut self, service: ServiceId, work: impl FnOnce(&mut Queue) -> T) -> T {
         let queue = self.services.entry(service).or_insert_with(|| {
             self.next += 1;
@@ -268,7 +268,7 @@ impl Slot {
         }
     }
 
-    /// Its server has.
+    /// Records that the client's server has answered.
     pub(super) fn answered(&self) {
         self.client.answered.store(true, Ordering::Relaxed);
     }
@@ -286,7 +286,7 @@ impl Slot {
         }
     }
 
-    /// Waits until its slot is needed for another client.
+    /// Waits until the slot is needed for another client.
     pub(super) async fn taken(&self) {
         self.client.close_signal.closed().await;
     }
@@ -368,7 +368,7 @@ mod tests {
         assert!(table.by_length.is_empty());
     }
 
-    /// The longest queue is known after every change.
+    /// After every change, the longest queue is known.
     #[test]
     fn client_queues_are_ordered_by_length() {
         let clients = Arc::new(Clients::default());

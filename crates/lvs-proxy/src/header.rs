@@ -65,7 +65,7 @@ pub fn write(version: Version, client: SocketAddr, local: SocketAddr) -> Vec<u8>
 /// Result of parsing a client's first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Read {
-    /// More of them are needed.
+    /// More bytes are needed.
     Partial,
     /// A header of this length, and the original client, unless the sender is the client itself.
     Header(usize, Option<SocketAddr>),

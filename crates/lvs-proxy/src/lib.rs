@@ -44,7 +44,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Time limit for a connection to a server, unless the file sets it.
+    /// Time limit for connecting to a server, unless the file sets it.
     pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
     /// Time without data after which a TCP connection is closed: the timeout of an idle connection
     /// in the kernel's IPVS.

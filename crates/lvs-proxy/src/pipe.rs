@@ -22,7 +22,7 @@ const COPY: usize = 16 << 10;
 const PIPE: usize = 64 << 10;
 /// Maximum of pipes that contain data, in the whole process; beyond it, bytes are copied.
 pub(super) const PIPES_MAX: usize = 1024;
-/// Free pipes that a thread keeps for later use.
+/// Number of free pipes that a thread keeps for later use.
 const PIPES_KEPT: usize = 64;
 /// Number of chunks that are copied for one connection before the next one.
 const TURN: usize = 16;
@@ -34,7 +34,7 @@ thread_local! {
     static KEPT: RefCell<Vec<Pipe>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A pipe, empty while it is unused.
+/// A pipe, which is empty while it is unused.
 struct Pipe {
     read: OwnedFd,
     write: OwnedFd,
@@ -77,7 +77,7 @@ enum Chunk {
     Nothing,
     /// The stream has ended.
     End,
-    /// This number of bytes has moved.
+    /// This number of bytes was moved.
     Moved(usize),
 }
 

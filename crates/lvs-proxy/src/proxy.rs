@@ -1,4 +1,4 @@
-//! The proxy as its owner configures it: by the calls of a dataplane.
+//! The proxy, which its owner configures by the calls of a dataplane.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -23,7 +23,7 @@ const CONNECTIONS_MIN: usize = 16;
 /// Descriptors for other purposes than listeners and checks: the API's 128, the sockets' 64, files,
 /// threads' event loops.
 const RESERVE: usize = 384;
-/// Descriptors of pipes, if there are many.
+/// Number of descriptors for pipes, if there are many connections.
 const PIPE_DESCRIPTORS: usize = 2 * PIPES_MAX;
 
 /// The proxy of this process. Clones refer to the same proxy.
@@ -230,13 +230,14 @@ impl Proxy {
     }
 }
 
-/// Descriptors that this process may have.
+/// Returns the maximum number of descriptors of this process.
 fn files() -> usize {
     let limit = getrlimit(Resource::Nofile).current;
     limit.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX))
 }
 
-/// Number of connections that fit into `files` descriptors, of which other purposes need some.
+/// Returns the number of connections that fit into `files` descriptors, of which `others` are
+/// needed for other purposes.
 fn most(files: usize, others: usize) -> usize {
     // Two of a connection, in addition to those of pipes.
     let pipes = PIPE_DESCRIPTORS.min(files / 4);

@@ -1,4 +1,4 @@
-//! The threads that relay, and their listeners.
+//! The threads that copy data between clients and servers, and their listeners.
 
 use std::io;
 use std::net::SocketAddr;

@@ -79,7 +79,8 @@ impl Arena {
         }))
     }
 
-    /// Lends a slot; `None` if it is lent already, does not exist, or is in use by the kernel.
+    /// Lends a slot; `None` if the slot is already lent, does not exist, or is in use by the
+    /// kernel.
     pub fn lend(self: &Arc<Self>, slot: usize) -> Option<Lent> {
         let Owners::Flags(flags) = &self.owners else {
             return None;
@@ -142,7 +143,8 @@ impl Arena {
         self.slots
     }
 
-    /// Slots that are in use outside of the arena; of a ring, those that the kernel does not own.
+    /// Number of slots that are in use outside of the arena; of a ring, those that the kernel does
+    /// not own.
     pub fn lent(&self) -> usize {
         match &self.owners {
             Owners::Flags(flags) => {
@@ -232,7 +234,8 @@ impl fmt::Debug for Arena {
     }
 }
 
-/// A slot of an [`Arena`] and the right to read and write it. Dropped, it is the arena's again.
+/// A slot of an [`Arena`] and the right to read and write it. When it is dropped, the slot returns
+/// to the arena.
 pub struct Lent {
     bytes: NonNull<u8>,
     len: usize,
@@ -247,12 +250,12 @@ unsafe impl Send for Lent {}
 unsafe impl Sync for Lent {}
 
 impl Lent {
-    /// Its number in the arena.
+    /// Returns the slot's number in the arena.
     pub const fn slot(&self) -> usize {
         self.slot
     }
 
-    /// Whether it is a slot of `arena`: a sender may pass it to the kernel unchanged.
+    /// Whether the slot belongs to `arena`: a sender may then pass it to the kernel unchanged.
     pub fn is_of(&self, arena: &Arc<Arena>) -> bool {
         Arc::ptr_eq(&self.arena, arena)
     }

@@ -128,7 +128,8 @@ pub fn names(interface: &str, place: Place) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// The kernel's numbers of the programs there, in the order in which they run, 64 at most.
+/// Returns the kernel's numbers of at most 64 programs at this hook, in the order in which they
+/// run.
 pub fn ids(ifindex: u32, place: Place) -> io::Result<Vec<u32>> {
     let mut ids = vec![0_u32; 64];
     let mut request = QueryPrograms {

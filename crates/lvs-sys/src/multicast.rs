@@ -7,8 +7,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use super::packet::only_from_others;
 use super::{Plain, check, get_option, set_option, socklen};
 
-/// Numbers of `SO_MEMINFO` (`SK_MEMINFO_VARS` of linux/sock_diag.h), and which of them counts what
-/// was lost.
+/// Number of the values of `SO_MEMINFO` (`SK_MEMINFO_VARS` of linux/sock_diag.h), and the index of
+/// the lost messages.
 const MEMINFO_VARS: usize = 9;
 const MEMINFO_DROPS: usize = 8;
 
@@ -100,8 +100,8 @@ pub fn multicast_sender(
 /// host's users to the group are ignored.
 ///
 /// # Errors
-/// If there is no such interface, no right to bind to it, or another process uses the port
-/// exclusively.
+/// If the interface does not exist, this process may not bind to it, or another process uses the
+/// port exclusively.
 pub fn multicast_receiver(interface: &str, index: u32, group: SocketAddr) -> io::Result<UdpSocket> {
     let socket = socket(interface, group.ip())?;
     let fd = socket.as_raw_fd();

@@ -10,7 +10,8 @@ use super::{Plain, check, check_len, get_option, set_option, socklen};
 /// Length of `virtio_net_hdr`, which precedes each frame on a socket with `PACKET_VNET_HDR`.
 pub const VNET_HDR_LEN: usize = 10;
 
-/// Bytes of one control message with `tpacket_auxdata`, rounded up for the alignment of the next.
+/// Bytes of one control message with `tpacket_auxdata`, rounded up to the alignment of the next
+/// message.
 const CONTROL_LEN: usize = 64;
 
 /// Length of `tpacket_auxdata`: three numbers of 32 bits and four of 16.
@@ -99,9 +100,9 @@ const BEGINS_TCP: [libc::sock_filter; 20] = [
 /// Counters of a packet socket since the last read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacketStats {
-    /// Frames that matched, those dropped included.
+    /// Number of frames that matched, including dropped ones.
     pub packets: u32,
-    /// Frames for which the receive buffer had no room.
+    /// Number of frames for which the receive buffer had no room.
     pub drops: u32,
 }
 
@@ -139,11 +140,8 @@ impl PacketSocket {
         set_option(self.fd.as_raw_fd(), libc::SOL_PACKET, option, &value)
     }
 
-    /// Has the interface receive frames for a group (`member`), or no longer. The kernel counts how
-    /// often it was asked to.
-    ///
-    /// # Errors
-    /// If there is no such interface.
+    /// Lets the interface receive frames for a group (`member`), or no longer. The kernel counts
+    /// the requests.  # Errors If the interface does not exist.
     pub fn set_group(&self, ifindex: u32, group: [u8; 6], member: bool) -> io::Result<()> {
         let mut address = [0; 8];
         address[..6].copy_from_slice(&group);
@@ -162,11 +160,8 @@ impl PacketSocket {
         set_option(self.fd.as_raw_fd(), libc::SOL_PACKET, option, &request)
     }
 
-    /// Receives no frames that this host sends, and none with this mark, from now on; to be called
-    /// before [`Self::bind`].
-    ///
-    /// # Errors
-    /// None that is known.
+    /// From now on, this socket receives no frames that this host sends, and no frames with this
+    /// mark. Call it before [`Self::bind`].  # Errors No error is known.
     pub fn only_incoming(&self, mark: Option<u32>) -> io::Result<()> {
         // 0 is what frames without a mark have.
         let mark = mark.filter(|&mark| mark != 0);
@@ -246,10 +241,7 @@ impl PacketSocket {
         self.set_program(libc::SOL_PACKET, libc::PACKET_FANOUT_DATA, program)
     }
 
-    /// Another descriptor of the same socket.
-    ///
-    /// # Errors
-    /// If no descriptor is available.
+    /// Returns another descriptor of the same socket.  # Errors If no descriptor is available.
     pub fn another(&self) -> io::Result<Self> {
         let fd = self.fd.try_clone()?;
         Ok(Self { fd })
@@ -342,10 +334,8 @@ impl PacketSocket {
         Ok(())
     }
 
-    /// The interface that it is bound to; `None` once that interface is gone.
-    ///
-    /// # Errors
-    /// None that is known for a bound socket.
+    /// Returns the interface to which the socket is bound; `None` after the interface was removed.
+    /// # Errors No error is known for a bound socket.
     pub fn interface(&self) -> io::Result<Option<u32>> {
         // SAFETY: sockaddr_ll is made of integers: all zeros is a value.
         let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };

@@ -25,7 +25,7 @@ impl EventFd {
         Ok(Self { fd })
     }
 
-    /// Wakes the thread that polls it. A full counter counts as raised.
+    /// Wakes the thread that polls the counter. A full counter counts as raised.
     pub fn notify(&self) {
         let one = 1_u64.to_ne_bytes();
         // SAFETY: the pointer and the length describe `one`, which lives during the call.
@@ -62,7 +62,7 @@ impl Poller {
         Self::default()
     }
 
-    /// Forgets all descriptors.
+    /// Removes all descriptors.
     pub fn clear(&mut self) {
         self.fds.clear();
     }
@@ -77,11 +77,11 @@ impl Poller {
         self.fds.len() - 1
     }
 
-    /// Waits for input, an error or the end of `timeout` (`None`: for ever), and returns how many
-    /// descriptors are ready. A signal ends the wait with 0.
+    /// Waits for input, an error or the end of `timeout` (`None`: for ever), and returns the number
+    /// of ready descriptors. A signal ends the wait with 0.
     ///
     /// # Errors
-    /// Only for want of memory in the kernel.
+    /// Only if the kernel has no memory.
     pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<usize> {
         let timeout = timeout.map(timespec);
         let timeout = timeout

@@ -39,14 +39,14 @@ const LINE: usize = 64;
 /// Number of slots by which prefetching is ahead of reading while frames are waiting.
 const AHEAD: usize = 12;
 
-/// A frame in a ring, or the sign of one in the socket's queue.
+/// A frame in a ring, or the mark of a frame that is in the socket's queue.
 #[derive(Debug)]
 pub struct RingFrame {
-    /// The slot without its head. Dropped, it is the kernel's again.
+    /// The slot without its header. When it is dropped, the slot belongs to the kernel again.
     pub memory: Lent,
     /// Offset of the frame in `memory`. Its virtio header precedes it.
     pub start: usize,
-    /// Bytes of it in `memory`.
+    /// Number of the frame's bytes in `memory`.
     pub captured: usize,
     /// Its length.
     pub len: usize,
@@ -124,8 +124,8 @@ impl PacketRing {
         }
     }
 
-    /// How far it was read, and whether the next slot is the kernel's: nothing waits there, or the
-    /// kernel will not fill it.
+    /// Returns how far the ring was read, and whether the kernel owns the next slot: then no frame
+    /// waits there, or the kernel will not fill it.
     pub fn progress(&self) -> (u64, usize, bool) {
         let waits = self.arena.word(self.next).load(Ordering::Relaxed) == 0;
         (self.rounds, self.next, waits)

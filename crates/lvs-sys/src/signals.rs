@@ -1,4 +1,4 @@
-//! Signals that do not end a process.
+//! Handling of signals, so that they do not end the process.
 
 /// Signals whose default action kills the process, although operators do not send them for this
 /// purpose: a closed terminal, timers, and signals that `killall` and logrotate send to make

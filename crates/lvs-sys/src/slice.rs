@@ -1,4 +1,4 @@
-//! The delay until a thread gets a processor.
+//! Scheduling settings that shorten the delay until a thread gets a processor.
 
 use std::io;
 use std::time::Duration;
@@ -18,7 +18,7 @@ struct Attributes {
     period: u64,
 }
 
-/// Its length, which selects the version.
+/// Length of the struct, which selects the version.
 const LEN: u32 = 48;
 const _: () = assert!(size_of::<Attributes>() == LEN as usize);
 

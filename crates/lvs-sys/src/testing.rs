@@ -1,4 +1,4 @@
-//! Tests that cannot run on this host.
+//! Marking a test as not run because this host cannot run it.
 
 /// Ends the calling test as not run, because the host does not permit an operation that it needs.
 ///

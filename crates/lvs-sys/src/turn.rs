@@ -112,10 +112,8 @@ impl TurnBack {
         self.mark
     }
 
-    /// Puts the program at the egress of an interface, before `tc` filters that are there.
-    ///
-    /// # Errors
-    /// If there is no such interface, or the kernel has no tcx (Linux 6.6).
+    /// Attaches the program at the egress of an interface, before `tc` filters that are there.  #
+    /// Errors If the interface does not exist, or the kernel has no tcx (Linux 6.6).
     pub fn attach(&self, ifindex: u32) -> io::Result<TurnedBack> {
         let link = self.program.attach(ifindex)?;
         Ok(TurnedBack { _link: link })
@@ -125,7 +123,7 @@ impl TurnBack {
     /// before it may withhold frames.
     ///
     /// # Errors
-    /// If there is no such interface, or the kernel does not report it.
+    /// If the interface does not exist, or the kernel does not report its programs.
     pub fn is_first_at(&self, ifindex: u32) -> io::Result<bool> {
         self.program.is_first_at(self.id, ifindex)
     }

@@ -92,7 +92,8 @@ impl Browser {
         self.ask("POST", "/execute/sync", Some(&body))
     }
 
-    /// The visible text of the first element that a CSS selector finds; nothing if there is none.
+    /// Returns the visible text of the first element that a CSS selector finds; empty if there is
+    /// none.
     ///
     /// # Errors
     /// The error of the browser.
@@ -112,20 +113,14 @@ impl Browser {
         Ok(id.to_owned())
     }
 
-    /// Clicks on it.
-    ///
-    /// # Errors
-    /// It is not there, or cannot be seen.
+    /// Clicks on the element.  # Errors If the element does not exist, or is not visible.
     pub fn click(&self, selector: &str) -> Result<()> {
         let id = self.element(selector)?;
         self.ask("POST", &format!("/element/{id}/click"), Some(&json!({})))?;
         Ok(())
     }
 
-    /// Types into it.
-    ///
-    /// # Errors
-    /// It is not there, or cannot be seen.
+    /// Types into the element.  # Errors If the element does not exist, or is not visible.
     pub fn type_into(&self, selector: &str, text: &str) -> Result<()> {
         let id = self.element(selector)?;
         let body = json!({ "text": text });
@@ -133,7 +128,7 @@ impl Browser {
         Ok(())
     }
 
-    /// Presses a key wherever the focus is; WebDriver has characters for keys without one.
+    /// Presses a key in the focused element; WebDriver has characters for keys without one.
     ///
     /// # Errors
     /// The error of the browser.
@@ -147,10 +142,8 @@ impl Browser {
         Ok(())
     }
 
-    /// Waits until an element's text has these words.
-    ///
-    /// # Errors
-    /// It does not within `limit`.
+    /// Waits until an element's text contains these words.  # Errors If the text does not contain
+    /// them within `limit`.
     pub fn wait_for(&self, selector: &str, words: &str, limit: Duration) -> Result<()> {
         wait_until(&format!("{words:?} in {selector}"), limit, || {
             self.text(selector).is_ok_and(|text| text.contains(words))

@@ -159,8 +159,9 @@ fn gue(domain: Domain) -> Result<Socket> {
     Ok(socket)
 }
 
-/// Bursts of a whole window arrive faster than they are relayed. The forced size needs privileges
-/// in the initial user namespace; without them the usual limit has to do.
+/// Enlarges the receive buffer of a socket: bursts of a whole window arrive faster than they are
+/// relayed. The forced size needs privileges in the initial user namespace; without them the usual
+/// limit applies.
 fn grow(socket: &Socket) -> Result<()> {
     if setsockopt(socket, RcvBufForce, &(16 << 20)).is_err() {
         socket.set_recv_buffer_size(4 << 20)?;
@@ -237,7 +238,8 @@ fn unwrap(buffer: &mut [u8], from: Source, destination: [u8; 6], source: [u8; 6]
     Some(frame)
 }
 
-/// The version of the packet in GRE, and the length of the header; None if its checksum is wrong.
+/// Returns the IP version of the packet in GRE, and the length of the GRE header; None if its
+/// checksum is wrong.
 fn gre_header(payload: &[u8]) -> Option<(u8, usize)> {
     let version = match payload.get(2..4)? {
         [0x08, 0x00] => 4,

@@ -11,7 +11,7 @@ use crate::site::{Forward, Site, SiteOptions, Topology};
 /// Options of the demo.
 #[derive(Clone, Debug, clap::Args)]
 pub struct DemoOptions {
-    /// The forwarding methods, in this order
+    /// The forwarding methods to show, in this order
     #[arg(long, value_delimiter = ',', default_value = "nat,dr,tun", value_parser = parse_method)]
     pub methods: Vec<Forward>,
     /// Leave all programs running at the end, until Enter or Ctrl-C
@@ -35,11 +35,7 @@ fn parse_method(word: &str) -> Result<Forward> {
     })
 }
 
-/// Runs the demo.
-///
-/// # Errors
-///
-/// When one of the methods did not work; what went wrong has been shown by then.
+/// Runs the demo.  # Errors If one of the methods did not work; the output has shown the reason.
 pub fn main(options: &DemoOptions) -> Result<()> {
     let style = Style::detect();
     for program in ["lvs-dataplane", "lvsadm"] {

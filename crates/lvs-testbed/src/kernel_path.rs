@@ -19,7 +19,7 @@ use crate::hostile::packet;
 
 /// The kernel tries programs out on frames of up to a page.
 const LONGEST: usize = 3000;
-/// The loopback interface, whose link-layer address is all zeros.
+/// Interface index of the loopback, whose link-layer address is all zeros.
 const LOOPBACK: u32 = 1;
 const EINVAL: i32 = 22;
 /// `TC_ACT_REDIRECT`, and `XDP_REDIRECT`.
@@ -55,7 +55,7 @@ fn is_padded(frame: &[u8]) -> bool {
     frame.len() != 14 + len
 }
 
-/// The programs, and their maps.
+/// The BPF programs of the kernel fast path, and their maps.
 pub(crate) struct Programs {
     kernel: FastPath,
     /// The ports' own addresses, by number.
@@ -90,7 +90,7 @@ impl Programs {
         })
     }
 
-    /// Resets it for another director.
+    /// Resets the programs for another director.
     pub(crate) fn again(mut self) -> Self {
         self.kernel.forget();
         self.known = (0, 0);
@@ -99,8 +99,8 @@ impl Programs {
         self
     }
 
-    /// For the director's table. Slots are used again at once, so that it is as full as another
-    /// one's.
+    /// Returns the memory for the director's table. Slots are reused at once, so that this table is
+    /// as full as another director's.
     pub(crate) fn memory(&self) -> Memory {
         let memory = self.kernel.memory(0).expect("as long as the layout");
         memory.quarantined(std::time::Duration::ZERO)

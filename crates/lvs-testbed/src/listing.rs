@@ -15,7 +15,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// Whether this is a real server's line.
+    /// Whether the line describes a real server.
     #[must_use]
     pub fn is_server(&self) -> bool {
         self.protocol.is_empty()

@@ -21,10 +21,10 @@ use crate::netns::{Host, Proc, wait_until};
 pub struct LoadOptions {
     /// The server's address and port
     pub target: SocketAddr,
-    /// How many requests; 0 for no end (until --for, or the end of the input)
+    /// Number of requests; 0 for no end (until --for, or the end of the input)
     #[arg(long, default_value_t = 1000)]
     pub requests: u64,
-    /// How many at a time
+    /// Number of simultaneous requests
     #[arg(long, default_value_t = 8)]
     pub concurrency: u64,
     /// Body sizes that are requested in turn, each as the file /s/SIZE; default: 1 byte to 10 MiB
@@ -42,8 +42,8 @@ pub struct LoadOptions {
     /// Milliseconds after which an unanswered request counts as failed
     #[arg(long, default_value_t = 60_000)]
     pub timeout_ms: u64,
-    /// Local port of the first connection, the next one for each further; 0 for the kernel's
-    /// choice
+    /// Local port of the first connection; each further connection uses the next port. 0: the
+    /// kernel chooses the ports
     #[arg(long, default_value_t = 0)]
     pub first_port: u16,
     /// Print how far they are, as a line of JSON, so often, in milliseconds
@@ -143,11 +143,8 @@ impl LoadReport {
         bits / self.seconds.max(1e-9) / 1e6
     }
 
-    /// An error unless all requests were answered correctly.
-    ///
-    /// # Errors
-    ///
-    /// With what went wrong.
+    /// Checks that all requests were answered correctly.  # Errors  If a request failed; the error
+    /// describes it.
     pub fn all_ok(&self, requests: u64) -> Result<()> {
         ensure!(
             self.failed == 0 && self.ok == requests,
@@ -442,7 +439,7 @@ impl Progress {
     }
 }
 
-/// An answer has another byte than it should have.
+/// Error: an answer has a wrong byte, at this offset.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WrongByte(usize);
 

@@ -70,7 +70,7 @@ enum Command {
     /// Be a dataplane in memory, without packets and with a clock that stands still (for tests of control sockets)
     #[command(hide = true)]
     Dataplane {
-        /// Its control socket: a path, or @NAME
+        /// Control socket of the dataplane: a path, or @NAME
         socket: String,
     },
     /// Run a program as on a kernel without tcx (for tests, on a director)

@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Settings of the paced server.
 #[derive(Clone, Debug, clap::Args)]
 pub struct PacedOptions {
-    /// Its name, for X-Server and /id
+    /// Name of the server, for X-Server and /id
     pub name: String,
     /// Bytes a second for each download
     #[arg(long, default_value_t = 60_000)]
@@ -48,11 +48,7 @@ impl PacedOptions {
     }
 }
 
-/// Serves until it is killed.
-///
-/// # Errors
-///
-/// The port is taken.
+/// Serves requests until the process is killed.  # Errors  If the port is in use.
 pub fn main(options: &PacedOptions) -> Result<()> {
     let (sender, receiver) = channel();
     let listeners = [
@@ -96,7 +92,7 @@ struct Download {
     size: usize,
     sent: usize,
     begun: Instant,
-    /// Time of its last read.
+    /// Time of the last read of the download.
     took: Instant,
 }
 

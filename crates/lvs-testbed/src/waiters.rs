@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 pub struct WaitOptions {
     /// The server's address and port
     pub target: SocketAddr,
-    /// How many connections
+    /// Number of connections
     #[arg(long, default_value_t = 100)]
     pub connections: usize,
     /// Stop after this many milliseconds

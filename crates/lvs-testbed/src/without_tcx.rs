@@ -1,5 +1,5 @@
-//! A kernel without tcx, as before Linux 6.6, for one program and its children: the kernel refuses
-//! to list the programs of an interface.
+//! Simulates a kernel without tcx, as before Linux 6.6, for one program and its children: listing
+//! the programs of an interface fails.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;

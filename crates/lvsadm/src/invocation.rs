@@ -51,7 +51,7 @@ pub(crate) struct Invocation<'a> {
 }
 
 impl Invocation<'_> {
-    /// Whether it must behave as ipvsadm, also if that is unhelpful.
+    /// Whether the program must behave as ipvsadm, even if that is unhelpful.
     pub(crate) fn is_ipvsadm(&self) -> bool {
         self.program != Program::Lvsadm
     }

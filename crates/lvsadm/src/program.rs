@@ -226,8 +226,8 @@ impl Invocation<'_> {
     }
 }
 
-/// Whether the script's `grep` reports a binary file instead of passing lines on: it does for a
-/// NUL, and anything but comments.
+/// Whether the script's `grep` would report a binary file instead of printing its lines: the file
+/// contains a NUL, and not only comments.
 fn is_binary(text: &[u8]) -> bool {
     let mut lines = text.split_inclusive(|&b| b == b'\n' || b == 0);
     text.contains(&0) && lines.any(|line| !line.starts_with(b"#"))

@@ -24,7 +24,7 @@ pub(crate) struct Session {
 /// The result of a line.
 struct Outcome {
     status: u8,
-    /// `-R` reads no more lines.
+    /// Whether `-R` reads no more lines.
     last: bool,
 }
 
@@ -251,7 +251,7 @@ impl Session {
         Ok(Outcome::last(1))
     }
 
-    /// Connections are written as they arrive: there may be millions.
+    /// Writes connections as they arrive, because there may be millions.
     fn connections(
         &mut self,
         run: &mut Invocation<'_>,

@@ -1,4 +1,4 @@
-//! Starts a dataplane if none answers and the user requests it.
+//! Starting of a dataplane if none answers and the user requests it.
 
 use std::env;
 use std::fs::OpenOptions;
@@ -18,8 +18,8 @@ const LOG: &str = "/run/lvs-dataplane.log";
 /// Longest time that a dataplane may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Connects to the dataplane at `address`, and waits for one that is starting. With
-/// `LVS_AUTOSTART=1` starts one if none answers.
+/// Connects to the dataplane at `address`, and waits for a dataplane that is starting. With
+/// `LVS_AUTOSTART=1`, it starts a dataplane if none answers.
 ///
 /// # Errors
 /// One line with the error and a fix.

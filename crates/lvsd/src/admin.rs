@@ -30,9 +30,9 @@ const LOOK: Duration = Duration::from_millis(10);
 #[derive(Debug, Default)]
 pub struct Admin {
     entries: BTreeMap<Target, StoredOverride>,
-    /// The targets of each host, for look-ups by address.
+    /// The targets of each host, for finding them by address.
     by_host: HashMap<IpAddr, Vec<Target>>,
-    /// Writes them to disk; `None` in tests.
+    /// Writes the overrides to disk; `None` in tests.
     keeper: Option<Arc<Keeper>>,
 }
 
@@ -60,8 +60,8 @@ impl StoredOverride {
     }
 
     /// Restores an override from the file. After a reboot, only the wall clock gives the remaining
-    /// time. That clock may be wrong at boot, so the remaining time is at most the whole time of
-    /// the override.
+    /// time. That clock may be wrong at boot, so the remaining time is limited to the original
+    /// duration of the override.
     fn recalled(mut self, now: Now) -> Self {
         self.ends = self.entry.spec.until.map(|until| {
             let known = self.ends.as_ref().and_then(Moment::of_this_boot);
@@ -89,7 +89,8 @@ pub fn path(directory: &Path, config: &Path) -> PathBuf {
     directory.join(format!("{name}.admin.json"))
 }
 
-/// The canonical path of a file; a missing file keeps the path of its directory.
+/// Returns the canonical path of a file; if the file does not exist, that of its directory with the
+/// file's name.
 fn whole(path: &Path) -> io::Result<PathBuf> {
     std::fs::canonicalize(path).or_else(|error| {
         let name = path.file_name().ok_or(error)?;
@@ -288,7 +289,7 @@ impl Admin {
             .collect()
     }
 
-    /// Starts to write the present overrides, completely or not at all, on a thread of the calling
+    /// Starts to write the current overrides, completely or not at all, on a thread of the calling
     /// runtime. A later call is written later, or replaces this one.
     pub fn keep(&self) -> Kept {
         match &self.keeper {

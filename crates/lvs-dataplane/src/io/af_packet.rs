@@ -336,9 +336,9 @@ impl Firsts {
 /// ring and the other into the queue of a socket.
 struct Rest<'a> {
     frames: &'a mut [Frame],
-    /// Index of the first frame after which no frame is vacant.
+    /// Index from which on no frame is vacant.
     vacant: usize,
-    /// Index of the first frame after which no frame is a buffer.
+    /// Index from which on no frame is a buffer.
     full: usize,
 }
 

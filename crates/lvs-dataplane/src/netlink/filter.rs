@@ -101,7 +101,7 @@ impl Filters {
     /// filter of an earlier dataplane in one step, so that no frame is missed.
     ///
     /// # Errors
-    /// If there is no such interface, the kernel has no such filters (`CONFIG_NET_SCH_INGRESS`,
+    /// If the interface does not exist, the kernel has no such filters (`CONFIG_NET_SCH_INGRESS`,
     /// `CONFIG_NET_CLS_BPF`), or another program has filters of another kind at the first
     /// preference.
     pub(crate) fn put(&mut self, ifindex: u32, program: i32) -> io::Result<()> {

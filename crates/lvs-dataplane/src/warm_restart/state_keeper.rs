@@ -83,11 +83,12 @@ fn refused(what: impl Into<String>) -> io::Error {
 }
 
 impl StateKeeper {
-    /// Connects to the state keeper for the dataplane of this name, and starts one if there is
-    /// none. To be called while the process may still start programs.
+    /// Connects to the state keeper for the dataplane of this name, and starts a state keeper if
+    /// there is none. To be called while the process may still start programs.
     ///
     /// # Errors
-    /// If none can be started, if it belongs to another user, or if another dataplane uses it.
+    /// If no state keeper can be started, if it belongs to another user, or if another dataplane
+    /// uses it.
     pub fn of(name: &str) -> io::Result<Self> {
         let name = format!("lvs-state:{name}").into_bytes();
         let mut child = None;

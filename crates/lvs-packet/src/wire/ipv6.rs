@@ -29,7 +29,7 @@ pub mod field {
 pub mod fragment_field {
     use crate::wire::Field;
 
-    /// The header behind it.
+    /// The type of the header behind this one.
     pub const NEXT_HEADER: usize = 0;
     /// Offset and "more fragments".
     pub const OFFSET: Field = 2..4;
@@ -121,7 +121,7 @@ pub fn decrement_hop_limit(ip: &mut [u8]) {
     }
 }
 
-/// Increments the hop limit, to undo the decrement of one hop; 255 stays.
+/// Increments the hop limit, to undo the decrement of one hop; a hop limit of 255 remains.
 #[inline]
 pub fn increment_hop_limit(ip: &mut [u8]) {
     if let Some(hops) = ip.get_mut(field::HOP_LIMIT) {
@@ -170,16 +170,17 @@ pub struct FragmentHeader {
     pub more: bool,
 }
 
-/// The end of a chain of extension headers.
+/// The result of a walk over a chain of extension headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chain {
-    /// The protocol behind them. In a later fragment: the protocol in its fragment header.
+    /// The protocol behind the extension headers. In a later fragment: the protocol in its fragment
+    /// header.
     pub protocol: u8,
     /// Start of the payload of that protocol.
     pub l4: usize,
     /// Position of the byte that names this protocol.
     pub named_at: usize,
-    /// The first fragment header, and the place of the byte that announces it.
+    /// The first fragment header, and the offset of the byte that names it as the next header.
     pub fragment: Option<(FragmentHeader, usize)>,
     /// Whether one of the headers is an AH header.
     pub authenticated: bool,
@@ -259,8 +260,8 @@ pub fn unknown_at(ip: &[u8]) -> usize {
     named_at
 }
 
-/// Whether the packet, or its first fragment, has as much of the protocol behind its extension
-/// headers as a first fragment must (RFC 8200 section 4.5, `ipv6frag_thdr_truncated`).
+/// Whether the packet, or its first fragment, contains as much of the protocol header behind its
+/// extension headers as a first fragment must (RFC 8200 section 4.5, `ipv6frag_thdr_truncated`).
 pub fn has_upper_header(ip: &[u8]) -> bool {
     const TCP: u8 = 6;
     const UDP: u8 = 17;

@@ -23,7 +23,7 @@ const ADDRESSES_LEN: usize = 12;
 /// The outermost tag of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tag {
-    /// Whether it is a service tag.
+    /// Whether the tag is a service tag (802.1ad).
     pub service: bool,
     /// The VLAN, 1 to 4094; 0 if the tag is for its priority only.
     pub vlan: u16,

@@ -24,7 +24,7 @@ fn fragments_of_both_directions_share_4_mib() {
     assert_eq!(MEMORY_MAX, 4 << 20);
 }
 
-/// The kernel's host refuses it before the hook, so it is not counted.
+/// The kernel's host refuses such a reply before the hook of IPVS, so the reply is not counted.
 #[test]
 fn too_long_reply_is_refused_before_it_counts() {
     let (vip, server): (SocketAddr, SocketAddr) = (
@@ -194,7 +194,7 @@ fn error(src: &str, dst: &str, (kind, code): (u8, u8), word: [u8; 4], about: &[u
     ip
 }
 
-/// Makes length and checksum of an IP header right.
+/// Sets length and checksum of an IP header to the right values.
 fn repair(ip: &mut [u8]) {
     if ip[0] >> 4 == 6 {
         ipv6::finish_len(ip);
@@ -211,8 +211,8 @@ fn allow_fragments(ip: &mut [u8], allowed: bool) {
     }
 }
 
-/// Inserts an extension header behind the header of an IPv6 packet: `kind`, and the bytes after its
-/// first one.
+/// Inserts an extension header of type `kind` behind the header of an IPv6 packet. `body` is the
+/// header without its first byte.
 fn extend(ip: &mut Vec<u8>, kind: u8, body: &[u8]) {
     let next = std::mem::replace(&mut ip[6], kind);
     ip.splice(40..40, [&[next], body].concat());
@@ -397,8 +397,8 @@ fn path_mtu_of_host_does_not_limit_replies() {
 /// The UDP port of a GUE tunnel.
 const GUE: u16 = 6080;
 
-/// The ICMP error of a router on the way to the server about a packet with `inner` in it by a
-/// tunnel of this kind: the path carries 1,200 bytes.
+/// Returns the ICMP error of a router on the way to the server about a packet that carries `inner`
+/// through a tunnel of this kind. The reported path MTU is 1,200 bytes.
 fn complaint(lab: &mut DirectorLab, tunnel: Tunnel, inner: &[u8]) -> Vec<(PortId, Frame)> {
     let mut inner = inner.to_vec();
     allow_fragments(&mut inner, false);

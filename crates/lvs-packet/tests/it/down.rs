@@ -70,7 +70,8 @@ impl Tcp<'_> {
     }
 }
 
-/// A reset, or a question for its numbers: its port, source, destination and numbers.
+/// A reset, or the packet that asks a host for its sequence numbers (`asks`): its port, source,
+/// destination and numbers.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     asks: bool,
@@ -215,7 +216,7 @@ impl Bench {
         }
     }
 
-    /// Takes the server out, and returns the packets that the packet path sends on its own.
+    /// Makes the server unavailable, and returns the packets that the packet path itself sends.
     fn take_down(&mut self) -> Vec<(PortId, Vec<u8>)> {
         let director = &mut self.decide;
         let key = ServiceKey::tcp(self.virt);

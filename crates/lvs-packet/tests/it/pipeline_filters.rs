@@ -88,7 +88,8 @@ fn pieces(ip: &[u8], limit: usize) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Frames without the identification of IPv6 fragments: these are put together and cut again.
+/// Returns frames whose IPv6 fragments have no identification: they are reassembled and fragmented
+/// again.
 fn without_ids(frames: &[(PortId, Vec<u8>)]) -> Vec<(PortId, Vec<u8>)> {
     let mut frames = frames.to_vec();
     for (_, frame) in &mut frames {

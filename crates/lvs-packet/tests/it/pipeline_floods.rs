@@ -87,8 +87,8 @@ fn packets_from_own_addresses_are_dropped() {
     }
 }
 
-/// Any packet with the director's own IPv6 address as its source is dropped: no server receives it,
-/// and the host does not receive it on another interface, on which its rules do not match.
+/// Packets with the director's own IPv6 address as their source are dropped: no server receives
+/// them, and the host does not receive them on another interface, on which its rules do not match.
 #[test]
 fn ipv6_packet_with_source_of_director_is_dropped() {
     let own = CL_ADDR6;
@@ -172,8 +172,8 @@ fn flood_drops_only_syns_above_their_share() {
     );
 }
 
-/// Frames that go through in one batch, in portions as a worker sends them; the most that there
-/// were at a time, how many there were, and their bytes.
+/// Passes frames through in one batch, in portions as a worker sends them. Returns the largest
+/// number of frames at a time, the number of all frames, and their bytes.
 fn in_portions(lab: &mut Lab, frames: &mut [Frame]) -> (usize, usize, usize) {
     let env = Env::new(&lab.net, &lab.intercept);
     let mut out = Output::new();

@@ -54,7 +54,8 @@ fn services(control: &mut Control, six: usize) {
 }
 
 impl Bed {
-    /// A local address of the host's, or one that the dataplane answers for.
+    /// Creates the site with a local address of the host, or with an address for which the
+    /// dataplane answers ARP (`own`).
     fn new(own: bool) -> Self {
         let mut director = Director::new(Options {
             max_connections: 1 << 12,

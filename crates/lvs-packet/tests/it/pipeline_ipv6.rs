@@ -344,8 +344,8 @@ fn overlapping_fragments_are_dropped() {
 }
 
 proptest! {
-    /// After any change of a valid frame, the dataplane neither panics nor loses count (the lab
-    /// checks the latter).
+    /// After any change of a valid frame, the dataplane neither panics nor miscounts (the lab
+    /// checks the counters).
     #[test]
     fn mutated_ipv6_frames_do_not_panic(method in 0u8..3, tunnel in 0u8..3, kind in 0u8..5, edits in proptest::collection::vec((0usize..200, any::<u8>()), 0..6),
                  next in proptest::option::of(prop::sample::select(vec![0u8, 43, 44, 50, 51, 59, 60, 4, 41])),

@@ -632,8 +632,8 @@ fn padding_is_removed_and_bad_headers_are_dropped() {
 }
 
 proptest! {
-    /// After any change of a valid frame, the dataplane neither panics nor loses count (the lab
-    /// checks the latter).
+    /// After any change of a valid frame, the dataplane neither panics nor miscounts (the lab
+    /// checks the counters).
     #[test]
     fn mutated_frames_do_not_panic(method in 0u8..3, kind in 0u8..5, edits in proptest::collection::vec((0usize..200, any::<u8>()), 0..6),
                  cut in proptest::option::of(0usize..200), repair: bool, own: bool, port in 0u16..3,

@@ -43,7 +43,7 @@ impl Form {
         }
     }
 
-    /// A line of the log module itself.
+    /// Formats a line that the log module itself writes.
     pub(super) fn own_line(&self, level: Level, text: &str) -> String {
         if let Some(program) = self.json {
             return json::line(program, level, text, &[]);

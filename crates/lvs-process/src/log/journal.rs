@@ -26,7 +26,7 @@ const FIELDS: [(&str, &str); 3] = [
     (EVENT, "LVS_EVENT"),
 ];
 
-/// The field with the kind of the event. It is not part of the text.
+/// Name of the field with the kind of the event, which is not part of the text.
 pub(super) const EVENT: &str = "event";
 
 /// The socket to the journal.

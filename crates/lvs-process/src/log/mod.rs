@@ -42,7 +42,7 @@ struct Log {
     form: Form,
 }
 
-/// Writes the last lines when it is dropped, which takes a second at most.
+/// Writes the last lines when it is dropped; this lasts at most a second.
 #[derive(Debug)]
 #[must_use = "the last lines are written when it is dropped"]
 pub struct Guard(());
@@ -174,7 +174,7 @@ pub fn say(level: Level, text: fmt::Arguments<'_>) {
     }
 }
 
-/// Name of this program in the journal: the name it was started with.
+/// Returns the name of this program in the journal: the name with which it was started.
 fn identifier() -> String {
     let name = std::env::args_os().next().unwrap_or_default();
     let name = Path::new(&name).file_name().unwrap_or_default();
@@ -307,7 +307,7 @@ mod tests {
         assert!((least..most).contains(&whole.len()), "{}", whole.len());
     }
 
-    /// Refuses the given number of first writes.
+    /// A writer that refuses the given number of first writes.
     struct Full(usize, io::PipeWriter);
 
     impl Write for Full {

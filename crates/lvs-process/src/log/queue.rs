@@ -29,7 +29,7 @@ enum Message {
     Line {
         level: Level,
         text: Box<str>,
-        /// Lines that were lost before it.
+        /// Number of lines that were lost before this line.
         lost: u64,
     },
     /// Requests a notification when all earlier messages are written.
@@ -78,7 +78,7 @@ impl Queue {
         })
     }
 
-    /// Hands over a line, which may have several. It is lost if too many wait already.
+    /// Queues a text, which may have several lines. It is lost if too many lines already wait.
     pub(super) fn push(&self, level: Level, text: &str) {
         let text = text.strip_suffix('\n').unwrap_or(text);
         let text = match text.len() {
@@ -132,7 +132,7 @@ struct Writer<W> {
     out: W,
     form: Form,
     journal: Option<Journal>,
-    /// Lost lines that were not reported yet.
+    /// Number of lost lines that were not reported yet.
     lost: u64,
     /// The last write ended within a line.
     torn: bool,

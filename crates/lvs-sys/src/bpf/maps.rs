@@ -107,7 +107,7 @@ impl SharedArray {
         Self::map(file.try_clone()?.into(), offset, words)
     }
 
-    /// The array that was pinned under this name, which has at least so many words.
+    /// Opens the array that was pinned under this name and has at least that many words.
     ///
     /// # Errors
     /// `NotFound`; `InvalidInput` if it is another map.
@@ -190,7 +190,7 @@ impl Drop for SharedArray {
     }
 }
 
-/// The pinned array of this path, and its length in words.
+/// Opens the pinned array at this path; also returns its length in words.
 fn pinned_array(path: &Path) -> io::Result<(OwnedFd, usize)> {
     let (fd, [_, value, entries]) = pinned_map(path, BPF_MAP_TYPE_ARRAY)?;
     // Entries begin at 8 bytes each.
@@ -212,7 +212,7 @@ fn pinned_map(path: &Path, kind: u32) -> io::Result<(OwnedFd, [u32; 3])> {
     }
 }
 
-/// The pinned map of this kind at a path, whose keys and values have four bytes.
+/// Opens the pinned map of this kind at a path. Its keys and values have four bytes.
 fn pinned_numbers(path: &Path, kind: u32) -> io::Result<OwnedFd> {
     match pinned_map(path, kind)? {
         (fd, [4, 4, _]) => Ok(fd),
@@ -247,7 +247,7 @@ impl PerCpuArray {
         Ok(Self { fd })
     }
 
-    /// The array that was pinned under this name.
+    /// Opens the array that was pinned under this name.
     ///
     /// # Errors
     /// `NotFound`; `InvalidInput` if it is another map.
@@ -256,10 +256,8 @@ impl PerCpuArray {
         Ok(Self { fd })
     }
 
-    /// As [`SharedArray::pin`].
-    ///
-    /// # Errors
-    /// If there is no such directory, or the name is taken.
+    /// Does the same as [`SharedArray::pin`].  # Errors If the directory does not exist, or the
+    /// name is in use.
     pub fn pin(&self, path: &Path) -> io::Result<()> {
         pin(&self.fd, path)
     }
@@ -307,10 +305,8 @@ impl<const WORDS: usize> SharedSet<WORDS> {
         self.0.remove(key)
     }
 
-    /// As [`SharedArray::pin`].
-    ///
-    /// # Errors
-    /// If there is no such directory, or the name is taken.
+    /// Does the same as [`SharedArray::pin`].  # Errors If the directory does not exist, or the
+    /// name is in use.
     pub fn pin(&self, path: &Path) -> io::Result<()> {
         self.0.pin(path)
     }
@@ -389,10 +385,8 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
         unsafe { self.element(BPF_MAP_DELETE_ELEM, key, 0) }
     }
 
-    /// Keys and values, as long as no program removes any meanwhile.
-    ///
-    /// # Errors
-    /// None that is known.
+    /// Returns keys and values. The result is complete if no program removes entries meanwhile.  #
+    /// Errors No error is known.
     pub fn entries(&self) -> io::Result<Entries<KEY, VALUE>> {
         let mut entries = Vec::new();
         let mut last = self.key_after(None)?;
@@ -436,16 +430,14 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
         unsafe { call(command, &mut request) }.map(drop)
     }
 
-    /// As [`SharedArray::pin`].
-    ///
-    /// # Errors
-    /// If there is no such directory, or the name is taken.
+    /// Does the same as [`SharedArray::pin`].  # Errors If the directory does not exist, or the
+    /// name is in use.
     pub fn pin(&self, path: &Path) -> io::Result<()> {
         pin(&self.fd, path)
     }
 }
 
-/// The map that programs find at a place, or none.
+/// A place for a map, in which programs find the map, or none.
 #[derive(Debug)]
 pub struct MapPlace {
     fd: OwnedFd,
@@ -506,10 +498,8 @@ impl MapPlace {
         place(&self.fd, command, 0, map)
     }
 
-    /// As [`SharedArray::pin`].
-    ///
-    /// # Errors
-    /// If there is no such directory, or the name is taken.
+    /// Does the same as [`SharedArray::pin`].  # Errors If the directory does not exist, or the
+    /// name is in use.
     pub fn pin(&self, path: &Path) -> io::Result<()> {
         pin(&self.fd, path)
     }
@@ -557,10 +547,8 @@ impl ProgramArray {
         place(&self.fd, BPF_MAP_UPDATE_ELEM, entry, program)
     }
 
-    /// As [`SharedArray::pin`].
-    ///
-    /// # Errors
-    /// If there is no such directory, or the name is taken.
+    /// Does the same as [`SharedArray::pin`].  # Errors If the directory does not exist, or the
+    /// name is in use.
     pub fn pin(&self, path: &Path) -> io::Result<()> {
         pin(&self.fd, path)
     }

@@ -1,4 +1,4 @@
-//! Programs, and the links that attach them.
+//! BPF programs, and the links that attach them.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -85,14 +85,14 @@ const LOG: usize = 1 << 20;
 /// Greatest number of attempts to load a program when signals interrupt the call.
 const ATTEMPTS: usize = 5;
 
-/// The hook for which a program is made.
+/// The hook for which a program is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgramKind {
     /// Before a socket.
     SocketFilter,
     /// At the ingress of an interface (tcx, or a filter of `tc`).
     Ingress,
-    /// At its egress.
+    /// At the egress of an interface.
     Egress,
     /// In the driver, before the kernel allocates a socket buffer.
     Xdp,
@@ -117,8 +117,8 @@ pub struct Program {
     kind: ProgramKind,
 }
 
-/// A program at an interface. Unless it is pinned, it is detached with this value, with the
-/// interface, or with the process.
+/// An attached program of an interface. Unless it is pinned, it is detached when this value is
+/// dropped, when the interface is removed, or when the process ends.
 #[derive(Debug)]
 pub struct ProgramLink {
     fd: OwnedFd,
@@ -192,10 +192,7 @@ impl Program {
         Ok(ProgramLink { fd })
     }
 
-    /// The kernel's number of the program.
-    ///
-    /// # Errors
-    /// None that is known.
+    /// Returns the kernel's number of the program.  # Errors No error is known.
     pub fn id(&self) -> io::Result<u32> {
         attached::id(&self.fd)
     }
@@ -356,8 +353,8 @@ impl ProgramLink {
     }
 }
 
-/// `BPF_PROG_LOAD`. The verifier stops with `EAGAIN` when a signal waits for this thread, and has to
-/// be asked again when it has been delivered.
+/// `BPF_PROG_LOAD`. The verifier stops with `EAGAIN` when a signal waits for this thread. After the
+/// signal is delivered, the call has to be repeated.
 ///
 /// # Safety
 /// As [`call`].

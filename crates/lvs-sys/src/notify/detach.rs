@@ -1,4 +1,4 @@
-//! A second process of this program that is not its child.
+//! Starting a second process of this program that is not its child.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::{fs, io};
@@ -22,10 +22,10 @@ const IGNORED: [libc::c_int; 5] = [
     libc::SIGPIPE,
 ];
 
-/// Starts a process that no `wait` of this one finds, and returns in both. The new process has the
-/// descriptors 0 to 2 and `keep`; all others are closed in it, so that it keeps no pipe of the
-/// caller open. The caller must have no object with another descriptor that both processes use
-/// afterwards.
+/// Starts a process that no `wait` of this process finds, and returns in both processes. The new
+/// process has the descriptors 0 to 2 and `keep`; all others are closed in it, so that it keeps no
+/// pipe of the caller open. The caller must have no object with another descriptor that both
+/// processes use afterwards.
 ///
 /// # Errors
 /// This process has several threads, or the limit of processes is reached.

@@ -33,13 +33,13 @@ pub struct Places {
 }
 
 impl Places {
-    /// Numbers below 1,024, so that `select` accepts them.
+    /// The upper end of descriptor numbers: 1,024, so that `select` accepts all of them.
     const END: u32 = 1024;
     /// Numbers of each kind.
     const EACH: u32 = 32;
 
-    /// The highest places for a program that may have `limit` descriptors; `None` if it may have too
-    /// few.
+    /// Returns the highest places for a program that may have `limit` descriptors; `None` if it may
+    /// have too few.
     pub fn below(limit: u64) -> Option<Self> {
         let end = u32::try_from(limit).map_or(Self::END, |limit| limit.min(Self::END));
         let middle = end.checked_sub(Self::EACH)?;
@@ -81,8 +81,8 @@ fn equals(index: u32, value: u32) -> [Op; 3] {
     ]
 }
 
-/// The filter; `None` for an architecture whose numbers are not known here. Calls by the conventions
-/// of another architecture (32-bit programs, x32) are never noticed.
+/// Returns the filter; `None` for an architecture whose system call numbers are not known here.
+/// Calls by the conventions of another architecture (32-bit programs, x32) are never noticed.
 pub(super) fn program(places: &Places) -> Option<Vec<Op>> {
     let mut all = vec![
         op(LOAD, 0, 0, ARCH),
@@ -129,7 +129,7 @@ pub(super) fn program(places: &Places) -> Option<Vec<Op>> {
 mod tests {
     use super::*;
 
-    /// Whether the filter notices a call.
+    /// Whether the filter notices a system call.
     fn is_noticed(program: &[Op], arch: u32, number: u32, arguments: [u64; 6]) -> bool {
         let (mut at, mut value) = (0, 0);
         loop {

@@ -25,7 +25,7 @@ pub struct Listener(OwnedFd);
 /// A noticed call.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
-    /// The number of this notification.
+    /// The number of the notification.
     pub id: u64,
     /// The calling thread's id in this process's PID namespace; 0 if this namespace does not
     /// contain the thread.
@@ -52,7 +52,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All kinds with their numbers.
+    /// All kinds of system calls with their numbers.
     const ALL: [(Self, libc::c_long); 9] = [
         (Self::Socket, libc::SYS_socket),
         (Self::Sendto, libc::SYS_sendto),
@@ -79,8 +79,9 @@ pub enum Answer {
     Sent,
 }
 
-/// Installs the filter in this thread and in all that it starts. The capability CAP_SYS_ADMIN
-/// permits that without `no_new_privs`, so set-user-ID programs below keep working.
+/// Installs the filter in this thread and in all processes and threads that it starts. The
+/// capability CAP_SYS_ADMIN permits that without `no_new_privs`, so set-user-ID programs below keep
+/// working.
 ///
 /// # Errors
 /// `EBUSY` ([`io::ErrorKind::ResourceBusy`]) if a filter with a listener is installed already;

@@ -34,7 +34,7 @@ pub struct HonestOptions {
     /// Pause between two downloads of a client, in milliseconds
     #[arg(long, default_value_t = 100)]
     pub pause_ms: u64,
-    /// For so long, in milliseconds
+    /// Duration in milliseconds
     #[arg(long = "for", value_name = "MS")]
     pub for_ms: u64,
 }

@@ -50,7 +50,7 @@ struct Attack {
     bound: &'static str,
     /// The drop reasons of such packets; one of them must have counted.
     counted: &'static [&'static str],
-    /// Megabytes of the dataplane above idle, at most.
+    /// Maximum memory of the dataplane above its idle memory, in megabytes.
     memory_mb: u64,
 }
 
@@ -247,7 +247,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 /// Options of `lvs-testbed attack`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct AttackOptions {
-    /// Which; none or `all` is all of them
+    /// Names of the attacks; none or `all` runs all of them
     pub names: Vec<String>,
     /// Duration of each attack in seconds
     #[arg(long, default_value_t = 10)]
@@ -282,7 +282,7 @@ pub struct Outcome {
     pub sent: u64,
     /// The dataplane's memory before the attack, in kilobytes.
     pub idle_kb: u64,
-    /// Maximum of that it was.
+    /// Maximum of the dataplane's memory.
     pub peak_kb: u64,
     /// Number of packets that the dataplane has dropped, by reason.
     pub drops: BTreeMap<String, u64>,

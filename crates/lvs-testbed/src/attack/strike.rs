@@ -82,7 +82,7 @@ pub struct StrikeOptions {
     /// Frames a second
     #[arg(long)]
     pub rate: u64,
-    /// For so long, in milliseconds
+    /// Duration in milliseconds
     #[arg(long = "for", value_name = "MS")]
     pub for_ms: u64,
 }

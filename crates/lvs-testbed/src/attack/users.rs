@@ -49,7 +49,7 @@ fn nobody(site: &Site, time: Duration, more: &[&str]) -> Result<u64> {
 /// Actions of a hostile user.
 #[derive(Clone, Debug, clap::Args)]
 pub struct UserOptions {
-    /// For so long, in milliseconds
+    /// Duration in milliseconds
     #[arg(long = "for", value_name = "MS")]
     pub for_ms: u64,
     /// Only compute
@@ -57,11 +57,8 @@ pub struct UserOptions {
     pub compute: bool,
 }
 
-/// The subcommand: prints how many requests were answered.
-///
-/// # Errors
-///
-/// None that is known: a refusal is an answer.
+/// Runs the subcommand: prints how many requests were answered.  # Errors No error is known: a
+/// refusal counts as an answer.
 pub fn user(options: &UserOptions) -> Result<()> {
     let limit = Duration::from_millis(options.for_ms);
     let start = Instant::now();

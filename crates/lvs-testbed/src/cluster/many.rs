@@ -58,7 +58,8 @@ impl Scenario {
         }
     }
 
-    /// Whether it can be played with that: the TUN backend has no direct routing.
+    /// Whether the scenario can run with this forwarding method: the TUN backend has no direct
+    /// routing.
     pub(super) fn suits(self, forward: Forward) -> bool {
         self != Self::Routed || forward == Forward::Tun
     }
@@ -87,10 +88,8 @@ pub struct Lab {
     ports: u16,
 }
 
-/// Plays a scenario.
-///
-/// # Errors
-/// The laboratory cannot be set up, or a director does not do what it should.
+/// Runs a scenario.  # Errors If the laboratory cannot be set up, or a director does not behave as
+/// required.
 pub fn play(scenario: Scenario, options: &ClusterOptions) -> Result<Outcome> {
     Lab::new(scenario, options, RATE)?.play(scenario)
 }
@@ -390,7 +389,7 @@ impl Lab {
         super::wait_in_step(&self.site, &self.hosts()).with_context(|| self.logs())
     }
 
-    /// Waits until `lvsadm sync` on a director shows this text about a peer.
+    /// Waits until `lvsadm sync` on a director prints this text about a peer.
     fn wait_said(&mut self, number: usize, peer: &str, words: &str) -> Result<()> {
         let host = &self.directors[number - 1].host;
         self.said
@@ -566,7 +565,7 @@ impl Director {
         super::put_key(&self.host)
     }
 
-    /// The examples with this director's address.
+    /// Installs the example configuration with this director's address.
     fn configure_routing(&self) -> Result<()> {
         let number = self.number;
         let own = |text: &str| {

@@ -73,7 +73,7 @@ pub struct ClusterOptions {
     /// Show the numbers of running, complete and failed downloads during the run
     #[arg(long)]
     pub live: bool,
-    /// The scenario; all of them if none is named
+    /// The scenario to run; all scenarios if none is named
     pub scenario: Option<String>,
 }
 
@@ -109,7 +109,7 @@ impl ClusterOptions {
         if self.ipv6 { "ipv6" } else { "ipv4" }
     }
 
-    /// Downloads that begin at these local ports.
+    /// Starts downloads whose local ports begin at `first_port`.
     fn load(&self, site: &Site, first_port: u16) -> LoadOptions {
         let mut load = site.load();
         if self.ipv6 {
@@ -168,10 +168,10 @@ pub struct Outcome {
     pub stall_p99_ms: u64,
     /// Packets that directors dropped, by reason, of the directors that run at the end.
     pub lost: BTreeMap<String, u64>,
-    /// Resets that servers answered packets of connections with that they do not have.
+    /// Number of resets by which servers answered packets of connections that they do not have.
     pub misdirected: u64,
-    /// Two directors: for how long the virtual address answered nothing at each change, in
-    /// milliseconds, from the last echo reply to the next one, of a hundred a second.
+    /// With two directors: for each change, the time in milliseconds for which the virtual address
+    /// answered no echo request, of a hundred a second.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub outages_ms: Vec<u64>,
     /// Three directors: milliseconds until the router no longer used the director that was in
@@ -286,7 +286,7 @@ fn shown(client: &Host, load: &LoadOptions) -> Result<LoadReport> {
         .with_context(|| format!("not a report: {log}"))
 }
 
-/// Gives a host files of its own in `/etc` and `/run`; all other files are shared.
+/// Creates a host's own files in `/etc` and `/run`; it shares all other files.
 fn own_files(host: &Host) -> Result<()> {
     let files = host.dir().join(format!("{}-etc", host.name()));
     fs::create_dir_all(&files)?;
@@ -330,7 +330,7 @@ impl Counters {
         })
     }
 
-    /// The result since these counters were read.
+    /// Returns the result since these counters were read.
     fn outcome(&self, site: &Site, report: LoadReport) -> Result<Outcome> {
         let now = Self::read(site)?;
         Ok(Outcome {
@@ -387,7 +387,7 @@ fn wait_in_step(site: &Site, directors: &[&Host]) -> Result<()> {
     wait_until("all directors to be in step", LIMIT, all)
 }
 
-/// Waits until `lvsadm sync` on a director shows this text about a peer; returns the output.
+/// Waits until `lvsadm sync` on a director prints this text about a peer; returns the output.
 fn wait_said(site: &Site, director: &Host, peer: &str, words: &str) -> Result<String> {
     let mut said = String::new();
     wait_until("lvsadm sync to report the lost connection", LIMIT, || {
@@ -399,7 +399,7 @@ fn wait_said(site: &Site, director: &Host, peer: &str, words: &str) -> Result<St
     Ok(format!("{}: {said}", director.name()))
 }
 
-/// A line of `lvsadm sync` with these words, and the lines below it.
+/// Returns the line of `lvsadm sync` that contains these words, and the lines below it.
 fn peers_said(sync: &str, words: &str) -> String {
     let lines = sync.lines().skip_while(|line| !line.contains(words));
     let mut kept: Vec<&str> = Vec::new();
@@ -426,7 +426,7 @@ fn lose_sync(director: &Host, of_a_hundred: Option<u32>) -> Result<()> {
         .map(drop)
 }
 
-/// Number of its packets that were dropped.
+/// Returns the number of a director's synchronisation packets that were dropped.
 fn lost_of_sync(director: &Host) -> u64 {
     let said = director.sh("nft list table inet loss").unwrap_or_default();
     let counts = said.split("counter packets ").skip(1);
@@ -449,12 +449,13 @@ fn lose_etcd(director: &Host) -> Result<()> {
         .map(drop)
 }
 
-/// etcd can be reached again.
+/// Ends the packet loss between the directors and etcd.
 fn end_etcd_loss(director: &Host) -> Result<()> {
     director.sh("nft delete table inet etcd").map(drop)
 }
 
-/// Starts a member of etcd next to the first server, which names the last one; returns its address.
+/// Starts a member of etcd next to the first server; its configuration names the last server.
+/// Returns its address.
 fn start_etcd(site: &Site) -> Result<(Proc, String)> {
     let host = &site.servers[0];
     let url = format!("http://{}:2379", site.real_address(0));
@@ -482,8 +483,7 @@ fn start_etcd(site: &Site) -> Result<(Proc, String)> {
     Ok((member, url))
 }
 
-/// Waits until these directors have a connection to etcd, or have lost it; the last answer stays
-/// valid.
+/// Waits until these directors have a connection to etcd, or have lost it.
 fn wait_etcd(directors: &[&Host], connected: bool, servers: usize) -> Result<()> {
     let is_connected = |director: &Host| {
         let said = director.run(programs::find("lvsd").ok()?, &["status", "--json"]);

@@ -37,7 +37,7 @@ scenarios! {
 }
 
 impl Scenario {
-    /// Whether it can be played with that.
+    /// Whether the scenario can run with this balancer.
     pub(super) fn suits(self, director: Balancer) -> bool {
         let any = matches!(
             self,
@@ -68,10 +68,8 @@ struct Lab {
     said: Vec<String>,
 }
 
-/// Plays a scenario.
-///
-/// # Errors
-/// The laboratory cannot be set up, or a director does not do what it should.
+/// Runs a scenario.  # Errors If the laboratory cannot be set up, or a director does not behave as
+/// required.
 pub fn play(scenario: Scenario, options: &ClusterOptions) -> Result<Outcome> {
     let forward = options.method()?;
     ensure!(
@@ -598,7 +596,7 @@ impl Lab {
         longest_gap(&ping.log())
     }
 
-    /// Cuts a director off, as a power failure does.
+    /// Stops a director and all its traffic at once, as a power failure does.
     fn kill(&mut self, index: usize) -> Result<()> {
         self.show_progress(&format!(
             "director {}: kill -9 of everything, links down",
@@ -685,7 +683,8 @@ impl Drop for Lab {
     }
 }
 
-/// The longest time between two echo replies in milliseconds, of ping's lines with their time.
+/// Returns the longest time between two echo replies in milliseconds, from the timestamps in ping's
+/// output.
 fn longest_gap(log: &str) -> Result<u64> {
     let times: Vec<f64> = log
         .lines()

@@ -116,7 +116,7 @@ fn table() -> Table {
     }
 }
 
-/// The mark that the recorder's rules gave a packet.
+/// Returns the mark that the recorder's rules set on a packet.
 fn mark(marks: &[MarkRule], tuple: &lvs_core::Tuple) -> u32 {
     let rule = marks.iter().find(|rule| rule.matches("", tuple, || false));
     match rule.map(|rule| rule.action) {
@@ -133,7 +133,7 @@ pub(super) struct Emitted {
 }
 
 impl Emitted {
-    /// The IP packet in it.
+    /// Returns the IP packet in the frame.
     pub(super) fn packet(&self) -> &[u8] {
         self.frame.get(ETHERNET_LEN..).unwrap_or_default()
     }
@@ -150,7 +150,7 @@ pub(super) struct Bed {
     pub(super) director: Director,
     pub(super) now: Instant,
     pub(super) net: Table,
-    /// Prefixes that rules route to the host, although they are no addresses of it.
+    /// Prefixes that rules route to the host, although the host does not have their addresses.
     routed: Vec<Prefix>,
     pipeline: Pipeline,
     intercept: Intercept,
@@ -181,8 +181,8 @@ impl Drop for Bed {
 }
 
 impl Bed {
-    /// A bed without services for the case of `log`; `connections` is how many there can be at
-    /// most.
+    /// Creates a test bed without services for the case of `log`, with at most this number of
+    /// connections.
     pub(super) fn new(connections: usize, log: &Log) -> Replayed<Self> {
         let options = Options {
             max_connections: connections,
@@ -236,8 +236,8 @@ impl Bed {
         Ok(programs.context("the kernel fast path")?)
     }
 
-    /// The director, and the network around it, to be changed: nothing that the programs go by
-    /// holds any more.
+    /// The director, and the network around it, to be changed. The state that the BPF programs use
+    /// is invalid afterwards.
     pub(super) fn change(&mut self) -> (&mut Control, &mut Table) {
         if let Some(programs) = &self.programs {
             programs.changed();
@@ -338,7 +338,7 @@ impl Bed {
         self.routed.push(prefix);
     }
 
-    /// Edits a real server: fields that the step does not contain stay.
+    /// Edits a real server: fields that the step does not contain keep their values.
     pub(super) fn edit_server(&mut self, key: &ServiceKey, step: &Value) -> Replayed<()> {
         let addr = place(step)?;
         let known = self.director.control.service(key).and_then(|service| {
@@ -360,7 +360,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Edits a service: fields that the step does not contain stay.
+    /// Edits a service: fields that the step does not contain keep their values.
     pub(super) fn edit_service(&mut self, key: &ServiceKey, step: &Value) -> Replayed<()> {
         let known = self.director.control.service(key);
         let mut config = known.ok_or(lvs_core::Error::NoService)?.config().clone();
@@ -538,7 +538,7 @@ impl Bed {
         }
     }
 
-    /// Hides the answers to the host's own clients from it, as the keeper does.
+    /// Hides the answers to the host's own clients from the host, as the keeper does.
     fn intercept_local_clients(&mut self) {
         for request in std::mem::take(&mut self.output.requests) {
             if let Request::InterceptLocalClient(client) = request {
@@ -554,7 +554,7 @@ impl Bed {
             .local_clients_intercepted(&env, self.now, &mut self.output);
     }
 
-    /// Whether a packet from a link is intercepted, so that the host does not get a copy.
+    /// Whether a packet from a link is intercepted, so that the host does not receive a copy.
     fn is_intercepted(&self, ip: &[u8]) -> bool {
         let Ok(packet) = parse::ip(ip, false) else {
             return true;

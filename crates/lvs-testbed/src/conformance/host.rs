@@ -153,7 +153,8 @@ impl Host {
         })
     }
 
-    /// Local delivery. A host without IPsec does not read behind the headers of IPsec.
+    /// Delivers a packet to the host. A host without IPsec does not read behind the headers of
+    /// IPsec.
     fn deliver(&self, ip: &[u8], packet: &Packet) -> Done {
         let unknown = packet.is_ipv6()
             && ipv6::walk(ip).is_some_and(|chain| chain.named_at != ipv6::unknown_at(ip));
@@ -168,7 +169,7 @@ impl Host {
     }
 }
 
-/// Result for a packet whose IPv4 options no host accepts; `None` for valid options.
+/// Returns the result for a packet whose IPv4 options no host accepts; `None` for valid options.
 fn refused_options(ip: &[u8], packet: &Packet, net: &Table) -> Option<Done> {
     if packet.is_ipv6() {
         return None;

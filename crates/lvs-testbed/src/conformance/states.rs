@@ -1,4 +1,5 @@
-//! One connection, packet by packet (schema C): state, timer and counts after each.
+//! Replay of one connection, packet by packet (schema C): state, timer and counts after each
+//! packet.
 
 use std::net::SocketAddr;
 
@@ -158,7 +159,7 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// The destination of a packet, its apparent source, or the answer to it.
+    /// Reads the destination of a packet, its apparent source, or the answer to it.
     fn read(
         &self,
         sent: &[Emitted],

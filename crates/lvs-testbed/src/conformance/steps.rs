@@ -21,7 +21,7 @@ const ACK: u8 = 0x10;
 const FIN: u8 = 0x01;
 const RST: u8 = 0x04;
 
-/// Every server of a case, to find the server of a frame by its address alone.
+/// All servers of a case, to find the server of a frame by its address alone.
 #[derive(Debug, Default)]
 pub(super) struct Known(HashSet<SocketAddr>);
 
@@ -538,16 +538,17 @@ pub(super) fn compare_conns(
     Ok(())
 }
 
-/// One second either way. The kernel's timers fire late by up to an eighth of their length, so a
-/// template that ran out while it controlled connections was armed again late: by an eighth of all
-/// the time passed, at the most.
+/// Whether our remaining time of a connection equals the recorded one, up to one second. The kernel's timers fire late by up to an eighth
+/// of their length, so a template that ran out while it controlled connections was armed again
+/// late: by an eighth of all the time passed, at the most.
 fn is_near(recorded: i64, ours: i64, key: &Entry, passed: u64) -> bool {
     let template = key[1].ends_with(":0");
     let late = if template { 1 + passed / 8 } else { 1 };
     (-1..=i64::try_from(late).unwrap_or(i64::MAX)).contains(&later(recorded, ours))
 }
 
-/// Seconds after which the kernel's listings begin again: it counts milliseconds in 32 bits.
+/// Seconds after which the times in the kernel's listings wrap around: the kernel counts
+/// milliseconds in 32 bits.
 const LISTED_MAX: i64 = u32::MAX as i64 / 1000;
 
 /// The seconds that the kernel lists for a remaining time.

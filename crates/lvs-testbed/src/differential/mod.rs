@@ -38,13 +38,13 @@ pub struct DifferentialOptions {
     /// Seed of the random choices; the same seed generates the same cases
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How many packet cases
+    /// Number of packet cases
     #[arg(long, value_name = "N", default_value_t = 500)]
     packets: u64,
-    /// How many packet cases of FTP. The kernel needs its helper: `modprobe ip_vs_ftp`
+    /// Number of packet cases with FTP. The kernel needs its helper: `modprobe ip_vs_ftp`
     #[arg(long, value_name = "N", default_value_t = 200)]
     ftp: u64,
-    /// How many command lines of ipvsadm
+    /// Number of command lines of ipvsadm
     #[arg(long, value_name = "N", default_value_t = 2000)]
     commands: u64,
     /// Write cases, recordings, and the reasons why cases were not recorded to this directory
@@ -156,7 +156,7 @@ fn ask(kernel: Option<&str>, cases: &[Value], to: &Path) -> anyhow::Result<Skipp
 /// Runs `lvs-testbed differential`: prints differences and counts; fails if there are differences.
 ///
 /// # Errors
-/// The kernel does not answer; a program is not built.
+/// If the kernel does not answer, or a program is not built.
 pub fn run(options: &DifferentialOptions) -> anyhow::Result<()> {
     let scratch = tempfile::tempdir()?;
     let directory = options.keep.as_deref().unwrap_or(scratch.path());

@@ -59,8 +59,8 @@ const METHODS: [Method; 18] = [
     method("tunnel", Some("gre"), None, true),
 ];
 
-/// Not `expire_nodest_conn`: how long a connection is still there that ends at once depends on the
-/// kernel's ticks.
+/// Values of sysctls to choose from. `expire_nodest_conn` is missing: how long a connection that
+/// ends at once still exists depends on the kernel's ticks.
 const SYSCTLS: [(&str, &[i64]); 8] = [
     ("pmtu_disc", &[0, 1]),
     ("nat_icmp_send", &[0, 1]),

@@ -67,7 +67,7 @@ fn tunnel_ports(config: &Value) -> Vec<u16> {
 /// A field of a frame that may vary: offset, length, name.
 type Field = (usize, usize, &'static str);
 
-/// Whether an address is an address of the director on its links.
+/// Whether an address is one of the director's addresses on its links.
 fn is_directors(addr: IpAddr) -> bool {
     match addr {
         IpAddr::V4(addr) => {
@@ -144,7 +144,8 @@ fn fields(frame: &[u8], tunnels: &[u16], identification: Option<u16>) -> Vec<(Fi
     fields
 }
 
-/// The fields in which two recordings of a frame differ, or `None` if they differ elsewhere.
+/// Returns the fields in which two recordings of a frame differ, or `None` if they differ
+/// elsewhere.
 fn mask(
     one: &[u8],
     other: &[u8],
@@ -172,13 +173,13 @@ fn mask(
 pub(super) enum Recorded {
     /// The kernel's behaviour.
     Case(Value),
-    /// The result varies more than a recording can express; the varying part.
+    /// The result varies more than a recording can express; contains the varying part.
     Unstable(String),
     /// The case reaches a deviation that docs/decisions.md lists; the name of the deviation.
     Deviation(String),
 }
 
-/// Whether a frame is the host's own and has IPv4 options: here they are not echoed.
+/// Whether the host itself has sent the frame, with IPv4 options: this test bed does not echo them.
 fn echoes_options(frame: &[u8]) -> bool {
     let ip = frame.get(IP..).unwrap_or_default();
     ip.len() >= ipv4::HEADER_LEN && (0x46..0x50).contains(&ip[0]) && ip[8] == 64
@@ -282,7 +283,7 @@ fn has_sctp() -> bool {
     std::path::Path::new("/proc/sys/net/sctp").exists()
 }
 
-/// Whether a frame is an answer of the host's own SCTP stack, which begins with this frame.
+/// Whether this frame begins an answer of the host's own SCTP stack.
 fn is_own_sctp(frame: &[u8]) -> bool {
     let ip = frame.get(IP..).unwrap_or_default();
     match ip.first().map(|first| first >> 4) {

@@ -10,7 +10,7 @@ use lvs_core::{
 };
 
 const VIP: &str = "198.51.100.1:80";
-/// Names in the order of their numbers.
+/// Names of the TCP states, in the order of their numbers.
 const STATES: [&str; 11] = [
     "NONE",
     "ESTABLISHED",
@@ -496,7 +496,7 @@ pub enum Op {
     FromServer(u8, u8, u8),
     /// A server is added: weight, upper and lower threshold, NAT or direct routing.
     Add(u8, i32, u32, u32, bool),
-    /// Its weight and thresholds are set.
+    /// Set a server's weight and thresholds.
     Edit(u8, i32, u32, u32),
     /// The service is removed.
     Delete(u8),
@@ -524,7 +524,7 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Makes both directors, with a service and three servers.
+    /// Creates both directors, with a service and three servers.
     pub fn new(scheduler: &'static str, persistent: bool) -> Self {
         let mut director = Director::new(Options {
             max_connections: 256,

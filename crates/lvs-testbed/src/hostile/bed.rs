@@ -52,17 +52,17 @@ pub struct Summary {
     pub counters: Counters,
     /// Sent packets whose transport checksum was verified as right.
     pub right: u64,
-    /// Packets that arrived with a right checksum.
+    /// Number of packets that arrived with a right checksum.
     pub came_right: u64,
     /// Number of valid fragmented datagrams that were sent.
     pub trains: u64,
     /// Packets inside of tunnel packets that were looked at.
     pub tunnelled: u64,
-    /// Connections that there were at once, at most.
+    /// Largest number of simultaneous connections.
     pub connections: usize,
-    /// Bytes of waiting fragments, at most.
+    /// Largest number of bytes of waiting fragments.
     pub fragments: usize,
-    /// Frames that waited for a neighbour at once, at most.
+    /// Largest number of frames that waited for a neighbour at the same time.
     pub waiting: usize,
 }
 
@@ -79,7 +79,7 @@ impl Summary {
         self.waiting = self.waiting.max(other.waiting);
     }
 
-    /// The reasons for which frames were dropped, and how many.
+    /// Returns the reasons for which frames were dropped, with the number of dropped frames.
     pub fn drops(&self) -> BTreeMap<&'static str, u64> {
         FrameDrop::ALL
             .iter()
@@ -142,7 +142,7 @@ struct Came {
 }
 
 impl Came {
-    /// Whether a packet is the tiny fragment that arrived, except for its hops.
+    /// Whether a packet equals the tiny fragment that arrived, except for its hop count.
     fn is_tiny(&self, ip: &[u8]) -> bool {
         const HOPS: usize = 7;
         let but_hops = |ip: &[u8]| Some((ip.get(..HOPS)?.to_vec(), ip.get(HOPS + 1..)?.to_vec()));
@@ -187,7 +187,7 @@ pub struct Bed {
     last: Option<(PortId, Frame)>,
     /// The programs of the kernel fast path, which receive each frame first.
     programs: Option<Programs>,
-    /// Packets on the userspace fast path; `None` if all take the slow path.
+    /// Number of packets on the userspace fast path; `None` if all use the slow path.
     passed: Option<u64>,
     /// Sent frames, if they are to be compared.
     left: Option<Vec<(PortId, Frame)>>,
@@ -203,10 +203,10 @@ impl Bed {
         Self::with(scene, entropy, None)
     }
 
-    /// As [`new`](Self::new), with the programs of the kernel fast path in front.
+    /// Does the same as [`new`](Self::new), with the programs of the kernel fast path in front.
     ///
     /// # Errors
-    /// If the kernel does not take them.
+    /// If the kernel does not accept them.
     ///
     /// # Panics
     /// As [`new`](Self::new).
@@ -219,10 +219,8 @@ impl Bed {
         Ok(Self::with(scene, entropy, Some(programs)))
     }
 
-    /// As [`new`](Self::new), but that each packet takes the long way.
-    ///
-    /// # Panics
-    /// As [`new`](Self::new).
+    /// Does the same as [`new`](Self::new), but each packet uses the slow path.  # Panics As
+    /// [`new`](Self::new).
     pub fn long(scene: &Scene, entropy: &mut Entropy<'_>) -> Self {
         Self {
             passed: None,
@@ -863,7 +861,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Whether the header of the packet in an ICMP error is right; true without such a header.
+/// Whether the header of the packet in an ICMP error is right; true if there is no such header.
 fn quotes_right(ip: &[u8], parts: &Parts) -> bool {
     let quoted = ip.get(parts.l4 + 8..).unwrap_or_default();
     let len = usize::from(quoted.first().map_or(0, |byte| byte & 15)) * 4;

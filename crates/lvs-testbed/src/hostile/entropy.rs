@@ -77,8 +77,8 @@ impl<'a> Entropy<'a> {
         u64::from_le_bytes(self.array())
     }
 
-    /// A number below `limit`; 0 if that is 0. Small limits take one byte, so that a fuzzer's
-    /// inputs stay short.
+    /// Returns a number below `limit`; 0 if `limit` is 0. Small limits consume one byte, so that a
+    /// fuzzer's inputs stay short.
     pub fn below(&mut self, limit: usize) -> usize {
         match limit {
             0 | 1 => 0,

@@ -353,7 +353,7 @@ impl<'a> Generator<'a> {
             .collect()
     }
 
-    /// SCTP chunks, some with a wrong length.
+    /// Creates SCTP chunks, some with a wrong length.
     fn chunks(&mut self) -> Vec<u8> {
         let mut chunks = Vec::new();
         for _ in 0..=self.entropy.below(3) {
@@ -670,7 +670,7 @@ impl<'a> Generator<'a> {
         packet::repair(ip);
     }
 
-    /// Leaves the transport checksum to the device, as a sender on a virtual link does.
+    /// Leaves the transport checksum unfinished for the device, as a sender on a virtual link does.
     fn unfinish(&mut self, ip: &mut [u8], offload: &mut Offload) {
         let Some(parts) = oracle::parts(ip) else {
             return;
@@ -695,8 +695,8 @@ impl<'a> Generator<'a> {
         });
     }
 
-    /// A 64 KiB segment or a bundle of datagrams, as virtual links carry them; seldom with wrong
-    /// fields.
+    /// Creates a 64 KiB segment or a bundle of datagrams, as virtual links carry them; rarely with
+    /// wrong fields.
     fn aggregate(&mut self) -> Shot {
         let back = self.entropy.one_in(2);
         let client = self.client();

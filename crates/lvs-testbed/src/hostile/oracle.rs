@@ -32,7 +32,7 @@ pub fn internet(bytes: &[u8]) -> u16 {
         .to_be()
 }
 
-/// The Internet checksum of `bytes` behind the pseudo-header of their addresses.
+/// Computes the Internet checksum of `bytes` behind the pseudo-header of their addresses.
 pub fn transport(src: IpAddr, dst: IpAddr, protocol: u8, bytes: &[u8]) -> u16 {
     pseudo(src, dst, protocol, bytes.len())
         .add_slice(bytes)
@@ -79,12 +79,12 @@ pub struct Parts {
     pub l4: usize,
     /// Length of the packet.
     pub len: usize,
-    /// Whether it is a fragment.
+    /// Whether the packet is a fragment.
     pub fragment: bool,
 }
 
-/// Reads the IP header at the beginning of `ip`. `None` if there is none, if its checksum is wrong,
-/// or if its lengths contradict the data.
+/// Reads the IP header at the beginning of `ip`. `None` if there is no IP header, if its checksum
+/// is wrong, or if its lengths contradict the data.
 pub fn parts(ip: &[u8]) -> Option<Parts> {
     if ip.first()? >> 4 == 6 {
         return parts6(ip);
@@ -183,7 +183,7 @@ pub fn judge(src: IpAddr, dst: IpAddr, protocol: u8, l4: &[u8]) -> Health {
     }
 }
 
-/// The health of the transport checksum in the packet `ip`, whose header [`parts`] has read.
+/// Checks the transport checksum in the packet `ip`, whose header [`parts`] has read.
 pub fn health(ip: &[u8], parts: &Parts) -> Health {
     if parts.fragment {
         return Health::Unknown;

@@ -80,7 +80,7 @@ impl Method {
         }
     }
 
-    /// The method with this name.
+    /// Finds the method with this name.
     pub fn named(name: &str) -> Option<&'static Self> {
         static ALL: [Method; 20] = Method::ALL;
         ALL.iter().find(|method| method.name == name)
@@ -241,7 +241,7 @@ impl Scene {
         }
     }
 
-    /// The services, and their settings.
+    /// Iterates over the services and their settings.
     pub fn services(&self) -> impl Iterator<Item = (ServiceKey, ServiceConfig)> + '_ {
         self.vips.iter().flat_map(move |vip| {
             self.offers

@@ -13,7 +13,7 @@ use super::{Entropy, Method, Scene};
 /// Options of `lvs-testbed shoot`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ShootOptions {
-    /// The interface that sends them
+    /// The interface that sends the frames
     #[arg(long)]
     pub interface: String,
     /// The director's link-layer address on that interface; without it, packets are sent without an
@@ -35,10 +35,10 @@ pub struct ShootOptions {
     /// Real servers
     #[arg(long, required = true)]
     pub server: Vec<IpAddr>,
-    /// Where the choices begin
+    /// Seed of the random choices
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// How many
+    /// Number of frames
     #[arg(long, default_value_t = 20_000)]
     pub frames: usize,
 }

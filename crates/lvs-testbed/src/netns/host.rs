@@ -1,4 +1,4 @@
-//! A host, and commands on it.
+//! A host of the testbed, and commands on it.
 
 use std::ffi::OsStr;
 use std::fmt::Write as _;
@@ -16,8 +16,7 @@ use anyhow::{Context, Result};
 use super::holder::enter;
 use super::process::{Proc, run_with_input, wait_until};
 
-/// A host: a network namespace and a mount namespace. Cloning gives another handle to the same
-/// host.
+/// A host: a network namespace and a mount namespace. A clone refers to the same host.
 #[derive(Clone, Debug)]
 pub struct Host(Arc<HostInner>);
 
@@ -43,19 +42,19 @@ impl Host {
         }))
     }
 
-    /// The host's name within its testbed.
+    /// Returns the host's name within its testbed.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// The process that holds the namespaces open: `nsenter -t PID -n -m` enters them.
+    /// Returns the process that keeps the namespaces: `nsenter -t PID -n -m` enters them.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.0.pid
     }
 
-    /// The testbed's directory, which every host sees.
+    /// Returns the testbed's directory, which every host can access.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.0.dir
@@ -169,7 +168,7 @@ impl Host {
         )
     }
 
-    /// Whether something on this host listens on the port. Read from `/proc`, without entering the
+    /// Whether a program on this host listens on the port. Read from `/proc`, without entering the
     /// host.
     #[must_use]
     pub fn listens(&self, protocol: &str, port: u16) -> bool {
@@ -205,22 +204,15 @@ impl Host {
             })
     }
 
-    /// Sets a `net.` sysctl, given by its path below `/proc/sys/net`.
-    ///
-    /// # Errors
-    ///
-    /// When the kernel refuses the value.
+    /// Sets a `net.` sysctl, whose path below `/proc/sys/net` is given.  # Errors  If the kernel
+    /// refuses the value.
     pub fn sysctl(&self, path: &str, value: &str) -> Result<()> {
         self.sh(&format!("echo {value} > /proc/sys/net/{path}"))
             .map(drop)
     }
 
-    /// A counter or rate of the kernel, as `nstat -az` shows it; 0 where there is none of that
-    /// name.
-    ///
-    /// # Errors
-    ///
-    /// When `/proc/net` cannot be read.
+    /// Returns a counter or rate of the kernel, as `nstat -az` shows it; 0 if no counter has this
+    /// name.  # Errors  If `/proc/net` cannot be read.
     pub fn counter(&self, group: &str, name: &str) -> Result<u64> {
         for file in ["snmp", "netstat"] {
             let text = fs::read_to_string(format!("/proc/{}/net/{file}", self.pid()))?;

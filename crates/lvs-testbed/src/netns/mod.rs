@@ -173,7 +173,7 @@ impl Testbed {
         &self.dir
     }
 
-    /// The method by which the namespaces were made.
+    /// Returns the method by which the namespaces were created.
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.mode
@@ -288,11 +288,8 @@ impl Testbed {
         Ok(())
     }
 
-    /// Plugs a host into a LAN that there is, with a new device.
-    ///
-    /// # Errors
-    ///
-    /// When there is no such LAN, or when the host has such a device.
+    /// Connects a host to an existing LAN by a new device.  # Errors  If the LAN does not exist, or
+    /// the host already has the device.
     pub fn plug(&self, lan: &str, host: &Host, device: &str) -> Result<()> {
         let switch = self.switch.as_ref().context("there is no LAN")?;
         let port = format!("p{}", self.cables.fetch_add(1, Ordering::Relaxed));
@@ -400,11 +397,8 @@ impl Testbed {
         Ok(())
     }
 
-    /// Runs a shell script on each host, all at the same time.
-    ///
-    /// # Errors
-    ///
-    /// The first script that fails, with what it printed.
+    /// Runs a shell script on each host, all at the same time.  # Errors  The output of the first
+    /// script that fails.
     pub fn configure(&self, scripts: &[(&Host, String)]) -> Result<()> {
         std::thread::scope(|scope| {
             let running: Vec<_> = scripts

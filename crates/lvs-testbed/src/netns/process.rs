@@ -41,7 +41,7 @@ impl Proc {
             .unwrap_or_default()
     }
 
-    /// Whether it still runs.
+    /// Whether the process still runs.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
@@ -55,11 +55,7 @@ impl Proc {
         kill(self.nix_pid(), signal).with_context(|| format!("{}: cannot send {signal}", self.name))
     }
 
-    /// Writes to its input.
-    ///
-    /// # Errors
-    ///
-    /// When no process reads it any more.
+    /// Writes to the process's input.  # Errors  If the process no longer reads its input.
     pub fn send(&mut self, text: &str) -> Result<()> {
         let input = self.child.stdin.as_mut();
         let input = input.with_context(|| format!("{}: its input has ended", self.name))?;
@@ -92,11 +88,8 @@ impl Proc {
         }
     }
 
-    /// Sends a signal and waits for the end.
-    ///
-    /// # Errors
-    ///
-    /// When it is gone already or does not end within the time limit.
+    /// Sends a signal and waits until the process ends.  # Errors  If the process has already
+    /// ended, or does not end within the time limit.
     pub fn stop(&mut self, signal: Signal) -> Result<ExitStatus> {
         self.signal(signal)?;
         self.wait(STOP_LIMIT)

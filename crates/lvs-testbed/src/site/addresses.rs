@@ -88,7 +88,7 @@ impl Site {
             .replace("::1/64", "::2/64"))
     }
 
-    /// The script of another director, with its own addresses.
+    /// Returns the script that configures another director with its own addresses.
     pub(super) fn other_script(&self, number: usize) -> Result<String> {
         let script = self.director_script()?;
         Ok(script

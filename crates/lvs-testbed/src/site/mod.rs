@@ -74,9 +74,9 @@ impl Forward {
 pub enum Topology {
     /// Director and servers on one LAN, and the client behind a router.
     OneArm,
-    /// The director between the clients' and the servers' LAN.
+    /// The director is between the clients' and the servers' LAN.
     TwoArm,
-    /// A router between client, director and servers.
+    /// A router is between client, director and servers.
     Routed,
 }
 
@@ -121,8 +121,8 @@ pub struct SiteOptions {
     pub real_time: bool,
     /// Whether the site has a standby director on the same networks.
     pub standby: bool,
-    /// Number of further directors on the networks of the first one. All of them are on an
-    /// additional network for synchronisation, with their `eth1`.
+    /// Number of further directors on the networks of the first one. All directors are connected to
+    /// an additional network for synchronisation by their `eth1`.
     pub others: usize,
 }
 
@@ -175,9 +175,9 @@ pub struct Site {
     pub vip: Ipv4Addr,
     /// The virtual address of IPv6.
     pub vip6: Ipv6Addr,
-    /// The options that it was made with.
+    /// The options with which the site was created.
     pub options: SiteOptions,
-    /// Owns all of it; dropped last.
+    /// The testbed, which owns everything; dropped last.
     pub testbed: Testbed,
 }
 
@@ -336,11 +336,11 @@ impl Site {
         (self.vip, port).into()
     }
 
-    /// Adds a file to what all web servers serve: the first `size` bytes of [`content`].
+    /// Adds a file that all web servers serve: the first `size` bytes of [`content`].
     ///
     /// # Errors
     ///
-    /// When it cannot be written.
+    /// If it cannot be written.
     pub fn serve(&self, path: &str, size: u64) -> Result<PathBuf> {
         let file = self.testbed.dir().join("www").join(path);
         if let Some(parent) = file.parent() {
@@ -367,7 +367,8 @@ impl Site {
         Ok(())
     }
 
-    /// The dataplane's arguments for this site: its interfaces and the owner of the VIP.
+    /// Returns the dataplane's arguments for this site: its interfaces, and whether the dataplane
+    /// or the host owns the VIP.
     #[must_use]
     pub fn dataplane_arguments(&self) -> Vec<&'static str> {
         let mut arguments = vec!["--interface", "eth0"];
@@ -393,7 +394,7 @@ impl Site {
     ///
     /// # Errors
     ///
-    /// When it is not built or ends at once; the error holds what it printed.
+    /// If it is not built or ends at once; the error contains what it printed.
     pub fn start_dataplane(&mut self, extra: &[&str]) -> Result<()> {
         self.start_dataplane_by(&[], extra)
     }
@@ -552,11 +553,7 @@ ip addr add fd00:10::1/64 dev eth1 nodad
             .with_context(|| format!("lvsadm {arguments}"))
     }
 
-    /// Feeds `lvsadm -R`.
-    ///
-    /// # Errors
-    ///
-    /// When it exits other than with 0.
+    /// Passes `rules` to `lvsadm -R`.  # Errors  If it exits with another status than 0.
     pub fn lvsadm_restore(&self, rules: &str) -> Result<String> {
         run_with_input(
             self.director.command(programs::find("lvsadm")?).arg("-R"),
@@ -578,7 +575,7 @@ ip addr add fd00:10::1/64 dev eth1 nodad
     ///
     /// # Errors
     ///
-    /// When `lvsadm` refuses.
+    /// If `lvsadm` refuses the service or a server.
     pub fn add_service_weighted(
         &self,
         protocol: &str,

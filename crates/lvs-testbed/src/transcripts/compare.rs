@@ -15,7 +15,8 @@ pub(super) struct Ran {
 /// The first line of a listing of connections.
 pub(super) const CONNECTIONS: &str = "IPVS connection entries\n";
 
-/// Whether `ran` equals the recording. `took`: maximum duration of the recorded command in seconds.
+/// Whether `ran` equals the recording. `took` is the duration of the recorded command in seconds,
+/// which limits the duration of `ran`.
 pub(super) fn same(step: &Step, ran: &Ran, took: f64) -> bool {
     if step.exit < 0 {
         // The recorded program crashed; refusing the line is right.

@@ -73,7 +73,7 @@ pub enum Program {
 }
 
 impl Program {
-    /// The program of this project to start.
+    /// Returns the program of this project that is started in its place.
     const fn own(self) -> &'static str {
         match self {
             Self::Lvsadm => "lvsadm",

@@ -25,11 +25,8 @@ use crate::programs;
 /// Output of the player when it is ready for its users and its session.
 pub(super) const READY: &str = "ready\n";
 
-/// `lvs-testbed play-transcript`: reads a session from stdin once its parent has given it users,
-/// and writes a report to stdout.
-///
-/// # Errors
-/// There can be no namespaces.
+/// `lvs-testbed play-transcript`: reads a session from stdin once its parent has mapped the users
+/// of its namespace, and writes a report to stdout.  # Errors If no namespaces can be created.
 pub fn main() -> anyhow::Result<()> {
     unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET)
         .context("making namespaces: are user namespaces forbidden here?")?;
@@ -50,7 +47,7 @@ struct Stage {
     /// Path of `lvsadm` or `lvs-run`.
     executable: PathBuf,
     dataplane: Arc<MemoryDataplane>,
-    /// Its control socket.
+    /// The server of the control socket.
     _serving: Handle,
     /// The directory of the stage, which is removed last.
     _dir: tempfile::TempDir,

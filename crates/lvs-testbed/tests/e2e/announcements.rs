@@ -50,7 +50,7 @@ fn site(label: &str) -> Result<Site> {
     Ok(site)
 }
 
-/// VIPs and local addresses of both families.
+/// Returns the VIPs and local addresses of both families.
 fn places(site: &Site) -> [Place<'_>; 4] {
     let place = |neighbour, address, device| Place {
         neighbour,

@@ -17,7 +17,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 const TOKEN: &str = "test-token-0123456789";
-/// A name that is markup to a program that does not escape it.
+/// A name that would be markup in a page that does not escape it.
 const HOSTILE: &str = "<img src=x onerror=window.hacked=1>\\\"'{{7*7}}</script>&amp;";
 
 fn site(label: &str) -> Result<Site> {
@@ -26,7 +26,7 @@ fn site(label: &str) -> Result<Site> {
     Site::new(options)
 }
 
-/// A file for lvsd with the site's servers, a hostile name, and everything about the API.
+/// Writes a file for lvsd with the site's servers, a hostile name, and all settings of the API.
 fn configure(site: &Site) -> Result<PathBuf> {
     let dir = site.testbed.dir();
     let token = dir.join("token");
@@ -83,7 +83,7 @@ fn json(site: &Site, path: &str) -> Result<Value> {
     Ok(serde_json::from_str(&get(site, 9560, path)?)?)
 }
 
-/// Series and their values.
+/// Parses metrics text: the series and their values.
 fn series(text: &str) -> Result<BTreeMap<String, f64>> {
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     lines
@@ -492,8 +492,8 @@ fn api_agrees_with_commands() -> Result<()> {
     Ok(())
 }
 
-/// More connections than `procfs_connections` are not listed, with one log line; fewer are listed
-/// again.
+/// More connections than `procfs_connections` are not listed, and one line is logged; fewer are
+/// listed again.
 #[test]
 fn procfs_omits_long_list_of_connections() -> Result<()> {
     let site = site("many")?;

@@ -21,7 +21,7 @@ fn site(label: &str) -> Result<Site> {
     Site::new(options)
 }
 
-/// Waits until `lvsadm doctor` has a finding with these words, or none.
+/// Waits until `lvsadm doctor` has a finding with these words, or until it has none.
 fn wait_for_finding(site: &Site, words: &str, present: bool) -> Result<()> {
     let found = || findings(site).unwrap_or_default();
     wait_until(&format!("{words:?}: {present}"), PATIENCE, || {

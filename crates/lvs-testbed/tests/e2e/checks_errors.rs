@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, Vip, programs, wait_until};
 use nix::sys::signal::Signal;
 
-/// One program that serves HTTP, SMTP, an agent and DNS (or UDP), for IPv4 and IPv6.
+/// One program that serves HTTP, SMTP, the agent check and DNS (or UDP), for IPv4 and IPv6.
 const SERVERS: &str = r#"
 use IO::Socket::IP; use IO::Select; $SIG{PIPE} = 'IGNORE';
 my $all = IO::Select->new; my (%greeting, %port);
@@ -211,8 +211,8 @@ fn check_refused_by_icmp_or_route_sets_server_down() -> Result<()> {
     Ok(())
 }
 
-/// An error of the director's own filter says nothing about a server: the state of the server
-/// stays, and the operator sees the error, until the checks work again.
+/// An error of the director's own filter is no evidence about a server: the state of the server
+/// remains, and the operator sees the error, until the checks work again.
 #[test]
 fn check_that_cannot_run_is_shown_until_possible() -> Result<()> {
     let mut checked = Checked::start("checkown")?;

@@ -1,5 +1,5 @@
-//! Random rewrites (ten million in `make test-all`), each compared with a full recomputation by another crate: what the
-//! packet path adjusts, it adjusts right.
+//! Random rewrites (ten million in `make test-all`), each compared with a full recomputation by
+//! another crate: the packet path must adjust each checksum correctly.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -80,7 +80,7 @@ fn random(entropy: &mut Entropy<'_>, six: bool) -> Vec<u8> {
     ip
 }
 
-/// Fields that are no address or port must stay as they were.
+/// Fields other than addresses and ports must remain unchanged.
 fn right(ip: &[u8]) -> (Parts, Health) {
     let parts = oracle::parts(ip).unwrap_or_else(|| panic!("a wrong header: {ip:02x?}"));
     assert_eq!(parts.len, ip.len());

@@ -32,7 +32,7 @@ fn deaf(label: &str) -> Result<Site> {
     Ok(site)
 }
 
-/// Packets to the name servers so far.
+/// Returns the number of packets to the name servers so far.
 fn questions(site: &Site) -> Result<u64> {
     let text = site
         .director

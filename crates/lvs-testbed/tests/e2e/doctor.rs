@@ -1,4 +1,4 @@
-//! `lvsadm doctor`: each of its findings, provoked.
+//! `lvsadm doctor`: tests that provoke each of its findings.
 
 use crate::common;
 

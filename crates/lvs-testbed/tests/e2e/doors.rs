@@ -29,7 +29,7 @@ fn site(label: &str) -> Result<Site> {
     Site::new(options)
 }
 
-/// Runs `lvsadm` by another program; returns its output, or its error.
+/// Runs `lvsadm` through the launcher program; returns its output, or its error.
 fn lvsadm_by(site: &Site, launcher: &[&str], arguments: &str) -> Result<String> {
     let program = programs::find("lvsadm")?.display().to_string();
     let mut words = launcher.to_vec();

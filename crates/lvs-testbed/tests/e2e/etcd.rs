@@ -154,7 +154,7 @@ fn service(site: &Site, more: &str) -> String {
     )
 }
 
-/// Server `n` registers itself by `lvsd register`.
+/// Starts `lvsd register` at server `n`, which registers the server.
 fn register(site: &Site, n: usize) -> Result<Proc> {
     let address = format!("{}:80", site.real_address(n));
     site.servers[n].spawn(

@@ -128,7 +128,7 @@ fn interface_removed_and_created_again_is_used() -> Result<()> {
     Ok(())
 }
 
-/// Starts a dataplane that is to refuse to run, and returns its message.
+/// Starts a dataplane that must refuse to run, and returns its message.
 fn refused(site: &lvs_testbed::Site, before: &[&str], arguments: &[&str]) -> Result<String> {
     let dataplane = programs::find("lvs-dataplane")?.display().to_string();
     let mut words: Vec<&str> = before.to_vec();
@@ -290,7 +290,7 @@ fn invalid_frames_are_dropped() -> Result<()> {
     Ok(())
 }
 
-/// Another host announces a virtual address: its receivers get a new announcement of the owner.
+/// Another host announces a virtual address: the owner sends a new announcement to the receivers.
 #[test]
 fn foreign_claim_to_vip_is_answered() -> Result<()> {
     let mut options = SiteOptions::new("claim", Forward::Dr);
@@ -348,7 +348,8 @@ fn foreign_claim_to_vip_is_answered() -> Result<()> {
     Ok(())
 }
 
-/// An address that another host answers for is not taken over in silence.
+/// If another host answers for an address, the dataplane does not take the address over without a
+/// message.
 #[test]
 fn vip_of_another_host_is_reported() -> Result<()> {
     let mut options = SiteOptions::new("conflict", Forward::Dr);

@@ -37,7 +37,8 @@ pub(super) fn require_permission() -> Result<()> {
     Ok(())
 }
 
-/// A site whose dataplane uses the kernel fast path; `None` if the kernel does not permit that.
+/// Creates a site whose dataplane uses the kernel fast path; `None` if the kernel does not permit
+/// it.
 fn site(label: &str, forward: Forward, servers: usize) -> Result<Site> {
     site_by(&ON, label, forward, servers)
 }
@@ -239,7 +240,7 @@ fn removed(label: &str, forward: Forward) -> Result<()> {
     )
 }
 
-/// A BPF program at an interface of a host, as the first one there.
+/// Attaches a BPF program to an interface of a host, in front of all others.
 fn put_in_front(
     host: &Host,
     interface: &str,
@@ -306,8 +307,9 @@ fn fast_path_removes_priority_tags() -> Result<()> {
     Ok(())
 }
 
-/// VXLAN between hosts on one machine leaves the checksum of the inner packet to the device. The
-/// outer datagram has no checksum, or one that becomes right when the inner checksum is completed.
+/// VXLAN between hosts on one machine leaves the checksum of the inner packet unfinished, for the
+/// device to complete. The outer datagram has no checksum, or one that becomes right when the inner
+/// checksum is completed.
 #[test]
 fn datagrams_with_unfinished_packets_inside_arrive_through_nat() -> Result<()> {
     let site = site("ink-inside", Forward::Nat, 1)?;
@@ -349,8 +351,8 @@ fn datagrams_with_unfinished_packets_inside_arrive_through_nat() -> Result<()> {
     Ok(())
 }
 
-/// Another program in front of ours may end the chain: the dataplane continues without it, and no
-/// connection breaks.
+/// Another program in front of the dataplane's program may end the chain: the dataplane continues
+/// without its program, and no connection breaks.
 #[test]
 fn fast_path_detects_earlier_program() -> Result<()> {
     let site = site("ink-front", Forward::Nat, 1)?;

@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 use super::common::{READY, says};
 use super::fast_path::{is_permitted, require_permission, shares};
 
-/// Messages of the dataplane at its start.
+/// Messages that the dataplane logs when it starts.
 const FAST_PATH: &str = "established connections are forwarded by the kernel fast path";
 const BY_ITSELF: &str = "the dataplane itself forwards all packets";
 

@@ -12,7 +12,8 @@ use lvs_testbed::suite::size;
 const QUICK_FRAMES: u64 = 15_000;
 const FULL_FRAMES: u64 = 150_000;
 
-/// Without BPF there is nothing to compare; root of the first user namespace has no excuse.
+/// Reports a test as not run, because without BPF there is nothing to compare; root of the first
+/// user namespace must be able to run it.
 fn not_tested(error: &FastPathError) -> ! {
     let excused = matches!(error, FastPathError::Permission(_)) && !is_root_of_all();
     assert!(excused, "{error:?}");

@@ -142,8 +142,8 @@ fn download(site: &Site) -> Result<common::Download> {
     Ok(download)
 }
 
-/// A packet that needs a socket buffer to leave is forwarded with one; and by XDP again when that
-/// is possible.
+/// A packet that can leave only with a socket buffer is forwarded with one; packets are forwarded
+/// by XDP again as soon as possible.
 #[test]
 fn xdp_without_target_support_uses_socket_buffers() -> Result<()> {
     let mut site = site("xdp-takers", Forward::Nat)?;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Host, Site, SiteOptions, wait_until};
 
-/// Datagrams to an unused port, which the host counts if they reach it.
+/// An unused port; the host counts datagrams to it that reach the host.
 const PORT: u16 = 9999;
 /// Longest time of any step on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
@@ -367,8 +367,8 @@ print "attached\n";
 sleep 600;
 "#;
 
-/// BPF programs that are attached by links, which `tc` does not show: `doctor` names those that
-/// withhold packets from services, and none of the dataplane's own.
+/// BPF programs that are attached by links, which `tc` does not show: `doctor` reports the programs
+/// that withhold packets from services, but not the dataplane's own.
 #[test]
 fn foreign_programs_at_interfaces_are_reported() -> Result<()> {
     let site = site("tcx")?;

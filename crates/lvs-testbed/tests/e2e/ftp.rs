@@ -230,9 +230,10 @@ fn options(label: &str, forward: Forward) -> SiteOptions {
     options
 }
 
-/// All data connections were to the virtual address: at least as many passive ones, and a port for each active one.
-/// The virtual address has one digit more than the servers' addresses, so the helper has shifted the sequence numbers of
-/// each control connection.
+/// Checks that all data connections were to the virtual address: at least the given number of
+/// passive connections, and a port for each active one. The virtual address has one digit more than
+/// the servers' addresses, so the helper has shifted the sequence numbers of each control
+/// connection.
 fn data_connections_are_to_the_virtual_address(
     ftp: &Ftp,
     passive: usize,

@@ -167,7 +167,8 @@ fn full_nat_is_listed_and_restored() -> Result<()> {
     Ok(())
 }
 
-/// Path MTU discovery in both directions behind narrow hops, and a server that refuses.
+/// Path MTU discovery in both directions behind hops with a small MTU, and a server that refuses
+/// the connection.
 #[test]
 fn full_nat_translates_icmp_errors() -> Result<()> {
     let site = common::site(options("fullnat-icmp"))?;

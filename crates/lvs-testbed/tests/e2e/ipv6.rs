@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, Vip, content, programs};
 
-/// A service at an address with all servers; `options` come behind each server.
+/// Adds a service at an address with all servers; `options` follow each server.
 fn add(site: &Site, virt: SocketAddr, servers6: bool, options: &str) -> Result<()> {
     site.lvsadm(&format!("-A -t {virt} -s rr"))?;
     for index in 0..site.servers.len() {
@@ -23,8 +23,8 @@ fn add(site: &Site, virt: SocketAddr, servers6: bool, options: &str) -> Result<(
     Ok(())
 }
 
-/// Requests whose answers fill segments of all sizes, shared evenly; then an upload, whose segments
-/// the director forwards.
+/// Makes requests whose answers fill segments of all sizes, shared evenly; then an upload, whose
+/// segments the director forwards.
 fn traffic(site: &Site, virt: SocketAddr, what: &str) -> Result<()> {
     let mut load = LoadOptions::new(virt);
     load.requests = 200;
@@ -35,7 +35,7 @@ fn traffic(site: &Site, virt: SocketAddr, what: &str) -> Result<()> {
     upload(site, virt).with_context(|| what.to_owned())
 }
 
-/// 8 MiB to one of the servers, which has to have every byte.
+/// Uploads 8 MiB to one of the servers, which must receive every byte.
 fn upload(site: &Site, virt: SocketAddr) -> Result<()> {
     const SIZE: u64 = 8 << 20;
     let file = site.testbed.dir().join("upload");

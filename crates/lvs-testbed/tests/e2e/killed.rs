@@ -29,7 +29,7 @@ const ALIVE: Duration = Duration::from_secs(5);
 enum By {
     /// The kernel fast path.
     Kernel,
-    /// A process that holds the connection table.
+    /// A separate process holds the connection table.
     StateKeeper,
     /// A process that holds a table for each of several packet workers.
     Workers,
@@ -67,8 +67,8 @@ enum End<'a> {
     Replaced(&'a str),
 }
 
-/// Runs this number of simultaneous downloads, of which none may fail. Returns the longest pause
-/// beyond the server's own.
+/// Runs this number of simultaneous downloads, of which none may fail. Returns the longest pause,
+/// minus the server's own.
 fn downloads(
     label: &str,
     (forward, by): (Forward, By),
@@ -237,7 +237,7 @@ fn killed_dataplane_keeps_downloads_through_tun_device() -> Result<()> {
     Ok(())
 }
 
-/// Connections move into tables of another size and number, and back.
+/// Connections move into a different number of tables of another size, and back.
 #[test]
 #[ignore = "long"]
 fn killed_dataplane_keeps_downloads_in_other_tables() -> Result<()> {

@@ -373,7 +373,8 @@ impl Bed {
         })
     }
 
-    /// The first director has the API server and its credentials in the file, the other one in a kubeconfig.
+    /// Writes the director's file. The first director has the API server and its credentials in the
+    /// file, the other director has them in a kubeconfig.
     fn write_file(&self, index: usize) -> Result<()> {
         let (server, ca, token) = (
             self.server(),
@@ -460,7 +461,8 @@ impl Bed {
         servers_of(&listing, address)
     }
 
-    /// Whether a service has exactly these servers. Removed servers finish their connections.
+    /// Whether a service has exactly these servers. Removed servers finish their connections and do
+    /// not count.
     fn has(&self, index: usize, address: &str, wanted: &Servers) -> bool {
         Self::are(&self.servers(index, address), wanted)
     }
@@ -556,7 +558,8 @@ impl Bed {
         Ok(())
     }
 
-    /// Whether the API server permits it to directors. Changed rules are in force a little later.
+    /// Whether the API server grants directors this right. Changed rules take effect a little
+    /// later.
     fn allows(&self, (role, right): &(&str, Right)) -> bool {
         let (resource, part) = right
             .resource
@@ -729,7 +732,7 @@ impl Bed {
         self.under_load_of(self.site.service(80), what, act)
     }
 
-    /// The same, with requests to that address.
+    /// Does the same, with requests to that address.
     fn under_load_of(
         &mut self,
         target: SocketAddr,
@@ -771,7 +774,7 @@ fn words(array: &Value) -> Vec<String> {
 struct Pod {
     run: Proc,
     host: Host,
-    /// Its first process.
+    /// Name of its first process.
     first: String,
     /// Command of the readiness probe.
     probe: Vec<String>,
@@ -845,7 +848,7 @@ impl Endpoint {
         }
     }
 
-    /// A pod starts: its node has another address.
+    /// Starts a pod, whose node gets another address.
     fn start(bed: &Bed, number: usize) -> Result<Self> {
         let pod = Self {
             address: format!("10.0.0.{}", 100 + number),
@@ -997,7 +1000,8 @@ fn director_of_the_daemon_set_serves_with_the_rights_of_its_account() -> Result<
     each_right_is_needed(&bed)
 }
 
-/// Starts the director without each of its rights. Something is refused each time.
+/// Starts the director without each of its rights in turn. The API server refuses a request each
+/// time.
 fn each_right_is_needed(bed: &Bed) -> Result<()> {
     let rights = bed.permitted();
     for taken in &rights {
@@ -1174,7 +1178,7 @@ fn drain_of_a_node(bed: &mut Bed, mut all: Vec<Endpoint>) -> Result<Vec<Endpoint
 
 const LOST: &str = "DOES NOT ANSWER";
 
-/// Directors serve without an API server, and start without it.
+/// Directors continue to serve without an API server, and start without it.
 fn api_server_killed(bed: &mut Bed) -> Result<()> {
     bed.under_load("API server killed and back", |bed| {
         let before = [0, 1].map(|index| bed.servers(index, &bed.web()));
@@ -1276,8 +1280,8 @@ fn token_replaced(bed: &mut Bed) -> Result<()> {
     .map(drop)
 }
 
-/// Packets of a UDP service are sent to the nodes with endpoints whose `healthCheckNodePort` is
-/// right.
+/// Packets of a UDP service are sent to the nodes that have endpoints according to their
+/// `healthCheckNodePort`.
 fn datagrams_to_local_endpoints(bed: &mut Bed) -> Result<()> {
     const ADDRESS: &str = "192.0.2.11:53";
     let programs = bed.site.servers[..CONTROL].iter().map(dnsmasq);

@@ -140,7 +140,7 @@ fn full_nat_server_on_director_serves_clients() -> Result<()> {
 }
 
 /// A director whose host filters source addresses strictly continues to accept packets for its
-/// other ports, for any port of its own server.
+/// other ports, if its own server uses any port.
 #[test]
 fn local_server_on_strict_host_keeps_other_ports() -> Result<()> {
     let mut options = SiteOptions::new("local-strict", Forward::Nat);

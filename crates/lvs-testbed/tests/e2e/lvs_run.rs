@@ -189,7 +189,8 @@ fn moby_ipvs_passes_its_own_tests() -> Result<()> {
     Ok(())
 }
 
-/// By netlink; by a program that drops its capabilities; and below another launcher.
+/// Services are added by netlink; by a program that drops its capabilities; and below another
+/// launcher.
 #[test]
 fn services_added_by_ipvsadm_are_listed_by_lvsadm() -> Result<()> {
     let site = site("lvsrunadm")?;
@@ -303,7 +304,7 @@ fn files_in_proc_show_the_dataplane_to_the_program_only() -> Result<()> {
     Ok(())
 }
 
-/// ipvsadm and keepalived add their services once.
+/// ipvsadm and keepalived add their services once, and do not add them again.
 #[test]
 fn dataplane_that_restarts_gets_the_services_of_the_program() -> Result<()> {
     let mut site = site("lvsrunagain")?;

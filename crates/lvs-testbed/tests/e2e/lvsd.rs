@@ -456,7 +456,7 @@ fn lvsd(site: &Site, words: &str) -> Result<String> {
     ))
 }
 
-/// Whether lvsd runs or not.
+/// The result is the same whether lvsd runs or not.
 #[test]
 fn stop_all_removes_files_of_its_namespace() -> Result<()> {
     let site = site("sweep")?;
@@ -566,8 +566,9 @@ fn lvsd_keeps_drain_over_restarts() -> Result<()> {
     Ok(())
 }
 
-/// Below the quorum the sorry server has all new connections, and none when the quorum is back; a
-/// program is notified of both. Connections to servers that are up continue.
+/// Below the quorum, the sorry server gets all new connections; when the quorum is reached again,
+/// it gets none. A program is notified of both changes. Connections to servers that are up
+/// continue.
 #[test]
 fn sorry_server_answers_below_quorum() -> Result<()> {
     let mut site = site("sorry")?;

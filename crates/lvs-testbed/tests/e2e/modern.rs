@@ -14,7 +14,7 @@ use lvs_testbed::listing::rows;
 use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, programs, servers, wait_until, waiters};
 use nix::sys::signal::Signal;
 
-/// How long anything may take on a busy machine. The kernel's silence lasts a quarter of an hour.
+/// Time limit for any operation on a busy machine. The kernel's silence lasts a quarter of an hour.
 const SOON: Duration = Duration::from_secs(20);
 
 /// A daemon with a dataplane that it has started.

@@ -15,7 +15,7 @@ use lvs_testbed::{
     content, programs, servers, wait_until,
 };
 
-/// Time limit from a change until traffic flows again; much more than it needs.
+/// Time limit from a change until traffic flows again; much longer than necessary.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn site(label: &str, forward: Forward, change: impl FnOnce(&mut SiteOptions)) -> Result<Site> {
@@ -32,7 +32,7 @@ fn is_logged_once(site: &Site, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// Number of times that the dataplane has logged `what`.
+/// Returns the number of log lines of the dataplane that contain `what`.
 fn logged(site: &Site, what: &str) -> usize {
     let log = site.dataplane.as_ref().map(Proc::log).unwrap_or_default();
     log.lines().filter(|line| line.contains(what)).count()
@@ -357,7 +357,8 @@ fn snooping_switch_forwards_to_dataplane() -> Result<()> {
     .with_context(|| site.dataplane.as_ref().map(Proc::log).unwrap_or_default())
 }
 
-/// One trunk for all: clients in VLAN 100, servers in VLAN 200, and a host that is in neither.
+/// A site with one trunk for all: clients in VLAN 100, servers in VLAN 200, and a host that is in
+/// neither.
 struct TrunkSite {
     processes: Vec<Proc>,
     director: Host,
@@ -499,7 +500,7 @@ fn services_on_vlans_of_a_trunk_are_forwarded() -> Result<()> {
     Ok(())
 }
 
-/// The programs at the devices forward packets that arrive on one VLAN and leave on another.
+/// The BPF programs at the devices forward packets that arrive on one VLAN and leave on another.
 #[test]
 #[ignore = "by hand: needs a kernel with 802.1Q"]
 fn services_on_vlans_of_a_trunk_are_forwarded_by_the_kernel() -> Result<()> {
@@ -554,7 +555,7 @@ fn foreign_programs_at_trunk_are_reported() -> Result<()> {
     wait_until("the way", PATIENCE, || served().unwrap_or(false))
 }
 
-/// The frames on the wire have the tags, as another program reads them.
+/// The frames on the wire have the VLAN tags; another program reads them.
 #[test]
 #[ignore = "by hand: needs a kernel with 802.1Q, and tshark"]
 fn frames_of_a_vlan_carry_its_tag() -> Result<()> {

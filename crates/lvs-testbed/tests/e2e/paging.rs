@@ -86,7 +86,7 @@ impl Director {
         serde_json::from_str(&text.unwrap_or_default()).unwrap_or_default()
     }
 
-    /// Waits until these faults are all that the status names, and prints the time.
+    /// Waits until the status names exactly these faults, and prints the time.
     fn names(&self, what: &str, faults: &[String]) -> Result<()> {
         let began = Instant::now();
         let named = || named(&self.status());
@@ -143,8 +143,8 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// The faults of a status in order: the code, and who is blamed. Each fault here may be the third fall of a server in
-/// this test.
+/// Returns the faults of a status in order: the code, and the accused server or host. Each fault
+/// here may be the third failure of a server in this test.
 fn named(status: &Value) -> Vec<String> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let mut all = Vec::new();
@@ -352,7 +352,8 @@ fn nat_faults_are_reported_until_repaired() -> Result<()> {
     director.end()
 }
 
-/// Direct routing with two arms: replies for the director come by another interface than packets to the VIP leave by.
+/// Direct routing with two arms: replies for the director arrive on another interface than the one
+/// on which packets to the VIP leave.
 #[test]
 fn direct_routing_faults_are_reported_until_repaired() -> Result<()> {
     let site = site("pagedr", Forward::Dr, Topology::TwoArm, 2)?;
@@ -406,7 +407,7 @@ fn strict_filter_of_tunnel_server_is_reported_until_repaired() -> Result<()> {
     director.end()
 }
 
-/// Faults that only clients meet, while the checks of all servers are good.
+/// Faults that affect only clients, while the checks of all servers succeed.
 #[test]
 #[ignore = "long"]
 fn servers_without_route_to_clients_are_reported_until_repaired() -> Result<()> {

@@ -39,7 +39,7 @@ fn key(site: &Site, name: &str, key: &str) -> Result<String> {
     Ok(path.display().to_string())
 }
 
-/// A dataplane with the peer at `peer`, and without state of a killed one.
+/// Starts a dataplane with the peer at `peer`, and without the state of a killed dataplane.
 fn dataplane(site: &Site, director: &Host, peer: &str, key: &str) -> Result<Proc> {
     dataplane_of(site, director, peer, key, "1")
 }
@@ -116,8 +116,8 @@ fn connections_of(site: &Site, director: &Host) -> Result<BTreeSet<[String; 4]>>
 }
 
 /// 250 clients with consecutive downloads over one connection each: the director dies meanwhile,
-/// returns with an empty table, and takes over when it is ready. The directors have these numbers
-/// of packet workers.
+/// returns with an empty table, and takes over when it is ready. The two directors have the given
+/// numbers of packet workers.
 fn comes_back(label: &str, forward: Forward, workers: [&str; 2]) -> Result<()> {
     const CLIENTS: u64 = 250;
     let mut site = site(label, forward, 60_000)?;
@@ -386,8 +386,8 @@ fn diff(site: &Site, other: &Proc) -> Result<String> {
     Ok(output)
 }
 
-/// The directors choose the same servers, or `lvsadm sync` names the service in which they do not,
-/// and for how long, and `lvsadm diff` shows why.
+/// The directors choose the same servers. If they do not, `lvsadm sync` names the differing service
+/// and the duration of the difference, and `lvsadm diff` shows the reason.
 #[test]
 fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
     let site = site("tables", Forward::Nat, 0)?;
@@ -555,7 +555,7 @@ socket(my $s, PF_INET, SOCK_RAW, 1) or die "$!";
 send($s, $icmp, 0, pack_sockaddr_in(0, inet_aton($vip))) or die "$!";
 "#;
 
-/// Counts at a server: whole datagrams of that length from a port, and ICMP errors.
+/// Rules that count at a server: complete datagrams of one length from a port, and ICMP errors.
 const COUNT: &str = "nft -f - <<'END'
 table ip seen {
     counter whole { }
@@ -576,8 +576,8 @@ fn seen(host: &Host, counter: &str) -> Result<u64> {
     Ok(count.parse()?)
 }
 
-/// A router that distributes packets by ports finds none in fragments and ICMP errors: these arrive
-/// at another director than the other packets of their connection.
+/// A router that distributes packets by ports finds no ports in fragments and ICMP errors: these
+/// arrive at another director than the other packets of their connection.
 #[test]
 fn fragments_and_icmp_errors_find_their_connection_at_another_director() -> Result<()> {
     let mut options = SiteOptions::new("elsewhere", Forward::Dr);

@@ -1,5 +1,5 @@
-//! Path MTU discovery, end to end: big downloads and uploads through a hop that carries 1,400
-//! bytes, before the director and behind it, by every forwarding method and of both IP versions.
+//! Path MTU discovery, end to end: big downloads and uploads through a hop with an MTU of 1,400
+//! bytes, before the director and behind it, for every forwarding method and both IP versions.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,8 +9,8 @@ use lvs_testbed::{Forward, Host, Link, Site, SiteOptions, Topology, content};
 /// Size of a file of hundreds of segments.
 const SIZE: u64 = 1_500_001;
 
-/// Client and director on two networks of a router, servers behind it on a third one: two hops that
-/// can have a small MTU.
+/// Creates a site whose client and director are on two networks of a router, and whose servers are
+/// on a third network behind it: two hops that can have a small MTU.
 fn site(label: &str, forward: Forward) -> Result<Site> {
     let mut options = SiteOptions::new(label, forward);
     options.topology = Topology::Routed;
@@ -36,11 +36,11 @@ fn router(site: &Site) -> Result<&Host> {
 /// The narrow routes of the router.
 #[derive(Clone, Copy, Debug)]
 enum Narrow {
-    /// To the client: answers do not fit.
+    /// The hop towards the client is small: answers do not fit.
     Client,
     /// The path to the director: requests are too long before they reach it.
     Director,
-    /// To the servers: requests do not fit behind the director.
+    /// The hop towards the servers is small: requests do not fit behind the director.
     Servers,
 }
 

@@ -29,8 +29,7 @@ fn site(label: &str, options: &str) -> Result<(Site, Vec<Proc>)> {
     Ok((site, programs))
 }
 
-/// Makes the calls `1@label` to `20@label` from the client, all of which must be answered and
-/// ended.
+/// Makes the calls `1@label` to `20@label` from the client; all calls must be answered and ended.
 fn call(site: &Site, label: &str, options: &str) -> Result<()> {
     let log = site.testbed.dir().join("calls");
     site.client

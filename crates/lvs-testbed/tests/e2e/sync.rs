@@ -52,8 +52,8 @@ const RATE: u64 = 60_000;
 /// Longest time until the backup has all connections.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Clients with consecutive downloads over one connection each, so that each is always in a
-/// download.
+/// Returns the load of clients with consecutive downloads over one connection each, so that each
+/// client always has a download in progress.
 fn downloads(site: &Site, clients: u64) -> LoadOptions {
     LoadOptions {
         concurrency: clients,
@@ -65,7 +65,8 @@ fn downloads(site: &Site, clients: u64) -> LoadOptions {
     }
 }
 
-/// The downloads in progress complete at the other director, and further ones succeed.
+/// Checks that the downloads in progress complete at the other director, and that further downloads
+/// succeed.
 fn finish(downloads: SteadyLoad, clients: u64) -> Result<()> {
     downloads.wait_for_more(2 * clients)?;
     let report = downloads.finish()?;

@@ -1,5 +1,5 @@
-//! Connections between the kernel's IPVS and this director, both ways, while downloads go on. It
-//! needs a kernel with IPVS as User Mode Linux:
+//! Connections between the kernel's IPVS and this director, in both directions, while downloads
+//! continue. It needs a kernel with IPVS as User Mode Linux:
 //!
 //! ```text
 //! LVS_UML=COMMAND cargo test --release -p lvs-testbed --test e2e sync_with_kernel -- --ignored
@@ -76,7 +76,7 @@ impl Kernel {
         Ok(this)
     }
 
-    /// Runs a script in it.
+    /// Runs a script in the machine.
     fn sh(&mut self, script: &str) -> Result<String> {
         let (ask, answer) = (
             self.dir.join(format!("do-{}", self.asked)),

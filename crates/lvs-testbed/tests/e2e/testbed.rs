@@ -87,8 +87,8 @@ fn load_reports_wrong_byte_and_dead_server() -> Result<()> {
     Ok(())
 }
 
-/// The director's part is played by one hand-made packet: IPIP with an echo request inside, from
-/// the client to the VIP.
+/// The test sends one packet as a director would: IPIP with an echo request inside, from the client
+/// to the VIP.
 #[test]
 fn tunnelled_packets_reach_the_vip_on_a_real_server() -> Result<()> {
     let mut options = SiteOptions::new("ipip", Forward::Tun);
@@ -181,8 +181,8 @@ fn testbed_end_removes_processes_and_namespaces() -> Result<()> {
     Ok(())
 }
 
-/// The kernel gives the inode of a namespace that has ended to the next one. A janitor that has only
-/// the inode would kill the processes of another test.
+/// The kernel uses the inode of a namespace that has ended for the next one. A janitor that has
+/// only the inode would kill the processes of another test.
 #[test]
 fn namespace_inode_is_not_reused_before_testbed_end() -> Result<()> {
     let mut testbed = Testbed::new("inode")?;

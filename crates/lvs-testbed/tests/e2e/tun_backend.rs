@@ -1,5 +1,5 @@
-//! The dataplane with a TUN device, with CAP_NET_ADMIN as its only privilege: the host routes
-//! packets to it, and from it to their destinations.
+//! Tests of the dataplane with a TUN device, with CAP_NET_ADMIN as its only privilege: the host
+//! routes packets to the device, and from it to their destinations.
 
 use crate::common;
 
@@ -185,8 +185,8 @@ fn tun_backend_forwards_every_byte_ipv6() -> Result<()> {
     traffic6(&tunnels, &kinds[..1], false)
 }
 
-/// Without offloads, and with small packets, the host or the other end cuts and finishes
-/// everything.
+/// Without offloads, and with small packets, the host or the other end divides all segments and
+/// completes all checksums.
 #[test]
 fn tun_backend_without_offloads_and_with_small_mtu_transfers_files() -> Result<()> {
     for forward in [Forward::Nat, Forward::Tun] {

@@ -22,7 +22,8 @@ fn kill(site: &mut Site) -> Result<()> {
     dataplane.wait(SOON).map(drop)
 }
 
-/// The available state keepers: the kernel fast path only if it is permitted.
+/// Returns the arguments for each available kind of state keeper; with the kernel fast path only if
+/// it is permitted.
 fn ways() -> Result<Vec<&'static [&'static str]>> {
     let kernel = super::fast_path::is_permitted()?.then_some(&KERNEL[..]);
     Ok(kernel.into_iter().chain([&HOLDER[..]]).collect())
@@ -115,7 +116,7 @@ fn dataplane_with_many_servers_is_taken_over_with_all_of_them() -> Result<()> {
     Ok(())
 }
 
-/// curl's status for a refused connection, and for one that has no answer in time.
+/// curl's exit status for a refused connection, and for a connection without an answer in time.
 const REFUSED: &str = "7";
 const SILENT: &str = "28";
 

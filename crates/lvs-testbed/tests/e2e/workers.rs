@@ -25,7 +25,7 @@ fn options(label: &str, forward: Forward) -> SiteOptions {
     SiteOptions::new(&format!("workers-{label}"), forward)
 }
 
-/// The report of each worker. Each of them handles a part of the packets.
+/// Returns the report of each worker, and checks that each worker handles a part of the packets.
 fn workers(site: &Site) -> Result<Vec<Value>> {
     let listed: Vec<Value> = serde_json::from_str(&site.lvsadm("workers --json")?)?;
     ensure!(listed.len() == 4, "{listed:?}");
@@ -163,8 +163,8 @@ fn workers_transfer_ftp_files() -> Result<()> {
     Ok(())
 }
 
-/// Servers and services are added and removed while connections continue; then the director's own
-/// host is a client, whose packets arrive on one queue.
+/// Servers and services are added and removed while connections continue; afterwards the director's
+/// own host is a client, whose packets arrive on one queue.
 #[test]
 fn workers_apply_changes_while_traffic_runs() -> Result<()> {
     let mut options = options("changes", Forward::Nat);
@@ -197,7 +197,8 @@ fn workers_apply_changes_while_traffic_runs() -> Result<()> {
     Ok(())
 }
 
-/// Downloads whose bytes are compared, by two workers: each connection is offloaded by its owner.
+/// Runs downloads whose bytes are compared, with two workers: each connection is offloaded by its
+/// owner.
 fn offloaded(label: &str, forward: Forward) -> Result<()> {
     const DOWNLOADS: u64 = 16;
     const RATE: u64 = 60_000;

@@ -31,11 +31,13 @@ const PART: usize = 16;
 pub(super) struct Caller {
     pub(super) thread: u32,
     directory: OwnedFd,
-    /// A pidfd of the thread, which may have other descriptors than its process. Before Linux 6.9, one of the process.
+    /// A pidfd of the thread, which may have other descriptors than its process. Before Linux 6.9,
+    /// a pidfd of the process.
     pidfd: OwnedFd,
-    /// Keeps the inode of the caller's user namespace in memory. Without it, the kernel makes a new inode for each look.
+    /// Keeps the inode of the caller's user namespace in memory. Without it, the kernel creates a
+    /// new inode for each look-up.
     _pin: Option<OwnedFd>,
-    /// Its user namespace.
+    /// The caller's user namespace.
     user: NamespaceId,
     has_net_admin: bool,
 }
@@ -95,7 +97,7 @@ impl Caller {
         process(&self.directory)
     }
 
-    /// The network namespace that it is in.
+    /// Returns the network namespace of the caller.
     pub(super) fn network(&self) -> Option<NamespaceId> {
         namespace(&self.directory, NETWORK)
     }
@@ -105,20 +107,20 @@ impl Caller {
         self.file(NETWORK, OFlags::RDONLY).ok()
     }
 
-    /// A copy of its descriptor `number`.
+    /// Returns a copy of the caller's descriptor `number`.
     pub(super) fn descriptor(&self, number: u64) -> Option<OwnedFd> {
         // The kernel reads the low half, too.
         let number = (number & 0xffff_ffff) as u32;
         pidfd_getfd(&self.pidfd, number.cast_signed(), PidfdGetfdFlags::empty()).ok()
     }
 
-    /// Device and inode of its program.
+    /// Returns device and inode of the caller's program.
     pub(super) fn program(&self) -> Option<(u64, u64)> {
         let found = fs::statat(&self.directory, "exe", AtFlags::empty()).ok()?;
         Some((found.st_dev, found.st_ino))
     }
 
-    /// The description of its memory.
+    /// Returns the description of the caller's memory (`/proc/PID/maps`).
     pub(super) fn maps(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         if let Ok(mut file) = self.file("maps", OFlags::RDONLY) {
@@ -189,10 +191,8 @@ fn process(directory: &OwnedFd) -> Option<u32> {
 pub(super) struct Memory(File);
 
 impl Memory {
-    /// The memory of a process or thread.
-    ///
-    /// # Errors
-    /// It has ended, or this process has no CAP_SYS_PTRACE.
+    /// Opens the memory of a process or thread.  # Errors If it has ended, or this process has no
+    /// CAP_SYS_PTRACE.
     pub(super) fn open(thread: u32) -> io::Result<Self> {
         let path = format!("/proc/{thread}/mem");
         File::options().read(true).write(true).open(path).map(Self)
@@ -229,7 +229,7 @@ impl Source for Look {
     }
 }
 
-/// Memory that can be read.
+/// Memory from which bytes can be read.
 pub(super) trait Source {
     /// Fills `bytes` from address `at`.
     fn read(&self, at: u64, bytes: &mut [u8]) -> io::Result<()>;
@@ -260,7 +260,7 @@ impl Parts {
         Some(Self(vec![(at, usize::try_from(length).ok()?)]))
     }
 
-    /// Bytes of all parts, at most `limit`.
+    /// Returns the number of bytes of all parts, at most `limit`.
     fn room(&self, limit: usize) -> usize {
         let sum = |sum: usize, (_, length): &(u64, usize)| sum.saturating_add(*length);
         self.0.iter().fold(0, sum).min(limit)
@@ -293,8 +293,8 @@ impl Parts {
     }
 }
 
-/// A copy of the bytes that a call sends to the kernel. `None`: they are for another receiver, too
-/// long, or cannot be read; the kernel then handles the call itself.
+/// Returns a copy of the bytes that a call sends to the kernel. `None`: the bytes are for another
+/// receiver, too long, or cannot be read; the kernel then handles the call itself.
 pub(super) fn sent(call: &Call, memory: &impl Source) -> Option<Vec<u8>> {
     let [_, a, b, _, name, name_length] = call.arguments;
     let (parts, name, name_length) = match call.kind {
@@ -346,7 +346,8 @@ enum Place {
 }
 
 impl Buffers {
-    /// Longest datagram that is received. Those of the family have at most some kilobytes.
+    /// Maximum length of received datagrams. Datagrams of the netlink family have at most some
+    /// kilobytes.
     const LENGTH_MAX: usize = 1 << 20;
     const CONTROL_MAX: usize = 4096;
 
@@ -381,7 +382,7 @@ impl Buffers {
         self.parts.room(Self::LENGTH_MAX)
     }
 
-    /// Writes a datagram, its sender and its ancillary data to the program.
+    /// Writes a datagram, its sender and its ancillary data to the program's memory.
     pub(super) fn fill(
         &self,
         bytes: &[u8],

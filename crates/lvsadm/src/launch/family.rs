@@ -19,7 +19,7 @@ const CONTROLLER: u16 = 0x10;
 const GET_FAMILY: u8 = 3;
 const NEW_FAMILY: u8 = 1;
 
-/// The family's number. The kernel gives its own families numbers from 0x13 up.
+/// The number of the netlink family. The kernel uses numbers from 0x13 up for its own families.
 pub(super) const FAMILY: u16 = 1000;
 const NAME: &str = "IPVS";
 /// IPVS 1.2.1.
@@ -236,7 +236,7 @@ impl Ask<'_> {
     }
 }
 
-/// The change that a command asks for.
+/// Returns the change that a command requests.
 fn change(
     command: u8,
     attributes: Attributes<'_>,
@@ -399,8 +399,8 @@ pub(super) fn service_of(protocol: u16, address: SocketAddr) -> Option<ServiceId
     }
 }
 
-/// Settings of a service. Flags that the program does not name, and settings that only this director
-/// has, stay as they are `now`.
+/// Reads the settings of a service. Flags that the program does not name, and settings that only
+/// this director has, keep the values in `now`.
 fn service_config(
     of: Attributes<'_>,
     family: Family,
@@ -450,7 +450,7 @@ pub(super) const fn forwarding_number(forwarding: Forwarding) -> u32 {
     }
 }
 
-/// A server and, with `full`, its settings.
+/// Reads a server and, with `full`, its settings.
 fn server_config(
     of: Attributes<'_>,
     of_service: Family,

@@ -43,7 +43,7 @@ pub(super) struct Request<'a> {
     pub(super) node: u64,
     /// The thread that makes the request.
     pub(super) thread: u32,
-    /// Its parameters, which depend on the operation.
+    /// The parameters of the request, which depend on the operation.
     pub(super) body: &'a [u8],
 }
 
@@ -75,7 +75,7 @@ impl<'a> Request<'a> {
         u64_at(self.body, 0).ok_or(Errno::EINVAL)
     }
 
-    /// Place and length of a `READ` or `READDIR`.
+    /// Returns offset and length of a `READ` or `READDIR`.
     pub(super) fn extent(&self) -> Result<(usize, usize), Errno> {
         let at = u64_at(self.body, 8).and_then(|at| usize::try_from(at).ok());
         let length = u32_at(self.body, 16).and_then(|length| usize::try_from(length).ok());

@@ -7,7 +7,8 @@ use std::net::SocketAddr;
 use lvs_core::api::{CHANGES_MAX, Call, ServerSpec, ServiceId, ServiceSpec, Sysctl, Timeouts};
 use lvs_core::sync::{SyncDaemon, SyncRole};
 
-/// Services with their servers, and settings, up to the size of one request.
+/// The services with their servers, and the settings, that a program has configured, up to the
+/// size of one request.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     /// Services in the order in which they were added, because the program's listings depend on it.
@@ -40,7 +41,7 @@ impl Kept {
         self.services.len() + self.servers + self.sysctls.len()
     }
 
-    /// Records a change that was made. `false` if there is too much from now on.
+    /// Records a change that was made. `false` if there are too many changes to record from now on.
     pub(super) fn keep(&mut self, call: &Call) -> bool {
         if matches!(call, Call::ServiceFlush {}) {
             self.services.clear();

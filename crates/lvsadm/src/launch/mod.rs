@@ -70,7 +70,7 @@ The supervisor writes errors to the system log.
 
 const VERSION: &str = concat!("lvs-run ", env!("CARGO_PKG_VERSION"), "\n");
 
-/// This program has failed.
+/// Exit status if this program itself has failed.
 const FAILED: u8 = 125;
 const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
@@ -355,10 +355,11 @@ fn watched(program: Pid) -> io::Result<UnixStream> {
     std::process::exit(0)
 }
 
-/// The parts that a supervisor receives: the listener, its end of the file system, and the program's process number.
+/// What a supervisor receives: the listener, its end of the file system, and the program's process
+/// id.
 type TakenOver = (Listener, Option<OwnedFd>, Pid);
 
-/// Receives the listener of a program, and finds its process number; `None` if the program ends or
+/// Receives the listener of a program, and finds its process id; `None` if the program ends or
 /// needs no supervisor.
 fn take_over(program: &UnixStream) -> Result<Option<TakenOver>, String> {
     let mut probe = [0; size_of::<usize>()];

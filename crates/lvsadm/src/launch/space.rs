@@ -22,7 +22,7 @@ use super::family::Dataplane;
 use super::kept::Kept;
 use super::log;
 
-/// For how long a program may leave its socket full while a dump is sent.
+/// Time in seconds for which a program may leave its socket full while a dump is sent.
 const PATIENCE_SECONDS: i64 = 5;
 /// Time for which the servers of a dump are stored for the next requests of the same thread.
 const LISTING: Duration = Duration::from_secs(1);
@@ -36,7 +36,7 @@ pub(super) struct Space {
     pub(super) address: Address,
     pub(super) id: NamespaceId,
     pub(super) namespace: File,
-    /// Its number, from a socket.
+    /// Number of the namespace, read from a socket.
     pub(super) cookie: u64,
     /// The user namespaces whose capabilities apply in it.
     pub(super) owners: Vec<NamespaceId>,
@@ -52,9 +52,9 @@ pub(super) struct Space {
 struct Link {
     client: Option<Client>,
     steering: Option<Steering>,
-    /// Whether another `lvs-run` has the lock that keeps lvsd away.
+    /// Whether another `lvs-run` holds the lock that prevents lvsd from starting.
     is_shared: bool,
-    /// Its last failure, which is logged once.
+    /// The last error in this namespace, which is logged once.
     failure: String,
     listing: Option<Listing>,
     kept: Kept,
@@ -143,7 +143,7 @@ impl Space {
         }
     }
 
-    /// Whether the dataplane of what was configured has ended.
+    /// Whether the dataplane to which the configuration was applied has ended.
     pub(super) fn has_lost(&self) -> bool {
         self.link.try_lock().is_ok_and(|link| {
             let is_open = link.client.as_ref().is_some_and(Client::is_open);
@@ -167,7 +167,8 @@ impl Space {
         }
     }
 
-    /// Tries to take the lock that keeps lvsd away from another `lvs-run`, which has ended.
+    /// Tries to take the lock that prevents lvsd from starting, after another `lvs-run` that held
+    /// it has ended.
     pub(super) fn retry_lock(&self) {
         if let Ok(mut link) = self.link.try_lock()
             && link.is_shared
@@ -178,7 +179,8 @@ impl Space {
         }
     }
 
-    /// Frees the listing of a thread that has had time to ask for its servers.
+    /// Frees the listing that is kept for a thread, if the thread has had enough time to ask for
+    /// its servers.
     pub(super) fn forget_listing(&self) {
         if let Ok(mut link) = self.link.try_lock() {
             link.listing
@@ -230,7 +232,7 @@ impl Space {
     }
 }
 
-/// The end of a dump, which the program's socket has no room for yet.
+/// The end of a dump that does not fit into the program's socket yet.
 #[derive(Debug)]
 pub(super) struct Rest {
     space: Arc<Space>,
@@ -239,7 +241,7 @@ pub(super) struct Rest {
 }
 
 impl Rest {
-    /// Sends it while the program receives.
+    /// Sends the rest while the program receives.
     pub(super) fn send(self) {
         let to = NetlinkAddr::new(self.port, 0);
         for datagram in &self.datagrams {

@@ -1,4 +1,5 @@
-//! The process that answers the noticed calls of a program and of all that it starts.
+//! The process that answers the intercepted system calls of a program and of all processes that it
+//! starts.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -26,15 +27,15 @@ use super::{family, log, options, wire};
 
 /// Maximum of threads. Each one answers a call or sends the end of a dump.
 const THREADS_MAX: usize = 64;
-/// Network namespaces at most that are in use at the same time.
+/// Maximum number of network namespaces in use at the same time.
 const SPACES_MAX: usize = 256;
 /// Time after which an unused namespace is released, so that the kernel can remove it.
 const IDLE: Duration = Duration::from_secs(60);
 /// Interval in milliseconds of the searches for unused namespaces, and for a lock that has become
 /// free.
 const SWEEP: u16 = 1_000;
-/// Milliseconds after which a call takes long: its caller's memory, or the dataplane, makes its thread wait. Another
-/// thread then receives calls.
+/// Milliseconds after which a call counts as long: its thread waits for the caller's memory, or for
+/// the dataplane. Another thread then receives calls.
 const LONG: u16 = 10;
 /// Mark (`SO_MARK`) of the sockets that the supervisor creates for programs that may administer
 /// IPVS. To set a mark requires the same capability, so no other socket has it. If an unprivileged
@@ -56,7 +57,7 @@ pub(super) struct Supervisor {
     spaces: Mutex<HashMap<NamespaceId, Arc<Space>>>,
     /// Locked while a descriptor number is chosen and used.
     placing: Mutex<()>,
-    /// By device and inode of a program: whether it uses libnl.
+    /// Whether a program uses libnl, by the program's device and inode.
     programs: Mutex<HashMap<(u64, u64), bool>>,
     threads: AtomicUsize,
     /// A limit of the supervisor was logged.
@@ -64,7 +65,7 @@ pub(super) struct Supervisor {
     /// The number of the thread that receives calls: one thread at a time, because the kernel would
     /// wake all threads that wait for a call.
     turn: AtomicU64,
-    /// Calls that the threads in turn have received.
+    /// Number of calls that the threads that took turns have received.
     received: AtomicU64,
     /// Whether the receiving thread answers a call.
     is_answering: AtomicBool,
@@ -79,7 +80,7 @@ pub(super) struct Supervisor {
 /// A thread that answers calls.
 #[derive(Debug, Default)]
 pub(super) struct Worker {
-    /// The network namespace that it is in.
+    /// The network namespace of the thread.
     here: Option<NamespaceId>,
     /// The last caller.
     last: Option<Caller>,
@@ -104,7 +105,7 @@ impl Worker {
     }
 }
 
-/// Answer to a call, and a dump that is sent after it.
+/// The answer to a call, and a dump that is sent after it.
 type Answered = (Answer, Option<Rest>);
 
 impl Supervisor {
@@ -226,7 +227,8 @@ impl Supervisor {
         }
     }
 
-    /// Starts a thread that receives calls instead of that of `turn`, which may have to wait.
+    /// Starts a thread that receives calls in place of the thread of `turn`, which may have to
+    /// wait.
     fn start_thread(self: &Arc<Self>, turn: u64) {
         if self.threads.fetch_add(1, Ordering::SeqCst) >= THREADS_MAX {
             self.threads.fetch_sub(1, Ordering::SeqCst);
@@ -289,7 +291,7 @@ impl Supervisor {
         }
     }
 
-    /// The answer to a call; `None` if the kernel handles it.
+    /// Returns the answer to a call; `None` if the kernel handles it.
     fn answer(&self, call: &Call, worker: &mut Worker) -> Option<Answered> {
         let caller = Caller::of(call.thread, worker.last.take())?;
         let answered = match call.kind {
@@ -379,8 +381,8 @@ impl Supervisor {
         Some(space.clone())
     }
 
-    /// Enters the network namespace of a caller that reads or changes a file. All may read those of
-    /// namespaces in use, and of the first one.
+    /// Enters the network namespace of a caller that reads or changes a file. All callers may read
+    /// the files of namespaces in use, and of the first namespace.
     pub(super) fn of_file(
         &self,
         caller: &Caller,
@@ -453,8 +455,8 @@ impl Supervisor {
         Some((answer, None))
     }
 
-    /// Whether a process uses libnl. That library accepts answers from any port; others are given
-    /// answers that come from port 0, the kernel's.
+    /// Whether a process uses libnl. That library accepts answers from any port; other programs
+    /// receive answers from port 0, the kernel's port.
     fn uses_libnl(&self, caller: &Caller) -> bool {
         let Some(program) = caller.program() else {
             return false;
@@ -654,7 +656,7 @@ fn int(argument: u64) -> i32 {
     ((argument & 0xffff_ffff) as u32).cast_signed()
 }
 
-/// The network namespace of this thread.
+/// Returns the network namespace of this thread.
 fn own_network() -> io::Result<NamespaceId> {
     NamespaceId::of(&File::open("/proc/thread-self/ns/net")?)
 }

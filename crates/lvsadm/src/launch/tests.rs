@@ -1,4 +1,4 @@
-//! The answers of the family, compared with those of a kernel, and malformed requests.
+//! Compares the answers of the netlink family with those of a kernel, and tests malformed requests.
 
 use std::ffi::OsString;
 
@@ -83,7 +83,7 @@ impl Dataplane for Kept {
     }
 }
 
-/// A recorded message, with its title.
+/// Returns the recorded messages, with their titles.
 fn recorded() -> Vec<(&'static str, Vec<u8>)> {
     let lines = RECORDED.lines().filter(|line| !line.starts_with('#'));
     lines
@@ -124,8 +124,8 @@ fn ask(request: &[u8], dataplane: &mut Kept) -> Vec<u8> {
     family::answer(&message, PORT, dataplane).concat()
 }
 
-/// Attributes as text; `None` if the bytes are none. Kernels of some architectures pad counters of 64
-/// bits, which is left out.
+/// Formats attributes as text; `None` if the bytes are no attributes. Kernels of some architectures
+/// pad counters of 64 bits; the padding is omitted.
 fn show(attributes: &[u8], path: &[u16]) -> Option<String> {
     let mut rest = attributes;
     let mut text = String::new();

@@ -51,7 +51,7 @@ pub(super) struct Message<'a> {
     pub(super) sequence: u32,
     /// The message with its header.
     pub(super) whole: &'a [u8],
-    /// Behind the header.
+    /// The message without its header.
     pub(super) body: &'a [u8],
 }
 
@@ -130,7 +130,7 @@ impl<'a> Attributes<'a> {
         u32_at(self.get(number)?, 0)
     }
 
-    /// A text, which may end with a NUL.
+    /// Reads an attribute as text, which may end with a NUL.
     pub(super) fn text(self, number: u16) -> Option<String> {
         self.get(number).map(text)
     }
@@ -217,7 +217,7 @@ impl Writer {
         }
     }
 
-    /// The message with its length.
+    /// Returns the message with its length.
     pub(super) fn finish(mut self) -> Vec<u8> {
         let length = u32::try_from(self.0.len()).unwrap_or(u32::MAX);
         self.0[..4].copy_from_slice(&length.to_ne_bytes());
@@ -226,7 +226,7 @@ impl Writer {
     }
 }
 
-/// The message with which the kernel acknowledges (`errno` 0) or refuses `request`.
+/// Returns the message with which the kernel acknowledges (`errno` 0) or refuses `request`.
 pub(super) fn error(request: &Message<'_>, port: u32, errno: i32) -> Vec<u8> {
     let (flags, echo) = match errno {
         0 => (CAPPED, &request.whole[..HEADER]),

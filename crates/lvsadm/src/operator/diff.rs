@@ -36,7 +36,7 @@ fn services(run: &mut Invocation<'_>, at: &Address) -> Result<Vec<ServiceInfo>, 
     Ok(client.collect(&Call::ServiceList { service: None })?)
 }
 
-/// A service in which two directors differ.
+/// A service that differs between two directors.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Difference {
     service: ServiceId,

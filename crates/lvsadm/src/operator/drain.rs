@@ -147,7 +147,7 @@ struct Target {
     client: Client,
     service: ServiceId,
     server: SocketAddr,
-    /// The service as messages name it.
+    /// The name of the service in messages.
     name: String,
     /// The lvsd that owns the service, if one runs.
     daemon: Option<Daemon>,
@@ -165,7 +165,7 @@ impl Target {
         maintenance::spec(target, state, words)
     }
 
-    /// Takes the server out of service, through lvsd if it manages the service, so that lvsd does
+    /// Removes the server from service, through lvsd if lvsd manages the service, so that lvsd does
     /// not revert the change.
     fn begin(
         &mut self,
@@ -215,7 +215,7 @@ impl Target {
         )
     }
 
-    /// Restores its weight.
+    /// Restores the server's weight.
     fn undo(
         &mut self,
         run: &mut Invocation<'_>,
@@ -278,7 +278,7 @@ impl Progress {
         }
     }
 
-    /// A line if the numbers have changed, or if there was none for a while.
+    /// Prints a line if the numbers have changed, or if none was printed for a while.
     fn show(
         &mut self,
         run: &mut Invocation<'_>,

@@ -55,7 +55,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     Ok(0)
 }
 
-/// A service, or all of them.
+/// Parses the name of a service, or the word for all services.
 fn scope_named(run: &Invocation<'_>, word: &str) -> Result<Option<ServiceId>, Trouble> {
     Ok(match word {
         "all" => None,
@@ -191,7 +191,7 @@ fn save(run: &mut Invocation<'_>) -> Outcome {
 /// failed contains an empty or truncated input, which would remove all missing filters.
 const END: &str = "# end of filters";
 
-/// Whether all of a file is there.
+/// Checks that a file was read completely.
 fn whole(text: &str) -> Result<(), Trouble> {
     let last = text.lines().map(str::trim).rfind(|line| !line.is_empty());
     if last == Some(END) {

@@ -140,7 +140,7 @@ fn who() -> Option<String> {
     fits.then_some(name)
 }
 
-/// The servers that are meant by `SERVICE|all SERVER`.
+/// Returns the servers that `SERVICE|all SERVER` selects.
 fn target(run: &Invocation<'_>, words: &Words) -> Result<Target, Trouble> {
     let [service, server] = words.free.as_slice() else {
         return Err(Trouble::Usage(

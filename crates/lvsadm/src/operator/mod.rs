@@ -1,6 +1,7 @@
 //! The additional commands of `lvsadm`, for operators.
 //!
-//! ipvsadm's command lines begin with an option, so no existing script can mean one of these.
+//! ipvsadm's command lines begin with an option, so no existing script can use one of these
+//! commands by accident.
 
 mod capture;
 mod diff;
@@ -58,13 +59,13 @@ const fn flag(name: &'static str, argument: &'static str, help: &'static str) ->
 /// A command.
 pub(crate) struct Operator {
     pub(crate) name: &'static str,
-    /// Its arguments, as a synopsis.
+    /// The command's arguments, as a synopsis.
     pub(crate) arguments: &'static str,
     pub(crate) summary: &'static str,
     /// The other lines of its help text and its manual page.
     pub(crate) text: &'static str,
     pub(crate) flags: &'static [Flag],
-    /// Arguments after its name, in examples.
+    /// The command's arguments in examples, without its name.
     pub(crate) examples: &'static [&'static str],
     run: fn(&mut Invocation<'_>, &Words) -> Outcome,
 }
@@ -83,7 +84,7 @@ pub(crate) enum Trouble {
 }
 
 impl Trouble {
-    /// The output of this command.
+    /// Returns the output of this command.
     fn text(&self) -> String {
         match self {
             Self::Usage(text) | Self::Dataplane(text) | Self::Absent(text) => text.clone(),
@@ -201,7 +202,7 @@ pub(crate) fn capital(text: &str) -> String {
 /// The width of a help.
 const HELP_WIDTH: usize = 92;
 
-/// The column in which the summaries begin.
+/// The column at which the summaries begin.
 const OVERVIEW_COLUMN: usize = 44;
 
 /// The part of the help that lists the commands.
@@ -288,7 +289,7 @@ fn service_and_server(
     }
 }
 
-/// A service alone, in the form that [`service_and_server`] accepts.
+/// Parses a service alone, in the form that [`service_and_server`] accepts.
 fn service_named(run: &Invocation<'_>, service: &str) -> Result<ServiceId, Trouble> {
     let service = &*by_name(run, service)?;
     let server = if service.contains('[') || service.starts_with("fwmark6:") {
@@ -299,7 +300,7 @@ fn service_named(run: &Invocation<'_>, service: &str) -> Result<ServiceId, Troub
     service_and_server(run, service, server).map(|(service, _)| service)
 }
 
-/// A service as [`service_named`] reads it.
+/// Formats a service as [`service_named`] parses it.
 fn service_words(service: ServiceId) -> String {
     match ServiceKey::from(service) {
         ServiceKey::Address { protocol, addr } => {
@@ -326,7 +327,7 @@ fn protocol(name: &str) -> Option<Protocol> {
     })
 }
 
-/// The time of the option `name`, as in lvsd's file; nothing if it is not there.
+/// Parses the time in the option `name`, in the form of lvsd's file; `None` without the option.
 fn duration(words: &Words, name: &str) -> Result<Option<Duration>, Trouble> {
     let time = words.value(name).map(parse_duration).transpose();
     time.map_err(|why| Trouble::Usage(format!("{name}: {why}")))

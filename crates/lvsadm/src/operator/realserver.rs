@@ -49,14 +49,14 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     Ok(0)
 }
 
-/// Whether clients on a network can send packets to it.
+/// Whether clients on a network can send packets to the address.
 fn may_be_virtual(ip: IpAddr) -> bool {
     let link_local = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
     let broadcast = matches!(ip, IpAddr::V4(ip) if ip.is_broadcast());
     !(ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || broadcast || link_local)
 }
 
-/// The VIPs on `device`, or off it.
+/// Writes the commands that add the VIPs to `device`, or with `undo` those that remove them.
 fn addresses(text: &mut String, vips: &[IpAddr], device: &str, undo: bool) {
     for vip in vips {
         let (family, bits) = match vip {

@@ -11,7 +11,7 @@ use crate::session::json;
 
 /// Interval between two checks.
 const PERIOD: Duration = Duration::from_millis(100);
-/// Milliseconds after which a peer counts as silent; it compares every two seconds.
+/// Milliseconds after which a peer counts as silent; peers compare every two seconds.
 const UNHEARD: u64 = 4_000;
 
 pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {

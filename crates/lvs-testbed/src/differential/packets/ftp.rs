@@ -58,7 +58,7 @@ struct Dialogue {
     client: SocketAddr,
     vip: SocketAddr,
     server: SocketAddr,
-    /// Next numbers: of the client, and of the server as it counts itself.
+    /// Next sequence numbers: of the client, and of the server by its own count.
     next: [u32; 2],
     /// Bytes that the director has added to the server's stream.
     growth: u32,
@@ -186,7 +186,7 @@ impl Dialogue {
         options
     }
 
-    /// Sends a segment, mostly right, and moves the numbers on.
+    /// Sends a segment, in most cases with right numbers, and advances the numbers.
     fn say(&mut self, from: Side, flags: u8, payload: &[u8]) {
         let mut segment = self.right(from, flags, payload);
         let wrong = self.entropy.one_in(9);

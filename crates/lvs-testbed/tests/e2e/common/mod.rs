@@ -13,7 +13,7 @@ use lvs_testbed::{
 };
 use serde_json::Value;
 
-/// A site with its dataplane running.
+/// Creates a site whose dataplane runs.
 pub(crate) fn site(options: SiteOptions) -> Result<Site> {
     let mut site = Site::new(options)?;
     site.start_dataplane(&[])?;
@@ -46,8 +46,8 @@ pub(crate) fn wait_for_host_state(site: &Site, before: &str) -> Result<()> {
         .with_context(|| format!("before:\n{before}\nnow:\n{}", now()))
 }
 
-/// Waits until the listing with counters of the director is right: the counters that it shows are those of a snapshot,
-/// which is up to two seconds old.
+/// Waits until the director's listing with counters is right: the listed counters are those of a
+/// snapshot, which is up to two seconds old.
 pub(crate) fn wait_for_counters(
     site: &Site,
     what: &str,
@@ -64,12 +64,12 @@ pub(crate) fn wait_for_counters(
     .with_context(|| listing.clone())
 }
 
-/// Maximum of measurements until one is good. On a busy machine a dataplane that waits for a
-/// processor loses packets; a dataplane with a fault loses them each time.
+/// Maximum number of measurements until a result is good. On a busy machine, a dataplane that waits
+/// for a processor loses packets; a dataplane with a fault loses them in each measurement.
 const MEASUREMENTS: usize = 8;
 
 /// Measures until the result is good; `once` returns the fault of a result. An error ends the
-/// measurement.
+/// measurements.
 pub(crate) fn measured(mut once: impl FnMut() -> Result<Option<String>>) -> Result<()> {
     let mut all = Vec::new();
     for _ in 0..MEASUREMENTS {
@@ -82,8 +82,7 @@ pub(crate) fn measured(mut once: impl FnMut() -> Result<Option<String>>) -> Resu
     bail!("{all:#?}")
 }
 
-/// A download of some 6 MB/s, which would last for a minute and more: no test outlasts it, and none
-/// has to wait for it.
+/// A download of some 6 MB/s that lasts longer than any test, and that no test has to wait for.
 pub(crate) struct Download {
     client: Proc,
     /// The server sends the remaining bytes when this file exists.
@@ -124,7 +123,7 @@ impl Download {
     }
 }
 
-/// The last numbers of the servers that get connections.
+/// Returns the last numbers of the addresses of the servers that get connections.
 pub(crate) fn usable(site: &Site) -> Vec<usize> {
     let listing = site.lvsadm("-L -n").unwrap_or_default();
     let rows = rows(&listing);
@@ -184,8 +183,9 @@ pub(crate) fn resets(site: &Site) -> Result<u64> {
     hosts.map(|host| host.counter("Tcp", "OutRsts")).sum()
 }
 
-/// The listing in which no server has an active connection. The load program ends when it has sent its last FIN, which the
-/// dataplane handles later, and which the client may have to repeat.
+/// Returns the listing as soon as no server has an active connection. The load program ends when it
+/// has sent its last FIN, which the dataplane handles later, and which the client may have to
+/// repeat.
 fn listing_of_ended_connections(site: &Site) -> Result<String> {
     let mut listing = String::new();
     lvs_testbed::wait_until(
@@ -351,8 +351,8 @@ fn bulk_once(site: &Site, percent: u64) -> Result<Option<String>> {
     Ok(None)
 }
 
-/// iperf3's report of one second, or of an amount of data that `options` contain. Its server may
-/// still be busy with the end of the previous test.
+/// Runs iperf3 for one second, or for the amount of data in `options`, and returns its report. Its
+/// server may still be busy with the end of the previous test.
 pub(crate) fn iperf(site: &Site, options: &str) -> Result<Value> {
     let command = format!(
         "timeout 60 iperf3 -c {} {} -J {options} || true",
@@ -500,9 +500,9 @@ pub(crate) fn administration(site: &Site) -> Result<()> {
     Ok(())
 }
 
-/// The other schedulers over real connections: weights hold, and least-connection evens out the
-/// connections of servers, one after the other. (How even it is among servers that are busy at once
-/// depends on their speed, which no test can assert.)
+/// The other schedulers with real connections: servers receive connections by their weights, and
+/// least-connection evens out the connections of servers, one after the other. (How even it is
+/// among servers that are busy at once depends on their speed, which no test can assert.)
 pub(crate) fn schedulers(site: &Site) -> Result<()> {
     let mut load = site.load();
     load.sizes = vec![1000];
@@ -534,7 +534,7 @@ pub(crate) fn schedulers(site: &Site) -> Result<()> {
     Ok(())
 }
 
-/// 40 requests to the service, for answers from one byte to many segments.
+/// Returns the load of 40 requests to the service, for answers from one byte to many segments.
 pub(crate) fn mixed_load(site: &Site) -> LoadOptions {
     let mut load = site.load();
     load.sizes = vec![1, 1448, 20_011, 300_007];
@@ -639,7 +639,7 @@ pub(crate) fn host_state(site: &Site) -> Result<String> {
     )
 }
 
-/// Prints the results of cluster scenarios in which no download may break.
+/// Prints the results of cluster scenarios, and checks that no download broke.
 pub(crate) fn nothing_breaks(outcomes: &[Outcome]) -> Result<()> {
     println!("{}", serde_json::to_string(outcomes)?);
     let broken = outcomes.iter().find(|outcome| outcome.broken > 0);

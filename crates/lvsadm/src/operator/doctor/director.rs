@@ -21,7 +21,7 @@ impl Director {
         Self(status.unwrap_or_default())
     }
 
-    /// The file of `lvsd`, as text.
+    /// Returns the path of `lvsd`'s file, as text.
     pub(super) fn file(&self) -> &str {
         match self.0.config.as_str() {
             "" => "the file of lvsd",
@@ -96,8 +96,8 @@ impl Director {
         )
     }
 
-    /// keepalived's state, if another director has the addresses, or no director is to have them
-    /// here.
+    /// Returns keepalived's state, if another director has the addresses, or no director is meant
+    /// to have them on this network.
     fn idle(&self) -> Option<&VrrpStatus> {
         let vrrp = self.0.director.vrrp.as_ref();
         vrrp.filter(|vrrp| !vrrp.active)
@@ -112,7 +112,7 @@ impl Director {
             })
     }
 
-    /// The reason why it is standby, as text.
+    /// Returns the reason why the director is standby, as text.
     pub(super) fn stands_by(&self) -> Option<&'static str> {
         self.idle()
             .filter(|vrrp| vrrp.state == "backup" && vrrp.ready)

@@ -90,8 +90,8 @@ impl Side {
 struct Chain<'a> {
     table: &'a str,
     name: &'a str,
-    /// The side of interfaces to which the chain is attached, and their names; all other chains are
-    /// in the host's stack.
+    /// The side of interfaces (ingress or egress) to which the chain is attached, and the
+    /// interfaces' names; `None` for chains in the host's stack.
     at: Option<(Side, &'a str)>,
 }
 
@@ -279,8 +279,8 @@ fn at_egress(
     }
 }
 
-/// Findings about filters of tc that may drop, from the output of `tc filter show` for one side of
-/// an interface.
+/// Returns findings about tc filters that may drop packets, from the output of `tc filter show` for
+/// one side of an interface.
 fn traffic_control(device: &Device, side: Side, filters: &str, findings: &mut Findings) {
     // A filter has a line of its own, and its actions further lines; a program decides alone.
     let lines = filters.lines();
@@ -317,7 +317,7 @@ fn traffic_control(device: &Device, side: Side, filters: &str, findings: &mut Fi
     }
 }
 
-/// Whether a line is that of a filter with the dataplane's own program (clsact).
+/// Whether a line describes a filter with the dataplane's own program (clsact).
 fn is_own(line: &str) -> bool {
     let named = line.contains(" bpf ") && line.contains(" direct-action ");
     named && line.split(' ').any(|word| word.starts_with(OWN_PROGRAM))
@@ -371,8 +371,8 @@ fn express_data_path(device: &Device, findings: &mut Findings) {
     }
 }
 
-/// BPF programs at a place of an interface that `tc` does not show, by their names. The effect of
-/// the programs is unknown.
+/// Reports BPF programs at a hook of an interface that `tc` does not show, by their names. The
+/// effect of the programs is unknown.
 fn programs(device: &Device, place: Place, names: &[String], findings: &mut Findings) {
     let others = names.iter().filter(|name| !name.starts_with(OWN_PROGRAM));
     let others: Vec<&String> = others.collect();
@@ -417,7 +417,7 @@ fn acts(line: &str) -> bool {
     verbs.iter().any(|verb| line.contains(verb))
 }
 
-/// Whether a rule drops.
+/// Whether a rule drops packets.
 fn drops(line: &str) -> bool {
     let verbs = ["drop", "reject", "DROP", "REJECT"];
     line.split(' ').any(|word| verbs.contains(&word))

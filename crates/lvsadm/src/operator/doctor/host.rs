@@ -36,7 +36,7 @@ fn kernel(findings: &mut Findings) {
     }
 }
 
-/// Frames lost before the dataplane saw them.
+/// Reports frames that were lost before the dataplane received them.
 fn lost(interface: &InterfaceInfo, findings: &mut Findings) {
     let name = &interface.name;
     if interface.lost > 0 {

@@ -116,7 +116,7 @@ impl Scope {
 /// The times of a finding.
 #[derive(Debug, Default, Serialize)]
 struct When {
-    /// Seconds since it began.
+    /// Seconds since the fault began.
     #[serde(skip_serializing_if = "Option::is_none")]
     since: Option<u64>,
     /// Seconds since the last packet.
@@ -136,7 +136,7 @@ impl When {
     }
 }
 
-/// The period whose dropped packets cause findings.
+/// The period from which dropped packets cause findings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Since {
     /// The last five minutes.
@@ -206,7 +206,8 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     Ok(u8::from(!findings.is_empty()))
 }
 
-/// Removes what is counted since the start of the dataplane, if none of it is as recent as `since`.
+/// Removes counters that count from the start of the dataplane, if none of their packets is as
+/// recent as `since`.
 fn forget_old(info: &mut Info, reasons: &[ReasonCount], since: Since) {
     let is_old = |name: &str| {
         let mut reasons = reasons.iter();
@@ -243,7 +244,7 @@ fn print(run: &mut Invocation<'_>, findings: &[Finding]) -> std::io::Result<()> 
     }
 }
 
-/// Whether the host routes packets to the dataplane, so that its firewall receives them.
+/// Whether the host routes packets to the dataplane, so that its firewall filters them.
 fn is_routed(info: &Info) -> bool {
     info.interfaces.iter().any(|port| port.backend == "tun")
 }

@@ -58,7 +58,7 @@ pub(super) struct Row {
     rates: [f64; 5],
 }
 
-/// A service and its servers.
+/// The row of a service and the rows of its servers.
 pub(super) type Block = (Row, Vec<Row>);
 
 /// The counters at the previous refresh.
