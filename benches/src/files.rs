@@ -1,4 +1,5 @@
-//! Files of any size, over HTTP: servers of a set capacity, and clients that ask for them in a loop.
+//! Files of any size, over HTTP: servers of a set capacity, and clients that ask for them in a
+//! loop.
 
 use std::convert::Infallible;
 use std::io;

@@ -227,7 +227,8 @@ impl Figures {
     }
 }
 
-/// Connections by the millisecond below which they stayed: lines of the middle of each, and a count.
+/// Connections by the millisecond below which they stayed: lines of the middle of each, and a
+/// count.
 fn histogram(printed: &str) -> BTreeMap<u32, u64> {
     let lines = printed.lines();
     let lines = lines.skip_while(|line| !line.starts_with("Connection lifetime histogram"));

@@ -466,9 +466,11 @@ impl Bed {
         }
         let mut process = self.director.spawn("taskset", &words)?;
         let director = &self.director;
-        wait_until("the dataplane", Duration::from_secs(10), || {
-            director.has_dataplane() || !process.is_running()
-        })
+        wait_until(
+            "the dataplane to answer on its control socket",
+            Duration::from_secs(10),
+            || director.has_dataplane() || !process.is_running(),
+        )
         .with_context(|| process.log())?;
         ensure!(
             process.is_running(),
@@ -643,9 +645,11 @@ fn thread_receiver(host: &Host, device: &str, cpu: usize) -> Result<()> {
 
 /// Waits for the word `ready`.
 pub(crate) fn ready(mut process: Proc) -> Result<Proc> {
-    wait_until("a yardstick", Duration::from_secs(10), || {
-        process.log().starts_with("ready") || !process.is_running()
-    })?;
+    wait_until(
+        "a yardstick program to be ready",
+        Duration::from_secs(10),
+        || process.log().starts_with("ready") || !process.is_running(),
+    )?;
     ensure!(
         process.is_running(),
         "it ended; it printed:\n{}",
@@ -663,10 +667,14 @@ fn pin_receiver(device: &str, cpu: usize) -> Result<()> {
 fn receiver(device: &str) -> Result<u32> {
     let name = format!("napi/{device}-");
     let mut thread = None;
-    wait_until("a receiving thread", Duration::from_secs(2), || {
-        thread = kernel_thread(&name);
-        thread.is_some()
-    })?;
+    wait_until(
+        "the kernel's receiving thread to exist",
+        Duration::from_secs(2),
+        || {
+            thread = kernel_thread(&name);
+            thread.is_some()
+        },
+    )?;
     thread.context("found")
 }
 

@@ -1,4 +1,5 @@
-//! A director with very many connections, and its effect on clients. This program is the real server and the clients, too.
+//! A director with very many connections, and its effect on clients. This program is the real
+//! server and the clients, too.
 
 use std::env;
 use std::io::{Read, Write};
@@ -61,7 +62,7 @@ fn end<const WORDS: usize>(words: [&str; WORDS]) -> Vec<&str> {
 /// Starts the real server, and adds the required addresses to the client.
 pub(super) fn prepare(site: &Site) -> Result<Proc> {
     let server = site.servers[0].spawn(env::current_exe()?, &end(["serve"]))?;
-    wait_until("the server", Duration::from_secs(5), || {
+    wait_until("the server to listen", Duration::from_secs(5), || {
         site.servers[0].listens("tcp", PORT)
     })?;
     site.client.sh("ip route add local 198.18.0.0/15 dev lo")?;
@@ -107,8 +108,8 @@ fn fill(target: SocketAddr, count: u32) -> Result<()> {
     Ok(())
 }
 
-/// The client: round trips until standard input ends; prints how many, and p50, p99 and the longest
-/// in microseconds.
+/// Runs the client: makes round trips until standard input ends; prints their number, and their p50,
+/// p99 and maximum in microseconds.
 fn trips(target: SocketAddr) -> Result<()> {
     let mut stream = TcpStream::connect_timeout(&target, Duration::from_secs(5))?;
     stream.set_nodelay(true)?;

@@ -122,12 +122,12 @@ fn measure(site: &mut Site, yardsticks: &Yardsticks, key: &str, replicated: bool
         program.wait(Duration::from_secs(10))?;
     }
     if replicated {
-        let said = site.lvsadm_on(&first, "--json sync")?;
-        let said: serde_json::Value = serde_json::from_str(&said)?;
-        let known = said["peers"][0]["missing"].as_u64();
+        let output = site.lvsadm_on(&first, "--json sync")?;
+        let output: serde_json::Value = serde_json::from_str(&output)?;
+        let known = output["peers"][0]["missing"].as_u64();
         ensure!(
             known.is_some_and(|missing| missing * 10 < expected),
-            "{said}"
+            "{output}"
         );
     }
     drop(other);

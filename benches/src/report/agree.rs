@@ -68,13 +68,13 @@ impl Compare {
             println!("{alone} points are in only one of the reports");
         }
         let share = percent(all - apart, all);
-        let said = format!(
+        let sentences = format!(
             "{} of {all} points agree ({share:.1} %; {:.1} % are asked for)",
             all - apart,
             self.share
         );
-        ensure!(share >= self.share, "the reports do not agree: {said}");
-        println!("the reports agree: {said}");
+        ensure!(share >= self.share, "the reports do not agree: {sentences}");
+        println!("the reports agree: {sentences}");
         Ok(())
     }
 }

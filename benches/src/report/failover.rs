@@ -129,7 +129,7 @@ impl Experiment for Failover {
             // Checks have found all servers.
             let lvsadm = lvs_testbed::programs::find("lvsadm")?;
             lvs_testbed::wait_until(
-                "four servers with a weight",
+                "four servers to have a weight above 0",
                 Duration::from_secs(10),
                 || {
                     let listing = bed.director.run(&lvsadm, &["-Ln"]).unwrap_or_default();
@@ -170,7 +170,7 @@ impl Experiment for Failover {
     }
 
     fn conclusions(&self, document: &Document) -> Vec<String> {
-        let mut said = Vec::new();
+        let mut sentences = Vec::new();
         for name in NAMES {
             let one = |plot: &str| {
                 let all = document.series(self.name(), plot, &[name]);
@@ -179,12 +179,12 @@ impl Experiment for Failover {
             let (Some(lost), Some(outage)) = (one(LOST), one(OUTAGE)) else {
                 continue;
             };
-            said.push(format!(
+            sentences.push(format!(
                 "{name}: {:.0} requests failed ({:.0}-{:.0}, {}), the last of them {} s after the server had failed.",
                 lost.median, lost.min, lost.max, lost.rounds, spread(&outage)
             ));
         }
-        said
+        sentences
     }
 }
 

@@ -292,11 +292,15 @@ fn lvsd(director: &Host, services: &[Service], directory: &Path) -> Result<Proc>
     let mut daemon = director.spawn("taskset", &words)?;
     let lvsadm = programs::find("lvsadm")?;
     let last = services.last().context("services")?.port;
-    let there = lvs_testbed::wait_until("lvsd's services", Duration::from_secs(10), || {
-        let listing = director.run(&lvsadm, &["-Ln"]).unwrap_or_default();
-        let lines = listing.lines().filter(|line| line.contains("Masq    1"));
-        listing.contains(&format!("{VIP}:{last}")) && lines.count() > 0 || !daemon.is_running()
-    });
+    let there = lvs_testbed::wait_until(
+        "the dataplane to have lvsd's services",
+        Duration::from_secs(10),
+        || {
+            let listing = director.run(&lvsadm, &["-Ln"]).unwrap_or_default();
+            let lines = listing.lines().filter(|line| line.contains("Masq    1"));
+            listing.contains(&format!("{VIP}:{last}")) && lines.count() > 0 || !daemon.is_running()
+        },
+    );
     there.with_context(|| daemon.log())?;
     Ok(daemon)
 }

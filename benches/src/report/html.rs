@@ -412,11 +412,11 @@ fn section(page: &mut String, document: &Document, experiment: &dyn Experiment) 
         escape(experiment.title()),
         escape(experiment.what())
     )?;
-    let said = experiment.conclusions(document);
-    if said.is_empty() {
+    let sentences = experiment.conclusions(document);
+    if sentences.is_empty() {
         page.push_str("<p>There are too few measurements for conclusions.</p>\n");
     } else {
-        list(page, &said)?;
+        list(page, &sentences)?;
     }
     let mut not_drawn = Vec::new();
     for one in experiment.plots() {
@@ -465,7 +465,7 @@ fn not_measured(document: &Document, experiment: &dyn Experiment, plots: &[&str]
     let name = experiment.name();
     let missing = document.missing.iter();
     let missing: Vec<_> = missing.filter(|one| one.experiment == name).collect();
-    let mut said: Vec<String> = missing
+    let mut sentences: Vec<String> = missing
         .iter()
         .map(|one| format!("{}: {}", one.peer, one.why))
         .collect();
@@ -478,16 +478,16 @@ fn not_measured(document: &Document, experiment: &dyn Experiment, plots: &[&str]
         let others = experiment.peers().iter().filter(|peer| !is_named(peer));
         let others: Vec<_> = others.map(|peer| peer.name).collect();
         if !others.is_empty() {
-            said.push(format!("{}: {why}", others.join(", ")));
+            sentences.push(format!("{}: {why}", others.join(", ")));
         }
     }
     let quick = if document.quick { " with --quick" } else { "" };
     let plots = plots.iter();
-    said.extend(plots.map(|title| format!("“{title}”: nothing{quick}")));
-    if said.is_empty() {
-        said.push("no measurement of this experiment was requested".to_owned());
+    sentences.extend(plots.map(|title| format!("“{title}”: nothing{quick}")));
+    if sentences.is_empty() {
+        sentences.push("no measurement of this experiment was requested".to_owned());
     }
-    said
+    sentences
 }
 
 fn list(page: &mut String, items: &[String]) -> Result<()> {
@@ -501,18 +501,18 @@ fn list(page: &mut String, items: &[String]) -> Result<()> {
 
 /// Writes the notes for the plots, and the number of rounds with each note.
 fn notes(page: &mut String, document: &Document, experiment: &str) -> Result<()> {
-    let mut said: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    let mut sentences: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     let runs = document.runs.iter();
     for run in runs.filter(|run| run.experiment == experiment) {
         for note in &run.notes {
-            *said.entry((&run.peer, note)).or_default() += 1;
+            *sentences.entry((&run.peer, note)).or_default() += 1;
         }
     }
-    if said.is_empty() {
+    if sentences.is_empty() {
         return Ok(());
     }
     page.push_str("<h3>Notes</h3><ul>");
-    for ((peer, note), rounds) in said {
+    for ((peer, note), rounds) in sentences {
         write!(
             page,
             "<li>{}: {} ({})</li>",

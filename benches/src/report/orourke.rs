@@ -267,13 +267,13 @@ impl Experiment for Orourke {
     }
 
     fn conclusions(&self, document: &Document) -> Vec<String> {
-        let mut said = Vec::new();
-        self.say_best(document, &mut said);
-        self.say_scaling(document, &mut said);
-        self.say_free(document, &mut said);
-        self.say_cost(document, &mut said);
-        self.say_sharing(document, &mut said);
-        said
+        let mut sentences = Vec::new();
+        self.say_best(document, &mut sentences);
+        self.say_scaling(document, &mut sentences);
+        self.say_free(document, &mut sentences);
+        self.say_cost(document, &mut sentences);
+        self.say_sharing(document, &mut sentences);
+        sentences
     }
 }
 
@@ -361,7 +361,7 @@ impl Orourke {
         at(document.series(self.name(), plot, &[peer]).first()?, x)
     }
 
-    fn say_best(&self, document: &Document, said: &mut Vec<String>) {
+    fn say_best(&self, document: &Document, sentences: &mut Vec<String>) {
         let errors = self.all(document, ERRORS);
         for series in self.all(document, REPLIES) {
             let of_peer = errors.iter().find(|errors| errors.peer == series.peer);
@@ -387,14 +387,14 @@ impl Orourke {
                 ),
                 _ => String::new(),
             };
-            said.push(format!(
+            sentences.push(format!(
                 "{}, four servers: {good}; {:.0} replies/s at most ({:.0}-{:.0}, {}), of {rate:.0} offered{busy}.",
                 series.peer, best.median, best.min, best.max, best.rounds
             ));
         }
     }
 
-    fn say_scaling(&self, document: &Document, said: &mut Vec<String>) {
+    fn say_scaling(&self, document: &Document, sentences: &mut Vec<String>) {
         for series in self.all(document, SCALING) {
             let (Some((least, one)), Some((most, all))) =
                 (series.points.first(), series.points.last())
@@ -407,7 +407,7 @@ impl Orourke {
                     true => "the servers are the limit",
                     false => "neither the director nor the servers are the limit",
                 };
-                said.push(format!(
+                sentences.push(format!(
                     "{}: {most:.0} servers answer {grown:.2} times as much as {least:.0}, {} and {} replies/s ({}): {limited}.",
                     series.peer,
                     spread(all),
@@ -418,7 +418,7 @@ impl Orourke {
         }
     }
 
-    fn say_free(&self, document: &Document, said: &mut Vec<String>) {
+    fn say_free(&self, document: &Document, sentences: &mut Vec<String>) {
         for peer in &NAMES {
             let of = |plot| self.of(document, plot, peer, bar(&NAMES, peer));
             let (Some(rate), Some(wait)) = (of(FREE), of(FREE_WAIT)) else {
@@ -436,7 +436,7 @@ impl Orourke {
                 }
                 None => ends.to_owned(),
             };
-            said.push(format!(
+            sentences.push(format!(
                 "{peer}, servers without a set capacity: {:.0} requests/s ({:.0}-{:.0}, {}) with errors of 0.01 % at most, after {} ms; {limit}.",
                 rate.median, rate.min, rate.max, rate.rounds, spread(&wait)
             ));
@@ -444,7 +444,7 @@ impl Orourke {
     }
 
     /// Adds the number of servers that one core of the director can serve.
-    fn say_cost(&self, document: &Document, said: &mut Vec<String>) {
+    fn say_cost(&self, document: &Document, sentences: &mut Vec<String>) {
         for peer in &NAMES {
             let Some(cost) = self.of(document, COST, peer, bar(&NAMES, peer)) else {
                 continue;
@@ -453,7 +453,7 @@ impl Orourke {
                 continue;
             }
             let servers = |cost: f64| 1e6 / cost / f64::from(CAPACITY);
-            said.push(format!(
+            sentences.push(format!(
                 "{peer}: a request costs the director {} µs of CPU ({}); by that, one core is full with {:.0} servers ({:.0}-{:.0}) of {CAPACITY} requests/s each.",
                 spread(&cost),
                 cost.rounds,
@@ -464,7 +464,7 @@ impl Orourke {
         }
     }
 
-    fn say_sharing(&self, document: &Document, said: &mut Vec<String>) {
+    fn say_sharing(&self, document: &Document, sentences: &mut Vec<String>) {
         for pair in PLACES.chunks(2) {
             let peer = pair[0].split(' ').next().unwrap_or_default();
             let of = |plot, place: usize| self.of(document, plot, peer, bar(&PLACES, pair[place]));
@@ -476,7 +476,7 @@ impl Orourke {
                 (_, true) => format!("sharing saves {:.1} µs", apart.median - shared.median),
                 _ => "their spread does not distinguish the two".to_owned(),
             };
-            said.push(format!(
+            sentences.push(format!(
                 "{peer}: a request costs {} µs where the process shares its core with what receives for it, {} µs where that is on another core ({}): {differ}.",
                 spread(&shared),
                 spread(&apart),

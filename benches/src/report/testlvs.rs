@@ -223,9 +223,9 @@ impl Experiment for Testlvs {
             let all = document.series(self.name(), plot, &[name]);
             Some(all.first()?.points.first()?.1)
         };
-        let mut said = Vec::new();
+        let mut sentences = Vec::new();
         if let Some(bytes) = at(MEMORY, "lvs-nat drop").or(at(MEMORY, "lvs-nat evict")) {
-            said.push(format!(
+            sentences.push(format!(
                 "A connection of which only a SYN has arrived uses {:.0} bytes of the dataplane's memory ({:.0}-{:.0}, {}), so a million use {:.0} MB.",
                 bytes.median, bytes.min, bytes.max, bytes.rounds, bytes.median
             ));
@@ -236,7 +236,7 @@ impl Experiment for Testlvs {
             at(LOST, "lvs-nat"),
         ) {
             let rate = |of: &Spread| format!("{:.0} ({:.0}-{:.0})", of.median, of.min, of.max);
-            said.push(format!(
+            sentences.push(format!(
                 "lvs-nat lets few SYNs of a flood without a limit pass on purpose: of clients that it does not know, those that it handles in a sixteenth of a packet thread's time. \
                  {} a second passed, {} were dropped for that, {} found a ring full ({}).",
                 rate(&passed), rate(&refused), rate(&lost), passed.rounds
@@ -264,12 +264,12 @@ impl Experiment for Testlvs {
                 || "no time could be measured".to_owned(),
                 |wait| format!("{} ms", spread(&wait)),
             );
-            said.push(format!(
+            sentences.push(format!(
                 "{name}: {table}; {} % of honest requests served in {wait}; {:.0} packets a second reach the servers of a flood without a limit ({:.0}-{:.0}, {}).",
                 spread(&share), passed.median, passed.min, passed.max, passed.rounds
             ));
         }
-        said
+        sentences
     }
 }
 
@@ -320,9 +320,11 @@ fn defend(bed: &mut Bed, turn: &Turn<'_>) -> Result<()> {
         host.spawn("taskset", &[&words[..], &more, sysctls].concat())
     })?;
     let director = &bed.director;
-    wait_until("the dataplane", Duration::from_secs(10), || {
-        director.run(&lvsadm, &["-Ln"]).is_ok()
-    })?;
+    wait_until(
+        "the dataplane to answer on its control socket",
+        Duration::from_secs(10),
+        || director.run(&lvsadm, &["-Ln"]).is_ok(),
+    )?;
     let mut rules = format!("-A -t {VIP}:80 -s rr\n");
     for server in 0..4 {
         rules += &format!("-a -t {VIP}:80 -r {}:80 -m -w 1\n", farm::address(server));

@@ -283,7 +283,7 @@ impl Experiment for Thesis {
     }
 
     fn conclusions(&self, document: &Document) -> Vec<String> {
-        let mut said = Vec::new();
+        let mut sentences = Vec::new();
         for (set, bytes) in SETS {
             let plot = format!("{}-served", set.name);
             let names = peers::of(self);
@@ -311,13 +311,13 @@ impl Experiment for Thesis {
                 };
                 #[expect(clippy::cast_precision_loss, reason = "a few millions")]
                 let most = bytes as f64 * number(servers.min(4)) / 1e6;
-                said.push(format!(
+                sentences.push(format!(
                     "{} files, {servers} servers: {better}, {} times as much in the same round: rr {}, {}lc {} MB/s ({}), of {most:.0} MB/s that {} busy servers can.",
                     set.name, spread(&times), spread(&rr), wrr.unwrap_or_default(), spread(&lc), lc.rounds, servers.min(4)
                 ));
             }
         }
-        said
+        sentences
     }
 }
 
@@ -467,15 +467,21 @@ mod tests {
         let times = times.expect("two rounds have both");
         assert_eq!((times.min, times.max, times.rounds.0), (1.25, 1.5, 2));
         assert!(Thesis.beside(&document, "small-served", 2).is_none());
-        let said = Thesis.conclusions(&document);
-        assert_eq!(said.len(), 1, "{said:?}");
-        assert!(said[0].contains("lc delivers more than rr"), "{said:?}");
-        assert!(said[0].contains("wrr 1.00 (1.00-1.00), lc"), "{said:?}");
+        let sentences = Thesis.conclusions(&document);
+        assert_eq!(sentences.len(), 1, "{sentences:?}");
+        assert!(
+            sentences[0].contains("lc delivers more than rr"),
+            "{sentences:?}"
+        );
+        assert!(
+            sentences[0].contains("wrr 1.00 (1.00-1.00), lc"),
+            "{sentences:?}"
+        );
         let mut quick = document;
         quick.runs.retain(|run| run.peer != "lvs-nat wrr");
-        let said = Thesis.conclusions(&quick);
-        assert_eq!(said.len(), 1, "{said:?}");
-        assert!(!said[0].contains("wrr"), "{said:?}");
+        let sentences = Thesis.conclusions(&quick);
+        assert_eq!(sentences.len(), 1, "{sentences:?}");
+        assert!(!sentences[0].contains("wrr"), "{sentences:?}");
     }
 
     #[test]

@@ -54,7 +54,7 @@ fn web(host: &Host, directory: &Path) -> Proc {
 #[test]
 fn invalid_options_are_refused() {
     let usual = ["--server", "192.0.2.1", "--rates", "10"];
-    for (words, said) in [
+    for (words, message) in [
         (
             &["here"][..],
             "here is no host; a host is local, netns:NAME or ssh:",
@@ -90,7 +90,7 @@ fn invalid_options_are_refused() {
         let output = cluster(&all);
         let error = String::from_utf8_lossy(&output.stderr);
         assert!(
-            !output.status.success() && error.contains(said),
+            !output.status.success() && error.contains(message),
             "{words:?}: {error}"
         );
     }
@@ -217,7 +217,7 @@ fn failed_host_is_named() {
         assert!(
             failed[0]["why"]
                 .as_str()
-                .is_some_and(|said| said.contains(why)),
+                .is_some_and(|message| message.contains(why)),
             "{failed:?}"
         );
         assert_eq!(failed[0]["offered"], 10.0);

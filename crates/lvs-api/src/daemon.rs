@@ -37,8 +37,8 @@ pub fn socket(dataplane: &Address) -> Address {
     }
 }
 
-/// Whether the client of `socket` may make changes. `pid` is its process id in the namespace of this
-/// process. The daemon trusts the same clients as a dataplane.
+/// Whether the client of `socket` may make changes. `pid` is its process id in the namespace of
+/// this process. The daemon trusts the same clients as a dataplane.
 ///
 /// # Errors
 /// The reason of the refusal.
@@ -389,7 +389,8 @@ pub struct SourceStatus {
     pub answered: Option<u64>,
     /// Whether the source has answered this lvsd or an earlier one; that answer is used.
     pub known: bool,
-    /// The number of its servers; of etcd, the number of keys; of Kubernetes, the number of services.
+    /// The number of its servers; of etcd, the number of keys; of Kubernetes, the number of
+    /// services.
     pub items: usize,
     /// The number of answers.
     pub answers: u64,
@@ -573,7 +574,8 @@ pub struct ServerStatus {
 pub struct CheckStatus {
     /// Duration of the last check in microseconds.
     pub last_us: u64,
-    /// Median duration in the last 5 minutes, rounded up by at most a quarter; 0 without a check in that time.
+    /// Median duration in the last 5 minutes, rounded up by at most a quarter; 0 without a check in
+    /// that time.
     pub p50_us: u64,
     /// 99th percentile in the last 5 minutes, likewise.
     pub p99_us: u64,

@@ -1,4 +1,5 @@
-//! The reverse path filter of a host (`rp_filter`, IPv4), which can drop packets that no program sees dropped.
+//! The reverse path filter of a host (`rp_filter`, IPv4), which can drop packets that no program
+//! sees dropped.
 
 use std::fs;
 use std::path::Path;

@@ -15,9 +15,10 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub struct Attempts {
     /// Connections that began with a SYN.
     pub opened: u64,
-    /// Connections without an answer. With NAT: the client has repeated its SYN twice, or the connection has expired,
-    /// and the server has sent nothing. With direct routing and tunnels, where answers do not pass the director: the
-    /// client has repeated its SYN twice, or once until the connection expired.
+    /// Connections without an answer. With NAT: the client has repeated its SYN twice, or the
+    /// connection has expired, and the server has sent nothing. With direct routing and tunnels,
+    /// where answers do not pass the director: the client has repeated its SYN twice, or once until
+    /// the connection expired.
     pub unanswered: u64,
 }
 
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn window_of_steady_attempts_counts_those_of_its_duration() {
+    fn window_of_steady_attempts_counts_attempts_of_its_duration() {
         let mut windows = Windows::default();
         for tick in 1..=1_000 {
             windows.tick(attempts(10 * tick, tick));

@@ -313,8 +313,8 @@ mod tests {
         };
         let most = SourceFilter::new(lists(0xffff)).unwrap();
         assert_eq!(most.counts(), (1, 0xffff));
-        let said = SourceFilter::new(lists(0x1_0000)).unwrap_err();
-        assert!(said.contains("at most 65536"), "{said}");
+        let output = SourceFilter::new(lists(0x1_0000)).unwrap_err();
+        assert!(output.contains("at most 65536"), "{output}");
         assert_eq!(filter("", ""), SourceFilter::default());
         assert_eq!(
             filter("10.0.0.1 10.0.0.2", ""),

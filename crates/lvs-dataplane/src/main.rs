@@ -54,9 +54,9 @@ struct Args {
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     backend: Backend,
 
-    /// Whether established connections are forwarded by the kernel fast path, by programs at the interfaces
-    /// that read the dataplane's connection table (Linux 6.1, root). Default: auto, and `lvsadm
-    /// doctor` does not mind if it is not possible.
+    /// Whether established connections are forwarded by the kernel fast path, by programs at the
+    /// interfaces that read the dataplane's connection table (Linux 6.1, root). Default: auto, and
+    /// `lvsadm doctor` does not mind if it is not possible.
     #[arg(long, value_enum)]
     fast_path: Option<FastPath>,
 
@@ -79,9 +79,9 @@ struct Args {
     #[arg(long, hide = true, default_value_t = lvs_dataplane::fast_path::OFFLOAD_AFTER, value_name = "N")]
     fast_path_after: std::num::NonZeroU32,
 
-    /// Whether the dataplane drops the rights that it does not need: most of the file system, starting
-    /// programs, and system calls that administer the host (Landlock and seccomp, as far as the
-    /// kernel has them).
+    /// Whether the dataplane drops the rights that it does not need: most of the file system,
+    /// starting programs, and system calls that administer the host (Landlock and seccomp, as far
+    /// as the kernel has them).
     #[arg(long, value_enum, default_value_t = Confine::Auto)]
     confine: Confine,
 

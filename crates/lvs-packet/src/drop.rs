@@ -84,8 +84,8 @@ reasons! {
         IpOptions => "ip_options",
         /// The packet's sender specified the route (IPv4 source routing), which hosts refuse.
         SourceRoute => "source_route",
-        /// An echo request to an address that the dataplane owns, and answers to them are switched off
-        /// (`--echo drop`).
+        /// An echo request to an address that the dataplane owns, and answers to them are switched
+        /// off (`--echo drop`).
         EchoOff => "echo_off",
         /// An echo request to an address that the dataplane owns, above the limit of answers a
         /// second (`--echo N`).

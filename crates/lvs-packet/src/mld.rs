@@ -249,18 +249,18 @@ mod tests {
 
     #[test]
     fn reports_contain_groups_and_change() {
-        let said = report(MAC, SRC, &[GROUP; 100], MembershipChange::Joined);
-        check(&said);
-        assert!(said.len() <= ETHERNET_LEN + ipv6::MTU_MIN);
-        assert_eq!(said[..6], [0x33, 0x33, 0, 0, 0, 0x16]);
-        let message = &said[ETHERNET_LEN + 48..];
+        let report_frame = report(MAC, SRC, &[GROUP; 100], MembershipChange::Joined);
+        check(&report_frame);
+        assert!(report_frame.len() <= ETHERNET_LEN + ipv6::MTU_MIN);
+        assert_eq!(report_frame[..6], [0x33, 0x33, 0, 0, 0, 0x16]);
+        let message = &report_frame[ETHERNET_LEN + 48..];
         assert_eq!((message[0], be16(message, 6), message[8]), (143, 60, 4));
         assert_eq!(message[12..28], GROUP.octets());
 
-        let said = report_v1(MAC, SRC, GROUP, MembershipChange::Listening);
-        check(&said);
-        assert_eq!(said[..6], [0x33, 0x33, 0xff, 0, 0, 0x10]);
-        assert_eq!(said[ETHERNET_LEN + 48], 131);
+        let report_frame = report_v1(MAC, SRC, GROUP, MembershipChange::Listening);
+        check(&report_frame);
+        assert_eq!(report_frame[..6], [0x33, 0x33, 0xff, 0, 0, 0x10]);
+        assert_eq!(report_frame[ETHERNET_LEN + 48], 131);
         let done = report_v1(MAC, SRC, GROUP, MembershipChange::Left);
         check(&done);
         assert_eq!(done[..6], [0x33, 0x33, 0, 0, 0, 2]);

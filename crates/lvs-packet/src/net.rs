@@ -165,8 +165,8 @@ pub trait Net {
 /// Whether no other host can have sent a packet (`ip_route_input_slow`, `ip6_rcv_core`). `to_vip`:
 /// its destination is the address of a service. A real server that has the address itself may send
 /// from it through a director that is its gateway, unless [`Net::forges_vips`] is true. The kernel
-/// accepts an IPv6 packet from an address of its own. Here the answer would return to the host or to
-/// the dataplane, or loop.
+/// accepts an IPv6 packet from an address of its own. Here the answer would return to the host or
+/// to the dataplane, or loop.
 #[inline]
 pub(crate) fn is_martian<N: Net>(src: IpAddr, dst: IpAddr, to_vip: bool, net: &N) -> bool {
     let forged =

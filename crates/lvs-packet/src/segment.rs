@@ -142,9 +142,11 @@ pub struct Cut {
 
 impl Cut {
     /// Returns how the aggregate in `frame` is divided; `None` if the frame is no aggregate, or is
-    /// one datagram to be fragmented (UFO).  # Errors [`FrameDrop::BadAggregate`] if the aggregate
-    /// contradicts its headers; [`FrameDrop::TinySegments`] if it would become more packets than
-    /// one frame may become.
+    /// one datagram to be fragmented (UFO).
+    ///
+    /// # Errors
+    /// [`FrameDrop::BadAggregate`] if the aggregate contradicts its headers;
+    /// [`FrameDrop::TinySegments`] if it would become more packets than one frame may become.
     #[inline]
     pub fn new(frame: &Frame, packet: &Packet) -> Result<Option<Self>, FrameDrop> {
         let Some(segments) = frame.offload.segments else {
@@ -226,8 +228,10 @@ impl Cut {
     }
 
     /// Returns the segments of the aggregate in `frame`, in order. Each segment is created only
-    /// when the iterator returns it.  # Errors [`FrameDrop::TinySegments`] if the segments are more
-    /// than one frame may become.
+    /// when the iterator returns it.
+    ///
+    /// # Errors
+    /// [`FrameDrop::TinySegments`] if the segments are more than one frame may become.
     pub fn segments<'a>(
         &self,
         frame: &'a Frame,

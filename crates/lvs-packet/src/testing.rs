@@ -41,7 +41,10 @@ impl Route {
         }
     }
 
-    /// Adds a route that is unreachable.  # Panics If `to` is no prefix.
+    /// Adds a route that is unreachable.
+    ///
+    /// # Panics
+    /// If `to` is no prefix.
     pub fn unreachable(to: &str) -> Self {
         Self {
             to: parse_prefix(to),
@@ -84,7 +87,10 @@ pub struct Table {
 }
 
 impl Table {
-    /// Returns the port with this number.  # Panics If there is no such port.
+    /// Returns the port with this number.
+    ///
+    /// # Panics
+    /// If there is no such port.
     pub fn port_mut(&mut self, port: PortId) -> &mut PortInfo {
         &mut self.ports[port.index()]
     }

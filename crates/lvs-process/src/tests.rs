@@ -269,7 +269,7 @@ fn requests_are_bounded_by_rights_of_client() {
         (reader, Some(&greeted), get, 16 << 10),
         (None, Some(&greeted), get, 32 << 20),
     ] {
-        let said = |len| {
+        let answer_of = |len| {
             let line = padded(request, len);
             let lines: Vec<&[u8]> = before
                 .map(Vec::as_slice)
@@ -278,9 +278,9 @@ fn requests_are_bounded_by_rights_of_client() {
                 .collect();
             answers_to(denied, &lines)
         };
-        let fits = said(max);
+        let fits = answer_of(max);
         assert!(!fits.contains("error"), "{max}: {fits}");
-        let refused = said(max + 1);
+        let refused = answer_of(max + 1);
         let reason = format!("the request is longer than {max} bytes");
         assert!(refused.contains(&reason), "{max}: {refused}");
         let last = refused.lines().last().unwrap_or_default();

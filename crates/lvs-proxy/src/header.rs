@@ -6,9 +6,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 /// Version of the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
-    /// A line of text.
+    /// Version 1: the header is a line of text.
     V1,
-    /// Binary.
+    /// Version 2: the header is binary.
     V2,
 }
 
@@ -223,8 +223,8 @@ mod tests {
     #[test]
     fn longest_proxy_header_is_accepted_and_longer_one_refused() {
         let binary = |length: usize| {
-            let said = u16::try_from(length).unwrap().to_be_bytes();
-            let head = [&SIGNATURE[..], &[0x21, 0x11], &said, &[10, 0, 0, 1]].concat();
+            let length_bytes = u16::try_from(length).unwrap().to_be_bytes();
+            let head = [&SIGNATURE[..], &[0x21, 0x11], &length_bytes, &[10, 0, 0, 1]].concat();
             let mut bytes = head;
             bytes.resize(16 + length, 0);
             bytes

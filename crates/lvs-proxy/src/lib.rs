@@ -7,10 +7,10 @@
 //!             └ socket ── datagram ┘  (lvs_core::Director)   └▶ udp: a socket a client ─▶ server
 //! ```
 //!
-//! `balancer` is a director of `lvs-core` that receives events of connections in place of packets, so
-//! that schedulers, persistence, thresholds, limits, filters, drains and counters are those of the
-//! dataplane. [`Proxy`] is configured by the calls of a dataplane. Each worker is a thread with an
-//! event loop and listeners of its own.
+//! `balancer` is a director of `lvs-core` that receives events of connections in place of packets,
+//! so that schedulers, persistence, thresholds, limits, filters, drains and counters are those of
+//! the dataplane. [`Proxy`] is configured by the calls of a dataplane. Each worker is a thread with
+//! an event loop and listeners of its own.
 #![forbid(unsafe_code)]
 
 mod balancer;

@@ -169,7 +169,8 @@ impl Proxy {
             .collect()
     }
 
-    /// Carries out changes, all or none, as a dataplane does: binds the addresses of new services first.
+    /// Carries out changes, all or none, as a dataplane does: binds the addresses of new services
+    /// first.
     ///
     /// # Errors
     /// The change that is refused, and the reason.

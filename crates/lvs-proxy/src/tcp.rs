@@ -80,11 +80,11 @@ async fn relay(
     let options = balancer.options(&service);
     let (mut source, mut early) = (peer, Vec::new());
     if options.accept {
-        match tokio::time::timeout(HEADER_LIMIT, said(&mut client)).await {
-            Ok(Ok((said, rest))) => {
+        match tokio::time::timeout(HEADER_LIMIT, read_header(&mut client)).await {
+            Ok(Ok((read_header, rest))) => {
                 // The director's table needs both addresses in one family.
-                source = said
-                    .filter(|said| said.is_ipv4() == peer.is_ipv4())
+                source = read_header
+                    .filter(|read_header| read_header.is_ipv4() == peer.is_ipv4())
                     .unwrap_or(peer);
                 early = rest;
             }
@@ -122,7 +122,7 @@ async fn relay(
 }
 
 /// The original client, and the bytes after the header.
-async fn said(client: &mut TcpStream) -> io::Result<(Option<SocketAddr>, Vec<u8>)> {
+async fn read_header(client: &mut TcpStream) -> io::Result<(Option<SocketAddr>, Vec<u8>)> {
     let mut bytes = Vec::new();
     loop {
         let room = header::LENGTH_MAX.saturating_sub(bytes.len()) as u64;

@@ -285,8 +285,8 @@ async fn servers_receive_proxy_header() {
         };
         let bench = Bench::new(options, &[address]);
         let mut client = bench.client().await;
-        let said = "192.0.2.77:1234".parse().unwrap();
-        let header = super::header::write(Version::V2, said, bench.address);
+        let announced = "192.0.2.77:1234".parse().unwrap();
+        let header = super::header::write(Version::V2, announced, bench.address);
         // In two pieces, and with the first bytes of the stream behind it.
         client.write_all(&header[..7]).await.unwrap();
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -298,7 +298,7 @@ async fn servers_receive_proxy_header() {
         let (mut stream, _) = listener.accept().await.unwrap();
         let mut got = Vec::new();
         stream.read_to_end(&mut got).await.unwrap();
-        let mut expected = super::header::write(version, said, bench.address);
+        let mut expected = super::header::write(version, announced, bench.address);
         expected.extend(b"hello");
         assert_eq!(got, expected);
     }

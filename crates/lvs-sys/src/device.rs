@@ -25,8 +25,10 @@ pub fn set_mtu(name: &str, mtu: u16) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the first IPv4 address of an interface; `None` if it has none.  # Errors If no interface
-/// has this name.
+/// Returns the first IPv4 address of an interface; `None` if it has none.
+///
+/// # Errors
+/// If no interface has this name.
 pub fn primary_address(name: &str) -> io::Result<Option<Ipv4Addr>> {
     let mut request = request(name)?;
     let socket = socket()?;
@@ -47,7 +49,10 @@ pub fn primary_address(name: &str) -> io::Result<Option<Ipv4Addr>> {
     Ok(Some(Ipv4Addr::new(a, b, c, d)))
 }
 
-/// Sets an interface up.  # Errors If the interface does not exist, or without `CAP_NET_ADMIN`.
+/// Sets an interface up.
+///
+/// # Errors
+/// If the interface does not exist, or without `CAP_NET_ADMIN`.
 pub fn set_up(name: &str) -> io::Result<()> {
     let mut request = request(name)?;
     let socket = socket()?;

@@ -46,7 +46,9 @@ pub use table::{TablePages, table_memory};
 pub use tun::{TunDevice, TunOptions};
 pub use turn::{TurnBack, TurnedBack, turned};
 
-/// Returns the index of a network interface of this thread's network namespace.  # Errors
+/// Returns the index of a network interface of this thread's network namespace.
+///
+/// # Errors
 /// `NotFound` if no interface has this name.
 pub fn if_index(name: &str) -> io::Result<u32> {
     let c_name = CString::new(name).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
@@ -190,8 +192,10 @@ fn get_option<T: Plain>(
     Ok(value)
 }
 
-/// Types for which any bytes are a valid value.  # Safety Implement it only for integers and for
-/// `repr(C)` structs of integers.
+/// Types for which any bytes are a valid value.
+///
+/// # Safety
+/// Implement it only for integers and for `repr(C)` structs of integers.
 unsafe trait Plain: Copy {}
 // SAFETY: an integer.
 unsafe impl Plain for i32 {}

@@ -141,7 +141,10 @@ impl PacketSocket {
     }
 
     /// Lets the interface receive frames for a group (`member`), or no longer. The kernel counts
-    /// the requests.  # Errors If the interface does not exist.
+    /// the requests.
+    ///
+    /// # Errors
+    /// If the interface does not exist.
     pub fn set_group(&self, ifindex: u32, group: [u8; 6], member: bool) -> io::Result<()> {
         let mut address = [0; 8];
         address[..6].copy_from_slice(&group);
@@ -161,7 +164,10 @@ impl PacketSocket {
     }
 
     /// From now on, this socket receives no frames that this host sends, and no frames with this
-    /// mark. Call it before [`Self::bind`].  # Errors No error is known.
+    /// mark. Call it before [`Self::bind`].
+    ///
+    /// # Errors
+    /// No error is known.
     pub fn only_incoming(&self, mark: Option<u32>) -> io::Result<()> {
         // 0 is what frames without a mark have.
         let mark = mark.filter(|&mark| mark != 0);
@@ -241,7 +247,10 @@ impl PacketSocket {
         self.set_program(libc::SOL_PACKET, libc::PACKET_FANOUT_DATA, program)
     }
 
-    /// Returns another descriptor of the same socket.  # Errors If no descriptor is available.
+    /// Returns another descriptor of the same socket.
+    ///
+    /// # Errors
+    /// If no descriptor is available.
     pub fn another(&self) -> io::Result<Self> {
         let fd = self.fd.try_clone()?;
         Ok(Self { fd })
@@ -335,7 +344,8 @@ impl PacketSocket {
     }
 
     /// Returns the interface to which the socket is bound; `None` after the interface was removed.
-    /// # Errors No error is known for a bound socket.
+    /// # Errors
+    /// No error is known for a bound socket.
     pub fn interface(&self) -> io::Result<Option<u32>> {
         // SAFETY: sockaddr_ll is made of integers: all zeros is a value.
         let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };

@@ -102,7 +102,10 @@ impl Process {
 }
 
 /// Returns the number of the group `name` from the system's databases (getgrnam_r(3)); `None` if
-/// there is no such group.  # Errors If the databases cannot be read.
+/// there is no such group.
+///
+/// # Errors
+/// If the databases cannot be read.
 pub fn group_id(name: &str) -> io::Result<Option<u32>> {
     let name = CString::new(name).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
     let mut buffer = vec![0 as libc::c_char; 1 << 10];

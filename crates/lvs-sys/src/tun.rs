@@ -68,7 +68,10 @@ impl TunDevice {
         Self::attach(name, libc::IFF_MULTI_QUEUE | libc::IFF_TUN)
     }
 
-    /// Returns another descriptor of the same queue.  # Errors If no descriptor is available.
+    /// Returns another descriptor of the same queue.
+    ///
+    /// # Errors
+    /// If no descriptor is available.
     pub fn another(&self) -> io::Result<Self> {
         let file = self.file.try_clone()?;
         Ok(Self { file })

@@ -112,8 +112,10 @@ impl TurnBack {
         self.mark
     }
 
-    /// Attaches the program at the egress of an interface, before `tc` filters that are there.  #
-    /// Errors If the interface does not exist, or the kernel has no tcx (Linux 6.6).
+    /// Attaches the program at the egress of an interface, before `tc` filters that are there.
+    ///
+    /// # Errors
+    /// If the interface does not exist, or the kernel has no tcx (Linux 6.6).
     pub fn attach(&self, ifindex: u32) -> io::Result<TurnedBack> {
         let link = self.program.attach(ifindex)?;
         Ok(TurnedBack { _link: link })

@@ -113,14 +113,20 @@ impl Browser {
         Ok(id.to_owned())
     }
 
-    /// Clicks on the element.  # Errors If the element does not exist, or is not visible.
+    /// Clicks on the element.
+    ///
+    /// # Errors
+    /// If the element does not exist, or is not visible.
     pub fn click(&self, selector: &str) -> Result<()> {
         let id = self.element(selector)?;
         self.ask("POST", &format!("/element/{id}/click"), Some(&json!({})))?;
         Ok(())
     }
 
-    /// Types into the element.  # Errors If the element does not exist, or is not visible.
+    /// Types into the element.
+    ///
+    /// # Errors
+    /// If the element does not exist, or is not visible.
     pub fn type_into(&self, selector: &str, text: &str) -> Result<()> {
         let id = self.element(selector)?;
         let body = json!({ "text": text });
@@ -142,12 +148,16 @@ impl Browser {
         Ok(())
     }
 
-    /// Waits until an element's text contains these words.  # Errors If the text does not contain
-    /// them within `limit`.
+    /// Waits until an element's text contains these words.
+    ///
+    /// # Errors
+    /// If the text does not contain them within `limit`.
     pub fn wait_for(&self, selector: &str, words: &str, limit: Duration) -> Result<()> {
-        wait_until(&format!("{words:?} in {selector}"), limit, || {
-            self.text(selector).is_ok_and(|text| text.contains(words))
-        })
+        wait_until(
+            &format!("the element {selector} to contain {words:?}"),
+            limit,
+            || self.text(selector).is_ok_and(|text| text.contains(words)),
+        )
         .with_context(|| self.text("body").unwrap_or_default())
     }
 

@@ -47,7 +47,7 @@ pub fn start(host: &Host) -> Result<crate::Proc> {
     host.sh(&setup_script())?;
     let relay = host.spawn(crate::programs::own()?, &["decap"])?;
     crate::wait_until(
-        &format!("the decapsulator on {}", host.name()),
+        &format!("the decapsulator on {} to be ready", host.name()),
         std::time::Duration::from_secs(5),
         || relay.log().contains("ready"),
     )

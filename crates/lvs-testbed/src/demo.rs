@@ -35,7 +35,10 @@ fn parse_method(word: &str) -> Result<Forward> {
     })
 }
 
-/// Runs the demo.  # Errors If one of the methods did not work; the output has shown the reason.
+/// Runs the demo.
+///
+/// # Errors
+/// If one of the methods did not work; the output has shown the reason.
 pub fn main(options: &DemoOptions) -> Result<()> {
     let style = Style::detect();
     for program in ["lvs-dataplane", "lvsadm"] {

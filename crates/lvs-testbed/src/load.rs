@@ -143,8 +143,10 @@ impl LoadReport {
         bits / self.seconds.max(1e-9) / 1e6
     }
 
-    /// Checks that all requests were answered correctly.  # Errors  If a request failed; the error
-    /// describes it.
+    /// Checks that all requests were answered correctly.
+    ///
+    /// # Errors
+    /// If a request failed; the error describes it.
     pub fn all_ok(&self, requests: u64) -> Result<()> {
         ensure!(
             self.failed == 0 && self.ok == requests,
@@ -213,8 +215,8 @@ impl SteadyLoad {
     pub fn so_far(&self) -> (u64, u64) {
         let log = self.0.log();
         let last = log.lines().rev().find_map(|line| {
-            let said: serde_json::Value = serde_json::from_str(line).ok()?;
-            Some((said["ok"].as_u64()?, said["failed"].as_u64()?))
+            let counts: serde_json::Value = serde_json::from_str(line).ok()?;
+            Some((counts["ok"].as_u64()?, counts["failed"].as_u64()?))
         });
         last.unwrap_or_default()
     }
@@ -226,9 +228,11 @@ impl SteadyLoad {
     /// When this takes too long.
     pub fn wait_for_more(&self, answers: u64) -> Result<()> {
         let wanted = self.so_far().0 + answers;
-        wait_until(&format!("{wanted} answers"), PATIENCE, || {
-            self.so_far().0 >= wanted
-        })
+        wait_until(
+            &format!("{wanted} requests to be answered"),
+            PATIENCE,
+            || self.so_far().0 >= wanted,
+        )
         .with_context(|| format!("answered and failed: {:?}", self.so_far()))
     }
 

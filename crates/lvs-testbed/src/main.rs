@@ -67,7 +67,8 @@ enum Command {
     Record(differential::RecordOptions),
     /// Run the tests of all crates (for `make test` and `make test-all`)
     Tests(suite::TestsOptions),
-    /// Be a dataplane in memory, without packets and with a clock that stands still (for tests of control sockets)
+    /// Be a dataplane in memory, without packets and with a clock that stands still (for tests of
+    /// control sockets)
     #[command(hide = true)]
     Dataplane {
         /// Control socket of the dataplane: a path, or @NAME

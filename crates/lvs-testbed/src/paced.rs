@@ -48,7 +48,10 @@ impl PacedOptions {
     }
 }
 
-/// Serves requests until the process is killed.  # Errors  If the port is in use.
+/// Serves requests until the process is killed.
+///
+/// # Errors
+/// If the port is in use.
 pub fn main(options: &PacedOptions) -> Result<()> {
     let (sender, receiver) = channel();
     let listeners = [
@@ -169,7 +172,8 @@ fn goes_on(download: &mut Download, rate: u64, bytes: &[u8]) -> bool {
     download.sent < download.size && download.took.elapsed() < PATIENCE
 }
 
-/// Bytes of a download of `size` that are to be sent some time after its begin, at `rate` bytes a second.
+/// Bytes of a download of `size` that are to be sent some time after its begin, at `rate` bytes a
+/// second.
 fn due(elapsed: Duration, rate: u64, size: usize) -> usize {
     let due = (elapsed + SLICE).as_micros() * u128::from(rate) / 1_000_000;
     usize::try_from(due).unwrap_or(usize::MAX).min(size)

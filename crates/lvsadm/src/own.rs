@@ -31,7 +31,8 @@ pub(crate) enum Place {
     Restore,
 }
 
-/// The options of `lvsadm` itself, in addition to those of ipvsadm's commands ([`lvs_core::ipvsadm::table::OWN_OPTIONS`]).
+/// The options of `lvsadm` itself, in addition to those of ipvsadm's commands
+/// ([`lvs_core::ipvsadm::table::OWN_OPTIONS`]).
 pub(crate) const OPTIONS: [OwnOption; 3] = [
     OwnOption {
         name: "--socket",

@@ -24,7 +24,7 @@ const ENTRIES_MAX: usize = 65_536;
 /// The longest wait for the disk at the end of the daemon.
 const SETTLE: Duration = Duration::from_secs(5);
 /// Interval of the checks whether a drain is complete.
-const LOOK: Duration = Duration::from_millis(10);
+const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The overrides of operators.
 #[derive(Debug, Default)]
@@ -305,7 +305,7 @@ impl Admin {
             let Some(keeper) = keeper else { return };
             let written = async {
                 while keeper.is_writing() {
-                    tokio::time::sleep(LOOK).await;
+                    tokio::time::sleep(CHECK_INTERVAL).await;
                 }
             };
             if tokio::time::timeout(SETTLE, written).await.is_err() {

@@ -69,13 +69,13 @@ const BEAT: Duration = Duration::from_millis(100);
 /// Longest wait of `lvsd stop` for the running daemon.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 
-/// The daemon of a Linux Virtual Server: keeps the dataplane (lvs-dataplane) in sync with a TOML file
-/// and with the health of the real servers.
+/// The daemon of a Linux Virtual Server: keeps the dataplane (lvs-dataplane) in sync with a TOML
+/// file and with the health of the real servers.
 ///
 /// SIGHUP reads the file again and changes only what has changed. SIGTERM ends the daemon and
-/// leaves the dataplane, its services and addresses alone; SIGINT (Ctrl-C) ends the dataplane too. SIGUSR2
-/// and SIGALRM are ignored. Exit codes: 0 done, 1 failure, 2 usage, 3 the configuration cannot be
-/// used.
+/// leaves the dataplane, its services and addresses alone; SIGINT (Ctrl-C) ends the dataplane too.
+/// SIGUSR2 and SIGALRM are ignored. Exit codes: 0 done, 1 failure, 2 usage, 3 the configuration
+/// cannot be used.
 #[derive(Debug, Parser)]
 #[command(name = "lvsd", version)]
 pub struct Arguments {
@@ -98,7 +98,8 @@ pub struct Arguments {
     #[arg(long, global = true, value_name = "DIR", env = "STATE_DIRECTORY", default_value = DEFAULT_STATE)]
     state: PathBuf,
 
-    /// Format of the log of lvsd, and of the dataplane that it starts: text, or json with an object in each line.
+    /// Format of the log of lvsd, and of the dataplane that it starts: text, or json with an object
+    /// in each line.
     #[arg(long, value_name = "FORMAT", env = log::Format::VARIABLE, default_value_t)]
     log_format: log::Format,
 
@@ -301,7 +302,8 @@ pub fn refused(error: &clap::Error) -> ExitCode {
     }
 }
 
-/// Runs the command of the command line. The signals `ignored` end a command that an operator waits for.
+/// Runs the command of the command line. The signals `ignored` end a command that an operator waits
+/// for.
 pub fn main(mut arguments: Arguments, ignored: Ignored) -> ExitCode {
     // A signal may come while the file is read, which takes a while if it is long.
     let early = match arguments.command {
@@ -537,7 +539,8 @@ fn file_of(daemon: &Status) -> PathBuf {
     directory.map_or_else(|_| file.clone(), |directory| directory.join(&file))
 }
 
-/// The dataplane's control socket: that of the command line or environment, of the file, or the usual.
+/// The dataplane's control socket: that of the command line or environment, of the file, or the
+/// usual.
 fn address(arguments: &Arguments, config: &Config) -> Address {
     let named = arguments.socket.clone().filter(|name| !name.is_empty());
     named

@@ -197,10 +197,10 @@ mod tests {
             let mut stream = UnixStream::connect(&path).await.expect("it listens");
             // The rest of a request that is too long is not read.
             let _ = stream.write_all(text.as_bytes()).await;
-            let mut said = Vec::new();
-            let _ = stream.read_to_end(&mut said).await;
-            let said = String::from_utf8_lossy(&said);
-            assert!(said.contains(words), "{words}: {said}");
+            let mut printed = Vec::new();
+            let _ = stream.read_to_end(&mut printed).await;
+            let printed = String::from_utf8_lossy(&printed);
+            assert!(printed.contains(words), "{words}: {printed}");
         }
         // Bound again while the file is there.
         opened(&dataplane, &Dataplane::default(), &Events::default());
@@ -295,9 +295,9 @@ mod tests {
         let mut stream = std::os::unix::net::UnixStream::connect_addr(&name).expect("it listens");
         let request = b"POST /v1/reload HTTP/1.0\r\ncontent-length: 14\r\n\r\n{\"force\":true}";
         stream.write_all(request).expect("it reads");
-        let mut said = String::new();
-        stream.read_to_string(&mut said).expect("it answers");
-        println!("{said}");
+        let mut printed = String::new();
+        stream.read_to_string(&mut printed).expect("it answers");
+        println!("{printed}");
     }
 
     #[tokio::test]

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn decide_unknown_servers_may_gain_a_quorum_and_lose_none() {
+    fn decide_with_unchecked_servers_quorum_can_be_reached_but_not_lost() {
         let service = service("quorum = 2\nsorry = \"10.0.0.99\"\npanic_below = 50");
         let has = Some(Decision::default());
         assert_eq!(decide(&service, &up(1), false, None), None);

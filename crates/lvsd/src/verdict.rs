@@ -14,7 +14,8 @@ const FLAPS: u64 = 3;
 const FLAPPING: u64 = 600;
 /// Slow checks in a row from which a server is slow.
 const SLOW: u64 = 3;
-/// Milliseconds without an answer of the dataplane from which its state is old; it is read every two seconds.
+/// Milliseconds without an answer of the dataplane from which its state is old; it is read every
+/// two seconds.
 const OLD_MS: u64 = 5_000;
 
 /// The state of a service; the worst is the least.

@@ -165,11 +165,11 @@ impl Experiment for Mack {
 
     fn conclusions(&self, document: &Document) -> Vec<String> {
         let peers = peers::of(self);
-        let mut said = Vec::new();
+        let mut sentences = Vec::new();
         let latency = document.series(self.name(), LATENCY, &peers);
         let direct = latency.iter().find(|series| series.peer == DIRECT);
         if let Some((size, time)) = direct.and_then(|direct| direct.points.first()) {
-            said.push(format!(
+            sentences.push(format!(
                 "direct: a message of {size:.0} byte takes {:.1} µs one way ({:.1}-{:.1}, {}).",
                 time.median, time.min, time.max, time.rounds
             ));
@@ -187,7 +187,7 @@ impl Experiment for Mack {
                 }
                 _ => String::new(),
             };
-            said.push(format!(
+            sentences.push(format!(
                 "{peer} adds {:.1} µs to that ({:.1}-{:.1}, {}){beside}.",
                 time.median, time.min, time.max, time.rounds
             ));
@@ -203,12 +203,12 @@ impl Experiment for Mack {
             .collect();
         order.sort_by(|a, b| b.1.1.median.total_cmp(&a.1.1.median));
         for (peer, (size, rate)) in order {
-            said.push(format!(
+            sentences.push(format!(
                 "{peer}: {:.0} Mbit/s at most ({:.0}-{:.0}, {}), with messages of {size:.0} bytes.",
                 rate.median, rate.min, rate.max, rate.rounds
             ));
         }
-        said
+        sentences
     }
 }
 
@@ -323,14 +323,14 @@ mod tests {
         let time = added(&document, "lvs-nat").expect("two rounds have both");
         assert_eq!((time.min, time.max, time.rounds.0), (5.0, 6.0, 2));
         assert!(added(&document, "nginx").is_none());
-        let said = Mack.conclusions(&document);
+        let sentences = Mack.conclusions(&document);
         assert!(
-            said[1].starts_with("lvs-dr gateway adds 3.8 µs"),
-            "{said:?}"
+            sentences[1].starts_with("lvs-dr gateway adds 3.8 µs"),
+            "{sentences:?}"
         );
         assert!(
-            said[2].contains("does not tell it from lvs-dr gateway"),
-            "{said:?}"
+            sentences[2].contains("does not tell it from lvs-dr gateway"),
+            "{sentences:?}"
         );
     }
 }

@@ -163,7 +163,7 @@ impl Experiment for Services {
 
     fn conclusions(&self, document: &Document) -> Vec<String> {
         let all = document.series(self.name(), RATES, &peers::of(self));
-        let mut said = Vec::new();
+        let mut sentences = Vec::new();
         for (bar, name) in (0_u8..).zip(BARS) {
             let mut works = Vec::new();
             let mut fails = Vec::new();
@@ -188,10 +188,10 @@ impl Experiment for Services {
                 false => format!("; it does not through {}", fails.join(", ")),
             };
             if !works.is_empty() {
-                said.push(format!("{name} works: {}{fails}.", works.join(", ")));
+                sentences.push(format!("{name} works: {}{fails}.", works.join(", ")));
             }
         }
-        said
+        sentences
     }
 }
 

@@ -156,9 +156,11 @@ pub(super) fn restart(
         host.spawn("taskset", &words)
     })?;
     let director = &bed.director;
-    wait_until("the dataplane", Duration::from_secs(10), || {
-        director.run(&lvsadm, &["-Ln"]).is_ok()
-    })?;
+    wait_until(
+        "the dataplane to answer on its control socket",
+        Duration::from_secs(10),
+        || director.run(&lvsadm, &["-Ln"]).is_ok(),
+    )?;
     lvs_testbed::netns::run_with_input(director.command(&lvsadm).arg("-R"), rules)?;
     Ok(())
 }

@@ -336,8 +336,8 @@ mod tests {
             ("HTTP/1.0 200 OK\r\n\r\n[]", "is it of another version?"),
             ("HTTP/1.0 502 Bad\r\n\r\n<html>", "is not this lvsd"),
         ] {
-            let said = answered(text).expect_err("an error");
-            assert!(said.contains(words), "{text}: {said}");
+            let error_text = answered(text).expect_err("an error");
+            assert!(error_text.contains(words), "{text}: {error_text}");
         }
         let long = format!("HTTP/1.0 200 OK\r\n{}", "a: b\r\n".repeat(12_000));
         assert!(answered(&long).is_err());

@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn dead_name_servers_are_bounded_by_budget() {
+    fn total_wait_for_dead_name_servers_is_limited() {
         // A socket that never answers.
         let silent = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
         let names = Names {

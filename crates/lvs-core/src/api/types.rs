@@ -607,7 +607,7 @@ pub struct PeerStanding {
     pub peer: SocketAddr,
     /// As [`PeerInfo::state`].
     pub state: String,
-    /// Seconds since the peer was last in sync, or since this dataplane started; 0 while in sync.
+    /// Seconds since the peer was last in step, or since this dataplane started; 0 while in step.
     #[serde(default)]
     pub seconds: u64,
     /// As [`PeerInfo::missing`].
@@ -729,8 +729,8 @@ pub struct ServiceInfo {
     pub owner: Option<String>,
     /// Its counters.
     pub stats: Stats,
-    /// Packets of clients that opened no connection because they were dropped or refused (no server, a limit, a
-    /// filter), since the service was added.
+    /// Packets of clients that opened no connection because they were dropped or refused (no
+    /// server, a limit, a filter), since the service was added.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub refused: u64,
     /// Its real servers in the kernel's list order: the most recently added one is first.

@@ -61,7 +61,8 @@ pub(crate) const SLOW_PATH: u32 = HELPED
     | PROBE
     | DYING;
 const _: () = assert!(SLOW_PATH & WATCHED == WATCHED);
-/// With these, the kernel fast path does not forward the packets. Sequence numbers are not needed of each packet.
+/// With these, the kernel fast path does not forward the packets. Sequence numbers are not needed
+/// of each packet.
 pub(crate) const USERSPACE: u32 = SLOW_PATH & !TRACKED;
 /// All of these flags have a local meaning, and are not replicated.
 pub(crate) const OWN: u32 =

@@ -39,7 +39,7 @@ use self::records::Records;
 pub use self::service::Service;
 pub(crate) use self::service::ServiceKeyOrd;
 use self::sweep::SweepWork;
-pub use self::take_over::{Heard, TakenOver};
+pub use self::take_over::{ItemResults, TakenOver};
 use crate::conn::memory::{Layout, Memory, OutOfMemory};
 use crate::conn::{ConnTable, Templates, Timeouts};
 use crate::filter::Filters;

@@ -52,7 +52,8 @@ impl Service {
         self.pool.servers()
     }
 
-    /// Packets of clients that opened no connection because they were dropped or refused, since the service was added.
+    /// Packets of clients that opened no connection because they were dropped or refused, since the
+    /// service was added.
     pub const fn refused(&self) -> u64 {
         self.refused
     }

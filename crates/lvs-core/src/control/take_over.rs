@@ -44,7 +44,7 @@ pub struct TakenOver {
 /// Results for items received from a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Heard {
+pub struct ItemResults {
     /// Connections that were taken over.
     pub taken: TakenOver,
     /// Connections that have ended.
@@ -102,35 +102,35 @@ impl Control {
     /// the connection. This director stays the owner of the other connections whose packets arrived
     /// here later than at the peer. If the order is not known, it keeps them if `keeps_ties`, which
     /// must be true for one of the two directors.
-    pub fn hear(
+    pub fn apply_items(
         &mut self,
         shard: &mut Shard,
         peer: usize,
         keeps_ties: bool,
         items: impl IntoIterator<Item = Item>,
         now: Instant,
-    ) -> Heard {
-        let mut heard = Heard::default();
+    ) -> ItemResults {
+        let mut results = ItemResults::default();
         if shard.replicas.is_none() || !self.owns(shard) {
-            return heard;
+            return results;
         }
         self.sweep(shard);
         for item in items {
             let done = match item.kind {
                 Kind::Ended => {
-                    heard.ended += u64::from(hear_end(shard, peer, &item.entry));
+                    results.ended += u64::from(apply_end(shard, peer, &item.entry));
                     continue;
                 }
                 Kind::Lives | Kind::Comes => self.hear_of(shard, peer, keeps_ties, item, now),
             };
             match done {
-                Ok(true) => heard.taken.taken += 1,
-                Ok(false) => heard.kept += 1,
-                Err(Refused::Nonsense) => heard.taken.nonsense += 1,
-                Err(Refused::Full) => heard.taken.no_room += 1,
+                Ok(true) => results.taken.taken += 1,
+                Ok(false) => results.kept += 1,
+                Err(Refused::Nonsense) => results.taken.nonsense += 1,
+                Err(Refused::Full) => results.taken.no_room += 1,
             }
         }
-        heard
+        results
     }
 
     /// Stores a connection or a template of a peer; `false` if this director owns it.
@@ -464,7 +464,7 @@ impl Control {
 
 /// Removes a connection that was borrowed from a peer and has ended there; returns whether it was
 /// removed.
-fn hear_end(shard: &mut Shard, peer: usize, entry: &Entry) -> bool {
+fn apply_end(shard: &mut Shard, peer: usize, entry: &Entry) -> bool {
     let found = shard.find_from_client(&Key {
         protocol: entry.protocol,
         client: entry.client,

@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn mh_more_servers_than_slots_keep_table() {
+    fn mh_with_more_servers_than_slots_keeps_table() {
         let mut pool = crate::Pool::new(Box::<MaglevHashing>::default());
         let config = crate::ServerConfig::new(1, crate::Forwarding::Nat);
         let server = |n: u32| SocketAddr::new(core::net::Ipv4Addr::from_bits(n).into(), 80);

@@ -137,8 +137,8 @@ impl Down {
 
 impl Expected {
     /// Records the numbers of a segment; `misses`: its connection is offloaded.
-    fn note(&mut self, said: Numbers, from_client: bool, misses: bool) {
-        if self.missed && said.ack.is_some() {
+    fn note(&mut self, numbers: Numbers, from_client: bool, misses: bool) {
+        if self.missed && numbers.ack.is_some() {
             // The numbers before it may be older than a comparison can tell.
             *self = Self::default();
         }
@@ -148,12 +148,12 @@ impl Expected {
         } else {
             (&mut self.of_server, &mut self.of_client)
         };
-        if said.syn {
-            *sender = Some(said.next);
+        if numbers.syn {
+            *sender = Some(numbers.next);
         } else {
-            raise(sender, said.next);
+            raise(sender, numbers.next);
         }
-        if let Some(ack) = said.ack {
+        if let Some(ack) = numbers.ack {
             raise(receiver, ack);
         }
     }
@@ -171,16 +171,16 @@ impl Shard {
     /// Records the sequence numbers of a segment of connection `index`.
     fn track(&mut self, index: u32, meta: &PacketMeta<'_>, from_client: bool) {
         if meta.tuple.protocol == Protocol::TCP
-            && let Some(mut said) = Numbers::read(meta.segment.bytes)
+            && let Some(mut numbers) = Numbers::read(meta.segment.bytes)
         {
             if from_client && self.table.get(index).has(flag::HELPED) {
                 // The server's numbers are kept as the server counts.
                 let shift = self.shift(index);
-                said.ack = said.ack.map(|ack| shift.acknowledgement(ack));
+                numbers.ack = numbers.ack.map(|ack| shift.acknowledgement(ack));
             }
             let misses = self.table.get(index).is_live();
             if let Some(expected) = self.down.expected.get_mut(index) {
-                expected.note(said, from_client, misses);
+                expected.note(numbers, from_client, misses);
             }
         }
     }
@@ -319,8 +319,8 @@ impl Shard {
         }
     }
 
-    /// Treatment of the next packet from the client of connection `index`, if its server was removed;
-    /// `None` if the server is present.
+    /// Treatment of the next packet from the client of connection `index`, if its server was
+    /// removed; `None` if the server is present.
     pub(crate) fn lost(&self, index: u32) -> Option<&'static str> {
         let gone = self.table.get(index).has(flag::GONE);
         let removed = self
@@ -381,11 +381,11 @@ impl Shard {
                     && let Some(expected) = self.down.expected.get_mut(index)
                     && expected.missed
                     && meta.segment.is_intact(&meta.tuple)
-                    && let Some(said) = Numbers::read(meta.segment.bytes)
-                    && said.ack.is_some()
+                    && let Some(numbers) = Numbers::read(meta.segment.bytes)
+                    && numbers.ack.is_some()
                 {
                     // The numbers for the server's reset, too.
-                    expected.note(said, true, false);
+                    expected.note(numbers, true, false);
                     let expected = *expected;
                     let of_server = self.server_reset(index, expected);
                     self.down.late.extend(of_server);
@@ -444,9 +444,10 @@ impl Shard {
         None
     }
 
-    /// Before a packet from the client of connection `index`, which is watched. If the server's first answer is awaited, a
-    /// packet that opens the connection once more shows that the one before was not answered. Any other packet of the
-    /// client shows that there was an answer, which the director does not see with direct routing and tunnels.
+    /// Before a packet from the client of connection `index`, which is watched. If the server's
+    /// first answer is awaited, a packet that opens the connection once more shows that the one
+    /// before was not answered. Any other packet of the client shows that there was an answer,
+    /// which the director does not see with direct routing and tunnels.
     pub(crate) fn watch_request(&mut self, index: u32, meta: &PacketMeta<'_>, now: Instant) {
         let slot = self.table.get(index);
         if slot.has(flag::TRACKED) {
@@ -502,8 +503,8 @@ mod tests {
             tcp[tcp::SEQUENCE].copy_from_slice(&u32::MAX.to_be_bytes());
             tcp[12] = 0x50;
             tcp[tcp::FLAGS] = flags;
-            let said = Numbers::read(&tcp).unwrap();
-            (said.next, said.ack, said.syn)
+            let numbers = Numbers::read(&tcp).unwrap();
+            (numbers.next, numbers.ack, numbers.syn)
         };
         assert_eq!(read(0x02, 0), (0, None, true));
         assert_eq!(read(0x12, 0), (0, Some(0), true));

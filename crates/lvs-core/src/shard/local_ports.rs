@@ -523,7 +523,8 @@ mod tests {
             }
         }
 
-        /// A bed for a few hundred connections: a large table takes 60 ms of page faults, and a property has 256 cases.
+        /// A bed for a few hundred connections: a large table takes 60 ms of page faults, and a
+        /// property has 256 cases.
         fn small(last: u16) -> Self {
             Self {
                 table: ConnTable::new(1 << 9, 1),

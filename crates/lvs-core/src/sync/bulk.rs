@@ -350,7 +350,7 @@ pub(crate) struct Replicas {
     replicated: Digest,
     borrowed: [Option<Borrowed>; PEERS_MAX],
     /// A peer is subscribed to updates.
-    pub(crate) heard: bool,
+    pub(crate) has_receiver: bool,
     out: Vec<u8>,
     lost: bool,
 }
@@ -368,7 +368,7 @@ impl Replicas {
             keys,
             replicated: Digest::default(),
             borrowed: [const { None }; PEERS_MAX],
-            heard: false,
+            has_receiver: false,
             out: Vec::new(),
             lost: false,
         }
@@ -415,10 +415,10 @@ impl Replicas {
         }
     }
 
-    /// Takes the outgoing buffer, to be extended and [returned](Self::has_been_said); `None` if no
+    /// Takes the outgoing buffer, to be extended and [returned](Self::put_back); `None` if no
     /// peer is subscribed, or if the buffer is full.
-    pub(crate) fn begin_to_say(&mut self) -> Option<Vec<u8>> {
-        if !self.heard {
+    pub(crate) fn take_buffer(&mut self) -> Option<Vec<u8>> {
+        if !self.has_receiver {
             return None;
         }
         if self.out.len() >= OUT_MAX {
@@ -429,15 +429,15 @@ impl Replicas {
     }
 
     /// Returns the outgoing buffer with the new updates.
-    pub(crate) fn has_been_said(&mut self, out: Vec<u8>) {
+    pub(crate) fn put_back(&mut self, out: Vec<u8>) {
         self.out = out;
     }
 
-    pub(crate) fn has_said(&self) -> bool {
+    pub(crate) fn has_queued(&self) -> bool {
         !self.out.is_empty()
     }
 
-    pub(crate) fn said_len(&self) -> usize {
+    pub(crate) fn queued_len(&self) -> usize {
         self.out.len()
     }
 
@@ -567,12 +567,12 @@ mod tests {
     #[test]
     fn outgoing_updates_are_bounded() {
         let mut replicas = Replicas::new([0, 0]);
-        assert!(replicas.begin_to_say().is_none(), "nobody listens");
-        replicas.heard = true;
+        assert!(replicas.take_buffer().is_none(), "nobody listens");
+        replicas.has_receiver = true;
         for _ in 0..(2 * OUT_MAX / 40) {
-            if let Some(mut out) = replicas.begin_to_say() {
+            if let Some(mut out) = replicas.take_buffer() {
                 out.extend([0; 40]);
-                replicas.has_been_said(out);
+                replicas.put_back(out);
             }
         }
         let (out, lost) = replicas.take();

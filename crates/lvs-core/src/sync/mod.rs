@@ -62,8 +62,8 @@ impl Master {
         }
     }
 
-    /// The same, with messages limited to the largest number of connections that their count field
-    /// can express. The kernel counts modulo 256, so that its backups lose 256 connections of each
+    /// Returns the same settings, but messages have no more connections than their count field can
+    /// express. The kernel counts modulo 256, so that its backups lose 256 connections of each
     /// longer message.
     pub fn counted(self) -> Self {
         Self {

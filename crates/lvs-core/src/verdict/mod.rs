@@ -100,8 +100,9 @@ pub struct Reply {
     pub destination: Option<SocketAddr>,
     /// Change of the TCP segment by a helper.
     pub edit: Option<Edit>,
-    /// A health check through the service opened the connection ([`Control::pin`](crate::Control::pin)). Its replies count
-    /// only if they use the path of the replies to clients.
+    /// A health check through the service opened the connection
+    /// ([`Control::pin`](crate::Control::pin)). Its replies count only if they use the path of the
+    /// replies to clients.
     pub probe: bool,
 }
 

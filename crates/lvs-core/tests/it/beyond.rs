@@ -185,9 +185,9 @@ fn client_of_offloaded_connection_is_asked_for_numbers_of_both_resets() {
         let now = Instant::from_secs(1);
         let (client, vip) = (addr(CLIENT), addr(VIP));
         establish(&mut director, client, method == Forwarding::Nat, now);
-        let said = send(&mut director, &tcp(client, vip, ACK), (1101, 745, 0), now);
-        let Verdict::Forward(forward) = said else {
-            panic!("{said:?}");
+        let decision = send(&mut director, &tcp(client, vip, ACK), (1101, 745, 0), now);
+        let Verdict::Forward(forward) = decision else {
+            panic!("{decision:?}");
         };
         let conn = forward.conn.expect("a connection");
         director
@@ -293,19 +293,19 @@ fn late_packet_of_reset_connection_is_answered_with_reset() {
         director.handle_packet(&tcp(before, client, ACK), now),
         reset
     );
-    let said = director.handle_packet(&tcp(client, vip, RST), now);
-    let Verdict::Forward(forward) = said else {
-        panic!("no reset to the server: {said:?}");
+    let decision = director.handle_packet(&tcp(client, vip, RST), now);
+    let Verdict::Forward(forward) = decision else {
+        panic!("no reset to the server: {decision:?}");
     };
     assert_eq!(forward.target, before);
-    let said = director.handle_packet(&tcp(before, client, RST), now);
+    let decision = director.handle_packet(&tcp(before, client, RST), now);
     assert!(
-        matches!(said, Verdict::Reply(_)),
-        "no reset to the client: {said:?}"
+        matches!(decision, Verdict::Reply(_)),
+        "no reset to the client: {decision:?}"
     );
-    let said = director.handle_packet(&tcp(client, vip, SYN), now);
-    let Verdict::Forward(again) = said else {
-        panic!("a SYN opens a new connection: {said:?}");
+    let decision = director.handle_packet(&tcp(client, vip, SYN), now);
+    let Verdict::Forward(again) = decision else {
+        panic!("a SYN opens a new connection: {decision:?}");
     };
     assert!(again.new && again.target != before);
 }
@@ -323,8 +323,8 @@ fn untracked_connection_is_reset_by_its_next_packet() {
     remove(&mut director, 1, now);
     assert_eq!(drain(&mut director, now), []);
     assert_eq!(only(&director, now).expires.as_secs(), 900);
-    let said = director.handle_packet(&tcp(client, vip, ACK), now);
-    assert_eq!(said, Verdict::Reset(DropReason::ServerDown));
+    let decision = director.handle_packet(&tcp(client, vip, ACK), now);
+    assert_eq!(decision, Verdict::Reset(DropReason::ServerDown));
     assert_eq!(only(&director, now).expires.as_secs(), 10);
 }
 
@@ -336,8 +336,8 @@ fn connection_of_down_server_ends_at_its_next_packet() {
     let now = Instant::from_secs(1);
     establish(&mut director, addr(CLIENT), true, now);
     remove(&mut director, 1, now);
-    let said = director.handle_packet(&tcp(addr(CLIENT), addr(VIP), ACK), now);
-    assert_eq!(said, Verdict::Reset(DropReason::ServerDown));
+    let decision = director.handle_packet(&tcp(addr(CLIENT), addr(VIP), ACK), now);
+    assert_eq!(decision, Verdict::Reset(DropReason::ServerDown));
     assert_eq!(drain(&mut director, now).len(), 2, "once, not twice");
 }
 
@@ -381,7 +381,7 @@ fn resets_are_sent_in_bounded_portions() {
 }
 
 #[test]
-fn returned_server_receives_no_reset_connection() {
+fn connection_of_removed_server_is_reset_even_after_server_returns() {
     let key = ServiceKey::tcp(addr(VIP));
     let config = service("rr", down(OnServerDown::Reset));
     let mut director = director(key, config, Forwarding::Nat, 1);
@@ -390,8 +390,8 @@ fn returned_server_receives_no_reset_connection() {
     remove(&mut director, 1, now);
     let _ = drain(&mut director, now);
     add(&mut director, key, 1, 1, Forwarding::Nat, now).unwrap();
-    let said = director.handle_packet(&tcp(addr(CLIENT), addr(VIP), ACK), now);
-    assert_eq!(said, Verdict::Reset(DropReason::ServerDown));
+    let decision = director.handle_packet(&tcp(addr(CLIENT), addr(VIP), ACK), now);
+    assert_eq!(decision, Verdict::Reset(DropReason::ServerDown));
 }
 
 #[test]
@@ -408,8 +408,8 @@ fn weight_0_drains_without_resets() {
         .unwrap();
     director.advance(now);
     assert!(!director.shard.has_down());
-    let said = director.handle_packet(&tcp(addr(CLIENT), addr(VIP), ACK), now);
-    assert!(matches!(said, Verdict::Forward(_)), "{said:?}");
+    let decision = director.handle_packet(&tcp(addr(CLIENT), addr(VIP), ACK), now);
+    assert!(matches!(decision, Verdict::Forward(_)), "{decision:?}");
 }
 
 #[test]
@@ -432,20 +432,24 @@ fn server_down_policies_apply_to_datagrams() {
         assert_eq!(first.target, server(2));
         remove(&mut director, 2, now);
         assert_eq!(drain(&mut director, now), [], "datagrams have no resets");
-        let said = director.handle_packet(&datagram, now);
+        let decision = director.handle_packet(&datagram, now);
         let next = director.handle_packet(&datagram, now);
         let moved = |verdict| matches!(verdict, Verdict::Forward(f) if f.target == server(1));
         match policy {
             OnServerDown::Kernel => {
                 let dropped = Verdict::Drop(DropReason::ServerRemoved);
-                assert_eq!((said, next), (dropped, dropped));
+                assert_eq!((decision, next), (dropped, dropped));
                 assert_eq!(only(&director, now).expires.as_secs(), 300);
             }
-            OnServerDown::Reset => assert!(said == refused && moved(next), "{said:?} {next:?}"),
-            OnServerDown::Reschedule => assert!(moved(said) && moved(next), "{said:?} {next:?}"),
+            OnServerDown::Reset => {
+                assert!(decision == refused && moved(next), "{decision:?} {next:?}");
+            }
+            OnServerDown::Reschedule => {
+                assert!(moved(decision) && moved(next), "{decision:?} {next:?}");
+            }
             OnServerDown::Drop => {
                 let dropped = Verdict::Drop(DropReason::ServerDown);
-                assert_eq!((said, next), (dropped, dropped));
+                assert_eq!((decision, next), (dropped, dropped));
                 assert_eq!(only(&director, now).expires.as_secs(), 120);
                 let later = Instant::from_secs(122);
                 assert!(moved(director.handle_packet(&datagram, later)));
@@ -465,13 +469,13 @@ fn reset_and_drop_policies_apply_to_tcp_without_known_numbers() {
         remove(&mut director, 1, now);
         assert_eq!(drain(&mut director, now).len(), resets);
         assert_eq!(only(&director, now).state, "CLOSE");
-        let said = director.handle_packet(&ack, now);
+        let decision = director.handle_packet(&ack, now);
         let reply = director.handle_packet(&tcp(server(1), addr(CLIENT), ACK), now);
         let expected = match policy {
             OnServerDown::Drop => Verdict::Drop(DropReason::ServerDown),
             _ => Verdict::Reset(DropReason::ServerDown),
         };
-        assert_eq!((said, reply), (expected, expected));
+        assert_eq!((decision, reply), (expected, expected));
     }
 }
 
@@ -510,8 +514,8 @@ fn server_down_is_silent_by_default() {
     establish(&mut director, addr(CLIENT), true, now);
     remove(&mut director, 1, now);
     assert!(!director.shard.has_down());
-    let said = director.handle_packet(&tcp(addr(CLIENT), addr(VIP), ACK), now);
-    assert_eq!(said, Verdict::Drop(DropReason::ServerRemoved));
+    let decision = director.handle_packet(&tcp(addr(CLIENT), addr(VIP), ACK), now);
+    assert_eq!(decision, Verdict::Drop(DropReason::ServerRemoved));
     let reply = tcp(server(1), addr(CLIENT), ACK);
     assert!(matches!(
         director.handle_packet(&reply, now),

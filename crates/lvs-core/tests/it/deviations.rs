@@ -103,9 +103,9 @@ fn port_reuse_needs_no_second_syn_though_conntrack_is_on() {
         .unwrap()
         .state;
     assert_eq!(state, "TIME_WAIT");
-    let said = from_client(&mut director, 10, TcpFlags::SYN, now);
-    let Verdict::Forward(again) = said else {
-        panic!("the SYN itself opens the connection: {said:?}");
+    let verdict = from_client(&mut director, 10, TcpFlags::SYN, now);
+    let Verdict::Forward(again) = verdict else {
+        panic!("the SYN itself opens the connection: {verdict:?}");
     };
     assert!(again.new && again.target != first.target);
 }

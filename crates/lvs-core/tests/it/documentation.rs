@@ -223,8 +223,8 @@ fn tests_below(directory: &Path, found: &mut Vec<(String, PathBuf)>) {
     }
 }
 
-/// Each deviation in docs/decisions.md names its test, each test that the list names exists, and the
-/// list has each test of the files `deviations.rs`.
+/// Each deviation in docs/decisions.md names its test, each test that the list names exists, and
+/// the list has each test of the files `deviations.rs`.
 #[test]
 fn every_deviation_has_its_test() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -371,7 +371,8 @@ fn links(page: &str) -> Vec<String> {
         .collect()
 }
 
-/// The anchor that GitHub and mdBook give a heading: lower case, hyphens for spaces, no punctuation.
+/// The anchor that GitHub and mdBook give a heading: lower case, hyphens for spaces, no
+/// punctuation.
 fn anchors(page: &str) -> Vec<String> {
     let headings = page.lines().filter(|line| line.starts_with('#'));
     let words = headings.map(|line| line.trim_start_matches('#').trim().to_lowercase());

@@ -322,7 +322,7 @@ fn full_template_table_refuses_next_template() {
 /// A flood leaves more templates with the same deadline than one call removes (4,096); the next
 /// call is due at once.
 #[test]
-fn templates_that_end_together_end_in_portions() {
+fn expired_templates_are_removed_in_portions() {
     const ALL: usize = 10_000;
     let mut bed = persistent(1 << 14, WhenFull::Drop);
     for n in 0..ALL {

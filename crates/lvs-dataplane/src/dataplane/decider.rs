@@ -7,7 +7,7 @@ use lvs_core::explain::Explanation;
 use lvs_core::fast_path::{Ahead, Passed, Plain};
 use lvs_core::mark::{MarkAction, MarkRule};
 use lvs_core::offload::Offer;
-use lvs_core::replication::{Heard, TakenOver};
+use lvs_core::replication::{ItemResults, TakenOver};
 use lvs_core::sync::bulk::Item;
 use lvs_core::sync::wire::Entry;
 use lvs_core::{
@@ -125,7 +125,12 @@ impl Decider {
     }
 
     /// Applies replicated connections of a peer.
-    pub(super) fn hear(&mut self, peer: usize, keeps_ties: bool, items: Vec<Item>) -> Heard {
+    pub(super) fn apply_items(
+        &mut self,
+        peer: usize,
+        keeps_ties: bool,
+        items: Vec<Item>,
+    ) -> ItemResults {
         let now = self.context.now();
         // The table lines of all connections are prefetched first, without the lock.
         let mut aheads: Vec<Ahead> = items
@@ -140,7 +145,7 @@ impl Decider {
         }
         self.context
             .control_for_packet()
-            .hear(&mut self.shard, peer, keeps_ties, items, now)
+            .apply_items(&mut self.shard, peer, keeps_ties, items, now)
     }
 
     /// Whether a rule for marks could drop packets of a connection or pass them to the host, in
@@ -412,8 +417,8 @@ fn takes(rules: &[MarkRule], tuple: &Tuple) -> bool {
     false
 }
 
-/// The action of the rules for marks on a packet, and the rule. A rule with an interface matches only
-/// if `interface` is that one; without `interface`, the text names the rule.
+/// The action of the rules for marks on a packet, and the rule. A rule with an interface matches
+/// only if `interface` is that one; without `interface`, the text names the rule.
 fn marked_by(
     rules: &[MarkRule],
     tuple: &Tuple,

@@ -144,8 +144,8 @@ pub(super) enum WithDataplane {
     Way(#[from] NoWay),
 }
 
-/// The use of the kernel fast path, with XDP or without. XDP in the configuration implies the kernel
-/// fast path.
+/// The use of the kernel fast path, with XDP or without. XDP in the configuration implies the
+/// kernel fast path.
 fn with_xdp(wanted: UseKernel, xdp: bool) -> Result<UseKernel, StartError> {
     match wanted {
         UseKernel::Off if xdp => Err(StartError::XdpAlone),
@@ -213,13 +213,13 @@ mod tests {
     #[test]
     fn fast_path_excluded_by_setting_names_the_setting() {
         let settings = Settings::default();
-        let said = |hooked, backend| {
+        let reason = |hooked, backend| {
             let against = against(hooked, backend, &settings);
             against.map(|Against { fix, .. }| fix)
         };
-        assert_eq!(said(false, Backend::Auto), None);
-        assert!(said(true, Backend::Auto).is_some_and(|text| text.contains("hook")));
-        let tun = said(false, Backend::Tun);
+        assert_eq!(reason(false, Backend::Auto), None);
+        assert!(reason(true, Backend::Auto).is_some_and(|text| text.contains("hook")));
+        let tun = reason(false, Backend::Tun);
         assert!(tun.is_some_and(|text| text.contains("--backend tun")));
     }
 

@@ -1,4 +1,5 @@
-//! Large pages for the connection table of a packet worker, once it is so full that they cost little.
+//! Large pages for the connection table of a packet worker, once it is so full that they cost
+//! little.
 
 use std::thread;
 use std::time::Duration;
@@ -16,7 +17,10 @@ const PART: usize = 16;
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// Creates shard `number` of a director, and the memory pages of its connection table; on the heap,
-/// if no other memory is available.  # Errors If the heap has no memory either.
+/// if no other memory is available.
+///
+/// # Errors
+/// If the heap has no memory either.
 pub(super) fn shard(
     control: &Control,
     number: usize,

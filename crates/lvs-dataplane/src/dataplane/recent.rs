@@ -1,4 +1,5 @@
-//! The recent part of the counters of packets by reason: five minutes, and the time of the last change.
+//! The recent part of the counters of packets by reason: five minutes, and the time of the last
+//! change.
 //!
 //! A thread takes a sample every ten seconds. Its size depends on the number of reasons only.
 
@@ -71,7 +72,8 @@ fn name(reason: &ReasonCount) -> Name {
     (reason.action.clone(), reason.reason.clone())
 }
 
-/// Starts a thread that calls `sample` every ten seconds. The thread ends when the sender is dropped.
+/// Starts a thread that calls `sample` every ten seconds. The thread ends when the sender is
+/// dropped.
 pub(super) fn start(sample: impl Fn() + Send + 'static) -> io::Result<Sender<()>> {
     let (sender, receiver) = channel();
     let thread = thread::Builder::new().name("lvs-samples".to_owned());

@@ -48,7 +48,10 @@ impl fmt::Debug for RigWorker {
 
 impl Rig {
     /// Creates as many workers as `control` has shards, in a network whose link 1 is `port`. `vips`
-    /// are addresses of services.  # Errors If the host has no free file descriptors.
+    /// are addresses of services.
+    ///
+    /// # Errors
+    /// If the host has no free file descriptors.
     pub fn new(
         control: Control,
         network: NetState,
@@ -106,8 +109,8 @@ impl Rig {
 }
 
 impl RigWorker {
-    /// Processes a batch. Returns the number of frames that would have been sent. The frames are free
-    /// again.
+    /// Processes a batch. Returns the number of frames that would have been sent. The frames are
+    /// free again.
     pub fn process(&mut self, frames: &mut [Frame]) -> usize {
         self.worker.process(PORT, frames)
     }

@@ -1,4 +1,5 @@
-//! The links between the threads of a dataplane: mailboxes, queues, and the set of workers that run.
+//! The links between the threads of a dataplane: mailboxes, queues, and the set of workers that
+//! run.
 
 use std::fmt;
 use std::io;
@@ -87,7 +88,10 @@ impl<W> Threads<W> {
 
     // --- the packet workers ----------------------------------------------------------------------
 
-    /// Returns the link of a packet worker.  # Panics If no worker has this number.
+    /// Returns the link of a packet worker.
+    ///
+    /// # Panics
+    /// If no worker has this number.
     pub(super) fn worker(&self, number: usize) -> &WorkerLink<W> {
         &self.workers[number]
     }

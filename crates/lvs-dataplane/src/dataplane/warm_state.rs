@@ -78,8 +78,8 @@ pub(super) trait WarmState: Debug + Send + Sync {
         Outliving::default()
     }
 
-    /// Stores the shield, or the TUN device, so that the host does not see packets until a successor
-    /// starts.
+    /// Stores the shield, or the TUN device, so that the host does not see packets until a
+    /// successor starts.
     fn keep_shield(&self, _keeper: &Keeper) {}
 
     /// Removes all state at an orderly end of the dataplane.

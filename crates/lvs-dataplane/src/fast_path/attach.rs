@@ -1,4 +1,5 @@
-//! The programs at the interfaces: as tcx links, or as filters (clsact) where the kernel has no tcx.
+//! The programs at the interfaces: as tcx links, or as filters (clsact) where the kernel has no
+//! tcx.
 
 use std::collections::HashSet;
 use std::fs;

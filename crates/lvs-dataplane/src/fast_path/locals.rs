@@ -3,11 +3,11 @@
 //! A slot has no room for a local address and port, and no field of a reply leads to the slot. So
 //! there is a map next to the table: from the slot to the local address and port, and from the
 //! addresses and ports of a reply to the slot. The map takes memory, and is made when the first
-//! connection of full NAT opens. From then on it has all such connections, so that a successor has them,
-//! too. The programs find it in an array of one map.
+//! connection of full NAT opens. From then on it has all such connections, so that a successor has
+//! them, too. The programs find it in an array of one map.
 //!
-//! An entry of a connection that has ended does no harm: its slot is not offloaded, and the entry is
-//! removed before another connection uses the slot.
+//! An entry of a connection that has ended does no harm: its slot is not offloaded, and the entry
+//! is removed before another connection uses the slot.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn leftovers_of_dataplane_are_taken_once_then_dropped() {
+    fn local_addresses_of_killed_dataplane_are_adopted_once_then_dropped() {
         let Some(fast_path) = open() else { return };
         let locals = &fast_path.locals;
         let ends = locals.make().expect("there is memory");

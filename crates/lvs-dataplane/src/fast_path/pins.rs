@@ -58,8 +58,10 @@ pub(super) struct Pins {
 }
 
 impl Pins {
-    /// Returns the directory of this thread's network namespace, whether it exists or not.  #
-    /// Errors If there is no BPF file system, and none can be mounted.
+    /// Returns the directory of this thread's network namespace, whether it exists or not.
+    ///
+    /// # Errors
+    /// If there is no BPF file system, and none can be mounted.
     pub(super) fn here() -> io::Result<Self> {
         lvs_sys::mount_bpf(Path::new(FILE_SYSTEM))?;
         Self::if_mounted()

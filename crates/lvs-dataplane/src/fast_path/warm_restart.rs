@@ -1,5 +1,6 @@
-//! Warm restart of the kernel fast path: offloaded connections continue for a while after the dataplane
-//! is killed, and a successor takes them over with their counters, the services and the settings.
+//! Warm restart of the kernel fast path: offloaded connections continue for a while after the
+//! dataplane is killed, and a successor takes them over with their counters, the services and the
+//! settings.
 
 use std::fs;
 use std::io;

@@ -154,8 +154,8 @@ impl Announced {
 
     /// Logs once that updates are missing.
     fn complain(&mut self, limit: Standing, ago: Duration) {
-        let said = self.limit.replace(limit);
-        if said.unwrap_or(Standing::Announced) == limit {
+        let previous = self.limit.replace(limit);
+        if previous.unwrap_or(Standing::Announced) == limit {
             return;
         }
         let ago = ago.as_secs();

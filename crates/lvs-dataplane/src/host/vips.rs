@@ -33,8 +33,8 @@ const GAPS: [Duration; 3] = [
 ];
 /// The number of probes for other hosts with a service's address.
 const PROBES: u8 = 2;
-/// The time between two rounds of probes for other hosts that have such an address later, and the addresses of a
-/// round.
+/// The time between two rounds of probes for other hosts that have such an address later, and the
+/// addresses of a round.
 const WATCH_PERIOD: Duration = Duration::from_secs(10);
 const WATCHED: usize = 64;
 /// The number of announcements of an address after another host has announced it, and the shortest
@@ -45,8 +45,8 @@ const DEFEND_PERIOD: Duration = Duration::from_secs(10);
 /// Shortest interval between two log lines about the same conflict.
 const COMPLAINT_PERIOD: Duration = Duration::from_secs(60);
 
-/// The time between two probes for the other host of a conflict, and the number of probes without an answer after
-/// which the conflict is over.
+/// The time between two probes for the other host of a conflict, and the number of probes without
+/// an answer after which the conflict is over.
 const CONFLICT_PROBE_PERIOD: Duration = Duration::from_secs(15);
 const CONFLICT_PROBES: u8 = 2;
 
@@ -130,7 +130,7 @@ pub(super) struct Vips {
     next_announcement: Option<Instant>,
     /// The remaining probes for other hosts with the services' addresses.
     probing: BTreeMap<IpAddr, u8>,
-    /// The last address of the round of probes before.
+    /// The last address that the previous round of probes covered.
     watched: Option<IpAddr>,
     /// The time of the next round.
     next_watch: Instant,
@@ -325,7 +325,8 @@ impl Vips {
         }
     }
 
-    /// Schedules probes for the other hosts of conflicts. A conflict is over if such a host has not answered.
+    /// Schedules probes for the other hosts of conflicts. A conflict is over if such a host has not
+    /// answered.
     fn probe_conflicts(&mut self, now: Instant) {
         self.conflicts.retain(|addr, conflict| {
             if now < conflict.probed + CONFLICT_PROBE_PERIOD {

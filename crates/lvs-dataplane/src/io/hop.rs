@@ -85,8 +85,10 @@ impl HopDevice {
         given_back(&mut self.host, frames)
     }
 
-    /// Returns a sender for the device, for another worker.  # Errors If the process has no free
-    /// file descriptor.
+    /// Returns a sender for the device, for another worker.
+    ///
+    /// # Errors
+    /// If the process has no free file descriptor.
     pub fn sender(&self) -> Result<HopSender, TunError> {
         Ok(HopSender(self.host.sender()?))
     }

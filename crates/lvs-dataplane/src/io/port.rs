@@ -32,8 +32,8 @@ pub enum Port {
 }
 
 impl Port {
-    /// Receives up to [`BATCH`](super::BATCH) frames of each queue and returns how many came; 0 if none is
-    /// waiting.
+    /// Receives up to [`BATCH`](super::BATCH) frames of each queue and returns how many came; 0 if
+    /// none is waiting.
     ///
     /// # Errors
     /// As [`PacketIo::recv`].
@@ -76,7 +76,10 @@ impl Port {
     }
 
     /// Returns a sender for the same device, for another worker; `None` if the port is no TUN
-    /// device.  # Errors If the process has no free file descriptor.
+    /// device.
+    ///
+    /// # Errors
+    /// If the process has no free file descriptor.
     pub fn sender(&self) -> Option<Result<Self, TunError>> {
         match self {
             Self::Host(io) => Some(io.sender().map(Self::HostSender)),

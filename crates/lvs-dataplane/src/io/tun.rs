@@ -78,8 +78,10 @@ impl Tun {
         Self::open(name, TunDevice::create(name, options))
     }
 
-    /// Returns the device of this name, whose descriptor another process has opened.  # Errors If
-    /// the device no longer exists.
+    /// Returns the device of this name, whose descriptor another process has opened.
+    ///
+    /// # Errors
+    /// If the device no longer exists.
     pub fn of(name: &str, descriptor: OwnedFd) -> Result<Self, TunError> {
         Self::open(name, Ok(TunDevice::of(descriptor)))
     }
@@ -124,8 +126,10 @@ impl Tun {
         })
     }
 
-    /// Returns the same queue, for another thread to send on.  # Errors If the process has no free
-    /// file descriptor.
+    /// Returns the same queue, for another thread to send on.
+    ///
+    /// # Errors
+    /// If the process has no free file descriptor.
     pub(super) fn another(&self) -> Result<Self, TunError> {
         let device = self.device.another();
         Ok(Self {
@@ -262,8 +266,10 @@ impl HostDevice {
         })
     }
 
-    /// Returns a sender for the device, for another thread.  # Errors If the process has no free
-    /// file descriptor.
+    /// Returns a sender for the device, for another thread.
+    ///
+    /// # Errors
+    /// If the process has no free file descriptor.
     pub fn sender(&self) -> Result<HostSender, TunError> {
         Ok(HostSender(self.tun.another()?))
     }

@@ -1,4 +1,5 @@
-//! Which interfaces can send frames that have no socket buffer (family `netdev` of generic netlink).
+//! Which interfaces can send frames that have no socket buffer (family `netdev` of generic
+//! netlink).
 
 use std::collections::HashSet;
 use std::io;
@@ -49,7 +50,10 @@ impl XdpFeatures {
     }
 
     /// Returns the interfaces of this network namespace that can send frames from XDP. Other
-    /// interfaces drop such frames.  # Errors If the kernel refuses the request or does not answer.
+    /// interfaces drop such frames.
+    ///
+    /// # Errors
+    /// If the kernel refuses the request or does not answer.
     pub(crate) fn takers(&mut self) -> io::Result<HashSet<u32>> {
         let mut takers = HashSet::new();
         let header = [NETDEV_CMD_DEV_GET, 1, 0, 0];

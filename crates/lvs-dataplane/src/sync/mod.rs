@@ -108,8 +108,10 @@ impl Daemons {
     }
 
     /// Opens the sockets of a daemon and creates its thread, which waits. `ports` is the value of
-    /// `sync_ports` when the first daemon starts; `sock_size` is `sync_sock_size`.  # Errors If the
-    /// kernel would refuse to start the daemon.
+    /// `sync_ports` when the first daemon starts; `sock_size` is `sync_sock_size`.
+    ///
+    /// # Errors
+    /// If the kernel would refuse to start the daemon.
     pub(crate) fn prepare(
         &self,
         daemon: &SyncDaemon,

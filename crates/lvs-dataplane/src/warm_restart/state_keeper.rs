@@ -41,7 +41,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// wait.
 const HASTE: Duration = Duration::from_millis(200);
 /// Interval at which a state keeper checks whether a dataplane can still use its descriptors.
-const LOOK: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The longest time that a state keeper runs without memory from a dataplane.
 const EMPTY: Duration = Duration::from_secs(60);
 /// Maximum of stored shields: the shield of a killed dataplane and those of its successors.
@@ -51,7 +51,7 @@ const SHIELDS: usize = 4;
 mod ask {
     /// Requests the memory; the answer contains the descriptor, if one is stored.
     pub(super) const GIVE: u8 = b'?';
-    /// Passes the memory.
+    /// Passes the shared memory to the state keeper.
     pub(super) const MEMORY: u8 = b'm';
     /// Passes a shield, which is stored in addition to the earlier ones.
     pub(super) const SHIELD: u8 = b's';
@@ -416,11 +416,11 @@ pub fn hold(name: &str) -> io::Result<()> {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 poller.clear();
                 poller.add(listener.as_fd());
-                poller.wait(Some(LOOK))?;
+                poller.wait(Some(CHECK_INTERVAL))?;
             }
-            Err(_) => thread::sleep(LOOK),
+            Err(_) => thread::sleep(CHECK_INTERVAL),
         }
-        if looked.elapsed() > LOOK {
+        if looked.elapsed() > CHECK_INTERVAL {
             looked = Instant::now();
             if !held.is_worth_waiting() && started.elapsed() > EMPTY {
                 return Ok(());

@@ -56,7 +56,8 @@ fn frame(data: usize) -> Vec<u8> {
     frame
 }
 
-/// A connection that is forwarded by the kernel fast path by this method; `None` if BPF is not permitted.
+/// A connection that is forwarded by the kernel fast path by this method; `None` if BPF is not
+/// permitted.
 fn published(method: Forwarding) -> Option<(FastPath, Director)> {
     let options = Options {
         max_connections: 1000,

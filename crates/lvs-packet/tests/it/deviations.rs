@@ -416,8 +416,8 @@ fn complaint(lab: &mut DirectorLab, tunnel: Tunnel, inner: &[u8]) -> Vec<(PortId
         }
     }
     allow_fragments(&mut outer, false);
-    let said = error(OTHER, &SV_ADDR.to_string(), (3, 4), [0, 0, 4, 176], &outer);
-    lab.answer(&said, Offload::default())
+    let error_message = error(OTHER, &SV_ADDR.to_string(), (3, 4), [0, 0, 4, 176], &outer);
+    lab.answer(&error_message, Offload::default())
 }
 
 fn by_tunnel(tunnel: Tunnel) -> ServerConfig {

@@ -387,7 +387,7 @@ fn segment_size_is_lowered_to_path_mtu() {
 }
 
 #[test]
-fn vlan_frames_are_left_to_host() {
+fn vlan_frames_are_passed_to_host() {
     let mut lab = web(Forwarding::Nat);
     let plain = ethernet(CLIENTS, &segment((CLIENT, 4000), (VIP, 80), &[], true));
     let tagged = |tags: &[u8]| [&plain[..12], tags, &plain[12..]].concat();

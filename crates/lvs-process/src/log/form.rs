@@ -1,4 +1,5 @@
-//! Format of a log line: time, level and program; for the journal, a priority in front; or a JSON object.
+//! Format of a log line: time, level and program; for the journal, a priority in front; or a JSON
+//! object.
 
 use std::fmt;
 use std::io::{self, Write as _};

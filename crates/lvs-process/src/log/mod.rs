@@ -92,8 +92,8 @@ impl fmt::Display for Format {
 }
 
 /// Sends the events of `tracing` that pass `filter`, panics and [`say`] to standard error. `mark`
-/// distinguishes this program's lines from those of other programs with the same standard error; lines in JSON have
-/// the name `program` instead.
+/// distinguishes this program's lines from those of other programs with the same standard error;
+/// lines in JSON have the name `program` instead.
 ///
 /// # Errors
 /// There can be no thread, or there is a log already.

@@ -256,8 +256,10 @@ impl PerCpuArray {
         Ok(Self { fd })
     }
 
-    /// Does the same as [`SharedArray::pin`].  # Errors If the directory does not exist, or the
-    /// name is in use.
+    /// Does the same as [`SharedArray::pin`].
+    ///
+    /// # Errors
+    /// If the directory does not exist, or the name is in use.
     pub fn pin(&self, path: &Path) -> io::Result<()> {
         pin(&self.fd, path)
     }
@@ -305,8 +307,10 @@ impl<const WORDS: usize> SharedSet<WORDS> {
         self.0.remove(key)
     }
 
-    /// Does the same as [`SharedArray::pin`].  # Errors If the directory does not exist, or the
-    /// name is in use.
+    /// Does the same as [`SharedArray::pin`].
+    ///
+    /// # Errors
+    /// If the directory does not exist, or the name is in use.
     pub fn pin(&self, path: &Path) -> io::Result<()> {
         self.0.pin(path)
     }
@@ -385,8 +389,10 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
         unsafe { self.element(BPF_MAP_DELETE_ELEM, key, 0) }
     }
 
-    /// Returns keys and values. The result is complete if no program removes entries meanwhile.  #
-    /// Errors No error is known.
+    /// Returns keys and values. The result is complete if no program removes entries meanwhile.
+    ///
+    /// # Errors
+    /// No error is known.
     pub fn entries(&self) -> io::Result<Entries<KEY, VALUE>> {
         let mut entries = Vec::new();
         let mut last = self.key_after(None)?;
@@ -430,8 +436,10 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
         unsafe { call(command, &mut request) }.map(drop)
     }
 
-    /// Does the same as [`SharedArray::pin`].  # Errors If the directory does not exist, or the
-    /// name is in use.
+    /// Does the same as [`SharedArray::pin`].
+    ///
+    /// # Errors
+    /// If the directory does not exist, or the name is in use.
     pub fn pin(&self, path: &Path) -> io::Result<()> {
         pin(&self.fd, path)
     }
@@ -498,8 +506,10 @@ impl MapPlace {
         place(&self.fd, command, 0, map)
     }
 
-    /// Does the same as [`SharedArray::pin`].  # Errors If the directory does not exist, or the
-    /// name is in use.
+    /// Does the same as [`SharedArray::pin`].
+    ///
+    /// # Errors
+    /// If the directory does not exist, or the name is in use.
     pub fn pin(&self, path: &Path) -> io::Result<()> {
         pin(&self.fd, path)
     }
@@ -547,8 +557,10 @@ impl ProgramArray {
         place(&self.fd, BPF_MAP_UPDATE_ELEM, entry, program)
     }
 
-    /// Does the same as [`SharedArray::pin`].  # Errors If the directory does not exist, or the
-    /// name is in use.
+    /// Does the same as [`SharedArray::pin`].
+    ///
+    /// # Errors
+    /// If the directory does not exist, or the name is in use.
     pub fn pin(&self, path: &Path) -> io::Result<()> {
         pin(&self.fd, path)
     }

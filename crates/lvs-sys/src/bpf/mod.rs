@@ -46,8 +46,10 @@ struct Object {
 const BPF_OBJ_PIN: libc::c_long = 6;
 const BPF_OBJ_GET: libc::c_long = 7;
 
-/// Ensures that a BPF file system is mounted at a directory.  # Errors If there is none, and this
-/// process may not mount one (`CAP_SYS_ADMIN`).
+/// Ensures that a BPF file system is mounted at a directory.
+///
+/// # Errors
+/// If there is none, and this process may not mount one (`CAP_SYS_ADMIN`).
 pub fn mount_bpf(directory: &Path) -> io::Result<()> {
     const MAGIC: u32 = 0xcafe_4a11;
     let at = rustix::fs::statfs(directory)?;

@@ -192,7 +192,10 @@ impl Program {
         Ok(ProgramLink { fd })
     }
 
-    /// Returns the kernel's number of the program.  # Errors No error is known.
+    /// Returns the kernel's number of the program.
+    ///
+    /// # Errors
+    /// No error is known.
     pub fn id(&self) -> io::Result<u32> {
         attached::id(&self.fd)
     }

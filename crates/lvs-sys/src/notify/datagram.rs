@@ -17,7 +17,8 @@ pub struct Received {
     pub flags: i32,
 }
 
-/// Receives a datagram without waiting. Descriptors in ancillary data are not possible with netlink.
+/// Receives a datagram without waiting. Descriptors in ancillary data are not possible with
+/// netlink.
 ///
 /// # Errors
 /// Errors of `recvmsg`; `WouldBlock` if there is none.

@@ -45,8 +45,10 @@ fn related(fd: &impl AsFd, request: u64) -> io::Result<File> {
     Ok(File::from(unsafe { OwnedFd::from_raw_fd(found) }))
 }
 
-/// Returns the network namespace in which a socket was created.  # Errors If the descriptor is not
-/// a socket, or this process has no CAP_NET_ADMIN in that namespace.
+/// Returns the network namespace in which a socket was created.
+///
+/// # Errors
+/// If the descriptor is not a socket, or this process has no CAP_NET_ADMIN in that namespace.
 pub fn of_socket(socket: &impl AsFd) -> io::Result<File> {
     related(socket, SIOCGSKNS.into())
 }

@@ -335,7 +335,10 @@ impl Bed {
     }
 }
 
-/// Sends every datagram back to its source.  # Errors If the port is in use.
+/// Sends every datagram back to its source.
+///
+/// # Errors
+/// If the port is in use.
 pub fn echo(port: u16) -> Result<()> {
     let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, port))?;
     let mut buffer = [0; 65_536];

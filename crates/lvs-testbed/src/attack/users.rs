@@ -57,8 +57,10 @@ pub struct UserOptions {
     pub compute: bool,
 }
 
-/// Runs the subcommand: prints how many requests were answered.  # Errors No error is known: a
-/// refusal counts as an answer.
+/// Runs the subcommand: prints how many requests were answered.
+///
+/// # Errors
+/// No error is known: a refusal counts as an answer.
 pub fn user(options: &UserOptions) -> Result<()> {
     let limit = Duration::from_millis(options.for_ms);
     let start = Instant::now();

@@ -83,13 +83,15 @@ pub struct Lab {
     etcd: Option<Proc>,
     monitor: Option<Proc>,
     options: ClusterOptions,
-    said: Vec<String>,
+    reported: Vec<String>,
     /// Number of downloads so far, each of which has used a local port.
     ports: u16,
 }
 
-/// Runs a scenario.  # Errors If the laboratory cannot be set up, or a director does not behave as
-/// required.
+/// Runs a scenario.
+///
+/// # Errors
+/// If the laboratory cannot be set up, or a director does not behave as required.
 pub fn play(scenario: Scenario, options: &ClusterOptions) -> Result<Outcome> {
     Lab::new(scenario, options, RATE)?.play(scenario)
 }
@@ -124,8 +126,8 @@ impl Lab {
                 .unwrap_or_else(|_| bail!("a thread panicked"));
             (report, changes)
         });
-        let said = self.logs();
-        let withdrawn_ms = withdrawn.with_context(|| format!("{report:?}\n{said}"))?;
+        let reported = self.logs();
+        let withdrawn_ms = withdrawn.with_context(|| format!("{report:?}\n{reported}"))?;
         Ok(Outcome {
             scenario: scenario.name().to_owned(),
             directors: DIRECTORS,
@@ -133,8 +135,8 @@ impl Lab {
             downloads,
             lost: super::dropped(&self.site, self.hosts().into_iter()),
             withdrawn_ms,
-            said: std::mem::take(&mut self.said),
-            ..before.outcome(&self.site, report.with_context(|| said)?)?
+            reported: std::mem::take(&mut self.reported),
+            ..before.outcome(&self.site, report.with_context(|| reported)?)?
         })
     }
 
@@ -183,7 +185,7 @@ impl Lab {
             etcd: None,
             monitor: None,
             options: cluster.clone(),
-            said: Vec::new(),
+            reported: Vec::new(),
             ports: 0,
         };
         let router = lab.router()?.clone();
@@ -290,8 +292,8 @@ impl Lab {
             Scenario::Partition => {
                 self.show_progress("the synchronisation network fails at director 3");
                 self.directors[2].host.sh("ip link set eth1 down")?;
-                self.wait_said(1, "10.9.0.3:8848", "silent for")?;
-                self.wait_said(3, "10.9.0.1:8848", "silent")?;
+                self.wait_reported(1, "10.9.0.3:8848", "silent for")?;
+                self.wait_reported(3, "10.9.0.1:8848", "silent")?;
                 self.directors[2].host.sh("ip link set eth1 up")?;
                 self.wait_in_step()?;
                 vec![self.there_and_back(3)?]
@@ -301,10 +303,10 @@ impl Lab {
                 let dataplane = super::dataplane_of(&self.directors[2].host)?;
                 let begun = Instant::now();
                 kill(dataplane, Signal::SIGSTOP)?;
-                let said = self.wait_stopped_said();
+                let reported = self.wait_stopped_reported();
                 std::thread::sleep(Duration::from_secs(3).saturating_sub(begun.elapsed()));
                 kill(dataplane, Signal::SIGCONT)?;
-                self.said.push(said?);
+                self.reported.push(reported?);
                 self.wait_in_step()?;
                 Vec::new()
             }
@@ -343,8 +345,8 @@ impl Lab {
                 // No update is lost for good: the replication uses TCP.
                 self.wait_in_step()?;
                 for director in &self.directors {
-                    let said = self.site.lvsadm_on(&director.host, "sync")?;
-                    self.said.push(super::peers_said(&said, "in step"));
+                    let reported = self.site.lvsadm_on(&director.host, "sync")?;
+                    self.reported.push(super::peer_lines(&reported, "in step"));
                 }
                 vec![taken]
             }
@@ -353,9 +355,9 @@ impl Lab {
 
     /// Established connections with a server, or with any (`""`), in a director's table.
     fn known(&self, director: &Director, server: &str) -> Option<u64> {
-        let said = self.site.lvsadm_on(&director.host, "-L -c -n").ok()?;
+        let reported = self.site.lvsadm_on(&director.host, "-L -c -n").ok()?;
         // The connections of the scenario before this one have been closed.
-        let open = said
+        let open = reported
             .lines()
             .filter(|line| line.contains("ESTABLISHED") && line.contains(server));
         u64::try_from(open.count()).ok()
@@ -390,28 +392,28 @@ impl Lab {
     }
 
     /// Waits until `lvsadm sync` on a director prints this text about a peer.
-    fn wait_said(&mut self, number: usize, peer: &str, words: &str) -> Result<()> {
+    fn wait_reported(&mut self, number: usize, peer: &str, words: &str) -> Result<()> {
         let host = &self.directors[number - 1].host;
-        self.said
-            .push(super::wait_said(&self.site, host, peer, words)?);
+        self.reported
+            .push(super::wait_reported(&self.site, host, peer, words)?);
         Ok(())
     }
 
     /// Waits until `lvsd` reports that the third director's dataplane does not answer.
-    fn wait_stopped_said(&self) -> Result<String> {
-        let mut said = String::new();
+    fn wait_stopped_reported(&self) -> Result<String> {
+        let mut reported = String::new();
         wait_until(
             "lvsd to report that the dataplane does not answer",
             LIMIT,
             || {
-                said = self.directors[2]
+                reported = self.directors[2]
                     .lvsd(&["maintenance", "status"])
                     .unwrap_or_else(|error| format!("{error:#}"));
-                said.contains("NOT READY")
+                reported.contains("NOT READY")
             },
         )
-        .with_context(|| said.clone())?;
-        Ok(said)
+        .with_context(|| reported.clone())?;
+        Ok(reported)
     }
 
     /// The server that is drained, and its service.
@@ -651,9 +653,9 @@ impl Director {
 
     fn wait_standing(&self, standing: &str) -> Result<()> {
         let stands = || {
-            let said = self.lvsd(&["maintenance", "status", "--json"]).ok()?;
-            let said: Value = serde_json::from_str(&said).ok()?;
-            let mut all = said["announce"]["addresses"].as_array()?.iter();
+            let reported = self.lvsd(&["maintenance", "status", "--json"]).ok()?;
+            let reported: Value = serde_json::from_str(&reported).ok()?;
+            let mut all = reported["announce"]["addresses"].as_array()?.iter();
             all.all(|vip| vip["standing"] == standing).then_some(())
         };
         wait_until(standing, LIMIT, || stands().is_some())

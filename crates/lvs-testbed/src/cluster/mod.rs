@@ -180,7 +180,7 @@ pub struct Outcome {
     pub withdrawn_ms: Vec<u64>,
     /// Faults that `lvsadm sync` and `lvsd status` reported during the scenario.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub said: Vec<String>,
+    pub reported: Vec<String>,
     /// The first errors.
     pub errors: Vec<String>,
 }
@@ -254,17 +254,17 @@ fn shown(client: &Host, load: &LoadOptions) -> Result<LoadReport> {
         std::thread::sleep(Duration::from_millis(if terminal { 100 } else { 1000 }));
         let log = running.log();
         let last = log.lines().rev().find_map(|line| {
-            let said: Value = serde_json::from_str(line).ok()?;
-            said["under_way"].is_u64().then_some(said)
+            let reported: Value = serde_json::from_str(line).ok()?;
+            reported["under_way"].is_u64().then_some(reported)
         });
-        let Some(said) = last else { continue };
-        let bytes = said["bytes"].as_u64().unwrap_or(0);
+        let Some(reported) = last else { continue };
+        let bytes = reported["bytes"].as_u64().unwrap_or(0);
         let took = seen.0.elapsed().as_millis().max(1);
         let rate = u128::from(bytes.saturating_sub(seen.1)) / took / 1000;
         if seen.0.elapsed() >= Duration::from_secs(1) || !terminal {
             seen = (Instant::now(), bytes);
         }
-        let count = |name: &str| said[name].as_u64().unwrap_or(0);
+        let count = |name: &str| reported[name].as_u64().unwrap_or(0);
         let mut errors = std::io::stderr().lock();
         let _ = write!(
             errors,
@@ -351,9 +351,11 @@ impl Counters {
 fn dropped<'a>(site: &Site, directors: impl Iterator<Item = &'a Host>) -> BTreeMap<String, u64> {
     let mut lost = BTreeMap::new();
     for director in directors {
-        let said = site.lvsadm_on(director, "--json drops");
-        let said = said.ok().and_then(|said| serde_json::from_str(&said).ok());
-        let Some(Value::Array(reasons)) = said else {
+        let reported = site.lvsadm_on(director, "--json drops");
+        let reported = reported
+            .ok()
+            .and_then(|reported| serde_json::from_str(&reported).ok());
+        let Some(Value::Array(reasons)) = reported else {
             continue;
         };
         for drop in reasons.iter().filter(|reason| reason["action"] == "drop") {
@@ -369,18 +371,20 @@ fn dropped<'a>(site: &Site, directors: impl Iterator<Item = &'a Host>) -> BTreeM
 
 /// The process of the dataplane that a director's `lvsd` has.
 fn dataplane_of(director: &Host) -> Result<Pid> {
-    let said = director.run(programs::find("lvsd")?, &["status", "--json"])?;
-    let said: Value = serde_json::from_str(&said)?;
-    let pid = said["dataplane"]["pid"].as_i64().context("its dataplane")?;
+    let reported = director.run(programs::find("lvsd")?, &["status", "--json"])?;
+    let reported: Value = serde_json::from_str(&reported)?;
+    let pid = reported["dataplane"]["pid"]
+        .as_i64()
+        .context("its dataplane")?;
     Ok(Pid::from_raw(i32::try_from(pid)?))
 }
 
 /// Waits until directors are in step with all their peers.
 fn wait_in_step(site: &Site, directors: &[&Host]) -> Result<()> {
     let in_step = |director: &Host| {
-        let said = site.lvsadm_on(director, "--json sync").ok()?;
-        let said: Value = serde_json::from_str(&said).ok()?;
-        let mut peers = said["peers"].as_array()?.iter();
+        let reported = site.lvsadm_on(director, "--json sync").ok()?;
+        let reported: Value = serde_json::from_str(&reported).ok()?;
+        let mut peers = reported["peers"].as_array()?.iter();
         peers.all(|peer| peer["state"] == "in step").then_some(())
     };
     let all = || directors.iter().all(|d| in_step(d).is_some());
@@ -388,19 +392,19 @@ fn wait_in_step(site: &Site, directors: &[&Host]) -> Result<()> {
 }
 
 /// Waits until `lvsadm sync` on a director prints this text about a peer; returns the output.
-fn wait_said(site: &Site, director: &Host, peer: &str, words: &str) -> Result<String> {
-    let mut said = String::new();
+fn wait_reported(site: &Site, director: &Host, peer: &str, words: &str) -> Result<String> {
+    let mut reported = String::new();
     wait_until("lvsadm sync to report the lost connection", LIMIT, || {
         let sync = site.lvsadm_on(director, "sync");
-        said = sync.map(|sync| peers_said(&sync, peer)).unwrap_or_default();
-        said.contains(words)
+        reported = sync.map(|sync| peer_lines(&sync, peer)).unwrap_or_default();
+        reported.contains(words)
     })
-    .with_context(|| format!("{} says of {peer}: {said}", director.name()))?;
-    Ok(format!("{}: {said}", director.name()))
+    .with_context(|| format!("{} says of {peer}: {reported}", director.name()))?;
+    Ok(format!("{}: {reported}", director.name()))
 }
 
 /// Returns the line of `lvsadm sync` that contains these words, and the lines below it.
-fn peers_said(sync: &str, words: &str) -> String {
+fn peer_lines(sync: &str, words: &str) -> String {
     let lines = sync.lines().skip_while(|line| !line.contains(words));
     let mut kept: Vec<&str> = Vec::new();
     for line in lines {
@@ -428,8 +432,8 @@ fn lose_sync(director: &Host, of_a_hundred: Option<u32>) -> Result<()> {
 
 /// Returns the number of a director's synchronisation packets that were dropped.
 fn lost_of_sync(director: &Host) -> u64 {
-    let said = director.sh("nft list table inet loss").unwrap_or_default();
-    let counts = said.split("counter packets ").skip(1);
+    let reported = director.sh("nft list table inet loss").unwrap_or_default();
+    let counts = reported.split("counter packets ").skip(1);
     counts
         .filter_map(|count| count.split(' ').next()?.parse::<u64>().ok())
         .sum()
@@ -479,18 +483,18 @@ fn start_etcd(site: &Site) -> Result<(Proc, String)> {
     let write = format!(
         "ETCDCTL_API=3 etcdctl --endpoints={url} put /lvs/servers/web/last '{{\"address\":\"{server}\"}}'"
     );
-    wait_until("etcd", LIMIT, || host.sh(&write).is_ok())?;
+    wait_until("etcd to answer", LIMIT, || host.sh(&write).is_ok())?;
     Ok((member, url))
 }
 
 /// Waits until these directors have a connection to etcd, or have lost it.
 fn wait_etcd(directors: &[&Host], connected: bool, servers: usize) -> Result<()> {
     let is_connected = |director: &Host| {
-        let said = director.run(programs::find("lvsd").ok()?, &["status", "--json"]);
-        let said: Value = serde_json::from_str(&said.ok()?).ok()?;
-        let source = said["sources"].as_array()?.first()?.clone();
+        let reported = director.run(programs::find("lvsd").ok()?, &["status", "--json"]);
+        let reported: Value = serde_json::from_str(&reported.ok()?).ok()?;
+        let source = reported["sources"].as_array()?.first()?.clone();
         let known = source["answered"].is_u64() && source["trouble"].is_null();
-        let mut services = said["services"].as_array()?.iter();
+        let mut services = reported["services"].as_array()?.iter();
         let web = services.find(|service| service["name"] == "web")?;
         let has = web["servers"].as_array()?.len();
         (has == servers).then_some(known)

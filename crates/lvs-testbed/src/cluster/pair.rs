@@ -65,11 +65,13 @@ struct Lab {
     live: bool,
     ipv6: bool,
     etcd: Option<(Proc, String)>,
-    said: Vec<String>,
+    reported: Vec<String>,
 }
 
-/// Runs a scenario.  # Errors If the laboratory cannot be set up, or a director does not behave as
-/// required.
+/// Runs a scenario.
+///
+/// # Errors
+/// If the laboratory cannot be set up, or a director does not behave as required.
 pub fn play(scenario: Scenario, options: &ClusterOptions) -> Result<Outcome> {
     let forward = options.method()?;
     ensure!(
@@ -104,9 +106,9 @@ pub fn play(scenario: Scenario, options: &ClusterOptions) -> Result<Outcome> {
             .unwrap_or_else(|_| bail!("a thread panicked"));
         (report, changes)
     });
-    let said = lab.logs();
-    let outages_ms = outages.with_context(|| format!("{report:?}\n{said}"))?;
-    let outcome = before.outcome(&lab.site, report.with_context(|| said)?)?;
+    let reported = lab.logs();
+    let outages_ms = outages.with_context(|| format!("{report:?}\n{reported}"))?;
+    let outcome = before.outcome(&lab.site, report.with_context(|| reported)?)?;
     let proxy = options.director == Balancer::HaProxy;
     Ok(Outcome {
         scenario: scenario.name().to_owned(),
@@ -124,7 +126,7 @@ pub fn play(scenario: Scenario, options: &ClusterOptions) -> Result<Outcome> {
             Balancer::HaProxy => Default::default(),
         },
         outages_ms,
-        said: std::mem::take(&mut lab.said),
+        reported: std::mem::take(&mut lab.reported),
         ..outcome
     })
 }
@@ -178,7 +180,7 @@ impl Lab {
             live: cluster.live,
             ipv6: cluster.ipv6,
             etcd,
-            said: Vec::new(),
+            reported: Vec::new(),
         };
         for index in 0..2 {
             lab.configure(index)?;
@@ -284,8 +286,8 @@ impl Lab {
         }
         let url = format!("http://[{}]/id", self.site.vip6);
         let words = ["-sS", "-g", "-f", "-m", "10", &url];
-        let said = self.site.client.run("curl", &words);
-        said.map(drop).with_context(|| self.logs())
+        let reported = self.site.client.run("curl", &words);
+        reported.map(drop).with_context(|| self.logs())
     }
 
     /// Configures HAProxy for the same servers, and keepalived with the same VRRP settings.
@@ -360,8 +362,8 @@ impl Lab {
                 .is_some_and(|status| status["vrrp"]["active"] == true),
             Balancer::HaProxy => {
                 let words = ["-o", "addr", "show", "dev", "eth0"];
-                let said = self.directors[index].host.run("ip", &words);
-                said.is_ok_and(|said| said.contains(&format!(" {}/", self.site.vip)))
+                let reported = self.directors[index].host.run("ip", &words);
+                reported.is_ok_and(|reported| reported.contains(&format!(" {}/", self.site.vip)))
             }
         }
     }
@@ -402,11 +404,11 @@ impl Lab {
 
     /// The connections that a director has borrowed from the other one.
     fn borrowed(&self, index: usize) -> Option<u64> {
-        let said = self
+        let reported = self
             .site
             .lvsadm_on(&self.directors[index].host, "--json sync");
-        let said: Value = serde_json::from_str(&said.ok()?).ok()?;
-        said["peers"][0]["borrowed"].as_u64()
+        let reported: Value = serde_json::from_str(&reported.ok()?).ok()?;
+        reported["peers"][0]["borrowed"].as_u64()
     }
 
     /// Carries out the scenario; returns for how long the virtual address was absent at each
@@ -421,10 +423,12 @@ impl Lab {
                 // Both are connected: the one that has just started is connected to a moment later.
                 super::wait_in_step(&self.site, &self.hosts())?;
             }
-            Balancer::HaProxy => wait_until("all connections", LIMIT, || {
-                let open = self.site.client.counter("Tcp", "CurrEstab");
-                open.is_ok_and(|open| open == downloads)
-            })?,
+            Balancer::HaProxy => {
+                wait_until("the client to have all connections open", LIMIT, || {
+                    let open = self.site.client.counter("Tcp", "CurrEstab");
+                    open.is_ok_and(|open| open == downloads)
+                })?;
+            }
         }
         Ok(match scenario {
             Scenario::Calm => Vec::new(),
@@ -456,8 +460,8 @@ impl Lab {
                 for (index, words) in [(0, "silent for"), (1, "silent")] {
                     let peer = format!("{}:8848", ["192.0.2.2", "192.0.2.1"][index]);
                     let host = &self.directors[index].host;
-                    self.said
-                        .push(super::wait_said(&self.site, host, &peer, words)?);
+                    self.reported
+                        .push(super::wait_reported(&self.site, host, &peer, words)?);
                 }
                 super::end_loss(&self.directors[1].host)?;
                 super::wait_in_step(&self.site, &self.hosts())?;
@@ -477,7 +481,7 @@ impl Lab {
                         .sum::<u64>()
                 };
                 wait_until("packets to be lost", LIMIT, || lost() > 0)?;
-                self.said.push(format!("{} packets lost", lost()));
+                self.reported.push(format!("{} packets lost", lost()));
                 for host in self.hosts() {
                     super::end_loss(host)?;
                 }
@@ -500,10 +504,10 @@ impl Lab {
                     let other = &self.directors[1].host;
                     super::wait_etcd(&[other], index == 0, servers)?;
                 }
-                let said = self.lvsd(0, &["status"])?;
-                let said = said.lines().find(|line| line.starts_with("etcd "));
-                self.said
-                    .push(said.context("the status contains etcd")?.to_owned());
+                let reported = self.lvsd(0, &["status"])?;
+                let reported = reported.lines().find(|line| line.starts_with("etcd "));
+                self.reported
+                    .push(reported.context("the status contains etcd")?.to_owned());
                 let outages = self.there_and_back()?;
                 for host in self.hosts() {
                     super::end_etcd_loss(host)?;
@@ -532,20 +536,20 @@ impl Lab {
         let dataplane = super::dataplane_of(&self.directors[index].host)?;
         let begun = Instant::now();
         kill(dataplane, Signal::SIGSTOP)?;
-        let mut said = String::new();
+        let mut reported = String::new();
         let seen = wait_until(
             "lvsd to report that the dataplane does not answer",
             LIMIT,
             || {
                 let status = self.lvsd(index, &["maintenance", "status"]);
-                said = status.unwrap_or_else(|error| format!("{error:#}"));
-                said.contains("NOT READY")
+                reported = status.unwrap_or_else(|error| format!("{error:#}"));
+                reported.contains("NOT READY")
             },
         );
         std::thread::sleep(Duration::from_secs(3).saturating_sub(begun.elapsed()));
         kill(dataplane, Signal::SIGCONT)?;
-        seen.with_context(|| said.clone())?;
-        self.said.push(said);
+        seen.with_context(|| reported.clone())?;
+        self.reported.push(reported);
         Ok(())
     }
 

@@ -320,7 +320,8 @@ impl ConformanceReport {
     }
 }
 
-/// Runs `lvs-testbed dataplane`: a dataplane in memory at this control socket, until the process is ended.
+/// Runs `lvs-testbed dataplane`: a dataplane in memory at this control socket, until the process is
+/// ended.
 ///
 /// # Errors
 /// The socket cannot be bound.

@@ -538,9 +538,10 @@ pub(super) fn compare_conns(
     Ok(())
 }
 
-/// Whether our remaining time of a connection equals the recorded one, up to one second. The kernel's timers fire late by up to an eighth
-/// of their length, so a template that ran out while it controlled connections was armed again
-/// late: by an eighth of all the time passed, at the most.
+/// Whether our remaining time of a connection equals the recorded one, up to one second. The
+/// kernel's timers fire late by up to an eighth of their length, so a template that ran out while
+/// it controlled connections was armed again late: by an eighth of all the time passed, at the
+/// most.
 fn is_near(recorded: i64, ours: i64, key: &Entry, passed: u64) -> bool {
     let template = key[1].ends_with(":0");
     let late = if template { 1 + passed / 8 } else { 1 };

@@ -149,12 +149,12 @@ pub fn peer_decode(bytes: &[u8]) {
     let mut shard = control.shard(0).expect("it has exactly one");
     shard.keep_replicas([1, 2]);
     shard.listen_to(PEER, [3, 4]);
-    shard.set_heard(true);
+    shard.set_has_receiver(true);
     for second in 0..2 {
         // Twice: the second time the connections are known; in between, some are ours.
         let now = Instant::from_secs(second);
         let ties = choice & 2 != 0;
-        control.hear(&mut shard, PEER, ties, items.iter().cloned(), now);
+        control.apply_items(&mut shard, PEER, ties, items.iter().cloned(), now);
         if choice & 4 != 0 {
             shard.adopt_borrowed(PEER, None, 0, 64, now);
         }

@@ -219,8 +219,10 @@ impl Bed {
         Ok(Self::with(scene, entropy, Some(programs)))
     }
 
-    /// Does the same as [`new`](Self::new), but each packet uses the slow path.  # Panics As
-    /// [`new`](Self::new).
+    /// Does the same as [`new`](Self::new), but each packet uses the slow path.
+    ///
+    /// # Panics
+    /// As [`new`](Self::new).
     pub fn long(scene: &Scene, entropy: &mut Entropy<'_>) -> Self {
         Self {
             passed: None,

@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn choices_from_bytes_end_and_from_seed_do_not() {
+    fn entropy_of_bytes_ends_and_entropy_of_seed_does_not() {
         let mut bytes = Entropy::from_bytes(&[1, 2, 3]);
         assert_eq!((bytes.u16(), bytes.is_empty()), (0x0201, false));
         assert_eq!((bytes.u16(), bytes.is_empty()), (3, true));

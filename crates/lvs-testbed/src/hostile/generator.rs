@@ -360,13 +360,13 @@ impl<'a> Generator<'a> {
             let len = self.entropy.below(20);
             let any = self.entropy.u8();
             let kind = self.entropy.pick(&[1, 2, 10, 11, 0, 3, 7, 8, 14, 6, any]);
-            let said = if self.entropy.one_in(8) {
+            let length_field = if self.entropy.one_in(8) {
                 self.entropy.u16()
             } else {
                 u16::try_from(4 + len).unwrap_or(4)
             };
             chunks.extend([kind, 0]);
-            chunks.extend(said.to_be_bytes());
+            chunks.extend(length_field.to_be_bytes());
             chunks.extend(self.entropy.payload(len.next_multiple_of(4)));
         }
         chunks

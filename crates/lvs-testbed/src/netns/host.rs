@@ -162,7 +162,7 @@ impl Host {
     /// When none does within ten seconds.
     pub fn wait_for_port(&self, protocol: &str, port: u16) -> Result<()> {
         wait_until(
-            &format!("{protocol} port {port} on host {}", self.name()),
+            &format!("host {} to listen on {protocol} port {port}", self.name()),
             Duration::from_secs(10),
             || self.listens(protocol, port),
         )
@@ -204,15 +204,20 @@ impl Host {
             })
     }
 
-    /// Sets a `net.` sysctl, whose path below `/proc/sys/net` is given.  # Errors  If the kernel
-    /// refuses the value.
+    /// Sets a `net.` sysctl, whose path below `/proc/sys/net` is given.
+    ///
+    /// # Errors
+    /// If the kernel refuses the value.
     pub fn sysctl(&self, path: &str, value: &str) -> Result<()> {
         self.sh(&format!("echo {value} > /proc/sys/net/{path}"))
             .map(drop)
     }
 
     /// Returns a counter or rate of the kernel, as `nstat -az` shows it; 0 if no counter has this
-    /// name.  # Errors  If `/proc/net` cannot be read.
+    /// name.
+    ///
+    /// # Errors
+    /// If `/proc/net` cannot be read.
     pub fn counter(&self, group: &str, name: &str) -> Result<u64> {
         for file in ["snmp", "netstat"] {
             let text = fs::read_to_string(format!("/proc/{}/net/{file}", self.pid()))?;

@@ -108,8 +108,8 @@ pub struct Testbed {
     base: Option<Child>,
     switch: Option<Host>,
     holders: Vec<Child>,
-    /// The network namespaces of the hosts. The janitor opens them a little later, and a host may end
-    /// before that.
+    /// The network namespaces of the hosts. The janitor opens them a little later, and a host may
+    /// end before that.
     namespaces: Vec<File>,
     janitor: Child,
     janitor_pipe: Option<ChildStdin>,
@@ -288,8 +288,10 @@ impl Testbed {
         Ok(())
     }
 
-    /// Connects a host to an existing LAN by a new device.  # Errors  If the LAN does not exist, or
-    /// the host already has the device.
+    /// Connects a host to an existing LAN by a new device.
+    ///
+    /// # Errors
+    /// If the LAN does not exist, or the host already has the device.
     pub fn plug(&self, lan: &str, host: &Host, device: &str) -> Result<()> {
         let switch = self.switch.as_ref().context("there is no LAN")?;
         let port = format!("p{}", self.cables.fetch_add(1, Ordering::Relaxed));
@@ -390,15 +392,19 @@ impl Testbed {
         switch.sh(&format!("ip link set {port} down"))?;
         // The kernel reports a carrier that is soon back not at all.
         let state = format!("cat /sys/class/net/{device}/operstate");
-        wait_until("the loss of the carrier", Duration::from_secs(30), || {
-            host.sh(&state).is_ok_and(|state| state.trim() != "up")
-        })?;
+        wait_until(
+            "the interface to lose its carrier",
+            Duration::from_secs(30),
+            || host.sh(&state).is_ok_and(|state| state.trim() != "up"),
+        )?;
         switch.sh(&format!("ip link set {port} up"))?;
         Ok(())
     }
 
-    /// Runs a shell script on each host, all at the same time.  # Errors  The output of the first
-    /// script that fails.
+    /// Runs a shell script on each host, all at the same time.
+    ///
+    /// # Errors
+    /// The output of the first script that fails.
     pub fn configure(&self, scripts: &[(&Host, String)]) -> Result<()> {
         std::thread::scope(|scope| {
             let running: Vec<_> = scripts

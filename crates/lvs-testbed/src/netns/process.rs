@@ -55,7 +55,10 @@ impl Proc {
         kill(self.nix_pid(), signal).with_context(|| format!("{}: cannot send {signal}", self.name))
     }
 
-    /// Writes to the process's input.  # Errors  If the process no longer reads its input.
+    /// Writes to the process's input.
+    ///
+    /// # Errors
+    /// If the process no longer reads its input.
     pub fn send(&mut self, text: &str) -> Result<()> {
         let input = self.child.stdin.as_mut();
         let input = input.with_context(|| format!("{}: its input has ended", self.name))?;
@@ -88,8 +91,10 @@ impl Proc {
         }
     }
 
-    /// Sends a signal and waits until the process ends.  # Errors  If the process has already
-    /// ended, or does not end within the time limit.
+    /// Sends a signal and waits until the process ends.
+    ///
+    /// # Errors
+    /// If the process has already ended, or does not end within the time limit.
     pub fn stop(&mut self, signal: Signal) -> Result<ExitStatus> {
         self.signal(signal)?;
         self.wait(STOP_LIMIT)
@@ -136,8 +141,8 @@ const BUSY: u32 = 4;
 const SHORTEST_POLL: Duration = Duration::from_millis(5);
 const LONGEST_POLL: Duration = Duration::from_millis(200);
 
-/// Polls until the condition holds: first every 5 ms, later at intervals of a sixteenth of the elapsed time, at most 200 ms.
-/// Many conditions start a program.
+/// Polls until the condition holds: first every 5 ms, later at intervals of a sixteenth of the
+/// elapsed time, at most 200 ms. Many conditions start a program.
 ///
 /// # Errors
 ///

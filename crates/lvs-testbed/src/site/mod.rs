@@ -462,7 +462,7 @@ impl Site {
         let mut dataplane = director.spawn(words[0], &words[1..])?;
         let mut ended = false;
         wait_until(
-            "the dataplane's control socket",
+            "the dataplane to answer on its control socket",
             Duration::from_secs(30),
             || {
                 ended = !dataplane.is_running();
@@ -553,7 +553,10 @@ ip addr add fd00:10::1/64 dev eth1 nodad
             .with_context(|| format!("lvsadm {arguments}"))
     }
 
-    /// Passes `rules` to `lvsadm -R`.  # Errors  If it exits with another status than 0.
+    /// Passes `rules` to `lvsadm -R`.
+    ///
+    /// # Errors
+    /// If it exits with another status than 0.
     pub fn lvsadm_restore(&self, rules: &str) -> Result<String> {
         run_with_input(
             self.director.command(programs::find("lvsadm")?).arg("-R"),

@@ -2,9 +2,9 @@
 //! the byte.
 //!
 //! A recording is a file of JSON objects, one session each, plain or gzipped. Each session gets a
-//! dataplane in memory of its own (`MemoryDataplane`) in user, mount and network namespaces of its own,
-//! with the recording's `/etc/hosts`; the clock is set to the recorded time before each step, and
-//! recorded packets go through the packet path as frames.
+//! dataplane in memory of its own (`MemoryDataplane`) in user, mount and network namespaces of its
+//! own, with the recording's `/etc/hosts`; the clock is set to the recorded time before each step,
+//! and recorded packets go through the packet path as frames.
 
 mod compare;
 pub(crate) mod etc;

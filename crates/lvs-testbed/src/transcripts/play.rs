@@ -26,7 +26,10 @@ use crate::programs;
 pub(super) const READY: &str = "ready\n";
 
 /// `lvs-testbed play-transcript`: reads a session from stdin once its parent has mapped the users
-/// of its namespace, and writes a report to stdout.  # Errors If no namespaces can be created.
+/// of its namespace, and writes a report to stdout.
+///
+/// # Errors
+/// If no namespaces can be created.
 pub fn main() -> anyhow::Result<()> {
     unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET)
         .context("making namespaces: are user namespaces forbidden here?")?;

@@ -67,13 +67,17 @@ fn places(site: &Site) -> [Place<'_>; 4] {
 
 /// Waits until all other announcements have been sent.
 fn settle(places: &[Place<'_>]) -> Result<()> {
-    wait_until("no more announcements", PATIENCE, || {
-        let misled = places.iter().try_for_each(Place::mislead);
-        // The longest pause between two announcements is a second.
-        std::thread::sleep(Duration::from_millis(1300));
-        let wrong = |place: &Place<'_>| place.known().is_ok_and(|known| known.contains(WRONG));
-        misled.is_ok() && places.iter().all(wrong)
-    })
+    wait_until(
+        "the dataplane to send no more announcements",
+        PATIENCE,
+        || {
+            let misled = places.iter().try_for_each(Place::mislead);
+            // The longest pause between two announcements is a second.
+            std::thread::sleep(Duration::from_millis(1300));
+            let wrong = |place: &Place<'_>| place.known().is_ok_and(|known| known.contains(WRONG));
+            misled.is_ok() && places.iter().all(wrong)
+        },
+    )
 }
 
 /// After the event, all neighbours have the address of the director's interface.
@@ -155,8 +159,12 @@ fn own_addresses_changed_bridge_is_announced() -> Result<()> {
     let program = lvs_testbed::programs::find("lvs-dataplane")?;
     let words = ["--own-vips", "--interface", "br0", "--interface", "eth1"];
     let dataplane: Proc = site.director.spawn(program, &words)?;
-    wait_until("an answer", PATIENCE, || site.lvsadm("-L -n").is_ok())
-        .with_context(|| dataplane.log())?;
+    wait_until(
+        "the dataplane to answer on its control socket",
+        PATIENCE,
+        || site.lvsadm("-L -n").is_ok(),
+    )
+    .with_context(|| dataplane.log())?;
     site.dataplane = Some(dataplane);
     site.add_service(80, "rr")?;
     site.lvsadm(&format!("-A -t [{}]:80", site.vip6))?;

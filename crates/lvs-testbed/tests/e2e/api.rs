@@ -155,31 +155,39 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
 
     // Once everything is quiet, node_exporter's values of the files equal those of lvsd.
     let proc = dir.join("proc");
-    wait_until("quiet counters", Duration::from_secs(20), || {
-        let text = get(&site, 9560, "metrics").unwrap_or_default();
-        text.contains("lvs_connections_total 60\n")
-            && fs::read_to_string(proc.join("net/ip_vs_stats")).is_ok_and(|stats| {
-                stats
-                    .lines()
-                    .nth(2)
-                    .is_some_and(|l| l.trim().starts_with("3C "))
-            })
-    })?;
+    wait_until(
+        "lvsd and the written files to have the same counters",
+        Duration::from_secs(20),
+        || {
+            let text = get(&site, 9560, "metrics").unwrap_or_default();
+            text.contains("lvs_connections_total 60\n")
+                && fs::read_to_string(proc.join("net/ip_vs_stats")).is_ok_and(|stats| {
+                    stats
+                        .lines()
+                        .nth(2)
+                        .is_some_and(|l| l.trim().starts_with("3C "))
+                })
+        },
+    )?;
     // The other entries of the kernel's /proc are there, as ipvsadm shows them.
     let read = |name: &str| fs::read_to_string(proc.join(name)).with_context(|| name.to_owned());
     let lines = |text: String| text.lines().count();
     // A connection that was reset leaves the list before the others.
-    wait_until("the connections", Duration::from_secs(20), || {
-        let listed = site.lvsadm("-L -n -c").unwrap_or_default();
-        let listed = connections(&listed).unwrap_or_default().len();
-        let read = |name| read(name).unwrap_or_default();
-        let (conn, sync) = (read("net/ip_vs_conn"), read("net/ip_vs_conn_sync"));
-        listed > 0
-            && conn.lines().skip(1).all(|l| l.starts_with("TCP "))
-            && conn.contains(" C000020A 0050 ")
-            && lines(conn) == 1 + listed
-            && sync.matches(" LOCAL ").count() == listed
-    })
+    wait_until(
+        "the written lists to have as many connections as lvsadm lists",
+        Duration::from_secs(20),
+        || {
+            let listed = site.lvsadm("-L -n -c").unwrap_or_default();
+            let listed = connections(&listed).unwrap_or_default().len();
+            let read = |name| read(name).unwrap_or_default();
+            let (conn, sync) = (read("net/ip_vs_conn"), read("net/ip_vs_conn_sync"));
+            listed > 0
+                && conn.lines().skip(1).all(|l| l.starts_with("TCP "))
+                && conn.contains(" C000020A 0050 ")
+                && lines(conn) == 1 + listed
+                && sync.matches(" LOCAL ").count() == listed
+        },
+    )
     .with_context(|| {
         format!(
             "{:?}\n{:?}",
@@ -200,9 +208,11 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
     )?;
     ensure!(read("sys/net/ipv4/vs/sync_threshold")? == "3\t50\n");
     site.lvsadm("sysctl drop_entry=1")?;
-    wait_until("the sysctl", Duration::from_secs(10), || {
-        read("sys/net/ipv4/vs/drop_entry").is_ok_and(|text| text == "1\n")
-    })?;
+    wait_until(
+        "the written file to contain drop_entry = 1",
+        Duration::from_secs(10),
+        || read("sys/net/ipv4/vs/drop_entry").is_ok_and(|text| text == "1\n"),
+    )?;
     site.lvsadm("sysctl drop_entry=0")?;
     let exporter = site.director.spawn(
         "prometheus-node-exporter",
@@ -481,7 +491,7 @@ fn api_agrees_with_commands() -> Result<()> {
         .replace("listen = \"127.0.0.1:9560\"", "listen = \"127.0.0.1:9561\"");
     fs::write(&path, text)?;
     lvsd.signal(Signal::SIGHUP)?;
-    wait_until("the new port", common::SOON, || {
+    wait_until("the API to answer on the new port", common::SOON, || {
         get(&site, 9561, "v1/health").is_ok()
     })?;
     wait_until("the old port to be closed", common::SOON, || {
@@ -504,9 +514,11 @@ fn procfs_omits_long_list_of_connections() -> Result<()> {
     let mut lvsd = start(&site)?;
     let file = |name: &str| site.testbed.dir().join("proc/net").join(name);
     let long = Duration::from_secs(20);
-    wait_until("an empty list", long, || file("ip_vs_conn").exists())?;
+    wait_until("the file ip_vs_conn to exist", long, || {
+        file("ip_vs_conn").exists()
+    })?;
     load(&site, 30)?;
-    wait_until("no list", long, || {
+    wait_until("the lists of connections to be removed", long, || {
         let lists = ["ip_vs_conn", "ip_vs_conn_sync"];
         !lists.iter().any(|name| file(name).exists()) && file("ip_vs").exists()
     })?;
@@ -518,17 +530,21 @@ fn procfs_omits_long_list_of_connections() -> Result<()> {
                 .ok()
         };
         let before = written();
-        wait_until("the next file", long, || {
+        wait_until("the files to be written again", long, || {
             written().is_some_and(|now| Some(now) != before)
         })?;
     }
-    let said = || lvsd.log().matches("more than 10 connections").count();
-    wait_until("a line in the log", long, || said() > 0)?;
-    ensure!(said() == 1, "{}", lvsd.log());
+    let output = || lvsd.log().matches("more than 10 connections").count();
+    wait_until(
+        "lvsd to log that there are too many connections",
+        long,
+        || output() > 0,
+    )?;
+    ensure!(output() == 1, "{}", lvsd.log());
     fs::write(&path, text)?;
     lvsd.signal(Signal::SIGHUP)?;
     // A connection that was reset leaves the list before the others.
-    wait_until("a list", long, || {
+    wait_until("the list of connections to be written again", long, || {
         let listed = site.lvsadm("-L -n -c").unwrap_or_default();
         let listed = connections(&listed).unwrap_or_default().len();
         let written = fs::read_to_string(file("ip_vs_conn"));
@@ -581,9 +597,11 @@ fn dashboard_works_in_browser() -> Result<()> {
     // A drain by keyboard does what `lvsadm drain` does.
     let server = format!("{}:80", site.real_address(1));
     let button = format!("{services} button[aria-label='Drain {server} of web']");
-    wait_until("the buttons", long, || {
-        browser.text(&button).is_ok_and(|t| t == "Drain")
-    })?;
+    wait_until(
+        "the page to show the button that drains a server",
+        long,
+        || browser.text(&button).is_ok_and(|t| t == "Drain"),
+    )?;
     browser.run(&format!(
         "document.querySelector({}).focus()",
         Value::from(button.as_str())
@@ -675,9 +693,11 @@ fn narrow_page_and_filters(site: &Site, browser: &Browser) -> Result<()> {
     set("state", "", "change")?;
     // Two services have this host; the third has another one.
     set("filter", &site.real_address(0).to_string(), "input")?;
-    wait_until("services of a host", long, || {
-        shown().is_ok_and(|count| count == 2)
-    })?;
+    wait_until(
+        "the page to show the two services of the host",
+        long,
+        || shown().is_ok_and(|count| count == 2),
+    )?;
     browser.run("location.hash = '#service=marked'")?;
     browser.wait_for("details[open][data-name=marked]", "10.9.9.9:80", long)?;
     set("filter", "", "input")?;

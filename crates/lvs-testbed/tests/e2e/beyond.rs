@@ -172,10 +172,14 @@ fn services_with_many_ports_forward_each_port() -> Result<()> {
         )?;
         let listed =
             |site: &Site, text: &str| site.lvsadm("-S -n").is_ok_and(|rules| rules.contains(text));
-        wait_until("lvsd's services", common::SOON, || {
-            site.lvsadm("-S -n")
-                .is_ok_and(|rules| rules.matches("-a ").count() == 5)
-        })
+        wait_until(
+            "the dataplane to have lvsd's services",
+            common::SOON,
+            || {
+                site.lvsadm("-S -n")
+                    .is_ok_and(|rules| rules.matches("-a ").count() == 5)
+            },
+        )
         .with_context(|| daemon.log())?;
 
         for (port, expected) in [
@@ -217,8 +221,10 @@ fn services_with_many_ports_forward_each_port() -> Result<()> {
         site.lvsadm("mark add --destination 192.0.2.77 --mark 7")?;
         std::fs::write(&file, [service("80"), real(&[0])].concat())?;
         daemon.signal(Signal::SIGHUP)?;
-        wait_until("the reload", common::SOON, || !listed(&site, "-f "))
-            .with_context(|| daemon.log())?;
+        wait_until("lvsd to apply the changed file", common::SOON, || {
+            !listed(&site, "-f ")
+        })
+        .with_context(|| daemon.log())?;
         let marks = site.lvsadm("mark list")?;
         ensure!(
             marks.lines().count() == 1 && marks.contains("--mark 7"),

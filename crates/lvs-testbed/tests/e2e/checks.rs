@@ -223,11 +223,11 @@ fn each_check_kind_follows_state_of_a_real_server() -> Result<()> {
         ("udp-closed", "refused"),
         ("dns-none", "NXDOMAIN"),
     ] {
-        let is_said = || why(name).contains(wanted);
+        let is_reported = || why(name).contains(wanted);
         wait_until(
-            &format!("{name}: {wanted}"),
+            &format!("the reason of {name} to contain {wanted:?}"),
             Duration::from_secs(30),
-            is_said,
+            is_reported,
         )
         .with_context(|| why(name))?;
     }
@@ -240,7 +240,7 @@ fn each_check_kind_follows_state_of_a_real_server() -> Result<()> {
         )
     };
     wait_until(
-        "the weights that the agents request",
+        "the servers to have the weights that their agents request",
         Duration::from_secs(30),
         || weights() == (true, true),
     )?;
@@ -255,9 +255,13 @@ fn each_check_kind_follows_state_of_a_real_server() -> Result<()> {
         },
     )?;
     wait_health(&site, "file", &["down"], &lvsd)?;
-    let is_said = || why("file").contains("by hand");
-    wait_until("the file's reason", Duration::from_secs(30), is_said)
-        .with_context(|| why("file"))?;
+    let is_reported = || why("file").contains("by hand");
+    wait_until(
+        "the status to contain the reason in the file",
+        Duration::from_secs(30),
+        is_reported,
+    )
+    .with_context(|| why("file"))?;
     wait_health(&site, "agent", &["up"], &lvsd)?;
     ensure!(lvsd.stop(Signal::SIGINT)?.success(), "{}", lvsd.log());
     Ok(())
@@ -432,8 +436,12 @@ fn through_another_router(site: &Site, lvsd: &Proc) -> Result<()> {
             .any(|(health, why)| health == "down" && why.contains(&reason))
             && blamed("other_gateway")
     };
-    wait_until("the router in the reason", Duration::from_secs(30), shown)
-        .with_context(|| format!("{:?}\n{}", health(site, "clients"), lvsd.log()))?;
+    wait_until(
+        "the reason to name the router",
+        Duration::from_secs(30),
+        shown,
+    )
+    .with_context(|| format!("{:?}\n{}", health(site, "clients"), lvsd.log()))?;
     wait_health(site, "clients", &["up", "down"], lvsd)?;
     wait_health(site, "own", &["up", "up"], lvsd)?;
     site.servers[1].sh(&format!("ip route replace default via {director}"))?;

@@ -246,9 +246,11 @@ fn check_that_cannot_run_is_shown_until_possible() -> Result<()> {
         .with_context(|| format!("{:?}", checked.ask("status")))?;
     }
     let answer = || checked.ask("status --json").unwrap_or_default();
-    wait_until("the status in JSON", Duration::from_secs(40), || {
-        answer().contains("check_not_made") && metric("tcp4").as_deref() == Some("0")
-    })
+    wait_until(
+        "the status to contain check_not_made and the metric to be 0",
+        Duration::from_secs(40),
+        || answer().contains("check_not_made") && metric("tcp4").as_deref() == Some("0"),
+    )
     .with_context(answer)?;
     checked.wait("up", |_, _| true)?;
     checked.site.director.sh("nft delete table inet f")?;
@@ -310,14 +312,18 @@ fn reason_of_a_down_server_follows_its_last_check() -> Result<()> {
     for status in ["503 Busy", "500 Broken"] {
         let _server = serve(status)?;
         wait(&checked, &status[..3])?;
-        wait_until("the log", Duration::from_secs(20), || {
-            let log = checked.lvsd.log();
-            log.lines().any(|line| {
-                line.contains("WARN")
-                    && line.contains("service=http4")
-                    && line.contains(&status[..3])
-            })
-        })
+        wait_until(
+            "lvsd to log the failed check",
+            Duration::from_secs(20),
+            || {
+                let log = checked.lvsd.log();
+                log.lines().any(|line| {
+                    line.contains("WARN")
+                        && line.contains("service=http4")
+                        && line.contains(&status[..3])
+                })
+            },
+        )
         .with_context(|| checked.lvsd.log())?;
     }
     wait(&checked, "refused")?;

@@ -89,7 +89,7 @@ fn doctor_reports_host_settings_and_network_cards() -> Result<()> {
 
     // The kernel reports the change to the dataplane later.
     site.director.sh("ip link set eth1 down")?;
-    wait_until("eth1 is down", common::SOON, || {
+    wait_until("doctor to report that eth1 is down", common::SOON, || {
         fix(&site, "eth1 is down").is_ok_and(|fix| fix.contains("ip link set eth1 up"))
     })
     .with_context(|| format!("{:?}", findings(&site)))
@@ -153,10 +153,14 @@ fn doctor_reports_frames_dropped_by_full_ring() -> Result<()> {
     ));
     dataplane.signal(Signal::SIGCONT)?;
     flood?;
-    wait_until("the report of the loss", Duration::from_secs(20), || {
-        fix(&site, "arrived faster than the dataplane read them")
-            .is_ok_and(|fix| fix.contains("net.core.rmem_max"))
-    })
+    wait_until(
+        "doctor to report the lost frames",
+        Duration::from_secs(20),
+        || {
+            fix(&site, "arrived faster than the dataplane read them")
+                .is_ok_and(|fix| fix.contains("net.core.rmem_max"))
+        },
+    )
 }
 
 #[test]
@@ -176,10 +180,14 @@ fn doctor_reports_packets_too_long_for_tunnel() -> Result<()> {
     }
     let mut all = Vec::new();
     let is_found = |what: &str| what.contains("did not fit the tunnel to");
-    let found = wait_until("a finding", common::SOON, || {
-        all = findings(&site).unwrap_or_default();
-        all.iter().any(|(what, _)| is_found(what))
-    });
+    let found = wait_until(
+        "doctor to report packets that do not fit the tunnel",
+        common::SOON,
+        || {
+            all = findings(&site).unwrap_or_default();
+            all.iter().any(|(what, _)| is_found(what))
+        },
+    );
     found.with_context(|| format!("{all:?}"))?;
     let found = all.iter().find(|(what, _)| is_found(what));
     let (what, fix) = found.context("found above")?;

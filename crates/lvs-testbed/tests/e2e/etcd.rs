@@ -57,9 +57,11 @@ fn wait_status(site: &Site, what: &str, right: impl Fn(&str) -> bool) -> Result<
 }
 
 fn wait_usable(site: &Site, servers: &[usize], lvsd: &Proc) -> Result<()> {
-    wait_until(&format!("the servers {servers:?}"), PATIENCE, || {
-        usable(site) == servers
-    })
+    wait_until(
+        &format!("the servers {servers:?} to be usable"),
+        PATIENCE,
+        || usable(site) == servers,
+    )
     .with_context(|| {
         format!(
             "{:?}\n{}\nlvsd printed:\n{}",
@@ -119,7 +121,7 @@ fn ctl(site: &Site, n: usize, command: &str) -> Result<String> {
 }
 
 fn wait_healthy(site: &Site, n: usize) -> Result<()> {
-    wait_until("a leader", PATIENCE, || {
+    wait_until("etcd to have a leader", PATIENCE, || {
         ctl(site, n, "endpoint health >/dev/null 2>&1").is_ok()
     })
 }
@@ -209,7 +211,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     )?;
     // It reads what the daemon has kept, which writes that once in a while.
     let plan = || ask(&site, &site.director, "d1", "plan");
-    wait_until("a plan without a change", PATIENCE, || {
+    wait_until("lvsd plan to report no change", PATIENCE, || {
         plan().is_ok_and(|plan| plan.contains("othing"))
     })
     .with_context(|| plan().unwrap_or_default())?;
@@ -329,7 +331,9 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
         let all = listing.lines().filter(|line| line.starts_with("TCP "));
         all.count()
     };
-    wait_until("both services", PATIENCE, || services() == 2)?;
+    wait_until("the director to have two services", PATIENCE, || {
+        services() == 2
+    })?;
     wait_usable(&site, &[1], &lvsd)?;
     let mut load = site.load();
     load.pause_ms = 2;
@@ -398,7 +402,10 @@ fn director_without_answer_of_etcd_keeps_all_servers() -> Result<()> {
     report.all_ok(report.ok)?;
     ensure!(report.ok > 100, "{report:?}");
     ctl(&site, 0, "del /lvs/services/web")?;
-    wait_until("one service", PATIENCE, || services() == 1).with_context(|| lvsd.log())?;
+    wait_until("the director to have one service", PATIENCE, || {
+        services() == 1
+    })
+    .with_context(|| lvsd.log())?;
     Ok(())
 }
 
@@ -451,7 +458,7 @@ fn etcd_members_accept_tls_and_password() -> Result<()> {
             "ETCDCTL_API=3 etcdctl --endpoints=https://{address}:2379 --cacert={ca} --cert={dir}/client.pem --key={dir}/client.key {command}"
         ))
     };
-    wait_until("the member", PATIENCE, || {
+    wait_until("the etcd member to be healthy", PATIENCE, || {
         tls("endpoint health >/dev/null 2>&1").is_ok()
     })?;
     fs::write(path(&site, "value"), service(&site, ""))?;
@@ -594,7 +601,7 @@ fn etcd_lost_lease_duplicate_name_and_other_cluster_are_reported() -> Result<()>
     let lvsd = start(&site, &site.director, "d1")?;
     wait_usable(&site, &[1], &lvsd)?;
     let registered = || ctl(&site, 0, "get --keys-only /lvs/directors/d1").unwrap_or_default();
-    wait_until("the director in etcd", PATIENCE, || {
+    wait_until("the director to be registered in etcd", PATIENCE, || {
         registered().contains("directors/d1")
     })?;
 
@@ -674,12 +681,15 @@ fn stuck_watch_is_replaced() -> Result<()> {
         rest.split(' ').next()?.parse().ok()
     };
     let mut port = None;
-    wait_until("both connections", PATIENCE, || {
-        let said = site
+    wait_until("lvsd to have two connections to etcd", PATIENCE, || {
+        let message = site
             .director
             .sh("ss -HOtni state established dport = :2379");
-        let said = said.unwrap_or_default();
-        let all: Vec<&str> = said.lines().filter(|line| sent(line).is_some()).collect();
+        let message = message.unwrap_or_default();
+        let all: Vec<&str> = message
+            .lines()
+            .filter(|line| sent(line).is_some())
+            .collect();
         let least = all.iter().min_by_key(|line| sent(line));
         let most = all.iter().filter_map(|line| sent(line)).max();
         let apart = least.and_then(|line| sent(line)) < most.map(|most| most / 2);
@@ -697,10 +707,14 @@ fn stuck_watch_is_replaced() -> Result<()> {
     put(&site, 0, "/lvs/servers/web/2", &server(2))?;
     wait_usable(&site, &[1, 2], &lvsd)?;
     // On a busy machine, a request of lvsd takes longer than its second, and a new connection reads all keys.
-    wait_until("the reason", PATIENCE, || {
-        let log = lvsd.log();
-        log.contains("has stopped sending changes") || log.matches("answers again").count() > 1
-    })
+    wait_until(
+        "lvsd to log why it connects to another member",
+        PATIENCE,
+        || {
+            let log = lvsd.log();
+            log.contains("has stopped sending changes") || log.matches("answers again").count() > 1
+        },
+    )
     .with_context(|| lvsd.log())
 }
 
@@ -729,8 +743,8 @@ fn etcd_compacted_history_is_read_again() -> Result<()> {
     };
     let remove = |n: usize| ctl(&site, 0, &format!("del /lvs/servers/web/{n}"));
     let compact = || -> Result<u64> {
-        let said = ctl(&site, 0, "get nothing -w json")?;
-        let rest = said.split_once("\"revision\":").context("a revision")?.1;
+        let message = ctl(&site, 0, "get nothing -w json")?;
+        let rest = message.split_once("\"revision\":").context("a revision")?.1;
         let digits = rest.split(|c: char| !c.is_ascii_digit()).next();
         let revision = digits.context("digits")?.parse()?;
         ctl(&site, 0, &format!("compact --physical {revision}"))?;

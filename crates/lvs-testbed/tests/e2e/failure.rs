@@ -109,7 +109,7 @@ fn interface_removed_and_created_again_is_used() -> Result<()> {
     let (director, client) = (site.director.clone(), site.client.clone());
     let come_back = |what: &str| -> Result<()> {
         wait_until(
-            &format!("traffic after {what}"),
+            &format!("traffic to flow after {what}"),
             Duration::from_secs(30),
             || client.load(&load).is_ok_and(|report| report.failed == 0),
         )
@@ -136,14 +136,14 @@ fn refused(site: &lvs_testbed::Site, before: &[&str], arguments: &[&str]) -> Res
     words.extend_from_slice(arguments);
     let mut dataplane = site.director.spawn(words[0], &words[1..])?;
     let status = dataplane.wait(Duration::from_secs(10))?;
-    let said = dataplane.log();
-    println!("{arguments:?}: {status}: {said}");
+    let text = dataplane.log();
+    println!("{arguments:?}: {status}: {text}");
     ensure!(
         !status.success(),
-        "the dataplane exited without an error: {said}"
+        "the dataplane exited without an error: {text}"
     );
-    ensure!(!said.contains("panicked"), "{said}");
-    Ok(said)
+    ensure!(!text.contains("panicked"), "{text}");
+    Ok(text)
 }
 
 #[test]
@@ -152,10 +152,10 @@ fn dataplane_that_cannot_run_reports_reason() -> Result<()> {
     options.servers = 1;
     let mut site = common::site(options)?;
 
-    let said = refused(&site, &[], &["--interface", "eth0"])?;
+    let text = refused(&site, &[], &["--interface", "eth0"])?;
     ensure!(
-        said.contains("another dataplane is running"),
-        "a second instance: {said}"
+        text.contains("another dataplane is running"),
+        "a second instance: {text}"
     );
     site.add_service(80, "rr")?;
     let mut load = site.load();
@@ -164,17 +164,17 @@ fn dataplane_that_cannot_run_reports_reason() -> Result<()> {
     site.dataplane = None;
 
     for name in ["no/pe0", "a-name-that-is-too-long", "eth0.7=10.7.0.1/24"] {
-        let said = refused(&site, &[], &["--interface", name])?;
-        ensure!(said.contains(name), "an impossible interface: {said}");
+        let text = refused(&site, &[], &["--interface", name])?;
+        ensure!(text.contains(name), "an impossible interface: {text}");
     }
     let caps = ["setpriv", "--inh-caps=-all", "--bounding-set=-all"];
-    let said = refused(&site, &caps, &["--interface", "eth0"])?;
+    let text = refused(&site, &caps, &["--interface", "eth0"])?;
     ensure!(
-        said.contains("CAP_NET") || said.contains("root"),
-        "no privileges: {said}"
+        text.contains("CAP_NET") || text.contains("root"),
+        "no privileges: {text}"
     );
-    let said = refused(&site, &[], &["--rules", "/nonexistent"])?;
-    ensure!(said.contains("/nonexistent"), "{said}");
+    let text = refused(&site, &[], &["--rules", "/nonexistent"])?;
+    ensure!(text.contains("/nonexistent"), "{text}");
 
     // A socket file that a killed dataplane left is no obstacle.
     let socket = site
@@ -309,8 +309,8 @@ fn foreign_claim_to_vip_is_answered() -> Result<()> {
     let ours = site.director.sh("cat /sys/class/net/eth0/address")?;
     let (ours, theirs) = (ours.trim(), "02:00:00:00:77:09");
     let known = |mac: &str| {
-        let said = router.run("ip", &["neigh", "show", &site.vip.to_string()]);
-        said.is_ok_and(|said| said.contains(mac))
+        let text = router.run("ip", &["neigh", "show", &site.vip.to_string()]);
+        text.is_ok_and(|text| text.contains(mac))
     };
     ensure!(
         known(ours),
@@ -370,7 +370,7 @@ fn vip_of_another_host_is_reported() -> Result<()> {
     let mac = mac.trim();
     let dataplane = site.dataplane.as_ref().context("started above")?;
     let output = || format!("{answer:?} {}", dataplane.log());
-    wait_until(&format!("word of {mac}"), common::SOON, || {
+    wait_until(&format!("the dataplane to log {mac}"), common::SOON, || {
         output().contains(mac)
     })
     .with_context(output)

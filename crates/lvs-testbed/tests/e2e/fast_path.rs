@@ -198,11 +198,15 @@ fn counters(label: &str, words: &[&str]) -> Result<()> {
 /// later counts. A packet may be in flight when the reason occurs.
 fn wait_for_none(site: &Site, count: impl Fn((u64, u64)) -> u64) -> Result<(u64, u64)> {
     let mut before = (0, 0);
-    wait_until("no packets in the kernel", common::SOON, || {
-        before = shares(site).unwrap_or_default();
-        std::thread::sleep(Duration::from_millis(700));
-        shares(site).is_ok_and(|after| count(after) == count(before))
-    })?;
+    wait_until(
+        "the kernel fast path to forward no packets",
+        common::SOON,
+        || {
+            before = shares(site).unwrap_or_default();
+            std::thread::sleep(Duration::from_millis(700));
+            shares(site).is_ok_and(|after| count(after) == count(before))
+        },
+    )?;
     Ok(before)
 }
 
@@ -211,7 +215,11 @@ fn download_in_the_kernel(site: &Site) -> Result<common::Download> {
     site.add_service(80, "rr")?;
     let download = common::Download::start(site)?;
     let flows = || shares(site).is_ok_and(|(requests, _)| requests > 50);
-    wait_until("packets in the kernel", Duration::from_secs(20), flows)?;
+    wait_until(
+        "the kernel fast path to forward packets",
+        Duration::from_secs(20),
+        flows,
+    )?;
     Ok(download)
 }
 
@@ -234,7 +242,7 @@ fn removed(label: &str, forward: Forward) -> Result<()> {
     site.lvsadm(&format!("-a -t {} -r {server} {flag}", site.service(80)))?;
     let flows = || shares(&site).is_ok_and(|(requests, _)| requests > after.0 + 50);
     wait_until(
-        "packets in the kernel again",
+        "the kernel fast path to forward packets again",
         Duration::from_secs(30),
         flows,
     )
@@ -339,9 +347,11 @@ fn datagrams_with_unfinished_packets_inside_arrive_through_nat() -> Result<()> {
             forwarded = shares(&site).map_or(0, |now| now.0 - start);
             forwarded > 100
         })?;
-        wait_until("the datagrams", Duration::from_secs(20), || {
-            arrived().is_ok_and(|now| now >= before + forwarded)
-        })
+        wait_until(
+            "the forwarded datagrams to arrive",
+            Duration::from_secs(20),
+            || arrived().is_ok_and(|now| now >= before + forwarded),
+        )
         .with_context(|| checksum)?;
         sender.kill();
         let wrong = server.counter("Udp", "InCsumErrors")?;
@@ -370,7 +380,11 @@ fn fast_path_detects_earlier_program() -> Result<()> {
     let other = put_in_front(&site.director, "eth0", ProgramKind::Ingress, &pass)?;
     let output =
         || doctor().is_ok_and(|text| text.replace("\n  ", " ").contains("is not the first"));
-    wait_until("a finding", common::SOON, output)?;
+    wait_until(
+        "doctor to report that the program is not the first",
+        common::SOON,
+        output,
+    )?;
     // All goes through the dataplane.
     let before = wait_for_none(&site, |(requests, replies)| requests + replies)?;
     download.goes_on()?;
@@ -383,7 +397,11 @@ fn fast_path_detects_earlier_program() -> Result<()> {
     )?;
     let gone =
         || doctor().is_ok_and(|text| !text.replace("\n  ", " ").contains("is not the first"));
-    wait_until("no finding", common::SOON, gone)?;
+    wait_until(
+        "doctor to report nothing about the program's place",
+        common::SOON,
+        gone,
+    )?;
     download.finish()
 }
 
@@ -420,13 +438,17 @@ fn explain_shows_offloaded_connections() -> Result<()> {
     };
     output("yes")?;
     // The host's tables may have changed meanwhile.
-    wait_until("the same values in JSON", Duration::from_secs(20), || {
-        let output = site.lvsadm(&format!("{question} --json"));
-        let output = output.ok().and_then(|output| output.parse().ok());
-        output.is_some_and(|output: serde_json::Value| {
-            output["fast_path"] == true && output["fast_path_why"] == ""
-        })
-    })?;
+    wait_until(
+        "the JSON output to have the same values",
+        Duration::from_secs(20),
+        || {
+            let output = site.lvsadm(&format!("{question} --json"));
+            let output = output.ok().and_then(|output| output.parse().ok());
+            output.is_some_and(|output: serde_json::Value| {
+                output["fast_path"] == true && output["fast_path_why"] == ""
+            })
+        },
+    )?;
     let new = format!("explain tcp 192.0.2.77:1000 {}", site.service(80));
     let new = site.lvsadm(&new)?;
     let before = "no: connections are offloaded after 16 packets from the client";
@@ -436,10 +458,14 @@ fn explain_shows_offloaded_connections() -> Result<()> {
 
     let rule = format!("--destination {}", site.vip);
     site.lvsadm(&format!("mark add {rule} --mark 7"))?;
-    wait_until("a packet with the mark", Duration::from_secs(20), || {
-        let rules = site.lvsadm("mark list");
-        rules.is_ok_and(|rules| rules.contains("--mark 7") && !rules.contains(" 0 packets"))
-    })?;
+    wait_until(
+        "the rule to count a packet",
+        Duration::from_secs(20),
+        || {
+            let rules = site.lvsadm("mark list");
+            rules.is_ok_and(|rules| rules.contains("--mark 7") && !rules.contains(" 0 packets"))
+        },
+    )?;
     output("yes")?;
     site.lvsadm("mark del 1")?;
     site.lvsadm(&format!("mark add {rule} --interface elsewhere --drop"))?;
@@ -540,12 +566,16 @@ fn killed(label: &str, words: &[&str], forward: Forward) -> Result<()> {
     ];
     let mut downloads = site.client.spawn("curl", &arguments)?;
     let all = || std::fs::read_dir(&dir).is_ok_and(|files| files.count() == DOWNLOADS);
-    wait_until("all downloads", Duration::from_secs(20), all)?;
+    wait_until("all downloads to run", Duration::from_secs(20), all)?;
     if forward == Forward::FullNat {
         // Connections are told when they open, once there is a map to tell them by: the first
         // that has packets in the kernel shows that there is, and no other has to have any.
         let output = || shares(&site).is_ok_and(|(_, replies)| replies > 0);
-        wait_until("local ports in the kernel", Duration::from_secs(20), output)?;
+        wait_until(
+            "the kernel fast path to have the local ports",
+            Duration::from_secs(20),
+            output,
+        )?;
     } else {
         let flows = || shares(&site).is_ok_and(|(requests, _)| requests > 200);
         wait_until("packets in the kernel", Duration::from_secs(20), flows)?;

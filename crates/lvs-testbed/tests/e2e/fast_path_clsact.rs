@@ -55,7 +55,11 @@ fn end(site: &mut Site, signal: Signal) -> Result<()> {
 fn download(site: &Site) -> Result<common::Download> {
     let download = common::Download::start(site)?;
     let flows = || shares(site).is_ok_and(|(requests, replies)| requests > 50 && replies > 50);
-    wait_until("packets in the kernel", Duration::from_secs(20), flows)?;
+    wait_until(
+        "the kernel fast path to forward packets",
+        Duration::from_secs(20),
+        flows,
+    )?;
     Ok(download)
 }
 
@@ -145,13 +149,13 @@ fn earlier_filter_of_another_program_is_reported() -> Result<()> {
         "tc filter add {other} direct-action bytecode '1,6 0 0 0'"
     ))?;
     let answer = || doctor().is_ok_and(|text| text.contains("is not the first"));
-    wait_until("a finding", common::SOON, answer)?;
+    wait_until("doctor to report the removed filter", common::SOON, answer)?;
     running.goes_on()?;
     let before = shares(&site)?;
     site.director.sh(&format!("tc filter del {other}"))?;
     let flows = || shares(&site).is_ok_and(|(requests, _)| requests > before.0 + 50);
     wait_until(
-        "packets in the kernel again",
+        "the kernel fast path to forward packets again",
         Duration::from_secs(20),
         flows,
     )?;
@@ -169,7 +173,7 @@ fn connections_survive_killed_dataplane_with_clsact() -> Result<()> {
     // Without a dataplane, too.
     let received = || site.client.counter("Tcp", "InSegs").unwrap_or_default();
     let already = received();
-    wait_until("more of the download", common::SOON, || {
+    wait_until("the download to continue", common::SOON, || {
         received() > already + 500
     })?;
     running.goes_on()?;
@@ -188,7 +192,7 @@ fn connections_survive_killed_dataplane_with_clsact() -> Result<()> {
     ensure!(log.contains("took over"), "{log}");
     if log.contains("(tcx)") {
         let gone = || filters(&site.director).is_ok_and(|left| left == 0);
-        wait_until("no filters", common::SOON, gone)?;
+        wait_until("the interface to have no filters", common::SOON, gone)?;
     }
     let running = download(&site)?;
     end(&mut site, Signal::SIGKILL)?;

@@ -138,7 +138,7 @@ fn download(site: &Site) -> Result<common::Download> {
     site.add_service(80, "rr")?;
     let download = common::Download::start(site)?;
     let flows = || shares(site).is_ok_and(|(xdp, _)| xdp > 50);
-    wait_until("packets by XDP", Duration::from_secs(20), flows)?;
+    wait_until("XDP to forward packets", Duration::from_secs(20), flows)?;
     Ok(download)
 }
 
@@ -158,14 +158,18 @@ fn xdp_without_target_support_uses_socket_buffers() -> Result<()> {
         shares(&site).is_ok_and(|after| after.0 == before.0 && after.1 > before.1)
     };
     wait_until(
-        "packets that XDP passed on",
+        "packets to be forwarded with a socket buffer",
         Duration::from_secs(20),
         stands,
     )?;
     let (before, _) = shares(&site)?;
     site.testbed.take_frames()?;
     let flows = || shares(&site).is_ok_and(|(xdp, _)| xdp > before + 50);
-    wait_until("packets by XDP again", Duration::from_secs(20), flows)?;
+    wait_until(
+        "XDP to forward packets again",
+        Duration::from_secs(20),
+        flows,
+    )?;
     download.finish()
 }
 
@@ -189,7 +193,7 @@ fn xdp_program_survives_dataplane() -> Result<()> {
     dataplane.wait(Duration::from_secs(10))?;
     site.start_dataplane(&["--fast-path", "on"])?;
     let gone = || programs_of(&site).is_ok_and(|text| text.is_empty());
-    wait_until("no XDP any more", common::SOON, gone)?;
+    wait_until("the XDP programs to be detached", common::SOON, gone)?;
     download.finish()
 }
 

@@ -45,7 +45,8 @@ fn comes(site: &Site, to: IpAddr, bytes: usize) -> Result<()> {
     let before = seen(&site.director)?;
     let came = || seen(&site.director).is_ok_and(|now| now > before);
     wait_until(&format!("{bytes} bytes to {to}"), SOON, || {
-        send(site, to, bytes).is_ok() && wait_until("it", IN_TIME, came).is_ok()
+        send(site, to, bytes).is_ok()
+            && wait_until("the rule to count the datagram", IN_TIME, came).is_ok()
     })
 }
 
@@ -221,7 +222,13 @@ fn removed_reinjection_leaks_no_packet() -> Result<()> {
     let dataplane = site.dataplane.as_ref().context("started above")?;
     let noticed = || dataplane.log().contains(GONE);
     ensure!(
-        seen(&site.director)? == leaked || wait_until("a word", IN_TIME, noticed).is_ok(),
+        seen(&site.director)? == leaked
+            || wait_until(
+                "the dataplane to log the detached program",
+                IN_TIME,
+                noticed
+            )
+            .is_ok(),
         "the packet was reinjected"
     );
     ensure!(site.testbed.port_of(sender)? == there);
@@ -260,14 +267,14 @@ fn filters_are_saved_and_restored() -> Result<()> {
     ))?;
     site.lvsadm("filter add all --deny 198.51.100.0/24")?;
     site.lvsadm("mark add --source 198.18.0.0/15 --drop")?;
-    let said = saved("")?;
+    let message = saved("")?;
     let plain = site.director.sh(&format!("{lvsadm} -S -n 2>/dev/null"))?;
     ensure!(
-        said.contains("-S does not save 4 filter(s) by source: `lvsadm filter save` does")
-            && said.contains("1 rule(s) for marks"),
-        "{said}"
+        message.contains("-S does not save 4 filter(s) by source: `lvsadm filter save` does")
+            && message.contains("1 rule(s) for marks"),
+        "{message}"
     );
-    ensure!(saved("cat rules")? == format!("{said}{plain}"));
+    ensure!(saved("cat rules")? == format!("{message}{plain}"));
     // Under the name ipvsadm, the output is that of ipvsadm.
     let quiet = format!("ln -sf {lvsadm} {dir}/ipvsadm; {dir}/ipvsadm -S -n 2>&1 >/dev/null");
     ensure!(site.director.sh(&quiet)?.is_empty());
@@ -376,12 +383,12 @@ fn foreign_programs_at_interfaces_are_reported() -> Result<()> {
     serves(&site, "at first")?;
     let program = lvs_testbed::programs::find("lvsadm")?;
     let doctor = || {
-        let said = format!("{} --json doctor || true", program.display());
-        site.director.sh(&said)
+        let message = format!("{} --json doctor || true", program.display());
+        site.director.sh(&message)
     };
     let finds = |words: &str, present: bool| {
         wait_until(&format!("{words:?}: {present}"), SOON, || {
-            doctor().is_ok_and(|said| said.contains(words) == present)
+            doctor().is_ok_and(|message| message.contains(words) == present)
         })
         .with_context(|| format!("{:?}", doctor()))
     };
@@ -390,7 +397,7 @@ fn foreign_programs_at_interfaces_are_reported() -> Result<()> {
         let mut tcx = site
             .director
             .spawn("perl", &["-e", TCX_DROP, device, side])?;
-        wait_until("the program", SOON, || {
+        wait_until("the BPF program to be attached", SOON, || {
             tcx.log().contains("attached") || tcx.log().contains(':')
         })?;
         ensure!(tcx.log().contains("attached"), "{}", tcx.log());
@@ -430,7 +437,7 @@ fn served(site: &Site) -> Result<bool> {
 
 /// A client is served, though perhaps not at once on a busy machine.
 fn serves(site: &Site, what: &str) -> Result<()> {
-    wait_until(&format!("an answer: {what}"), SOON, || {
+    wait_until(&format!("a request to be answered: {what}"), SOON, || {
         served(site).unwrap_or(false)
     })
 }
@@ -512,7 +519,9 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
         // The host itself gets nothing there.
         let reached = || {
             let ping = "ping -n -c 1 -W 1 192.0.2.1 >/dev/null && echo yes || true";
-            site.client.sh(ping).is_ok_and(|said| said.contains("yes"))
+            site.client
+                .sh(ping)
+                .is_ok_and(|message| message.contains("yes"))
         };
         if side == "ingress" {
             serves(&site, "the dataplane has received its copy")?;

@@ -181,7 +181,7 @@ fn errors_in_transit(site: &Site) -> Result<String> {
             send(S, $error, 0, sockaddr_in(0, $client)) or die $!;
         }}'"#
     ))?;
-    wait_until("the second error", limit, || {
+    wait_until("the client to receive the second ICMP error", limit, || {
         let log = listener.log();
         log.contains("end") || log.contains("late")
     })?;

@@ -33,7 +33,8 @@ enum By {
     StateKeeper,
     /// A process that holds a table for each of several packet workers.
     Workers,
-    /// A process that holds the connection table and the device that the host routes packets through.
+    /// A process that holds the connection table and the device that the host routes packets
+    /// through.
     Device,
 }
 
@@ -113,7 +114,7 @@ fn downloads(
         };
         all || running.is_finished()
     };
-    wait_until("all downloads", Duration::from_secs(20), all)?;
+    wait_until("all downloads to run", Duration::from_secs(20), all)?;
     let opening = begun.elapsed();
     match end {
         End::None => {}
@@ -308,7 +309,7 @@ fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     kill(&mut site, Signal::SIGKILL)?;
     let output = director.sh(&format!("{program} --cleanup"))?;
     ensure!(output.starts_with("removed the connections"), "{output}");
-    wait_until("its end", common::SOON, gone)?;
+    wait_until("the state keeper to end", common::SOON, gone)?;
     start(&mut site, by, None)?;
     ensure!(
         !site.lvsadm("-L -n")?.contains(":80"),
@@ -316,11 +317,15 @@ fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     );
     kill(&mut site, Signal::SIGTERM)?;
     wait_until("its end", common::SOON, gone)?;
-    wait_until("no rules", common::SOON, || {
-        director
-            .sh("nft list tables")
-            .is_ok_and(|rules| !rules.contains("lvs-"))
-    })
+    wait_until(
+        "the dataplane's nf_tables rules to be removed",
+        common::SOON,
+        || {
+            director
+                .sh("nft list tables")
+                .is_ok_and(|rules| !rules.contains("lvs-"))
+        },
+    )
 }
 
 const ALL: [(&str, Forward); 3] = [("n", Forward::Nat), ("d", Forward::Dr), ("t", Forward::Tun)];

@@ -1,6 +1,7 @@
-//! Services of a real Kubernetes API server, which two directors serve to clients that compare all bytes.
-//! There are no kubelets and no controllers: the test writes Nodes and EndpointSlices itself. Nodes are the
-//! servers of the testbed, which listen at the node ports. Pods are further addresses of them.
+//! Services of a real Kubernetes API server, which two directors serve to clients that compare all
+//! bytes. There are no kubelets and no controllers: the test writes Nodes and EndpointSlices
+//! itself. Nodes are the servers of the testbed, which listen at the node ports. Pods are further
+//! addresses of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -100,7 +101,7 @@ impl Bed {
         for index in [0, 1] {
             bed.write_file(index)?;
             bed.start(index)?;
-            bed.wait("the Lease", |bed| {
+            bed.wait("the director to renew its Lease", |bed| {
                 bed.status(index).contains("d1 writes addresses")
             })?;
         }
@@ -210,7 +211,7 @@ impl Bed {
                 "--shutdown-watch-termination-grace-period=20s",
             ],
         )?;
-        let ready = wait_until("the API server", PATIENCE, || {
+        let ready = wait_until("the API server to answer", PATIENCE, || {
             self.ask("GET", "/readyz", "", None)
                 .is_ok_and(|text| text == "ok")
         });
@@ -352,9 +353,11 @@ impl Bed {
     }
 
     fn wait_event(&self, name: &str, words: &str) -> Result<()> {
-        wait_until(&format!("the Event `{words}`"), PATIENCE, || {
-            self.output(name, words)
-        })
+        wait_until(
+            &format!("the Event `{words}` to be written"),
+            PATIENCE,
+            || self.output(name, words),
+        )
     }
 
     /// Whether a director has renewed its Lease.
@@ -577,9 +580,9 @@ impl Bed {
             },
         });
         let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
-        let said = self.ask("POST", path, "application/json", Some(&asked.to_string()));
-        let said = said.and_then(|said| Ok(serde_json::from_str::<Value>(&said)?));
-        said.is_ok_and(|said| said["status"]["allowed"] == true)
+        let answer = self.ask("POST", path, "application/json", Some(&asked.to_string()));
+        let answer = answer.and_then(|answer| Ok(serde_json::from_str::<Value>(&answer)?));
+        answer.is_ok_and(|answer| answer["status"]["allowed"] == true)
     }
 
     /// Checks that `rbac.yaml` permits exactly the requests of directors to the API server. A
@@ -623,7 +626,8 @@ impl Bed {
     }
 
     /// Starts the container of the DaemonSet as a kubelet does: the arguments and mounts of the
-    /// manifest, a token of its account, the network of the host, and only the programs of the image.
+    /// manifest, a token of its account, the network of the host, and only the programs of the
+    /// image.
     fn start_pod(&self) -> Result<Pod> {
         let set = self.get("/apis/apps/v1/namespaces/lvsd/daemonsets/director");
         let spec = &set["spec"]["template"]["spec"];
@@ -706,7 +710,7 @@ impl Bed {
         let run = self.site.director.spawn("unshare", &command)?;
         let children = format!("/proc/{0}/task/{0}/children", run.pid());
         let mut first = String::new();
-        wait_until("the first process of the pod", PATIENCE, || {
+        wait_until("the first process of the pod to run", PATIENCE, || {
             first = fs::read_to_string(&children)
                 .unwrap_or_default()
                 .trim()
@@ -790,8 +794,8 @@ impl Pod {
     }
 
     fn status(&self) -> String {
-        let said = self.exec("/usr/bin/lvsd status");
-        said.unwrap_or_else(|error| format!("{error:#}"))
+        let answer = self.exec("/usr/bin/lvsd status");
+        answer.unwrap_or_else(|error| format!("{error:#}"))
     }
 
     fn wait(&self, what: &str, right: impl Fn(&str) -> bool) -> Result<()> {
@@ -1016,16 +1020,19 @@ fn each_right_is_needed(bed: &Bed) -> Result<()> {
         let status = json!({ "status": { "loadBalancer": { "ingress": null } } });
         bed.merge(&format!("{SERVICES}/web/status"), &status)?;
         let pod = bed.start_pod()?;
-        pod.wait(&format!("no {verb} of {resource}"), |status| {
-            status.contains(&format!("cannot {verb} resource \"{resource}\""))
-        })?;
+        pod.wait(
+            &format!("the directors to be refused the right to {verb} {resource}"),
+            |status| status.contains(&format!("cannot {verb} resource \"{resource}\"")),
+        )?;
         pod.end()?;
         println!("without {verb} of {resource}: refused");
     }
     bed.permit_only(&rights.iter().collect::<Vec<_>>())?;
     let pod = bed.start_pod()?;
     bed.wait_address("web", "203.0.113.9")?;
-    pod.wait("all rights", |status| !status.contains("403"))
+    pod.wait("the directors to have all rights", |status| {
+        !status.contains("403")
+    })
 }
 
 /// Addresses are assigned until the pool is exhausted; an invalid annotation changes nothing.
@@ -1034,7 +1041,9 @@ fn addresses_and_refusals(bed: &mut Bed) -> Result<()> {
     bed.ask("POST", &path, "application/yaml", Some(SERVICE))?;
     let port = json!({ "name": "http", "port": 80, "nodePort": 80 });
     bed.service("web", &port, "Cluster")?;
-    bed.wait("the address", |bed| bed.address("web") == "192.0.2.10")?;
+    bed.wait("the Service to have an address", |bed| {
+        bed.address("web") == "192.0.2.10"
+    })?;
     bed.wait_servers(&bed.web(), &bed.nodes(80, [1, 1, 1]))?;
     let service = bed.get(&format!("{SERVICES}/web"));
     let ingress = &service["status"]["loadBalancer"]["ingress"][0];
@@ -1053,17 +1062,23 @@ fn addresses_and_refusals(bed: &mut Bed) -> Result<()> {
             "{method} {path}"
         );
     }
-    bed.wait("the Event", |bed| bed.output("web", "assigned 192.0.2.10"))?;
+    bed.wait("the Event to be written", |bed| {
+        bed.output("web", "assigned 192.0.2.10")
+    })?;
     let port = json!({ "name": "dns", "protocol": "UDP", "port": 53, "nodePort": 53 });
     bed.service("dns", &port, "Local")?;
-    bed.wait("the second address", |bed| {
+    bed.wait("the second Service to have an address", |bed| {
         bed.address("dns") == "192.0.2.11"
     })?;
     let port = json!({ "name": "smtp", "port": 25, "nodePort": 8025 });
     bed.service("mail", &port, "Cluster")?;
-    bed.wait("the exhausted pool", |bed| {
-        bed.output("mail", "has a free IPv4 address") && bed.status(0).contains("1 object REFUSED")
-    })?;
+    bed.wait(
+        "the director to report that the pool has no free address",
+        |bed| {
+            bed.output("mail", "has a free IPv4 address")
+                && bed.status(0).contains("1 object REFUSED")
+        },
+    )?;
     bed.under_load("wrong annotation", |bed| {
         bed.annotate("web", "lvsd/chek", &"x".into())?;
         bed.wait("the Event", |bed| bed.output("web", "lvsd/chek is unknown"))?;
@@ -1183,7 +1198,7 @@ fn api_server_killed(bed: &mut Bed) -> Result<()> {
     bed.under_load("API server killed and back", |bed| {
         let before = [0, 1].map(|index| bed.servers(index, &bed.web()));
         bed.server.take().context("it runs")?.kill();
-        bed.wait("the loss", |bed| {
+        bed.wait("both directors to report the lost API server", |bed| {
             [0, 1].iter().all(|&index| bed.status(index).contains(LOST))
         })?;
         bed.director(0)?.stop(Signal::SIGTERM)?;
@@ -1226,8 +1241,8 @@ fn history_compacted(bed: &mut Bed, mut all: Vec<Endpoint>) -> Result<Vec<Endpoi
     bail!("no watch was refused in {ROUNDS} rounds");
 }
 
-/// Stops the second director, compacts the history of etcd, and adds the pods `first` and `first + 1`: the
-/// second one while that director is stopped.
+/// Stops the second director, compacts the history of etcd, and adds the pods `first` and `first +
+/// 1`: the second one while that director is stopped.
 fn compact_while_director_is_stopped(
     bed: &mut Bed,
     all: &mut Vec<Endpoint>,
@@ -1264,14 +1279,14 @@ fn token_replaced(bed: &mut Bed) -> Result<()> {
     bed.under_load("token replaced", |bed| {
         bed.server.take().context("it runs")?.kill();
         bed.start_api_server("second")?;
-        bed.wait("the refused token", |bed| {
+        bed.wait("the API server to refuse the old token", |bed| {
             [0, 1].iter().all(|&index| {
                 bed.status(index)
                     .contains("does not accept the credentials")
             })
         })?;
         fs::write(bed.path("token"), "second\n")?;
-        bed.wait("the new token", |bed| {
+        bed.wait("the API server to accept the new token", |bed| {
             [0, 1]
                 .iter()
                 .all(|&index| !bed.status(index).contains(LOST))
@@ -1303,13 +1318,13 @@ fn datagrams_to_local_endpoints(bed: &mut Bed) -> Result<()> {
     };
     // A datagram may be lost, so that dig asks again.
     let answers = |wanted: &[&str]| -> Result<()> {
-        let said = bed.site.client.sh(
+        let answer = bed.site.client.sh(
             "for i in 1 2 3 4 5 6 7 8; do dig +short +tries=4 +time=10 @192.0.2.11 id.test txt; done | grep -v '^;' | sort -u",
         )?;
-        let said: Vec<&str> = said.lines().collect();
+        let answer: Vec<&str> = answer.lines().collect();
         ensure!(
-            said == wanted,
-            "{said:?}\n{}\n{}\n{}",
+            answer == wanted,
+            "{answer:?}\n{}\n{}\n{}",
             bed.status(0),
             bed.site.lvsadm("-L -n --stats")?,
             bed.site.lvsadm("drops --all")?
@@ -1340,7 +1355,7 @@ fn datagrams_to_local_endpoints(bed: &mut Bed) -> Result<()> {
 fn class_taken_away_and_service_deleted(bed: &mut Bed, all: &[Endpoint]) -> Result<()> {
     let web = format!("{SERVICES}/web");
     bed.merge(&web, &json!({ "spec": { "type": "ClusterIP" } }))?;
-    bed.wait("the address of the Service without a class", |bed| {
+    bed.wait("the Service without a class to have an address", |bed| {
         bed.address("mail") == "192.0.2.10"
     })?;
     bed.wait(

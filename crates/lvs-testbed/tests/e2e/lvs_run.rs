@@ -165,8 +165,8 @@ fn keepalived_whose_supervisor_is_killed_exits() -> Result<()> {
     Ok(())
 }
 
-/// The tests of the library of kube-proxy and dockerd, in a static Go program. The library accepts only answers that come
-/// from the kernel's port.
+/// The tests of the library of kube-proxy and dockerd, in a static Go program. The library accepts
+/// only answers that come from the kernel's port.
 #[test]
 #[ignore = "by hand: needs the tests of moby/ipvs (make test-kubernetes)"]
 fn moby_ipvs_passes_its_own_tests() -> Result<()> {
@@ -253,9 +253,11 @@ fn files_in_proc_show_the_dataplane_to_the_program_only() -> Result<()> {
     let nobody = "setpriv --reuid 65534 --regid 65534 --clear-groups";
 
     ensure!(answering(&site)? == ["rs1", "rs2", "rs3"]);
-    wait_until("a connection", Duration::from_secs(20), || {
-        run("ipvsadm -Lnc").is_ok_and(|text| text.contains(&site.vip.to_string()))
-    })
+    wait_until(
+        "ipvsadm to list a connection",
+        Duration::from_secs(20),
+        || run("ipvsadm -Lnc").is_ok_and(|text| text.contains(&site.vip.to_string())),
+    )
     .with_context(|| run("ipvsadm -Lnc 2>&1").unwrap_or_default())?;
     let services = run(&format!("{nobody} cat /proc/net/ip_vs"))?;
     ensure!(services.lines().count() == 3 + 1 + 3, "{services}");
@@ -319,14 +321,14 @@ fn dataplane_that_restarts_gets_the_services_of_the_program() -> Result<()> {
         .spawn(&launcher, &["--", "sh", "-c", &script])?;
     let timeouts = |site: &Site| site.lvsadm("-L --timeout").unwrap_or_default();
     let patience = Duration::from_secs(30);
-    wait_until("the timeouts", patience, || {
+    wait_until("the dataplane to have the timeouts", patience, || {
         timeouts(&site).contains("100 20 30")
     })
     .with_context(|| program.log())?;
     let before = site.lvsadm("-S -n")?;
     site.dataplane.take().context("it runs")?.kill();
     site.start_dataplane(&[])?;
-    wait_until("the services again", patience, || {
+    wait_until("the new dataplane to have the services", patience, || {
         site.lvsadm("-S -n").is_ok_and(|text| text == before)
             && timeouts(&site).contains("100 20 30")
     })
@@ -355,10 +357,14 @@ fn change_is_refused_while_lvsd_manages_the_services() -> Result<()> {
     fs::create_dir_all(&state)?;
     let words = ["--config", &file, "--state", &state];
     let program = site.director.spawn(&lvsd, &words)?;
-    wait_until("the service of lvsd", Duration::from_secs(20), || {
-        site.lvsadm("-L -n")
-            .is_ok_and(|text| rows(&text).len() == 2)
-    })
+    wait_until(
+        "the dataplane to have lvsd's service",
+        Duration::from_secs(20),
+        || {
+            site.lvsadm("-L -n")
+                .is_ok_and(|text| rows(&text).len() == 2)
+        },
+    )
     .with_context(|| program.log())?;
     let listed = site.director.sh(&format!("{launcher} -- ipvsadm -Ln"))?;
     ensure!(rows(&listed).len() == 2, "{listed}");

@@ -50,9 +50,11 @@ fn usable(site: &Site) -> usize {
 }
 
 fn wait_usable(site: &Site, servers: usize, lvsd: &Proc) -> Result<()> {
-    wait_until(&format!("{servers} usable servers"), common::SOON, || {
-        usable(site) == servers
-    })
+    wait_until(
+        &format!("the director to have {servers} usable servers"),
+        common::SOON,
+        || usable(site) == servers,
+    )
     .with_context(|| format!("{:?}\nlvsd printed:\n{}", site.lvsadm("-L -n"), lvsd.log()))
 }
 
@@ -91,7 +93,7 @@ fn lvsd_follows_checks_and_reload_and_stops() -> Result<()> {
     // A file with an error changes nothing and does not end the daemon.
     fs::write(&path, "[[service]]\nnane = \"web\"\n")?;
     lvsd.signal(Signal::SIGHUP)?;
-    wait_until("the report of the error", common::SOON, || {
+    wait_until("lvsd to log the error in the file", common::SOON, || {
         lvsd.log().contains("nane")
     })?;
     ensure!(lvsd.is_running() && usable(&site) == 3, "{}", lvsd.log());
@@ -163,7 +165,7 @@ fn dataplane_survives_lvsd_and_is_restarted_after_death() -> Result<()> {
         .director
         .sh("ss -Hlxp | sed -n 's/.*\\(@lvs-dataplane\\|netns-[0-9]*.sock\\) .*pid=\\([0-9]*\\).*/\\2/p'")?;
     site.director.sh(&format!("kill -9 {dataplane}"))?;
-    wait_until("a new dataplane", common::SOON, || {
+    wait_until("lvsd to start a new dataplane", common::SOON, || {
         let now = site
             .director
             .sh("ss -Hlxp | sed -n 's/.*\\(@lvs-dataplane\\|netns-[0-9]*.sock\\) .*pid=\\([0-9]*\\).*/\\2/p'")
@@ -246,7 +248,7 @@ fn tunnels_are_edited_in_place() -> Result<()> {
         write(tunnels)?;
         lvsd.signal(Signal::SIGHUP)?;
         let listed = || site.lvsadm("-L -n --tun-info").unwrap_or_default();
-        wait_until("the tunnels", common::SOON, || {
+        wait_until("lvsadm to list the tunnels", common::SOON, || {
             let listing = listed();
             let all = listing.split_whitespace();
             tunnels
@@ -265,7 +267,7 @@ fn tunnels_are_edited_in_place() -> Result<()> {
     lvsd.signal(Signal::SIGKILL)?;
     lvsd.wait(common::SOON)?;
     let mut lvsd = start(&site, &[])?;
-    wait_until("the new lvsd", common::SOON, || {
+    wait_until("the new lvsd to answer", common::SOON, || {
         lvsd.log().contains("ready:")
     })?;
     ensure!(!lvsd.log().contains("changed server"), "{}", lvsd.log());
@@ -477,9 +479,11 @@ fn stop_all_removes_files_of_its_namespace() -> Result<()> {
             ensure!(files()?.contains(".lvsd.toml"), "{}", files()?);
         }
         self::lvsd(&site, "stop --all")?;
-        wait_until("no files", common::SOON, || {
-            files().is_ok_and(|left| left.trim().is_empty())
-        })
+        wait_until(
+            "the files of the namespace to be removed",
+            common::SOON,
+            || files().is_ok_and(|left| left.trim().is_empty()),
+        )
         .with_context(|| format!("{ends_before}: {:?}", files()))?;
         lvsd.wait(common::SOON)?;
     }
@@ -500,10 +504,10 @@ fn lvsd_keeps_drain_over_restarts() -> Result<()> {
     load.sizes = vec![1000];
     load.pause_ms = 2;
     let steady = site.client.steady_load(&load)?;
-    let said = site.lvsadm(&format!(
+    let message = site.lvsadm(&format!(
         "drain {service} {server} --deadline 300s --active --why disk"
     ))?;
-    ensure!(said.contains("drained"), "{said}");
+    ensure!(message.contains("drained"), "{message}");
     wait_usable(&site, 2, &daemon)?;
     let output = || lvsd(&site, "status").unwrap_or_default();
     let is_shown = || {
@@ -530,9 +534,11 @@ fn lvsd_keeps_drain_over_restarts() -> Result<()> {
 
     ensure!(daemon.stop(Signal::SIGTERM)?.success(), "{}", daemon.log());
     daemon = start(&site, &["--state", &state])?;
-    wait_until("the daemon", common::SOON, || {
-        lvsd(&site, "status").is_ok_and(|output| output.contains("2 of 3 servers usable"))
-    })?;
+    wait_until(
+        "lvsd status to report 2 usable servers",
+        common::SOON,
+        || lvsd(&site, "status").is_ok_and(|output| output.contains("2 of 3 servers usable")),
+    )?;
     wait_usable(&site, 2, &daemon)?;
     // A user without write access cannot end it.
     let denied = site
@@ -603,7 +609,7 @@ fn sorry_server_answers_below_quorum() -> Result<()> {
     let report = common::ok(site.client.load(&load)?, 20)?;
     ensure!(!report.servers.contains_key("rs3"), "{report:?}");
     let sorry_serves = |site: &Site| {
-        wait_until("the sorry server", common::SOON, || {
+        wait_until("lvsd to use the sorry server", common::SOON, || {
             lvsd(site, "status")
                 .is_ok_and(|output| output.contains("BELOW ITS QUORUM; the sorry server"))
         })?;
@@ -613,7 +619,7 @@ fn sorry_server_answers_below_quorum() -> Result<()> {
         anyhow::Ok(())
     };
     let quorum = |site: &Site| {
-        wait_until("the quorum", common::SOON, || {
+        wait_until("the service to reach its quorum", common::SOON, || {
             lvsd(site, "status").is_ok_and(|output| {
                 output.contains("2 of 2 servers usable") && !output.contains("BELOW")
             })
@@ -659,8 +665,8 @@ fn is_answered_for(site: &Site) -> bool {
         "ip neigh flush to {0}; ping -n -c 1 -W 3 {0} >/dev/null; ip neigh show {0}",
         site.vip
     );
-    let said = site.client.sh(&format!("{{ {asked}; }} 2>&1 || true"));
-    said.is_ok_and(|said| said.contains("lladdr"))
+    let message = site.client.sh(&format!("{{ {asked}; }} 2>&1 || true"));
+    message.is_ok_and(|message| message.contains("lladdr"))
 }
 
 /// Below the quorum no host answers for a released VIP. It is announced when the director takes it
@@ -711,10 +717,14 @@ fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
     site.programs
         .push(nginx(&site.servers[0], &NginxOptions::default())?);
     becomes(&site, true)?;
-    wait_until("the announcement", common::SOON, || {
-        let known = site.client.sh(&format!("ip neigh show {}", site.vip));
-        known.is_ok_and(|known| known.contains("lladdr"))
-    })?;
+    wait_until(
+        "the client to learn the VIP's link-layer address",
+        common::SOON,
+        || {
+            let known = site.client.sh(&format!("ip neigh show {}", site.vip));
+            known.is_ok_and(|known| known.contains("lladdr"))
+        },
+    )?;
     let mut load = site.load();
     load.requests = 20;
     load.sizes = vec![1000];
@@ -771,11 +781,15 @@ fn large_file_is_loaded_and_one_change_is_applied() -> Result<()> {
     let begun = std::time::Instant::now();
     let state = site.testbed.dir().display().to_string();
     let mut daemon = start(&site, &["--state", &state])?;
-    wait_until("ready", Duration::from_secs(100), || {
-        daemon
-            .log()
-            .contains("ready: 2277 services, 37205 of 37205 servers up")
-    })
+    wait_until(
+        "lvsd to report all 2277 services ready",
+        Duration::from_secs(100),
+        || {
+            daemon
+                .log()
+                .contains("ready: 2277 services, 37205 of 37205 servers up")
+        },
+    )
     .with_context(|| daemon.log().chars().take(4000).collect::<String>())?;
     let filled = begun.elapsed();
     let changed = text.replacen("weight = 2", "weight = 3", 1);

@@ -65,9 +65,9 @@ fn downloads_survive_stopped_dataplane_and_lost_datagrams_tun() -> Result<()> {
     let scenarios = [Scenario::Stopped, Scenario::Loss];
     let outcomes = play_in_turn(&scenarios, &options(Forward::Tun, 30))?;
     common::nothing_breaks(&outcomes)?;
-    let said = outcomes[0].said.join("\n");
-    ensure!(said.contains("NOT READY, waits for"), "{said}");
-    ensure!(outcomes[1].said.len() == 3, "{outcomes:?}");
+    let output = outcomes[0].reported.join("\n");
+    ensure!(output.contains("NOT READY, waits for"), "{output}");
+    ensure!(outcomes[1].reported.len() == 3, "{outcomes:?}");
     Ok(())
 }
 
@@ -141,9 +141,11 @@ fn site(label: &str) -> Result<Site> {
     let program = lvs_testbed::programs::find("lvs-dataplane")?;
     let words = ["--interface", "eth0", "--socket", SOCKET];
     site.dataplane = Some(site.director.spawn(program, &words)?);
-    wait_until("the dataplane", common::SOON, || {
-        site.lvsadm(&format!("--socket {SOCKET} -L -n")).is_ok()
-    })?;
+    wait_until(
+        "the dataplane to answer on its control socket",
+        common::SOON,
+        || site.lvsadm(&format!("--socket {SOCKET} -L -n")).is_ok(),
+    )?;
     for words in [
         "-A -t 203.0.113.10:80 -s mh".to_owned(),
         format!("-a -t 203.0.113.10:80 -r {}:80 -g", site.real_address(0)),
@@ -223,9 +225,12 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
         Duration::from_secs(20),
         || has_route(&site, "203.0.113.10 proto 78"),
     )?;
-    let said = site.lvsadm(&format!("--socket {SOCKET} sync"))?;
-    ensure!(said.contains("routers prefer other directors"), "{said}");
-    ensure!(said.contains("does lvsd run?"), "{said}");
+    let output = site.lvsadm(&format!("--socket {SOCKET} sync"))?;
+    ensure!(
+        output.contains("routers prefer other directors"),
+        "{output}"
+    );
+    ensure!(output.contains("does lvsd run?"), "{output}");
     wait_until("the maintenance to end", Duration::from_secs(20), || {
         !has_route(&site, "proto 7")
     })?;

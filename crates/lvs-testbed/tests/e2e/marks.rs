@@ -50,7 +50,7 @@ fn mark_groups_ports_and_rules_pass_or_drop_other_ports() -> Result<()> {
         "mark add --destination {vip} --protocol tcp --ports 81 --drop --position 1"
     ))?;
     assert_eq!(curl(81)?, "28", "curl's status for a timeout");
-    wait_until("the rule's count", SOON, || {
+    wait_until("the rule to count the packets", SOON, || {
         let listing = site.lvsadm("mark list").unwrap_or_default();
         let first = listing.lines().next().unwrap_or_default();
         first.contains("--ports 81 --drop") && !first.contains(" 0 packets")

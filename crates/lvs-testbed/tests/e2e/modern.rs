@@ -79,8 +79,12 @@ impl Daemon<'_> {
     fn has(&self, servers: usize) -> Result<()> {
         let listed = || self.site.lvsadm("-L -n").unwrap_or_default();
         let count = || rows(&listed()).iter().filter(|row| row.is_server()).count();
-        wait_until(&format!("{servers} servers"), SOON, || count() == servers)
-            .with_context(|| self.running().map(Proc::log).unwrap_or_default())
+        wait_until(
+            &format!("the service to have {servers} servers"),
+            SOON,
+            || count() == servers,
+        )
+        .with_context(|| self.running().map(Proc::log).unwrap_or_default())
     }
 }
 
@@ -92,7 +96,9 @@ fn idle(client: &Host, virt: SocketAddr) -> Result<Proc> {
         virt.port()
     );
     let client = client.spawn("bash", &["-c", &script])?;
-    wait_until("a connection", SOON, || client.log().contains("waiting"))?;
+    wait_until("the client to have a connection", SOON, || {
+        client.log().contains("waiting")
+    })?;
     Ok(client)
 }
 
@@ -152,13 +158,15 @@ fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
         clients.push(download(&site.client, virt)?);
     }
     for server in &site.servers {
-        wait_until("three connections", SOON, || established(server) == 3)?;
+        wait_until("the server to have three connections", SOON, || {
+            established(server) == 3
+        })?;
     }
     daemon.reload(&[0])?;
     // Both ends are reset: the server, which is alive, and its three clients. A slow download first
     // reads the buffered bytes.
     let (idle, slow) = clients.split_at_mut(4);
-    let output = wait_until("the resets", SOON, || {
+    let output = wait_until("the idle clients to be reset", SOON, || {
         let ended = idle
             .iter_mut()
             .filter_map(|c| has_ended_by_reset(c).then_some(()));
@@ -237,7 +245,9 @@ fn silent_client_of_offloaded_connection_is_reset_when_its_server_is_taken_out()
         })
         .with_context(|| client.log())?;
         fs::write(&falls_silent, "")?;
-        wait_until("silence", SOON, || client.log().contains("waiting"))?;
+        wait_until("the client to be silent", SOON, || {
+            client.log().contains("waiting")
+        })?;
         let used = usize::from(established(&site.servers[1]) == 1);
         let server = &site.servers[used];
         daemon.reload(&[1 - used])?;
@@ -280,8 +290,8 @@ fn clients_of_dead_server_are_reset_and_of_drained_server_kept() -> Result<()> {
     });
     output.with_context(|| daemon.running().map(Proc::log).unwrap_or_default())?;
     wait_until("the log to contain the message", SOON, || {
-        let said = daemon.running().map(Proc::log).unwrap_or_default();
-        said.contains("it is removed, and its connections are reset")
+        let answer = daemon.running().map(Proc::log).unwrap_or_default();
+        answer.contains("it is removed, and its connections are reset")
     })
     .with_context(|| daemon.running().map(Proc::log).unwrap_or_default())?;
 
@@ -321,7 +331,9 @@ fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
     ]
     .map(str::to_owned);
     let clients = site.client.spawn(programs::own()?, &words)?;
-    wait_until("the clients", SOON, || clients.log().contains("waiting"))?;
+    wait_until("all clients to wait", SOON, || {
+        clients.log().contains("waiting")
+    })?;
     let mut events = site.director.spawn(
         programs::find("lvsd")?,
         &[
@@ -332,7 +344,7 @@ fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
         ],
     )?;
     // It listens when it tells of something: that a file was loaded which is as before.
-    wait_until("the events", SOON, || {
+    wait_until("the event stream to report a loaded file", SOON, || {
         let loads = || daemon.running()?.signal(Signal::SIGHUP);
         let asked = loads().is_ok();
         std::thread::sleep(Duration::from_millis(100));
@@ -352,7 +364,7 @@ fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
     ensure!(ends.len() == CLIENTS / 2, "{}", ends.len());
     ends.sort_unstable();
     let down = || events.log().contains("server_down");
-    wait_until("the event", SOON, down).with_context(|| events.log())?;
+    wait_until("the event server_down to arrive", SOON, down).with_context(|| events.log())?;
     let output = events.log();
     let down = output.lines().find(|line| line.contains("server_down"));
     let down = down.and_then(|line| line.split("\"time_ms\":").nth(1)?.split(',').next());
@@ -402,7 +414,7 @@ fn datagrams_after_server_is_taken_out_use_another_server() -> Result<()> {
     }
     let gone = usize::from(first.contains("rs2"));
     daemon.reload(&[1 - gone])?;
-    wait_until("the other server", SOON, || {
+    wait_until("the other server to answer", SOON, || {
         ask().is_ok_and(|other| other.contains("rs") && other != first)
     })
 }

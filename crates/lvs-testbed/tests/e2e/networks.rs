@@ -98,7 +98,7 @@ fn new_connections(site: &Site, what: &str) -> Result<()> {
     let mut load = site.load();
     load.requests = 20;
     load.timeout_ms = 4000;
-    wait_until(&format!("traffic after {what}"), PATIENCE, || {
+    wait_until(&format!("traffic to flow after {what}"), PATIENCE, || {
         site.client
             .load(&load)
             .is_ok_and(|report| report.failed == 0)
@@ -125,9 +125,11 @@ fn changed_or_replaced_interface_is_used_again() -> Result<()> {
     new_connections(&site, "another name")?;
     is_logged_once(&site, "eth1 is called lan1 now")?;
     let rules = || director.sh("nft list ruleset").unwrap_or_default();
-    wait_until("the rules for the interface name", PATIENCE, || {
-        rules().contains("in-lan1") && !rules().contains("in-eth1")
-    })
+    wait_until(
+        "the host to have the rules for the interface name",
+        PATIENCE,
+        || rules().contains("in-lan1") && !rules().contains("in-eth1"),
+    )
     .with_context(rules)?;
 
     // The servers' MTU is smaller from now on: clients must receive ICMP errors.
@@ -176,9 +178,11 @@ fn changed_route_to_clients_is_used() -> Result<()> {
     // The packets may be those of a new connection, if the download is over.
     let url = format!("http://{}/id", site.vip);
     let _new = site.client.spawn("curl", &["-sS", "-m", "240", &url])?;
-    wait_until("packets without a route", PATIENCE, || {
-        counted(&site, "no_route").is_ok_and(|count| count > 0)
-    })?;
+    wait_until(
+        "the dataplane to drop packets without a route",
+        PATIENCE,
+        || counted(&site, "no_route").is_ok_and(|count| count > 0),
+    )?;
     site.director.sh("ip route add default via 192.0.2.254")?;
     download
         .finish()
@@ -229,7 +233,7 @@ fn route_without_link_layer_is_reported() -> Result<()> {
                 .filter_map(|finding| finding["fix"].as_str().map(str::to_owned))
                 .collect::<String>()
         };
-        wait_until(&format!("a finding: {reason}"), PATIENCE, || {
+        wait_until(&format!("doctor to report {reason}"), PATIENCE, || {
             let reported = of(&found());
             reported.contains(names) && reported.contains(fix)
         })
@@ -290,9 +294,9 @@ fn clients_of_unreachable_server_receive_icmp_error() -> Result<()> {
         site.add_service(80, "rr")?;
         let url = format!("http://{}/id", site.vip);
         let refused = site.client.run("curl", &["-sSv", "-m", "120", &url]);
-        let said = format!("{:#}", refused.err().context("nobody answers")?);
-        ensure!(said.contains("No route to host"), "{forward:?}: {said}");
-        wait_until("its count", PATIENCE, || {
+        let output = format!("{:#}", refused.err().context("nobody answers")?);
+        ensure!(output.contains("No route to host"), "{forward:?}: {output}");
+        wait_until("the counter no_neighbour to increase", PATIENCE, || {
             counted(&site, "no_neighbour").is_ok_and(|count| count > 0)
         })
         .with_context(|| format!("{forward:?}"))?;
@@ -310,8 +314,8 @@ fn gateway_is_resolved_in_advance() -> Result<()> {
     site.add_service(80, "rr")?;
     for gateway in ["192.0.2.254", "fd00:192::254"] {
         let known = || {
-            let said = site.director.run("ip", &["neigh", "show", gateway]);
-            said.is_ok_and(|said| said.contains("lladdr"))
+            let output = site.director.run("ip", &["neigh", "show", gateway]);
+            output.is_ok_and(|output| output.contains("lladdr"))
         };
         wait_until(gateway, PATIENCE, known)?;
     }
@@ -431,8 +435,12 @@ impl TrunkSite {
         arguments.extend(more);
         let program = programs::find("lvs-dataplane")?;
         let dataplane = self.director.spawn(program, &arguments)?;
-        wait_until("the dataplane", PATIENCE, || self.director.has_dataplane())
-            .with_context(|| dataplane.log())?;
+        wait_until(
+            "the dataplane to answer on its control socket",
+            PATIENCE,
+            || self.director.has_dataplane(),
+        )
+        .with_context(|| dataplane.log())?;
         self.processes.push(dataplane);
         Ok(())
     }
@@ -533,8 +541,8 @@ fn foreign_programs_at_trunk_are_reported() -> Result<()> {
         Ok::<_, anyhow::Error>(site.client.sh(fetch)?.trim() == "yes")
     };
     let doctor = || {
-        let said = format!("{program} --json doctor || true");
-        site.director.sh(&said)
+        let output = format!("{program} --json doctor || true");
+        site.director.sh(&output)
     };
     wait_until("the first route to be used", PATIENCE, || {
         served().unwrap_or(false)
@@ -544,15 +552,21 @@ fn foreign_programs_at_trunk_are_reported() -> Result<()> {
     let mut tcx = site
         .director
         .spawn("perl", &["-e", drop, "eth0", "egress"])?;
-    wait_until("the program", PATIENCE, || tcx.log().contains("attached"))
-        .with_context(|| tcx.log())?;
+    wait_until("the BPF program to be attached", PATIENCE, || {
+        tcx.log().contains("attached")
+    })
+    .with_context(|| tcx.log())?;
     ensure!(!served()?);
-    let said = doctor()?;
+    let output = doctor()?;
     let found =
         "a BPF program at the egress of eth0 (tcx: somebodys) may drop requests and answers";
-    ensure!(said.contains(found), "{said}");
+    ensure!(output.contains(found), "{output}");
     tcx.kill();
-    wait_until("the way", PATIENCE, || served().unwrap_or(false))
+    wait_until(
+        "requests to be answered after the program was detached",
+        PATIENCE,
+        || served().unwrap_or(false),
+    )
 }
 
 /// The frames on the wire have the VLAN tags; another program reads them.
@@ -578,8 +592,10 @@ fn frames_of_a_vlan_carry_its_tag() -> Result<()> {
             &file,
         ],
     )?;
-    wait_until("the capture", PATIENCE, || capture.log().contains("File:"))
-        .with_context(|| capture.log())?;
+    wait_until("the capture to start", PATIENCE, || {
+        capture.log().contains("File:")
+    })
+    .with_context(|| capture.log())?;
     let own = programs::own()?;
     site.client.run(&own, &["ping", "192.0.2.1"])?;
     capture.wait(PATIENCE)?;

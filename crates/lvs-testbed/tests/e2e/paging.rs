@@ -1,9 +1,10 @@
-//! Faults that page an operator: `lvsd status` names the culprit with a code, and nobody else, until the fault is
-//! mended.
+//! Faults that page an operator: `lvsd status` names the culprit with a code, and nobody else,
+//! until the fault is mended.
 //!
-//! Tests of such faults elsewhere: `checks.rs` (a server with another gateway, or without the VIP), `unanswered.rs`
-//! (the same without checks that notice), `checks_errors.rs` (this host's own filter), `doctor.rs` (the MTU of tunnels,
-//! filters of the host), `failure.rs` (a VIP of another host), `discovery.rs` (a name server that is dead).
+//! Tests of such faults elsewhere: `checks.rs` (a server with another gateway, or without the VIP),
+//! `unanswered.rs` (the same without checks that notice), `checks_errors.rs` (this host's own
+//! filter), `doctor.rs` (the MTU of tunnels, filters of the host), `failure.rs` (a VIP of another
+//! host), `discovery.rs` (a name server that is dead).
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -13,7 +14,8 @@ use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, Topology, Vip, program
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-/// A web server with few waiting connections. The first line of a file is its behaviour: `hang`, `slow`, or a status.
+/// A web server with few waiting connections. The first line of a file is its behaviour: `hang`,
+/// `slow`, or a status.
 const APP: &str = r#"
 use IO::Socket::INET; $SIG{CHLD} = 'IGNORE';
 my $s = IO::Socket::INET->new(LocalPort => 8081, Listen => 2, ReuseAddr => 1) or die;

@@ -166,12 +166,12 @@ fn comes_back(label: &str, forward: Forward, workers: [&str; 2]) -> Result<()> {
         first.sh(&plug)?;
         one = dataplane_of(&site, &first, TWO, &key, workers[0])?;
         copy_services(&site, &second, &first)?;
-        let said = site.lvsadm_on(&first, "sync --wait 120s");
-        let said = said.with_context(|| format!("{}\n{}", one.log(), two.log()))?;
-        println!("{said}");
+        let printed = site.lvsadm_on(&first, "sync --wait 120s");
+        let printed = printed.with_context(|| format!("{}\n{}", one.log(), two.log()))?;
+        println!("{printed}");
         ensure!(
             of_peer(&site, &first, "borrowed") == Some(CLIENTS),
-            "the director is ready and has all connections: {said}"
+            "the director is ready and has all connections: {printed}"
         );
         hand_over(&site, &second, &first)?;
         wait(
@@ -230,7 +230,7 @@ fn peer_without_key_receives_nothing() -> Result<()> {
     let mut one = dataplane(&site, &first, TWO, &right)?;
     let mut two = dataplane(&site, &second, ONE, &wrong)?;
     for (director, log) in [(&first, &mut one), (&second, &mut two)] {
-        wait("the refusal", || {
+        wait("the directors to refuse each other's key", || {
             state(&site, director).is_ok_and(|state| {
                 state["peers"][0]["state"] == "refused" && state["refused_key"] != 0
             })
@@ -241,8 +241,8 @@ fn peer_without_key_receives_nothing() -> Result<()> {
             state["ready"] == false,
             "the state is not alarming: {state}"
         );
-        let said = state["waits_for"].as_str().unwrap_or_default();
-        ensure!(said.contains("another key"), "{said}");
+        let printed = state["waits_for"].as_str().unwrap_or_default();
+        ensure!(printed.contains("another key"), "{printed}");
         wait("the log to contain the message", || {
             log.log().contains("sha256sum")
         })
@@ -250,8 +250,8 @@ fn peer_without_key_receives_nothing() -> Result<()> {
     }
     // An address of no peer, with any content.
     let script = "exec 3<>/dev/tcp/192.0.2.2/8848 && cat <&3 | wc -c";
-    let said = site.client.run("bash", &["-c", script])?;
-    ensure!(said.trim() == "0", "{said}");
+    let printed = site.client.run("bash", &["-c", script])?;
+    ensure!(printed.trim() == "0", "{printed}");
     wait("the invalid frame to be counted", || {
         number(&site, &second, "refused_address") == 1
     })?;
@@ -295,10 +295,10 @@ fn single_director_becomes_ready() -> Result<()> {
     let state = state(&site, &first)?;
     ensure!(state["ready"] == false, "{state}");
     let program = programs::find("lvsadm")?.display().to_string();
-    let said = first.sh(&format!("{program} sync --wait 1s || echo status $?"))?;
+    let printed = first.sh(&format!("{program} sync --wait 1s || echo status $?"))?;
     ensure!(
-        said.contains("not ready") && said.contains("status 1"),
-        "{said}"
+        printed.contains("not ready") && printed.contains("status 1"),
+        "{printed}"
     );
     for wait in ["0", "1"] {
         dataplane.kill();
@@ -322,7 +322,7 @@ fn invalid_peer_options_are_reported() -> Result<()> {
         .with_file_name("absent")
         .display()
         .to_string();
-    for (options, said) in [
+    for (options, printed) in [
         (format!("--sync-peer {TWO}"), "--sync-key"),
         (format!("--sync-peer {TWO} --sync-key {open}"), "chmod 600"),
         (
@@ -340,7 +340,7 @@ fn invalid_peer_options_are_reported() -> Result<()> {
     ] {
         let script = format!("{program} --interface eth0 {options} 2>&1 || true");
         let answer = site.director.sh(&script)?;
-        ensure!(answer.contains(said), "{options}: {answer}");
+        ensure!(answer.contains(printed), "{options}: {answer}");
     }
     Ok(())
 }
@@ -360,8 +360,8 @@ fn wait_for_tables(site: &Site, word: &str) -> Result<()> {
             .all(|director| tables(site, director) == word)
     };
     wait(&format!("tables to be {word}"), || all(word)).with_context(|| {
-        let said = directors.map(|director| site.lvsadm_on(director, "sync"));
-        said.into_iter().flatten().collect::<String>()
+        let printed = directors.map(|director| site.lvsadm_on(director, "sync"));
+        printed.into_iter().flatten().collect::<String>()
     })
 }
 
@@ -441,12 +441,12 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
     let line = format!("{}: weight: 1 here, 7 there", server(1));
     let named = format!("TCP {vip}:80 differs");
     let is_named = |director: &Host| {
-        let said = site.lvsadm_on(director, "sync");
-        said.is_ok_and(|said| said.contains(&named))
+        let printed = site.lvsadm_on(director, "sync");
+        printed.is_ok_and(|printed| printed.contains(&named))
     };
     let shows = |line: &str| -> Result<()> {
-        let said = diff(&site, &two)?;
-        ensure!(said.contains(line), "{line}: {said}");
+        let printed = diff(&site, &two)?;
+        ensure!(printed.contains(line), "{line}: {printed}");
         Ok(())
     };
     wait("the difference to be named", || is_named(&first))?;
@@ -458,11 +458,11 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
             && log.contains(&named)
     })
     .with_context(|| one.log())?;
-    let said = first.sh(&format!(
+    let printed = first.sh(&format!(
         "{} doctor || true",
         programs::find("lvsadm")?.display()
     ))?;
-    ensure!(said.contains("lvsadm sync"), "{said}");
+    ensure!(printed.contains("lvsadm sync"), "{printed}");
     edit(1)?;
     wait_for_tables(&site, "alike")?;
     shows("both directors have the same services and servers")?;
@@ -514,8 +514,8 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
     for (director, side) in [(&first, "here"), (&second, "there")] {
         let named = format!("TCP {vip}:81 is {side} only");
         wait("the service to be named", || {
-            let said = site.lvsadm_on(director, "sync");
-            said.is_ok_and(|said| said.contains(&named))
+            let printed = site.lvsadm_on(director, "sync");
+            printed.is_ok_and(|printed| printed.contains(&named))
         })?;
     }
     shows(&format!(
@@ -526,11 +526,11 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
     drop(two);
     let doctor = format!("{} doctor || true", programs::find("lvsadm")?.display());
     wait("the missing peer to be detected", || {
-        let said = first.sh(&doctor);
-        said.is_ok_and(|said| said.contains("are not replicated to this one"))
+        let printed = first.sh(&doctor);
+        printed.is_ok_and(|printed| printed.contains("are not replicated to this one"))
     })?;
     wait("the log to contain the message", || {
-        one.log().contains("has not been in sync for")
+        one.log().contains("has not been in step for")
     })?;
     Ok(())
 }
@@ -570,8 +570,8 @@ table ip seen {
 END";
 
 fn seen(host: &Host, counter: &str) -> Result<u64> {
-    let said = host.sh(&format!("nft list counter ip seen {counter}"))?;
-    let count = said.split_once("packets ").context("a counter")?.1;
+    let printed = host.sh(&format!("nft list counter ip seen {counter}"))?;
+    let count = printed.split_once("packets ").context("a counter")?.1;
     let count = count.split(' ').next().unwrap_or_default();
     Ok(count.parse()?)
 }

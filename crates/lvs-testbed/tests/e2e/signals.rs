@@ -83,7 +83,8 @@ fn dataplane_signals_to_reload_are_ignored() -> Result<()> {
     Ok(())
 }
 
-/// A terminal that closes sends SIGHUP to its foreground, and its shell to the jobs in the background.
+/// A terminal that closes sends SIGHUP to its foreground, and its shell to the jobs in the
+/// background.
 #[test]
 fn dataplane_survives_closed_terminal() -> Result<()> {
     let site = site("sigterminal")?;
@@ -96,9 +97,13 @@ fn dataplane_survives_closed_terminal() -> Result<()> {
     terminal.send(&format!(
         "{program} --own-vips --interface eth0 & echo $! > {number}\n"
     ))?;
-    wait_until("an answer", PATIENCE, || site.director.has_dataplane())
-        .with_context(|| terminal.log())?;
-    wait_until("the number", PATIENCE, || {
+    wait_until(
+        "the dataplane to answer on its control socket",
+        PATIENCE,
+        || site.director.has_dataplane(),
+    )
+    .with_context(|| terminal.log())?;
+    wait_until("the shell to write the process id", PATIENCE, || {
         fs::read_to_string(&number).is_ok_and(|text| text.ends_with('\n'))
     })?;
     let pid = fs::read_to_string(&number)?.trim().to_owned();
@@ -128,11 +133,11 @@ fn lvsd_signals_during_start_are_kept() -> Result<()> {
     let program = programs::find("lvsd")?;
     let mut lvsd: Proc = site.director.spawn(&program, &["--config", &path])?;
     // The first thing that lvsd does, before it reads its arguments.
-    wait_until("the beginning", PATIENCE, || {
+    wait_until("lvsd to ignore SIGHUP", PATIENCE, || {
         minds_hangup(lvsd.pid(), &["SigIgn:", "SigCgt:"])
     })?;
     shower(&site, lvsd.pid())?;
-    wait_until("a handler", PATIENCE, || {
+    wait_until("lvsd to handle SIGHUP", PATIENCE, || {
         minds_hangup(lvsd.pid(), &["SigCgt:"])
     })?;
     shower(&site, lvsd.pid())?;
@@ -164,7 +169,7 @@ fn lvsd_signals_during_start_are_kept() -> Result<()> {
     wait_until("the file to be read again", PATIENCE, || {
         ended = !lvsd.is_running();
         let listed = site.lvsadm("-L -n");
-        ended || listed.is_ok_and(|said| said.contains(&service))
+        ended || listed.is_ok_and(|output| output.contains(&service))
     })
     .with_context(|| lvsd.log())?;
     ensure!(!ended, "{}", lvsd.log());

@@ -215,7 +215,7 @@ fn downloads_continue_between_two_lvsd() -> Result<()> {
         let daemon = director.spawn(&program, &words)?;
         wait_until("both daemons to run", PATIENCE, || {
             let running = site.lvsadm_on(director, "-L --daemon");
-            running.is_ok_and(|said| said.contains("master") && said.contains("backup"))
+            running.is_ok_and(|answer| answer.contains("master") && answer.contains("backup"))
         })
         .with_context(|| daemon.log())?;
         daemons.push(daemon);
@@ -229,12 +229,16 @@ fn downloads_continue_between_two_lvsd() -> Result<()> {
     daemons[0].kill();
     site.fail_over()?;
     finish(running, CLIENTS).with_context(|| daemons[1].log())?;
-    wait_until("the report of lvsd", PATIENCE, || {
-        let status = lvsd(&standby, "status --json").unwrap_or_default();
-        let status: serde_json::Value = serde_json::from_str(&status).unwrap_or_default();
-        let taken = status["dataplane"]["sync"]["taken"].as_u64();
-        taken.is_some_and(|taken| taken >= CLIENTS)
-    })?;
+    wait_until(
+        "lvsd status to report the received connections",
+        PATIENCE,
+        || {
+            let status = lvsd(&standby, "status --json").unwrap_or_default();
+            let status: serde_json::Value = serde_json::from_str(&status).unwrap_or_default();
+            let taken = status["dataplane"]["sync"]["taken"].as_u64();
+            taken.is_some_and(|taken| taken >= CLIENTS)
+        },
+    )?;
     let output = lvsd(&standby, "status")?;
     ensure!(output.contains("synchronisation: "), "{output}");
     lvsd(&site.director, "stop --all")?;
@@ -245,10 +249,10 @@ fn downloads_continue_between_two_lvsd() -> Result<()> {
 fn says(director: &Host, arguments: &str) -> Result<(String, String)> {
     let program = programs::find("lvsadm")?;
     let script = format!("{} {arguments} 2>&1 || echo \"=> $?\"", program.display());
-    let said = director.sh(&script)?;
-    Ok(match said.split_once("=> ") {
+    let answer = director.sh(&script)?;
+    Ok(match answer.split_once("=> ") {
         Some((text, status)) => (text.trim().to_owned(), status.trim().to_owned()),
-        None => (said.trim().to_owned(), "0".to_owned()),
+        None => (answer.trim().to_owned(), "0".to_owned()),
     })
 }
 
@@ -330,16 +334,18 @@ fn sync_daemons_start_and_stop_as_in_the_kernel() -> Result<()> {
         ),
         ("--stop-daemon backup", "", "0"),
     ] {
-        let said = says(&director, arguments)?;
+        let answer = says(&director, arguments)?;
         ensure!(
-            said == (text.to_owned(), status.to_owned()),
-            "{arguments}: {said:?}"
+            answer == (text.to_owned(), status.to_owned()),
+            "{arguments}: {answer:?}"
         );
     }
     let has_sockets = |count: usize| {
-        wait_until(&format!("{count} sockets"), PATIENCE, || {
-            backup_sockets(&director).is_ok_and(|sockets| sockets == count)
-        })
+        wait_until(
+            &format!("the daemon to have {count} sockets"),
+            PATIENCE,
+            || backup_sockets(&director).is_ok_and(|sockets| sockets == count),
+        )
         .with_context(|| format!("{:?}", backup_sockets(&director)))
     };
     has_sockets(0)?;
@@ -396,7 +402,7 @@ fn invalid_sync_messages_are_counted() -> Result<()> {
     site.add_service(80, "rr")?;
     site.lvsadm("--start-daemon backup --mcast-interface eth0 --syncid 5")?;
     // 224.0.0.81
-    wait_until("the group is joined", PATIENCE, || {
+    wait_until("the backup to join the multicast group", PATIENCE, || {
         let groups = site.director.sh("cat /proc/net/igmp");
         groups.is_ok_and(|groups| groups.contains("510000E0"))
     })?;
@@ -463,7 +469,7 @@ fn persistent_clients_keep_their_server() -> Result<()> {
     let ask = || client.run("curl", &["-sS", "-m", "60", &url]);
     let name = ask()?;
     let number: usize = name.trim().trim_start_matches("rs").parse()?;
-    wait_until("the template at the backup", PATIENCE, || {
+    wait_until("the backup to have the template", PATIENCE, || {
         let listing = site.lvsadm_on(&standby, "-L -c -n");
         listing.is_ok_and(|listing| listing.contains("192.0.2.100:0"))
     })?;
@@ -489,13 +495,13 @@ fn sync_messages_of_own_users_are_ignored() -> Result<()> {
     let director = &site.director;
     site.lvsadm("--start-daemon backup --mcast-interface eth0")?;
     director.sh("ip route add 224.0.0.0/4 dev eth0")?;
-    let said = "printf hello > /dev/udp/224.0.0.81/8848";
-    director.run("bash", &["-c", said])?;
+    let answer = "printf hello > /dev/udp/224.0.0.81/8848";
+    director.run("bash", &["-c", answer])?;
     wait_until("the message to be refused", PATIENCE, || {
         reason(&site, director, "sync_lost").is_ok_and(|lost| lost == 1)
     })?;
     ensure!(reason(&site, director, "sync_malformed")? == 0, "read");
-    site.client.run("bash", &["-c", said])?;
+    site.client.run("bash", &["-c", answer])?;
     wait_until("messages of other users to be received", PATIENCE, || {
         reason(&site, director, "sync_malformed").is_ok_and(|malformed| malformed == 1)
     })?;
@@ -528,16 +534,16 @@ fn master_sends_from_first_address_of_its_interface() -> Result<()> {
         site.lvsadm("--start-daemon master --mcast-interface d1")
             .is_ok()
     })?;
-    wait_until("the first message", PATIENCE, || {
+    wait_until("a message to be sent from 192.0.2.201", PATIENCE, || {
         sources(director).is_ok_and(|all| all == [Ipv4Addr::new(192, 0, 2, 201)])
     })?;
     // Other addresses, or none.
     director.sh("ip addr flush dev d1; ip addr add 192.0.2.203/24 dev d1")?;
-    wait_until("the next message", PATIENCE, || {
+    wait_until("a message to be sent from 192.0.2.203", PATIENCE, || {
         sources(director).is_ok_and(|all| all == [Ipv4Addr::new(192, 0, 2, 203)])
     })?;
     director.sh("ip addr flush dev d1")?;
-    wait_until("none", PATIENCE, || {
+    wait_until("the master to send no message", PATIENCE, || {
         sources(director).is_ok_and(|all| all.is_empty())
     })?;
     Ok(())

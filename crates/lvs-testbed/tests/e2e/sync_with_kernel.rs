@@ -86,12 +86,12 @@ impl Kernel {
         let part = self.dir.join("part");
         fs::write(&part, script)?;
         fs::rename(&part, &ask)?;
-        wait_until("the kernel's answer", LONG, || answer.exists())?;
-        let said = fs::read_to_string(answer)?;
-        let (text, status) = said
+        wait_until("the virtual machine to answer", LONG, || answer.exists())?;
+        let message = fs::read_to_string(answer)?;
+        let (text, status) = message
             .rsplit_once("=> ")
             .context("the output of the kernel contains a status")?;
-        ensure!(status.trim() == "0", "{script}: {said}");
+        ensure!(status.trim() == "0", "{script}: {message}");
         Ok(text.to_owned())
     }
 

@@ -76,12 +76,14 @@ fn load_reports_wrong_byte_and_dead_server() -> Result<()> {
         ..load
     })?;
     let patience = Duration::from_secs(20);
-    lvs_testbed::wait_until("an answer", patience, || steady.so_far().0 > 0)?;
+    lvs_testbed::wait_until("a request to be answered", patience, || {
+        steady.so_far().0 > 0
+    })?;
     site.programs.clear();
     lvs_testbed::wait_until("nginx to have exited", patience, || {
         !site.servers[0].listens("tcp", 80)
     })?;
-    lvs_testbed::wait_until("a failure", patience, || steady.so_far().1 > 0)?;
+    lvs_testbed::wait_until("a request to fail", patience, || steady.so_far().1 > 0)?;
     let report = steady.finish()?;
     ensure!(report.ok > 0 && report.failed > 0, "{report:?}");
     Ok(())
@@ -108,7 +110,7 @@ fn tunnelled_packets_reach_the_vip_on_a_real_server() -> Result<()> {
         server = site.real_address(0)
     );
     site.director.sh(&script)?;
-    lvs_testbed::wait_until("the echo reply", Duration::from_secs(20), || {
+    lvs_testbed::wait_until("the echo reply to arrive", Duration::from_secs(20), || {
         site.client
             .counter("Icmp", "InEchoReps")
             .is_ok_and(|now| now == before + 1)

@@ -353,16 +353,18 @@ fn tun_backend_restores_removed_rules_and_routes() -> Result<()> {
     };
     let all = sorted()?;
     let everything = || {
-        wait_until("everything again", common::SOON, || {
-            sorted().is_ok_and(|now| now == all)
-        })
+        wait_until(
+            "the host to have the same rules and routes again",
+            common::SOON,
+            || sorted().is_ok_and(|now| now == all),
+        )
         .with_context(|| format!("{all:#?}\n{:#?}", sorted()))
     };
     site.director
         .sh("ip link set eth0 down; sleep 0.3; ip link set eth0 up")?;
     site.client.sh("ip neigh flush dev eth0")?;
     let traffic = || {
-        wait_until("traffic again", common::SOON, || {
+        wait_until("traffic to flow again", common::SOON, || {
             site.client
                 .load(&load)
                 .is_ok_and(|report| report.failed == 0)
@@ -426,7 +428,7 @@ fn tun_backend_keeps_traffic_of_host() -> Result<()> {
         ..site.load()
     };
     // Of a connection that was refused before it is waited for, the error is not to be had.
-    wait_until("an error with the reason", common::SOON, || {
+    wait_until("a request to fail with the reason", common::SOON, || {
         let report = site.director.load(&own);
         report.is_ok_and(|report| {
             let mut errors = report.errors.iter();
@@ -468,7 +470,7 @@ fn tun_backend_lowers_ttl_by_one() -> Result<()> {
         site.servers[0].spawn("sh", &["-c", &at_server])?,
         site.client.spawn("sh", &["-c", &at_client])?,
     ];
-    wait_until("the listeners", common::SOON, || {
+    wait_until("all listeners to be ready", common::SOON, || {
         listeners
             .iter()
             .all(|listener| listener.log().contains("ready"))
@@ -558,7 +560,7 @@ fn tun_backend_works_under_lvsd() -> Result<()> {
         requests: 20,
         ..site.load()
     };
-    wait_until("requests that succeed", common::SOON, || {
+    wait_until("requests to succeed", common::SOON, || {
         site.client
             .load(&load)
             .is_ok_and(|report| report.failed == 0 && report.servers.len() == 2)

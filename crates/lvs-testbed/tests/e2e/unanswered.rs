@@ -18,7 +18,8 @@ fn doctor(site: &Site) -> Result<String> {
     Ok(text.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
-/// Breaks the second of three servers, waits for the finding, mends it, and waits for the end of the finding.
+/// Breaks the second of three servers, waits for the finding, mends it, and waits for the end of
+/// the finding.
 fn found_and_healed(forward: Forward, faults: [&str; 2], fix: &str) -> Result<()> {
     let mut options = SiteOptions::new("unansw", forward);
     options.servers = 3;
@@ -36,9 +37,11 @@ fn found_and_healed(forward: Forward, faults: [&str; 2], fix: &str) -> Result<()
         let parts = [&finding(1), "got no answer", fix];
         parts.iter().all(|part| text.contains(part)) && !of_good
     };
-    wait_until("a finding", Duration::from_secs(40), || {
-        doctor(&site).is_ok_and(|text| found(&text))
-    })
+    wait_until(
+        "doctor to report the expected finding",
+        Duration::from_secs(40),
+        || doctor(&site).is_ok_and(|text| found(&text)),
+    )
     .with_context(|| format!("{:?}", doctor(&site)))?;
     site.servers[1].sh(&repair)?;
     let healed = || doctor(&site).is_ok_and(|text| !text.contains("got no answer"));

@@ -100,7 +100,7 @@ fn dataplane_with_many_servers_is_taken_over_with_all_of_them() -> Result<()> {
             let listed = site.lvsadm("-L -n -c");
             listed.is_ok_and(|listed| listed.matches("ESTABLISHED").count() == 2)
         };
-        wait_until("connections", SOON, opened)?;
+        wait_until("two connections to be established", SOON, opened)?;
         // Changes of so many are kept within a few seconds, and connections are offloaded meanwhile.
         std::thread::sleep(Duration::from_secs(6));
         kill(&mut site)?;

@@ -228,9 +228,11 @@ fn offloaded(label: &str, forward: Forward) -> Result<()> {
         }
         Ok(known.len() as u64 == DOWNLOADS && owners.len() == 2 && owners.iter().all(has_some))
     };
-    let offloaded = wait_until("all in the kernel", Duration::from_secs(60), || {
-        running.is_finished() || all_are().unwrap_or(false)
-    });
+    let offloaded = wait_until(
+        "all connections to be offloaded",
+        Duration::from_secs(60),
+        || running.is_finished() || all_are().unwrap_or(false),
+    );
     let before_the_end = !running.is_finished();
     let report = running.join().map_err(|_| anyhow::anyhow!("a panic"))??;
     report.all_ok(DOWNLOADS)?;

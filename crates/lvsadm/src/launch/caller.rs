@@ -191,8 +191,10 @@ fn process(directory: &OwnedFd) -> Option<u32> {
 pub(super) struct Memory(File);
 
 impl Memory {
-    /// Opens the memory of a process or thread.  # Errors If it has ended, or this process has no
-    /// CAP_SYS_PTRACE.
+    /// Opens the memory of a process or thread.
+    ///
+    /// # Errors
+    /// If it has ended, or this process has no CAP_SYS_PTRACE.
     pub(super) fn open(thread: u32) -> io::Result<Self> {
         let path = format!("/proc/{thread}/mem");
         File::options().read(true).write(true).open(path).map(Self)

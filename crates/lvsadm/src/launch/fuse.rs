@@ -1,4 +1,5 @@
-//! Requests of the kernel for files of a file system in userspace (`linux/fuse.h`), and their answers.
+//! Requests of the kernel for files of a file system in userspace (`linux/fuse.h`), and their
+//! answers.
 
 use nix::errno::Errno;
 

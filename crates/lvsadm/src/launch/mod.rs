@@ -250,8 +250,8 @@ fn refusal(error: &io::Error) -> String {
     format!("cannot install the seccomp filter: {error}: {fix}")
 }
 
-/// Sends the listener and the supervisor's end of the file system to the supervisor, and waits until it
-/// is ready.
+/// Sends the listener and the supervisor's end of the file system to the supervisor, and waits
+/// until it is ready.
 fn hand_over(
     mut supervisor: UnixStream,
     listener: &Listener,
@@ -333,8 +333,9 @@ fn supervise(mut program: UnixStream, places: Places, address: Option<Address>) 
 /// Written to the watcher by a supervisor that ends because all programs have ended.
 const ENDED: &[u8] = b"ended";
 
-/// Starts the watcher, a process that ends the program if the supervisor is killed: a program without
-/// a supervisor would go on, and its changes would fail. The watcher sees that the socket is closed.
+/// Starts the watcher, a process that ends the program if the supervisor is killed: a program
+/// without a supervisor would go on, and its changes would fail. The watcher sees that the socket
+/// is closed.
 fn watched(program: Pid) -> io::Result<UnixStream> {
     let (own, mut supervisor) = UnixStream::pair()?;
     if notify::detach(&supervisor)? == Side::Caller {
@@ -355,7 +356,7 @@ fn watched(program: Pid) -> io::Result<UnixStream> {
     std::process::exit(0)
 }
 
-/// What a supervisor receives: the listener, its end of the file system, and the program's process
+/// The parts that a supervisor receives: the listener, its end of the file system, and the program's process
 /// id.
 type TakenOver = (Listener, Option<OwnedFd>, Pid);
 

@@ -475,7 +475,8 @@ impl Supervisor {
         uses
     }
 
-    /// The caller's descriptor, if that is a socket of generic netlink that the supervisor has placed.
+    /// The caller's descriptor, if that is a socket of generic netlink that the supervisor has
+    /// placed.
     fn generic(caller: &Caller, number: u64) -> Option<OwnedFd> {
         let socket = caller.descriptor(number)?;
         let is_netlink = socket_domain(&socket).is_ok_and(|it| it == AddressFamily::NETLINK);

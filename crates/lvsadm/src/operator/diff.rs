@@ -279,8 +279,8 @@ mod tests {
                 "order of the servers: number 1 is 10.0.0.1:80 here, 10.0.0.3:80 there",
             ),
         ];
-        for (change, said) in cases {
-            assert_eq!(of(change), said);
+        for (change, message) in cases {
+            assert_eq!(of(change), message);
         }
     }
 

@@ -410,12 +410,12 @@ mod tests {
 
     #[test]
     fn unknown_words_get_a_suggestion() {
-        let said = |word: &str| unknown(word.as_bytes()).unwrap_or_default();
-        assert!(said("wach").contains("did you mean `lvsadm watch'?"));
-        assert!(said("Drain").contains("`lvsadm drain'"));
+        let message = |word: &str| unknown(word.as_bytes()).unwrap_or_default();
+        assert!(message("wach").contains("did you mean `lvsadm watch'?"));
+        assert!(message("Drain").contains("`lvsadm drain'"));
         assert!(help_on(b"help").is_ok() && help_on(b"-A").is_ok());
-        assert!(said("xyzzy").contains("`lvsadm help' lists"));
-        assert!(said("-L").is_empty() && said("").is_empty());
+        assert!(message("xyzzy").contains("`lvsadm help' lists"));
+        assert!(message("-L").is_empty() && message("").is_empty());
         assert!(
             help_on(b"drain")
                 .expect("a command")

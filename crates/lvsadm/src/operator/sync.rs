@@ -34,8 +34,8 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         writeln!(run.output)?;
     } else {
         let info: Info = client.call(&Call::Info {})?;
-        let said = text(&state) + &announced(&info);
-        run.output.write_all(said.as_bytes())?;
+        let message = text(&state) + &announced(&info);
+        run.output.write_all(message.as_bytes())?;
     }
     Ok(u8::from(waits && !state.ready))
 }
@@ -201,14 +201,14 @@ mod tests {
             announced_ago: Some(12),
             ..Info::default()
         };
-        let said = announced(&info);
+        let message = announced(&info);
         for part in [
             "192.0.2.10                              announced\n",
             "2001:db8::10                            leaving: other",
             "192.0.2.11                              withdrawn\n    the host already has one\n",
             "was not renewed for 12 s",
         ] {
-            assert!(said.contains(part), "{part}: {said}");
+            assert!(message.contains(part), "{part}: {message}");
         }
     }
 
@@ -249,7 +249,7 @@ mod tests {
             forged: 2,
             ..SyncState::default()
         };
-        let said = text(&state);
+        let message = text(&state);
         for part in [
             "not ready: 192.0.2.2:8848: the peer has another key\n",
             "5 connections are replicated",
@@ -258,9 +258,9 @@ mod tests {
             "    the peer has another key\n",
             "\nforged: 2\n",
         ] {
-            assert!(said.contains(part), "{part}: {said}");
+            assert!(message.contains(part), "{part}: {message}");
         }
-        assert!(!said.contains("without room"));
+        assert!(!message.contains("without room"));
     }
 
     #[test]
@@ -285,7 +285,7 @@ mod tests {
             peer(2)
         );
         let state: SyncState = serde_json::from_str(&text).expect("a state");
-        let said = super::text(&state);
+        let message = super::text(&state);
         for part in [
             "192.0.2.2:8848              ALARM: 3 services differ, for 45 s\n    TCP 203.0.113.10:80 differs, for 45 s\n    TCP 203.0.113.10:81 only on the peer, for 9 s\n    and 1 more\n",
             "192.0.2.3:8848              alike\n",
@@ -294,7 +294,7 @@ mod tests {
             "192.0.2.6:8848              1 service differs, for 2 s\n",
             "services above the limit of comparisons: 7\n",
         ] {
-            assert!(said.contains(part), "{part}: {said}");
+            assert!(message.contains(part), "{part}: {message}");
         }
     }
 }

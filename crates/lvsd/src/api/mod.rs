@@ -310,15 +310,15 @@ async fn run(
 
 /// Listens on an address, and tries again until this succeeds.
 async fn listen(address: SocketAddr, api: Arc<Api>) {
-    let mut said = false;
+    let mut logged = false;
     loop {
         match http::bind(address) {
             Ok(listener) => {
                 tracing::info!("metrics, API and dashboard at http://{address}/");
                 http::accept(listener, &api).await;
             }
-            Err(error) if !said => {
-                said = true;
+            Err(error) if !logged => {
+                logged = true;
                 let fix = match error.kind() {
                     std::io::ErrorKind::AddrInUse => {
                         "something else listens there: `ss -Hltnp` says what; name another in [api]"

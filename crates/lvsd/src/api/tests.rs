@@ -95,7 +95,7 @@ async fn post(api: &Arc<Api>, path: &str, token: Option<&str>, body: &str) -> (u
 }
 
 #[tokio::test]
-async fn strange_host_is_refused_over_tcp_only() {
+async fn request_with_foreign_host_header_is_refused_over_tcp_only() {
     let (api, mut deeds) = api("web");
     api.settings.send_modify(|settings| {
         settings.token_file = None;
@@ -410,15 +410,18 @@ async fn invalid_request_is_refused_with_a_fix() {
 #[tokio::test(start_paused = true)]
 async fn silent_or_unreading_client_is_disconnected() {
     let (api, _deeds) = api(&"long name ".repeat(2000));
-    for said in [
+    for request_text in [
         "",
         "GET /metrics HTTP/1.1\r\nhost:",
         "GET /v1/status HTTP/1.1\r\nhost: x\r\n\r\n",
     ] {
         let (mut client, task) = connect(&api, stranger());
-        client.write_all(said.as_bytes()).await.expect("it fits");
+        client
+            .write_all(request_text.as_bytes())
+            .await
+            .expect("it fits");
         let over = tokio::time::timeout(Duration::from_secs(31), task).await;
-        assert!(over.is_ok(), "{said:?}");
+        assert!(over.is_ok(), "{request_text:?}");
     }
 }
 
@@ -508,7 +511,7 @@ async fn metrics(api: &Arc<Api>) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn answers_that_slow_readers_leave_no_room_for_are_refused_and_counted() {
+async fn answers_are_refused_and_counted_when_slow_readers_use_all_room() {
     let (api, _deeds) = api("web");
     let held = api.own.hold(vec![0; pages::OWN_MAX]).expect("it is empty");
     for path in ["/v1/events", "/v1/services/web"] {

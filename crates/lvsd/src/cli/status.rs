@@ -178,7 +178,8 @@ fn rendered(mut status: Status, selection: &Selection, look: Look) -> Result<Str
     })
 }
 
-/// Breaks lines that are longer than `width` at spaces, or within words that are longer. Colours have no width.
+/// Breaks lines that are longer than `width` at spaces, or within words that are longer. Colours
+/// have no width.
 fn wrapped(text: &str, width: usize) -> String {
     let mut out = String::with_capacity(text.len());
     for line in text.lines() {
@@ -248,7 +249,8 @@ fn health_line(verdict: &Verdict) -> (String, u8) {
     (line, code)
 }
 
-/// Text without control characters and without `|`, which precedes the performance data of a plugin.
+/// Text without control characters and without `|`, which precedes the performance data of a
+/// plugin.
 fn one_line(text: &str) -> String {
     let plain = |char: char| match char {
         '|' => '/',
@@ -548,14 +550,14 @@ fn tables_part(text: &mut String, tables: &TablesInfo) {
             lasted(tables.seconds)
         )
     };
-    let said = match tables.state {
+    let printed = match tables.state {
         TablesState::Unknown => "services and servers not known".to_owned(),
         TablesState::Older => "an older version, services and servers not compared".to_owned(),
         TablesState::Alike => "the same services and servers as this director".to_owned(),
         TablesState::Differ => services(),
         TablesState::Alarm => format!("ALARM: {}; lvsadm sync shows them", services()),
     };
-    let _ = writeln!(text, "; {said}");
+    let _ = writeln!(text, "; {printed}");
 }
 
 /// One line about a director, with its differences from this director.
@@ -896,7 +898,7 @@ mod tests {
         }];
         let text = text_of(&status, Look::default());
         for line in [
-            "peer 192.0.2.2: in sync; the same services and servers as this director\n",
+            "peer 192.0.2.2: in step; the same services and servers as this director\n",
             "peer 192.0.2.3: AWAY for 13s (no route to host)\n",
             "peer 192.0.2.4: BEHIND for 5s, 7 connections missing\n",
         ] {
@@ -944,7 +946,8 @@ mod tests {
         snapshot.status
     }
 
-    /// A longer status: long names, IPv6 addresses, large numbers, suspicious and down servers, every line of a director.
+    /// A longer status: long names, IPv6 addresses, large numbers, suspicious and down servers,
+    /// every line of a director.
     fn wide() -> Status {
         let mut status = suspicious();
         status.version = "0.12.13-rc1".to_owned();
@@ -1078,13 +1081,13 @@ mod tests {
         let plain = plain(&text);
         let words: Vec<&str> = plain.split_whitespace().collect();
         let words = words.join(" ");
-        for said in [
+        for printed in [
             "15 of 20 connections of clients got no answer in the last minute; went down 7 times in 24 h, last 5s ago, for 1m38s in total",
             "; checks take 1.2 ms (5 minutes: p50 1.2 ms, p99 700 ms)",
             "clients opened 20 connections in 5 minutes, 0 without an answer",
             "fix: on 10.0.0.1: is this director its default gateway",
         ] {
-            assert!(words.contains(said), "{said}: {words}");
+            assert!(words.contains(printed), "{printed}: {words}");
         }
     }
 

@@ -18,7 +18,7 @@ use super::INSTANCE;
 /// Longest accepted line.
 const LINE_MAX: usize = 512;
 /// Interval of the checks that the FIFO's file still exists, and of attempts to open it.
-const LOOK: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The VRRP state of the instance.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,7 +58,7 @@ impl State {
 
 /// The messages that have been received.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Heard {
+pub(super) struct Messages {
     /// The last state that keepalived has reported, if any.
     pub(super) state: Option<State>,
     /// Number of received states.
@@ -70,31 +70,31 @@ pub(super) struct Heard {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Said {
+enum Message {
     State(State),
     /// A message for another instance, or one that lvsd does not use.
     Other,
-    Nonsense,
+    Invalid,
 }
 
-fn parse(line: &[u8]) -> Said {
+fn parse(line: &[u8]) -> Message {
     let Ok(line) = std::str::from_utf8(line) else {
-        return Said::Nonsense;
+        return Message::Invalid;
     };
     let mut words = line.split_ascii_whitespace();
     match (words.next(), words.next(), words.next()) {
         (Some("INSTANCE"), Some(name), Some(state)) if name.trim_matches('"') == INSTANCE => {
             match state {
-                "MASTER" => Said::State(State::Master),
-                "BACKUP" => Said::State(State::Backup),
-                "FAULT" => Said::State(State::Fault),
-                "STOP" | "DELETED" => Said::State(State::Stopped),
+                "MASTER" => Message::State(State::Master),
+                "BACKUP" => Message::State(State::Backup),
+                "FAULT" => Message::State(State::Fault),
+                "STOP" | "DELETED" => Message::State(State::Stopped),
                 // Priorities, and messages about other instances.
-                _ => Said::Other,
+                _ => Message::Other,
             }
         }
-        (Some("INSTANCE" | "GROUP"), Some(_), Some(_)) => Said::Other,
-        _ => Said::Nonsense,
+        (Some("INSTANCE" | "GROUP"), Some(_), Some(_)) => Message::Other,
+        _ => Message::Invalid,
     }
 }
 
@@ -107,7 +107,7 @@ struct Lines {
 }
 
 impl Lines {
-    fn feed(&mut self, bytes: &[u8], heard: &mut Heard) {
+    fn feed(&mut self, bytes: &[u8], messages: &mut Messages) {
         for &byte in bytes {
             if byte != b'\n' {
                 self.skips |= self.line.len() == LINE_MAX;
@@ -116,30 +116,30 @@ impl Lines {
                 }
                 continue;
             }
-            let said = match std::mem::take(&mut self.skips) {
-                true => Said::Nonsense,
+            let message = match std::mem::take(&mut self.skips) {
+                true => Message::Invalid,
                 false => parse(&self.line),
             };
             self.line.clear();
-            match said {
-                Said::State(state) => {
-                    heard.state = Some(state);
-                    heard.changes += 1;
+            match message {
+                Message::State(state) => {
+                    messages.state = Some(state);
+                    messages.changes += 1;
                 }
-                Said::Other => {}
-                Said::Nonsense => heard.ignored += 1,
+                Message::Other => {}
+                Message::Invalid => messages.ignored += 1,
             }
         }
     }
 }
 
 /// Listens until the task is aborted.
-pub(super) fn listen(path: PathBuf) -> (watch::Receiver<Heard>, JoinHandle<()>) {
-    let (sender, receiver) = watch::channel(Heard::default());
-    (receiver, tokio::spawn(hear(path, sender)))
+pub(super) fn listen(path: PathBuf) -> (watch::Receiver<Messages>, JoinHandle<()>) {
+    let (sender, receiver) = watch::channel(Messages::default());
+    (receiver, tokio::spawn(read_messages(path, sender)))
 }
 
-async fn hear(path: PathBuf, sender: watch::Sender<Heard>) {
+async fn read_messages(path: PathBuf, sender: watch::Sender<Messages>) {
     let mut named: Option<Fifo> = None;
     // The old FIFO, which a writer still has open after its name was replaced.
     let mut lost: Option<Source> = None;
@@ -163,11 +163,11 @@ async fn hear(path: PathBuf, sender: watch::Sender<Heard>) {
             }
         }
         set_trouble(&sender, trouble.or(gone));
-        let look = tokio::time::Instant::now() + LOOK;
+        let next_check = tokio::time::Instant::now() + CHECK_INTERVAL;
         loop {
             tokio::select! {
                 biased;
-                () = tokio::time::sleep_until(look) => break,
+                () = tokio::time::sleep_until(next_check) => break,
                 ended = next(lost.as_mut(), &sender) => if ended {
                     lost = None;
                 },
@@ -179,13 +179,13 @@ async fn hear(path: PathBuf, sender: watch::Sender<Heard>) {
     }
 }
 
-fn set_trouble(sender: &watch::Sender<Heard>, trouble: Option<String>) {
-    sender.send_if_modified(|heard| {
-        let new = heard.trouble != trouble;
+fn set_trouble(sender: &watch::Sender<Messages>, trouble: Option<String>) {
+    sender.send_if_modified(|messages| {
+        let new = messages.trouble != trouble;
         if let (true, Some(why)) = (new, &trouble) {
             tracing::error!("{why}");
         }
-        heard.trouble = trouble;
+        messages.trouble = trouble;
         new
     });
 }
@@ -199,7 +199,7 @@ struct Source {
 
 /// Reads the next messages; returns whether the FIFO has reached its end. Without a FIFO, never
 /// returns.
-async fn next(source: Option<&mut Source>, sender: &watch::Sender<Heard>) -> bool {
+async fn next(source: Option<&mut Source>, sender: &watch::Sender<Messages>) -> bool {
     let Some(source) = source else {
         return std::future::pending().await;
     };
@@ -209,10 +209,10 @@ async fn next(source: Option<&mut Source>, sender: &watch::Sender<Heard>) -> boo
     let mut bytes = [0; 4096];
     match source.receiver.try_read(&mut bytes) {
         Ok(0) => return true,
-        Ok(length) => sender.send_if_modified(|heard| {
-            let before = heard.clone();
-            source.lines.feed(&bytes[..length], heard);
-            *heard != before
+        Ok(length) => sender.send_if_modified(|messages| {
+            let before = messages.clone();
+            source.lines.feed(&bytes[..length], messages);
+            *messages != before
         }),
         Err(error) => return error.kind() != io::ErrorKind::WouldBlock,
     };
@@ -297,20 +297,20 @@ mod tests {
 
     #[test]
     fn fifo_lines_of_own_instance_are_used() {
-        for (line, said) in [
-            ("INSTANCE \"lvs\" MASTER 200", Said::State(State::Master)),
-            ("INSTANCE \"lvs\" BACKUP 200", Said::State(State::Backup)),
-            ("INSTANCE \"lvs\" FAULT 0", Said::State(State::Fault)),
-            ("INSTANCE \"lvs\" STOP 200", Said::State(State::Stopped)),
-            ("INSTANCE \"lvs\" MASTER_PRIORITY 200", Said::Other),
-            ("INSTANCE \"other\" MASTER 200", Said::Other),
-            ("GROUP \"lvs\" MASTER 0", Said::Other),
-            ("MASTER", Said::Nonsense),
-            ("", Said::Nonsense),
+        for (line, message) in [
+            ("INSTANCE \"lvs\" MASTER 200", Message::State(State::Master)),
+            ("INSTANCE \"lvs\" BACKUP 200", Message::State(State::Backup)),
+            ("INSTANCE \"lvs\" FAULT 0", Message::State(State::Fault)),
+            ("INSTANCE \"lvs\" STOP 200", Message::State(State::Stopped)),
+            ("INSTANCE \"lvs\" MASTER_PRIORITY 200", Message::Other),
+            ("INSTANCE \"other\" MASTER 200", Message::Other),
+            ("GROUP \"lvs\" MASTER 0", Message::Other),
+            ("MASTER", Message::Invalid),
+            ("", Message::Invalid),
         ] {
-            assert_eq!(parse(line.as_bytes()), said, "{line}");
+            assert_eq!(parse(line.as_bytes()), message, "{line}");
         }
-        assert_eq!(parse(b"INSTANCE \xff x"), Said::Nonsense);
+        assert_eq!(parse(b"INSTANCE \xff x"), Message::Invalid);
         for state in [State::Backup, State::Master, State::Fault, State::Stopped] {
             assert_eq!(State::of_word(state.word()), state);
         }
@@ -318,16 +318,16 @@ mod tests {
 
     #[test]
     fn fifo_input_is_bounded_and_counted() {
-        let (mut lines, mut heard) = (Lines::default(), Heard::default());
+        let (mut lines, mut messages) = (Lines::default(), Messages::default());
         for _ in 0..1000 {
-            lines.feed(&[b'x'; 4096], &mut heard);
+            lines.feed(&[b'x'; 4096], &mut messages);
             assert!(lines.line.len() <= LINE_MAX);
         }
-        lines.feed(b"\nINSTANCE \"lvs\" MAS", &mut heard);
-        assert_eq!((heard.ignored, heard.changes), (1, 0));
-        lines.feed(b"TER 200\n", &mut heard);
-        assert_eq!(heard.state, Some(State::Master));
-        assert_eq!((heard.ignored, heard.changes), (1, 1));
+        lines.feed(b"\nINSTANCE \"lvs\" MAS", &mut messages);
+        assert_eq!((messages.ignored, messages.changes), (1, 0));
+        lines.feed(b"TER 200\n", &mut messages);
+        assert_eq!(messages.state, Some(State::Master));
+        assert_eq!((messages.ignored, messages.changes), (1, 1));
     }
 
     #[tokio::test]
@@ -350,7 +350,7 @@ mod tests {
     async fn replaced_fifo_is_opened_again() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("fifo");
-        let (mut heard, task) = listen(path.clone());
+        let (mut messages, task) = listen(path.clone());
         let say = |text: &str| {
             let (path, text) = (path.clone(), text.to_owned());
             tokio::task::spawn_blocking(move || std::fs::write(path, text).unwrap())
@@ -359,8 +359,8 @@ mod tests {
             tokio::task::yield_now().await;
         }
         say("INSTANCE \"lvs\" MASTER 200\n").await.unwrap();
-        heard
-            .wait_for(|heard| heard.state == Some(State::Master))
+        messages
+            .wait_for(|messages| messages.state == Some(State::Master))
             .await
             .unwrap();
         std::fs::remove_file(&path).unwrap();
@@ -368,8 +368,8 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         say("INSTANCE \"lvs\" BACKUP 200\n").await.unwrap();
-        heard
-            .wait_for(|heard| heard.state == Some(State::Backup))
+        messages
+            .wait_for(|messages| messages.state == Some(State::Backup))
             .await
             .unwrap();
         task.abort();
@@ -380,15 +380,15 @@ mod tests {
         use std::io::Write;
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("fifo");
-        let (mut heard, task) = listen(path.clone());
+        let (mut messages, task) = listen(path.clone());
         while !path.exists() {
             tokio::task::yield_now().await;
         }
         let mut keepalived = File::options().read(true).write(true).open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
-        heard
-            .wait_for(|heard| {
-                let trouble = heard.trouble.as_deref();
+        messages
+            .wait_for(|messages| {
+                let trouble = messages.trouble.as_deref();
                 trouble.is_some_and(|why| why.contains("restart keepalived"))
             })
             .await
@@ -396,8 +396,8 @@ mod tests {
         keepalived
             .write_all(b"INSTANCE \"lvs\" BACKUP 200\n")
             .unwrap();
-        heard
-            .wait_for(|heard| heard.state == Some(State::Backup))
+        messages
+            .wait_for(|messages| messages.state == Some(State::Backup))
             .await
             .unwrap();
         // Again, with the FIFO that lvsd has created meanwhile, which has no other writer.
@@ -408,21 +408,21 @@ mod tests {
         keepalived
             .write_all(b"INSTANCE \"lvs\" STOP 200\n")
             .unwrap();
-        heard
-            .wait_for(|heard| heard.state == Some(State::Stopped))
+        messages
+            .wait_for(|messages| messages.state == Some(State::Stopped))
             .await
             .unwrap();
         drop(keepalived);
-        heard
-            .wait_for(|heard| heard.trouble.is_none())
+        messages
+            .wait_for(|messages| messages.trouble.is_none())
             .await
             .unwrap();
         let mut keepalived = File::options().read(true).write(true).open(&path).unwrap();
         keepalived
             .write_all(b"INSTANCE \"lvs\" MASTER 200\n")
             .unwrap();
-        heard
-            .wait_for(|heard| heard.state == Some(State::Master))
+        messages
+            .wait_for(|messages| messages.state == Some(State::Master))
             .await
             .unwrap();
         task.abort();

@@ -104,16 +104,16 @@ mod tests {
 
     #[test]
     fn maintenance_reason_is_one_line_of_bounded_length() {
-        let said = |why: String| {
+        let parsed = |why: String| {
             check(Some(&Maintenance {
                 why: Some(why),
                 ..Maintenance::default()
             }))
         };
-        assert_eq!(said("ä".repeat(200)), Ok(()));
-        let refused = said("ä".repeat(201)).unwrap_err();
+        assert_eq!(parsed("ä".repeat(200)), Ok(()));
+        let refused = parsed("ä".repeat(201)).unwrap_err();
         assert!(refused.contains("at most 200"), "{refused}");
-        said("x\ny".to_owned()).unwrap_err();
+        parsed("x\ny".to_owned()).unwrap_err();
     }
 
     #[test]

@@ -37,13 +37,13 @@ use crate::replace::replace;
 use crate::watchdog::Pulse;
 pub(crate) use announce::{Ability, standing};
 use announce::{Announcer, Began, WantedAnnouncements};
-use fifo::{Heard, State};
+use fifo::{Messages, State};
 pub use maintenance::path as maintenance_path;
 use readiness::Readiness;
 use track::Fitness;
 
 /// Period of the checks of the track file.
-const LOOK: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The name of the instance in keepalived's configuration and messages.
 pub const INSTANCE: &str = "lvs";
@@ -82,7 +82,7 @@ pub(crate) fn vrrp_states() -> impl Iterator<Item = &'static str> {
 #[derive(Debug)]
 struct Running {
     settings: Vrrp,
-    heard: watch::Receiver<Heard>,
+    messages: watch::Receiver<Messages>,
     readiness: watch::Receiver<Option<Readiness>>,
     listener: tokio::task::JoinHandle<()>,
     /// The last state from keepalived, also if an earlier daemon received it.
@@ -91,7 +91,7 @@ struct Running {
     /// The error of the last write of the track file.
     trouble: Option<String>,
     /// The times at which the track file is checked.
-    looks: Interval,
+    checks: Interval,
     /// Whether another process had changed the track file at the last check.
     meddled: bool,
 }
@@ -204,9 +204,9 @@ impl Cluster {
         let vrrp = async {
             match &mut self.running {
                 Some(running) => tokio::select! {
-                    heard = running.heard.changed() => heard.is_err(),
+                    messages = running.messages.changed() => messages.is_err(),
                     ready = running.readiness.changed() => ready.is_err(),
-                    _ = running.looks.tick() => {
+                    _ = running.checks.tick() => {
                         running.look();
                         false
                     }
@@ -234,7 +234,7 @@ impl Cluster {
 
     fn take_vrrp(&mut self) -> Option<String> {
         let running = self.running.as_mut()?;
-        let now = running.heard.borrow_and_update().state;
+        let now = running.messages.borrow_and_update().state;
         running.readiness.mark_unchanged();
         let news = now.filter(|now| *now != running.state).map(|now| {
             running.state = now;
@@ -345,7 +345,7 @@ impl Cluster {
     /// The state for `lvsd status`.
     pub(crate) fn status(&self) -> DirectorStatus {
         let vrrp = self.running.as_ref().map(|running| {
-            let heard = running.heard.borrow();
+            let messages = running.messages.borrow();
             let readiness = running.readiness.borrow().clone().unwrap_or_default();
             VrrpStatus {
                 state: running.state.word().to_owned(),
@@ -353,14 +353,14 @@ impl Cluster {
                 ready: readiness.ready,
                 waits_for: readiness.waits_for,
                 track: running.written.unwrap_or(track::UNFIT),
-                trouble: heard
+                trouble: messages
                     .trouble
                     .iter()
                     .chain(&running.trouble)
                     .cloned()
                     .collect(),
-                changes: heard.changes,
-                ignored: heard.ignored,
+                changes: messages.changes,
+                ignored: messages.ignored,
             }
         });
         let announce = self.announcer.as_ref().map(|announcer| {
@@ -391,19 +391,19 @@ impl Cluster {
 
 impl Running {
     fn start(settings: &Vrrp, places: &ClusterPaths) -> Self {
-        let (heard, listener) = fifo::listen(settings.fifo.clone());
+        let (messages, listener) = fifo::listen(settings.fifo.clone());
         let state = std::fs::read_to_string(state_path(&settings.fifo));
-        let mut looks = tokio::time::interval(LOOK);
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut checks = tokio::time::interval(CHECK_INTERVAL);
+        checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self {
             settings: settings.clone(),
-            heard,
+            messages,
             readiness: readiness::watch(places.dataplane.clone()),
             listener,
             state: state.map_or(State::Unknown, |word| State::of_word(word.trim())),
             written: None,
             trouble: None,
-            looks,
+            checks,
             meddled: false,
         }
     }

@@ -588,8 +588,8 @@ impl Config {
             .map_err(|report| LoadError::Refused(Box::new(report)))
     }
 
-    /// The services of a key of etcd, or of a Service in Kubernetes, that has `text`, checked by themselves. `[defaults]` holds for
-    /// them.
+    /// The services of a key of etcd, or of a Service in Kubernetes, that has `text`, checked by
+    /// themselves. `[defaults]` holds for them.
     ///
     /// # Errors
     /// The first error in it, in words.

@@ -272,13 +272,15 @@ pub(super) struct RawCluster {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawKubernetes {
-    /// kubeconfig file with the API server and the credentials, instead of `server` and its keys. Default: none.
+    /// kubeconfig file with the API server and the credentials, instead of `server` and its keys.
+    /// Default: none.
     pub(super) kubeconfig: Option<Spanned<String>>,
     /// Context in the kubeconfig file. Default: its current context.
     pub(super) context: Option<Spanned<String>>,
     /// API server: `https://10.0.0.5:6443`. Required, except with `kubeconfig` and inside a pod.
     pub(super) server: Option<Spanned<String>>,
-    /// File with the certificates of the authorities that sign the API server's. Required with `https`.
+    /// File with the certificates of the authorities that sign the API server's. Required with
+    /// `https`.
     pub(super) ca: Option<Spanned<String>>,
     /// File with the token of a ServiceAccount, read again for each request. Default: none.
     pub(super) token_file: Option<Spanned<String>>,
@@ -457,8 +459,8 @@ pub(super) enum Addresses {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawProxy {
-    /// Version of the PROXY protocol header with the client's address, which servers receive: `v1` or `v2`.
-    /// Default: none.
+    /// Version of the PROXY protocol header with the client's address, which servers receive: `v1`
+    /// or `v2`. Default: none.
     pub(super) send: Option<Spanned<String>>,
     /// Clients send a header of the PROXY protocol first. Default: false.
     pub(super) accept: Option<Spanned<bool>>,

@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 /// Time limit for keepalived's output.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Interval of the checks whether keepalived has exited.
-const LOOK: Duration = Duration::from_millis(20);
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum of that it may print, in bytes.
 const PRINTED_MAX: u64 = 64 << 20;
 
@@ -153,7 +153,7 @@ fn run(command: &mut Command, output: &Path) -> Result<String, String> {
             asked_to_end = true;
             end(Signal::TERM);
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(CHECK_INTERVAL);
     }
     let printed = read(output);
     if printed.contains("unshare failed") {

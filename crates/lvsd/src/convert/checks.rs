@@ -463,17 +463,17 @@ fn repaired_page(page: &mut Check) -> Vec<String> {
 
 /// The path of a page for HTTP, and the host if the address is complete.
 fn path(item: &Item, name: &str, lost: &mut Vec<String>) -> (String, Option<String>) {
-    let said = item.word(1);
-    let whole = said
+    let argument = item.word(1);
+    let whole = argument
         .strip_prefix("http://")
-        .or_else(|| said.strip_prefix("https://"));
+        .or_else(|| argument.strip_prefix("https://"));
     let (host, path) = match whole {
         Some(rest) => {
             let end = rest.find('/').unwrap_or(rest.len());
             let host = rest[..end].to_owned();
             (Some(host).filter(|host| !host.is_empty()), &rest[end..])
         }
-        None => (None, said),
+        None => (None, argument),
     };
     let slash = if path.starts_with('/') { "" } else { "/" };
     let mut written = slash.to_owned();
@@ -488,7 +488,7 @@ fn path(item: &Item, name: &str, lost: &mut Vec<String>) -> (String, Option<Stri
             }
         }
     }
-    if written != said {
+    if written != argument {
         lost.push(item.lost_of(name, &format!("lvsd requests {written}")));
     }
     (written, host)

@@ -300,9 +300,9 @@ fn kind(text: &str) -> &'static str {
 
 /// Adds a virtual server under all its addresses and marks.
 fn add(services: &mut Services, groups: &HashMap<String, Group>, one: &Virtual) {
-    let mark_name = |mark: u64, said: Option<&str>| {
-        let family = match (said, one.family.as_str()) {
-            (Some(said), _) => said,
+    let mark_name = |mark: u64, family_name: Option<&str>| {
+        let family = match (family_name, one.family.as_str()) {
+            (Some(family_name), _) => family_name,
             (None, "inet6") => "ipv6",
             (None, _) => "ipv4",
         };
@@ -342,7 +342,8 @@ fn add(services: &mut Services, groups: &HashMap<String, Group>, one: &Virtual) 
     }
 }
 
-/// Adds a server that is named in a message, `[10.0.0.1]:tcp:80` of `[192.0.2.1]:tcp:80` or `FWM 7`.
+/// Adds a server that is named in a message, `[10.0.0.1]:tcp:80` of `[192.0.2.1]:tcp:80` or `FWM
+/// 7`.
 fn add_named(services: &mut Services, service: &str, server: &str) {
     let parts = |text: &str| -> Option<(IpAddr, String, u16)> {
         let (ip, rest) = text.strip_prefix('[')?.split_once("]:")?;

@@ -1,7 +1,8 @@
 //! Other programs' files as lvsd's: keepalived's virtual servers, ldirectord's, and those of the
 //! configure script of the LVS HOWTO.
 //!
-//! Each statement without a counterpart becomes a comment with its line and the reason, and is listed.
+//! Each statement without a counterpart becomes a comment with its line and the reason, and is
+//! listed.
 
 pub mod ask;
 mod checks;

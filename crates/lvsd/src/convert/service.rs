@@ -41,7 +41,7 @@ pub(super) struct Quorum {
 #[derive(Clone, Debug)]
 pub(super) struct Sorry {
     /// File and line in which it is set, and its keyword.
-    pub(super) said: String,
+    pub(super) origin: String,
     pub(super) ip: IpAddr,
     pub(super) port: Option<u16>,
     /// The server's own keys.
@@ -187,7 +187,7 @@ impl Service {
     }
 
     /// Converts the quorum: keepalived counts weights, at most the sum of all; lvsd counts servers.
-    fn settle_quorum(&mut self, said: &Quorum) {
+    fn settle_quorum(&mut self, origin: &Quorum) {
         let weight = |server: &Server| {
             let weight = server.keys.get("weight").map_or(Ok(1), |word| word.parse());
             weight.unwrap_or(1)
@@ -198,17 +198,17 @@ impl Service {
             down,
             exact,
             within,
-        } = servers_of_quorum(&weights, said.quorum, said.hysteresis);
+        } = servers_of_quorum(&weights, origin.quorum, origin.hysteresis);
         if !within {
             self.lose(format!(
                 "{}: quorum {} with hysteresis {}: the sum of all weights does not reach it, as with keepalived; lvsd requires all servers",
-                said.at, said.quorum, said.hysteresis
+                origin.at, origin.quorum, origin.hysteresis
             ));
         } else if !exact {
             self.lose(format!(
                 "{}: quorum {}: lvsd counts servers instead of weights: {up} of {}",
-                said.at,
-                said.quorum,
+                origin.at,
+                origin.quorum,
                 weights.iter().filter(|weight| **weight > 0).count()
             ));
         }
@@ -227,7 +227,7 @@ impl Service {
         let port = port.or(self.only_port());
         // With direct routing, the host itself serves connections to its own address.
         if sorry.ip.is_loopback() && own.is_some_and(|word| word != "\"dr\"") {
-            self.lose(format!("{}: {LOOPBACK}", sorry.said));
+            self.lose(format!("{}: {LOOPBACK}", sorry.origin));
             return;
         }
         let is_server = |server: &Server| {
@@ -236,7 +236,7 @@ impl Service {
             ip == Some(sorry.ip) && (own == port || self.fwmark.is_some())
         };
         if self.servers.iter().any(is_server) {
-            self.lose(format!("{}: it is a server of the service", sorry.said));
+            self.lose(format!("{}: it is a server of the service", sorry.origin));
             return;
         }
         let address = quote(&match port {

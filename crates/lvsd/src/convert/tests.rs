@@ -672,7 +672,7 @@ fn empty_conversion_reports_the_reason() {
 }
 
 #[test]
-fn service_that_lvsd_refuses_is_left_out_and_named() {
+fn service_that_lvsd_refuses_is_omitted_and_reported() {
     let service = |n: u8, more: &str| {
         format!(
             "virtual=192.0.2.{n}:80\n\tservicename=\"web\"\n\treal=10.0.0.1:80 gate{more}\n\tchecktype=on\n"
@@ -796,7 +796,7 @@ proptest! {
 
 /// A regular expression without its modifier would be the opposite check.
 #[test]
-fn keepalived_regex_with_a_modifier_is_left_out_and_named() {
+fn keepalived_regex_with_a_modifier_is_omitted_and_reported() {
     for modifier in [
         "regex_no_match",
         "regex_min_offset 5",
@@ -910,7 +910,7 @@ fn server_of<'a>(toml: &'a str, address: &str) -> &'a str {
 
 /// keepalived 2.2.7 uses these values for the given texts.
 #[test]
-fn number_that_keepalived_refuses_is_named_and_outer_one_applies() {
+fn number_that_keepalived_refuses_is_reported_and_the_outer_number_applies() {
     let text = "virtual_server 192.0.2.1 80 {\nprotocol TCP\ndelay_loop 5\ndelay_loop 0\nretry 3\nretry 0\n\
                 connect_timeout abc\npersistence_timeout 30\npersistence_timeout 90000000\n\
                 real_server 10.0.0.1 80 {\nweight 3x\ndelay_loop -4\nTCP_CHECK {\nretry -2\n}\n}\n\
@@ -1019,7 +1019,7 @@ fn flag_of_another_scheduler_is_named_and_the_service_stays() {
 
 /// keepalived 2.2.7 uses these tunnels for the given texts.
 #[test]
-fn tunnel_that_keepalived_refuses_is_that_of_the_block_around_it() {
+fn outer_block_replaces_tunnel_that_keepalived_refuses() {
     let gue = "TUN type gue port 6080";
     for (outer, own, expected) in [
         ("TUN type gue", "", "tunnel"),
@@ -1066,7 +1066,7 @@ fn mark_has_the_family_of_its_granularity() {
 }
 
 #[test]
-fn statement_behind_another_one_is_named_and_other_blocks_keep_their_lines() {
+fn second_statement_on_a_line_is_reported_and_other_blocks_keep_their_lines() {
     let text = "vrrp_instance A { track_script { chk weight 5\n} } virtual_server 192.0.2.1 80 { protocol TCP\n\
                 real_server 10.0.0.1 80 { weight 7 inhibit_on_failure\nTCP_CHECK { connect_port 81 retry 4 } } }\n";
     let (done, _) = converted(SourceFormat::Keepalived, text);

@@ -1,5 +1,5 @@
-//! Reloads: the file and the answers of DNS and etcd are read and checked away from the loop, one at
-//! a time, and then loaded or refused.
+//! Reloads: the file and the answers of DNS and etcd are read and checked away from the loop, one
+//! at a time, and then loaded or refused.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ use crate::requests::{Answer, answer};
 use crate::sources::{Gathered, Wanted};
 use crate::words::counted;
 
-/// What is read again: the file, the sources, or both.
+/// The part of the configuration that is read again: the file, the sources, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Reading {
     /// The answers of DNS and etcd, with the file in force.
@@ -394,8 +394,9 @@ fn summary(report: &Report) -> String {
 /// Whether a configuration removes more servers than a reload may. If so, returns the message with
 /// the remaining servers and the fix. `before` has the number of servers of each service. Services
 /// whose source has not answered do not count. Services of Kubernetes do not count either while
-/// `[kubernetes]` is in the file: controllers remove servers on purpose, without an operator who could force it;
-/// `before` must not have them. `forced`: a reload may remove any number of servers.
+/// `[kubernetes]` is in the file: controllers remove servers on purpose, without an operator who
+/// could force it; `before` must not have them. `forced`: a reload may remove any number of
+/// servers.
 pub fn too_much_away(
     before: impl Iterator<Item = (ServiceId, usize)>,
     (config, expanded): (&Config, &Expanded),

@@ -243,7 +243,10 @@ impl Reporter {
         }
         match (before.sorry, now.sorry) {
             (false, true) => report("sorry_on", "the sorry server serves".to_owned()),
-            (true, false) => report("sorry_off", "the sorry server serves no longer".to_owned()),
+            (true, false) => report(
+                "sorry_off",
+                "the sorry server no longer receives connections".to_owned(),
+            ),
             _ => {}
         }
         match (before.withdrawn, now.withdrawn) {

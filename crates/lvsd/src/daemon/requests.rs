@@ -128,7 +128,7 @@ impl<P: Prober> Daemon<P> {
                     format!(
                         "{state} still applies to {}: {}",
                         entry.spec.target,
-                        said(entry)
+                        described(entry)
                     )
                 })
                 .collect();
@@ -199,7 +199,7 @@ impl<P: Prober> Daemon<P> {
                 "the {} of {} is over ({})",
                 entry.spec.state.name(),
                 entry.spec.target,
-                said(entry)
+                described(entry)
             );
             tracing::warn!(event = "admin", "{words}");
             self.reporter.event("admin", words);
@@ -217,7 +217,7 @@ async fn warn(kept: Kept) -> Option<String> {
 }
 
 /// The operator who set an override, and the reason.
-fn said(entry: &AdminEntry) -> String {
+fn described(entry: &AdminEntry) -> String {
     let who = entry.spec.who.clone().unwrap_or_default();
     match &entry.spec.why {
         Some(why) => format!("{who}: {why}"),

@@ -126,8 +126,8 @@ impl<P: Prober> Daemon<P> {
             .count()
     }
 
-    /// The state of a service with its servers, and with the servers of the dataplane that are not in the
-    /// file. `seen` are the dataplane's servers.
+    /// The state of a service with its servers, and with the servers of the dataplane that are not
+    /// in the file. `seen` are the dataplane's servers.
     fn status_of(&self, service: &Service, seen: &[(SocketAddr, ObservedServer)]) -> ServiceStatus {
         let (inputs, found) = (&self.inputs, &self.inputs.dataplane.found);
         let decision = self.policy.decision(&service.id);
@@ -230,7 +230,8 @@ impl<P: Prober> Daemon<P> {
     }
 }
 
-/// The silent next hops that no other state tells: that of a server which is down, or of the interface.
+/// The silent next hops that no other state tells: that of a server which is down, or of the
+/// interface.
 fn silent_hops(info: &Info, services: &[ServiceStatus]) -> Vec<SilentHop> {
     let is_told = |hop: &&SilentHop| {
         let mut servers = services.iter().flat_map(|service| &service.servers);

@@ -18,7 +18,8 @@ struct Change {
 }
 
 impl<P: Prober> Inputs<P> {
-    /// Judges the servers of the file by the last state of the dataplane. A server that is down is not suspicious.
+    /// Judges the servers of the file by the last state of the dataplane. A server that is down is
+    /// not suspicious.
     fn judge(&mut self, services: &[ServiceInfo], now: Instant) -> Vec<Change> {
         let mut before = std::mem::take(&mut self.suspects);
         let mut changes = Vec::new();

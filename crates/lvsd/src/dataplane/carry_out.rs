@@ -14,8 +14,8 @@ use super::drift::Base;
 use super::given::Weights;
 use crate::words::counted;
 
-/// Maximum of changes of one request, far fewer than the protocol permits: between two requests, lvsd
-/// applies results of health checks.
+/// Maximum of changes of one request, far fewer than the protocol permits: between two requests,
+/// lvsd applies results of health checks.
 const PIECE: usize = lvs_core::api::CHANGES_MAX / 8;
 
 /// Maximum of changes that are logged one by one, such as those of a failed server. More changes,
@@ -291,7 +291,8 @@ mod tests {
     /// The hosts of each service.
     type Hosts = Vec<(u8, Vec<u8>)>;
 
-    /// The refusals of these changes, the number of requests, and the content of the dataplane afterwards.
+    /// The refusals of these changes, the number of requests, and the content of the dataplane
+    /// afterwards.
     fn run(changes: &[Call]) -> (Vec<String>, usize, Hosts) {
         let world = World::default();
         world.start_foreign();
@@ -382,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn wholly_refused_list_is_applied_one_by_one() {
+    fn refused_change_list_is_applied_change_by_change() {
         let world = World::default();
         world.start_foreign();
         world.read_no_lists();
@@ -404,7 +405,7 @@ mod tests {
     /// The number of requests is in proportion to the number of changes, even if the dataplane
     /// refuses many of them.
     #[test]
-    fn many_refusals_need_bounded_requests() {
+    fn many_refused_changes_need_a_limited_number_of_requests() {
         let mut changes = Vec::new();
         for n in 0..200 {
             changes.push(service(n, if n % 2 == 0 { "rr" } else { "no-such" }));

@@ -1,5 +1,5 @@
-//! Manual changes of lvsd's services and settings in the dataplane. They are reported, and reverted or
-//! left according to the file.
+//! Manual changes of lvsd's services and settings in the dataplane. They are reported, and reverted
+//! or left according to the file.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -321,7 +321,8 @@ fn leave_in(service: &mut DesiredService, place: &ChangedItem, deed: &ManualChan
     }
 }
 
-/// The manual changes beside services: of VIPs that lvsd owns, and of sysctls and marks of the file.
+/// The manual changes beside services: of VIPs that lvsd owns, and of sysctls and marks of the
+/// file.
 fn beside(left: &Base, desired: &Desired, actual: &Actual) -> Vec<(ChangedItem, ManualChange)> {
     let mut deeds = Vec::new();
     for ip in left.vips.difference(&actual.vips) {

@@ -1,5 +1,5 @@
-//! The connection to a dataplane: attach to a running dataplane or start one, apply the goal, and replace
-//! a dataplane that is lost.
+//! The connection to a dataplane: attach to a running dataplane or start one, apply the goal, and
+//! replace a dataplane that is lost.
 //!
 //! ```text
 //! no dataplane ── connect ──▶ attached ── sync ──▶ in sync ──▶ sync again: a change, or every few seconds
@@ -93,7 +93,8 @@ pub enum ConnectError {
 
 /// The machine on which the daemon runs.
 pub trait Host: Send + 'static {
-    /// Connects to the dataplane's control socket. A dataplane without an answer for `patience` hangs.
+    /// Connects to the dataplane's control socket. A dataplane without an answer for `patience`
+    /// hangs.
     ///
     /// # Errors
     /// See [`ConnectError`].
@@ -834,8 +835,8 @@ impl Link {
         count
     }
 
-    /// Ends the dataplane if an lvsd has started it. Any other dataplane loses lvsd's services and VIPs.
-    /// Without a connection, connects first.
+    /// Ends the dataplane if an lvsd has started it. Any other dataplane loses lvsd's services and
+    /// VIPs. Without a connection, connects first.
     pub fn stop(&mut self, now: Instant) -> Stopped {
         if self.control.is_none() {
             if self.starts.starting.is_some() {
@@ -880,7 +881,8 @@ impl Link {
         }
     }
 
-    /// Connects to the dataplane to stop it. Returns the result if that is impossible or unnecessary.
+    /// Connects to the dataplane to stop it. Returns the result if that is impossible or
+    /// unnecessary.
     fn find(&mut self) -> Option<Stopped> {
         match self.host.connect(STOP_PATIENCE) {
             Ok(control) => {

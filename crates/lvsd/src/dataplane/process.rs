@@ -1,4 +1,5 @@
-//! The real host: the dataplane's socket, its process, and the lock that keeps a second daemon away.
+//! The real host: the dataplane's socket, its process, and the lock that keeps a second daemon
+//! away.
 
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;

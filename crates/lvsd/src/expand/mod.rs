@@ -243,7 +243,7 @@ impl Expanded {
 
     /// The VIPs that the dataplane should own; `on_host` returns whether the host has an address.
     pub fn own_vips(&self, on_host: impl Fn(IpAddr) -> bool) -> Vec<IpAddr> {
-        let said_host = |ip| {
+        let declared_on_host = |ip| {
             self.services
                 .iter()
                 .filter(|s| matches!(s.vip, VipMode::Host | VipMode::Announce))
@@ -257,7 +257,7 @@ impl Expanded {
             .filter(|(mode, ip)| match mode {
                 VipMode::Own => true,
                 VipMode::Host | VipMode::Announce => false,
-                VipMode::Auto => !on_host(*ip) && !said_host(*ip),
+                VipMode::Auto => !on_host(*ip) && !declared_on_host(*ip),
             })
             .map(|(_, ip)| ip)
             .collect();

@@ -60,7 +60,7 @@ fn dns_servers_follow_servers_of_the_file() {
 }
 
 #[test]
-fn servers_of_dns_that_cannot_serve_are_left_out() {
+fn servers_from_dns_that_cannot_serve_are_ignored() {
     let expanded = with(
         FILE,
         "_http._tcp.example.org",
@@ -409,7 +409,7 @@ fn pool_in_etcd_service_is_equal_to_pool_in_file() {
 }
 
 #[test]
-fn services_of_etcd_with_more_names_in_dns_than_are_looked_up_are_left_out() {
+fn etcd_services_above_the_limit_of_dns_names_are_ignored() {
     let service = |n: usize| {
         format!(
             "[[service]]\naddress = \"192.0.2.2:{}\"\ndiscover = {{ dns = \"n{n}.example.org\" }}\n",
@@ -457,7 +457,7 @@ fn kubernetes(name: &str, services: &[(&str, &str, Option<&str>)]) -> Gathered {
 }
 
 #[test]
-fn expand_kubernetes_services_follow_the_file_and_only_wrong_ones_are_left_out() {
+fn expand_kubernetes_services_follow_the_file_and_only_invalid_ones_are_ignored() {
     let own = remote("192.0.2.2:80", "10.0.0.2:30080");
     let same = remote("192.0.2.1:80", "10.0.0.3:30080");
     let wrong = own.replace("address = \"192", "protocol = \"x\"\naddress = \"192");

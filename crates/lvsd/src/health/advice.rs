@@ -85,15 +85,15 @@ mod tests {
                 "{advice:?} of {configured}"
             );
         }
-        let mut said = percent(50);
+        let mut state = percent(50);
         let drain = |drains| Advice {
             drains: Some(drains),
             weight: None,
         };
-        assert!(said.take(drain(true)));
-        assert_eq!(said.apply(10), 0);
-        assert!(!said.take(Advice::NONE), "a draining server stays drained");
-        assert!(said.take(drain(false)));
-        assert_eq!(said.apply(10), 5, "with its previous share");
+        assert!(state.take(drain(true)));
+        assert_eq!(state.apply(10), 0);
+        assert!(!state.take(Advice::NONE), "a draining server stays drained");
+        assert!(state.take(drain(false)));
+        assert_eq!(state.apply(10), 5, "with its previous share");
     }
 }

@@ -672,7 +672,7 @@ impl<P: Prober> Runner<P> {
         let serves = !good && self.state.up().is_none() && self.serves().await;
         let out = good && self.is_out();
         let changed = !out && self.state.observe(good, serves).is_some();
-        let said = self.advice.take(advice);
+        let advice_changed = self.advice.take(advice);
         let reason = match self.state.up() {
             Some(false) if out => self.reason.clone(),
             Some(false) if good => {
@@ -686,7 +686,7 @@ impl<P: Prober> Runner<P> {
             Some(true) | None => Reason::default(),
         };
         let known = self.state.up().is_some();
-        let news = changed || (known && (said || reason != self.reason));
+        let news = changed || (known && (advice_changed || reason != self.reason));
         !(news || unmade.long().is_some()) || self.report(reason, !good)
     }
 

@@ -24,7 +24,8 @@ pub struct Network {
     pub pins: Option<Pins>,
 }
 
-/// The result of a check of the server's own address, which is made when a check through a service gets no answer.
+/// The result of a check of the server's own address, which is made when a check through a service
+/// gets no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum OwnAddress {
     /// The check succeeded.
@@ -152,8 +153,8 @@ impl Prober for Network {
     }
 }
 
-/// Checks the server's own address when half of the time of a check through a service has passed, and sets `own` to
-/// the result.
+/// Checks the server's own address when half of the time of a check through a service has passed,
+/// and sets `own` to the result.
 async fn check_own_address(check: &Check, own: &mut OwnAddress) {
     tokio::time::sleep(check.timeout / 2).await;
     let asked = Asked {

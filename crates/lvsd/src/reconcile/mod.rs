@@ -66,7 +66,8 @@ pub struct Desired {
     pub generation: u64,
 }
 
-/// Services of lvsd in the dataplane that neither file nor sources name, while etcd or Kubernetes is unknown.
+/// Services of lvsd in the dataplane that neither file nor sources name, while etcd or Kubernetes
+/// is unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unnamed {
     /// The VIPs of those that are named: of all others, those stay that the dataplane owns. `None`:

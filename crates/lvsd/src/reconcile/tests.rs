@@ -159,7 +159,7 @@ fn foreign_mark_rules_stay_and_port_rules_follow_services() {
 }
 
 #[test]
-fn unnamed_service_keeps_vip_and_marks_until_all_sources_answered() {
+fn service_in_no_source_keeps_vip_and_marks_until_all_sources_answered() {
     let (named, vip) = ([192, 0, 2, 1].into(), IpAddr::from([192, 0, 2, 2]));
     let rule = "--destination 192.0.2.2 --mark 1275068417".to_owned();
     let many = ServiceId::Fwmark {

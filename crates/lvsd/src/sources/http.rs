@@ -1,5 +1,5 @@
-//! HTTP towards etcd and API servers of Kubernetes: connections with and without TLS, and answers of
-//! bounded length.
+//! HTTP towards etcd and API servers of Kubernetes: connections with and without TLS, and answers
+//! of bounded length.
 
 use std::fmt;
 use std::pin::pin;
@@ -15,8 +15,8 @@ use tokio::task::JoinHandle;
 
 use crate::health::probe::Tls;
 
-/// Bytes of an answer, and of a line of a watch. An object of etcd has 1.5 MiB at most, which is 2 MiB
-/// in base64.
+/// Bytes of an answer, and of a line of a watch. An object of etcd has 1.5 MiB at most, which is 2
+/// MiB in base64.
 pub(super) const ANSWER_MAX: usize = 8 << 20;
 /// Bytes of an answer's head.
 const HEAD_MAX: usize = 16 << 10;

@@ -111,7 +111,7 @@ fn lookup_hint_does_not_change_result() {
 }
 
 #[test]
-fn lookup_finds_both_directions_and_newest_equal() {
+fn lookup_finds_both_directions_and_newest_of_equal_entries() {
     let mut table = ConnTable::new(8, 1);
     let old = table.insert(&draft(1, 1), Instant::ZERO).unwrap();
     let new = table.insert(&draft(1, 1), Instant::ZERO).unwrap();
@@ -425,7 +425,7 @@ fn moved_timer_fires_at_new_deadline() {
 }
 
 #[test]
-fn timer_budget_delays_and_loses_no_timer() {
+fn timer_budget_delays_timers_and_drops_none() {
     let mut table = ConnTable::new(1000, 1);
     for n in 1..=1000 {
         table.insert(&draft(n, 100), Instant::ZERO).unwrap();

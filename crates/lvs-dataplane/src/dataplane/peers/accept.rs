@@ -94,7 +94,7 @@ pub(super) fn run(peers: &Arc<Peers>, socket: Option<TcpListener>) {
 /// Waits until the host has the listening address; `None` if the dataplane ends first.
 fn listen_in_time(peers: &Peers) -> Option<TcpListener> {
     let listen = peers.listen;
-    let mut said = String::new();
+    let mut last_text = String::new();
     if let Some(Waiting { code, what, fix }) = peers.waiting() {
         warn!(code, "{what}. To do: {fix}");
     }
@@ -108,10 +108,10 @@ fn listen_in_time(peers: &Peers) -> Option<TcpListener> {
             Err(error) if is_missing(&error) => {}
             Err(error) => {
                 let text = error.to_string();
-                if said != text {
+                if last_text != text {
                     warn!("cannot listen at {listen}: {text}: does another program have the port?");
                 }
-                said = text;
+                last_text = text;
             }
         }
         peers.pause(BIND_AGAIN);

@@ -455,14 +455,14 @@ mod tests {
         let good = "0123456789abcdef0123456789abcdef";
         assert_eq!(write(&format!(" {good}\n"), 0o640), Ok(good.into()));
         write(good, 0o660).expect_err("the key's group may write it");
-        let said = write(good, 0o644).expect_err("all users may read the key");
-        assert!(said.contains("chmod 600"), "{said}");
-        let said = write("short", 0o600).expect_err("the key is too short");
-        assert!(said.contains("openssl rand -hex 32"), "{said}");
+        let output = write(good, 0o644).expect_err("all users may read the key");
+        assert!(output.contains("chmod 600"), "{output}");
+        let output = write("short", 0o600).expect_err("the key is too short");
+        assert!(output.contains("openssl rand -hex 32"), "{output}");
         assert!(write(&"x".repeat(5000), 0o600).is_err());
         std::fs::remove_dir_all(&dir).expect("removed");
-        let said = Key::read(&path).expect_err("the file is missing");
-        assert!(said.contains("cannot read the key"), "{said}");
+        let output = Key::read(&path).expect_err("the file is missing");
+        assert!(output.contains("cannot read the key"), "{output}");
     }
 
     proptest::proptest! {

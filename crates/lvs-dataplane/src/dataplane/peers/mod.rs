@@ -34,7 +34,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use lvs_core::api::{PeerInfo, PeerStanding, SyncState, TablesInfo, Waiting};
-use lvs_core::replication::Heard;
+use lvs_core::replication::ItemResults;
 use lvs_core::sync::PORT;
 use lvs_core::sync::bulk::{Digest, PEERS_MAX};
 use lvs_core::sync::services::ServiceDigests;
@@ -145,10 +145,10 @@ struct State {
     given_up: bool,
     replicated: u64,
     missing: u64,
-    heard: Option<Instant>,
-    /// The last time at which the peer was in sync.
+    last_message: Option<Instant>,
+    /// The last time at which the peer was in step.
     in_step: Option<Instant>,
-    /// The warning that the peer is not in sync was logged.
+    /// The warning that the peer is not in step was logged.
     warned: bool,
     /// The stream to the peer, and the number of streams so far.
     tells: Option<TcpStream>,
@@ -384,8 +384,8 @@ impl Peers {
         self.digest_of_workers(move |decider| decider.shard.borrowed(peer))
     }
 
-    /// Runs a job on a piece of a packet worker's table. The job returns the slot of the next piece.
-    /// Returns the next place, which may be in the table of the next worker.
+    /// Runs a job on a piece of a packet worker's table. The job returns the slot of the next
+    /// piece. Returns the next place, which may be in the table of the next worker.
     fn walk(
         &self,
         place: Place,
@@ -403,8 +403,8 @@ impl Peers {
         }
     }
 
-    fn set_heard(&self, heard: bool) {
-        self.on_workers(move |decider| decider.shard.set_heard(heard));
+    fn set_has_receiver(&self, has_receiver: bool) {
+        self.on_workers(move |decider| decider.shard.set_has_receiver(has_receiver));
     }
 
     fn templates(
@@ -453,14 +453,14 @@ impl Peers {
         peers.map(|peer| peer.standing(self.started)).collect()
     }
 
-    /// Logs that a peer has not been in sync for too long, and later that it is in sync again.
+    /// Logs that a peer has not been in step for too long, and later that it is in step again.
     fn look_after(&self, peer: &Peer) {
         let standing = peer.standing(self.started);
         let warned = &mut peer.state().warned;
         if standing.is_alarming() && !*warned {
             *warned = true;
             warn!(
-                "{} has not been in sync for {} s ({}): connections that it has opened since break when this director takes over; see lvsadm sync",
+                "{} has not been in step for {} s ({}): connections that it has opened since break when this director takes over; see lvsadm sync",
                 peer.address, standing.seconds, standing.state
             );
         } else if standing.is_in_step() && *warned {
@@ -493,12 +493,12 @@ impl Peers {
     }
 
     /// Adds the results of a received portion to the counters.
-    fn heard(&self, heard: Heard) {
-        self.add(|counts| &counts.taken, heard.taken.taken);
-        self.add(|counts| &counts.nonsense, heard.taken.nonsense);
-        self.add(|counts| &counts.no_room, heard.taken.no_room);
-        self.add(|counts| &counts.ended, heard.ended);
-        self.add(|counts| &counts.kept, heard.kept);
+    fn count_results(&self, results: ItemResults) {
+        self.add(|counts| &counts.taken, results.taken.taken);
+        self.add(|counts| &counts.nonsense, results.taken.nonsense);
+        self.add(|counts| &counts.no_room, results.taken.no_room);
+        self.add(|counts| &counts.ended, results.ended);
+        self.add(|counts| &counts.kept, results.kept);
     }
 
     /// Checks whether this director has the connections of all peers: it is ready then, and stays
@@ -578,7 +578,7 @@ impl Peers {
             replicated: state.replicated,
             borrowed: borrowed.map_or(0, |digest| digest.count()),
             missing: state.missing,
-            heard_ms: state.heard.map(|at| millis(at.elapsed())),
+            heard_ms: state.last_message.map(|at| millis(at.elapsed())),
             bulk_connections: state.bulk.map(|(count, ..)| count),
             bulk_ms: state.bulk.map(|(_, took, _)| millis(took)),
             bulk_ago: state.bulk.map(|(_, _, at)| at.elapsed().as_secs()),
@@ -624,7 +624,7 @@ impl State {
     /// Whether no digest has arrived for the time of two comparisons: the state of the peer is then
     /// unknown.
     fn is_silent(&self) -> bool {
-        self.compared && self.heard.is_some_and(|at| at.elapsed() >= SILENT)
+        self.compared && self.last_message.is_some_and(|at| at.elapsed() >= SILENT)
     }
 
     fn is_in_step(&self) -> bool {
@@ -693,9 +693,9 @@ impl Peer {
         state.compared = true;
         (state.replicated, state.missing) = (replicated, missing);
         state.given_up = given_up;
-        state.heard = Some(Instant::now());
+        state.last_message = Some(Instant::now());
         if state.is_in_step() {
-            state.in_step = state.heard;
+            state.in_step = state.last_message;
         }
     }
 

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use lvs_core::replication::Heard;
+use lvs_core::replication::ItemResults;
 use lvs_core::sync::bulk::{self, DIGEST_LEN, Digest, Item, Ranges};
 use lvs_core::sync::services::ServiceDigests;
 use tracing::{info, warn};
 
 use super::accept::read_until;
 use super::frame::{FrameError, Handshake, INTRODUCTION_LEN, Introduction, Kind, PROOF_LEN};
-use super::tables::Said;
+use super::tables::LogLine;
 use super::{Peer, Peers, Place, Step, Trouble, frame};
 use crate::random::random;
 
@@ -38,7 +38,7 @@ const REPAIRS_LATER: u32 = 15;
 
 /// Receives from a peer until the dataplane ends.
 pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>) {
-    let mut said = String::new();
+    let mut last_text = String::new();
     while !peers.is_stopping() {
         let mut borrowed = false;
         let ended = listen(peers, peer, &mut borrowed);
@@ -57,13 +57,13 @@ pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>) {
         }
         peer.is_free();
         // Log each reason once.
-        if said != text {
+        if last_text != text {
             match trouble {
                 Trouble::Away => info!("{} tells nothing: {text}", peer.address),
                 Trouble::Refused => warn!("{} tells nothing: {text}", peer.address),
             }
         }
-        said = if borrowed { String::new() } else { text };
+        last_text = if borrowed { String::new() } else { text };
         peers.look_after(peer);
         peers.look_whether_ready();
         peers.pause(match trouble {
@@ -96,10 +96,10 @@ fn listen(peers: &Arc<Peers>, peer: &Arc<Peer>, borrowed: &mut bool) -> Result<(
     stream.set_nodelay(true).map_err(away)?;
     let hangs_up = stream.try_clone().map_err(away)?;
     peer.linked(identity, hangs_up);
-    let said = peer.tables().begin(identity, handshake.compares_services());
-    say(peer, said);
+    let line = peer.tables().begin(identity, handshake.compares_services());
+    log(peer, line);
     *borrowed = true;
-    let ended = hear(peers, peer, identity, &mut stream, &handshake);
+    let ended = receive_frames(peers, peer, identity, &mut stream, &handshake);
     peer.tables().end();
     match ended {
         Ok(()) => Ok(()),
@@ -153,8 +153,8 @@ struct Portions<'a> {
     number: usize,
     keeps_ties: bool,
     /// The worker that has handled a portion, and the results.
-    reply: Sender<(usize, Heard)>,
-    answers: Receiver<(usize, Heard)>,
+    reply: Sender<(usize, ItemResults)>,
+    answers: Receiver<(usize, ItemResults)>,
     /// Portions that wait for each worker.
     under_way: Vec<usize>,
 }
@@ -212,18 +212,18 @@ impl<'a> Portions<'a> {
         self.under_way[worker] += 1;
         let (reply, number, ties) = (self.reply.clone(), self.number, self.keeps_ties);
         self.peers.on_worker(worker, move |decider| {
-            let _ = reply.send((worker, decider.hear(number, ties, portion)));
+            let _ = reply.send((worker, decider.apply_items(number, ties, portion)));
         });
         true
     }
 
     /// Waits until a packet worker has handled a portion.
     fn wait(&mut self) -> bool {
-        let Ok((worker, heard)) = self.answers.recv_timeout(SILENCE) else {
+        let Ok((worker, results)) = self.answers.recv_timeout(SILENCE) else {
             return false;
         };
         self.under_way[worker] -= 1;
-        self.peers.heard(heard);
+        self.peers.count_results(results);
         true
     }
 
@@ -238,7 +238,7 @@ impl<'a> Portions<'a> {
     }
 }
 
-fn hear(
+fn receive_frames(
     peers: &Arc<Peers>,
     peer: &Arc<Peer>,
     identity: [u8; 16],
@@ -338,8 +338,8 @@ fn hear(
 fn compare_services(peers: &Peers, peer: &Peer, theirs: &ServiceDigests) {
     let ours = peers.services();
     let now = Instant::now();
-    let said = peer.tables().compare(&ours, theirs, peers.alarm, now);
-    say(peer, said);
+    let line = peer.tables().compare(&ours, theirs, peers.alarm, now);
+    log(peer, line);
 }
 
 /// Makes this director the owner of connections that it borrowed from a peer. From now on it
@@ -356,10 +356,10 @@ fn adopt(peers: &Peers, peer: &Peer, ranges: Option<&Ranges>) {
 }
 
 /// Logs the result of a comparison.
-fn say(peer: &Peer, said: Option<Said>) {
-    match said {
-        Some(Said::Differ(text)) => warn!("{} {text}", peer.address),
-        Some(Said::Alike(text)) => info!("{} {text}", peer.address),
+fn log(peer: &Peer, line: Option<LogLine>) {
+    match line {
+        Some(LogLine::Differ(text)) => warn!("{} {text}", peer.address),
+        Some(LogLine::Alike(text)) => info!("{} {text}", peer.address),
         None => {}
     }
 }

@@ -12,7 +12,7 @@ use lvs_core::sync::bulk::{Pass, Ranges, count, portions};
 use tracing::{info, warn};
 
 use super::frame::{FrameError, Handshake, Kind, Sequence};
-use super::hub::{Outgoing, Said, Work};
+use super::hub::{Message, Outgoing, Work};
 use super::{Peer, Peers, Place};
 use lvs_process::deadline::write_within;
 
@@ -73,7 +73,7 @@ pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, hand
             return None;
         };
         if peers.hub.add(outgoing.clone()) {
-            peers.set_heard(true);
+            peers.set_has_receiver(true);
         }
         let mut session = Session {
             peers,
@@ -86,7 +86,7 @@ pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, hand
         };
         let sent = session.tell();
         if peers.hub.remove(&outgoing) {
-            peers.set_heard(false);
+            peers.set_has_receiver(false);
         }
         let _ = stream.shutdown(std::net::Shutdown::Both);
         let asked = reader.join().ok()?;
@@ -144,7 +144,7 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Sends until the session ends.
+    /// Sends connections, digests and changes until the session ends.
     fn tell(&mut self) -> io::Result<()> {
         let (peers, outgoing) = (self.peers, self.outgoing);
         let mut bytes = Vec::new();
@@ -166,7 +166,7 @@ impl Session<'_> {
                         match done.map(|done| (done.pass, done.begun)) {
                             Some((Pass::All, begun)) => {
                                 visited = begun;
-                                outgoing.push(Said::Whole);
+                                outgoing.push(Message::Whole);
                             }
                             Some((Pass::Since(_), begun)) => visited = begun,
                             _ => {}
@@ -193,7 +193,7 @@ impl Session<'_> {
                 }
             }
             let Work {
-                said,
+                messages,
                 lost,
                 closed,
                 wanted,
@@ -207,10 +207,10 @@ impl Session<'_> {
                     walk = Some(Walk::new(peers, Pass::Ranges(Ranges::new(wanted))));
                 }
             }
-            if said.is_empty() && !closed {
+            if messages.is_empty() && !closed {
                 continue;
             }
-            self.write(said)?;
+            self.write(messages)?;
             if closed {
                 break;
             }
@@ -221,16 +221,16 @@ impl Session<'_> {
         // The last messages of an ending dataplane, also those behind a digest that stays incomplete.
         outgoing.close();
         loop {
-            let said = outgoing.take(Instant::now()).said;
-            if said.is_empty() {
+            let messages = outgoing.take(Instant::now()).messages;
+            if messages.is_empty() {
                 return Ok(());
             }
-            self.write(said)?;
+            self.write(messages)?;
         }
     }
 
     /// Writes queued messages, in as few frames as possible.
-    fn write(&mut self, all: VecDeque<Said>) -> io::Result<()> {
+    fn write(&mut self, all: VecDeque<Message>) -> io::Result<()> {
         let mut bytes = Vec::new();
         let mut items: Vec<u8> = Vec::new();
         let frames = &mut self.frames;
@@ -240,9 +240,9 @@ impl Session<'_> {
                 items.clear();
             }
         };
-        for said in all {
-            match said {
-                Said::Items(more) => {
+        for message in all {
+            match message {
+                Message::Items(more) => {
                     for more in portions(&more, PORTION) {
                         if items.len() + more.len() > ITEMS_MAX {
                             seal_items(frames, &mut items, &mut bytes);
@@ -251,7 +251,7 @@ impl Session<'_> {
                         self.peers.add(|counts| &counts.items_sent, count(more));
                     }
                 }
-                Said::Digest(digest) => {
+                Message::Digest(digest) => {
                     seal_items(frames, &mut items, &mut bytes);
                     self.serial += 1;
                     let mut payload = self.serial.to_be_bytes().to_vec();
@@ -262,7 +262,7 @@ impl Session<'_> {
                     self.peer.sent(self.serial);
                     frames.seal(Kind::Digest, &payload, &mut bytes);
                 }
-                Said::Whole => {
+                Message::Whole => {
                     seal_items(frames, &mut items, &mut bytes);
                     frames.seal(Kind::Whole, &[], &mut bytes);
                 }
@@ -311,7 +311,7 @@ fn step(peers: &Peers, walk: &mut Walk, outgoing: &Arc<Outgoing>) -> bool {
     };
     let (items, next) = peers.templates(from, PIECE, since);
     if !items.is_empty() {
-        outgoing.push(Said::Items(items.into()));
+        outgoing.push(Message::Items(items.into()));
     }
     walk.templates = next;
     next.is_some()

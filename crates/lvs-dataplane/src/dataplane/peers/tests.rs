@@ -339,7 +339,7 @@ fn invalid_frame_of_sender_closes_session_and_is_counted() {
         let (socket, address) = listener();
         let peers = peers(address);
         let all = peers.clone();
-        let hears = thread::spawn(move || receiver::run(&all, &all.peers[0]));
+        let receiving = thread::spawn(move || receiver::run(&all, &all.peers[0]));
         let (mut stream, _) = socket.accept().expect("it connects");
         let mut theirs = [0; INTRODUCTION_LEN];
         stream
@@ -367,7 +367,7 @@ fn invalid_frame_of_sender_closes_session_and_is_counted() {
         let _ = stream.read_to_end(&mut rest);
         drop(socket);
         peers.end();
-        hears.join().expect("it ends");
+        receiving.join().expect("it ends");
         assert_eq!(counted(&peers), expected);
     }
 }
@@ -448,14 +448,14 @@ fn digests_of_most_services_are_sent_to_peers_with_that_feature() {
     let info = theirs.info(address, now + ALARM);
     assert_eq!(info.differ, SERVICES_MAX as u64);
     assert_eq!(theirs.differences(now + ALARM).len(), 16);
-    let said = theirs.compare(&none, &heard, ALARM, now + ALARM);
-    let Some(tables::Said::Differ(text)) = said else {
-        panic!("{said:?}");
+    let output = theirs.compare(&none, &heard, ALARM, now + ALARM);
+    let Some(tables::LogLine::Differ(text)) = output else {
+        panic!("{output:?}");
     };
     assert!(text.len() < 500, "{text}");
 }
 
-/// A peer is in sync after a comparison without a difference, and the time that it was not in sync
+/// A peer is in step after a comparison without a difference, and the time that it was not in step
 /// is exact.
 #[test]
 fn peer_state_depends_on_its_connections() {
@@ -501,8 +501,8 @@ fn peers_above_the_limit_are_refused() {
             key_file: "/nowhere".into(),
             ..PeersConfig::default()
         };
-        let said = Peers::start(&config, &parts.0, &parts.1).expect_err("the key is missing");
-        assert!(said.contains(words), "{said}");
+        let output = Peers::start(&config, &parts.0, &parts.1).expect_err("the key is missing");
+        assert!(output.contains(words), "{output}");
     }
 }
 
@@ -584,8 +584,9 @@ impl Director {
         counts
     }
 
-    /// The state of the replication from the peer, and the number of connections that the peer owns.
-    fn hears(&self) -> (&'static str, u64) {
+    /// The state of the replication from the peer, and the number of connections that the peer
+    /// owns.
+    fn sync_state(&self) -> (&'static str, u64) {
         let state = self.peers.peers[0].state();
         (state.name(), state.replicated)
     }
@@ -634,7 +635,7 @@ fn replicate(workers: [usize; 2]) {
     let mut both = [one, two];
     both[0].open(1000..1400);
     run_until("a full sync", &mut both, |[one, two]| {
-        two.hears() == ("in step", 400) && one.hears() == ("in step", 0)
+        two.sync_state() == ("in step", 400) && one.sync_state() == ("in step", 0)
     });
     assert_eq!((both[0].counts(), both[1].counts()), ((400, 0), (0, 400)));
     assert!(
@@ -649,13 +650,13 @@ fn replicate(workers: [usize; 2]) {
             one.open(next..next + 2);
             next += 2;
         }
-        two.hears() == ("in step", 1400)
+        two.sync_state() == ("in step", 1400)
     });
     assert_eq!((both[0].counts(), both[1].counts()), ((1400, 0), (0, 1400)));
 
     both[1].packets(1100..1300, 0x10);
     run_until("packets to move", &mut both, |[one, two]| {
-        one.hears() == ("in step", 200) && two.hears() == ("in step", 1200)
+        one.sync_state() == ("in step", 200) && two.sync_state() == ("in step", 1200)
     });
     assert_eq!(
         (both[0].counts(), both[1].counts()),

@@ -1,4 +1,4 @@
-//! The rules of the chains that hide.
+//! The rules of the nf_tables chains that hide the packets of services from the host.
 
 use lvs_core::Protocol;
 

@@ -34,7 +34,7 @@ impl Lab {
             found.len() == 1 && found[0].contains("restart keepalived"),
             "{found:?}"
         );
-        self.said.extend(found);
+        self.reported.extend(found);
         Ok(())
     }
 
@@ -75,10 +75,10 @@ impl Lab {
     /// Findings of `lvsadm doctor` about lvsd, keepalived and the virtual addresses.
     fn doctor(&self, index: usize) -> Result<Vec<String>> {
         let lvsadm = programs::find("lvsadm")?;
-        let said = self.directors[index]
+        let reported = self.directors[index]
             .host
             .sh(&format!("{} doctor --json || [ $? = 1 ]", lvsadm.display()))?;
-        let all: Value = serde_json::from_str(&said)?;
+        let all: Value = serde_json::from_str(&reported)?;
         let what = all.as_array().context("a list")?.iter();
         let what = what.map(|one| one["what"].as_str().unwrap_or_default().to_owned());
         Ok(what.collect())

@@ -147,7 +147,7 @@ fn wait_for_whole_snapshot(site: &Site) -> Result<()> {
     // Packets on their way, and the dataplane's usual period.
     wait_for_snapshot();
     let is_whole = |one: &Value| one["stats"]["shown"] == one["stats"]["live"];
-    lvs_testbed::wait_until("the snapshot of all packets", SOON, || {
+    lvs_testbed::wait_until("the snapshot to count all packets", SOON, || {
         let listing = site.lvsadm("--json -L -n").unwrap_or_default();
         let services: Vec<Value> = serde_json::from_str(&listing).unwrap_or_default();
         let servers = |one: &Value| one["servers"].as_array().cloned().unwrap_or_default();
@@ -292,7 +292,8 @@ pub(crate) fn requests_and_listings(site: &Site) -> Result<()> {
     Ok(())
 }
 
-/// Downloads and uploads the bulk file, compares each copy byte by byte, and accepts few retransmitted segments.
+/// Downloads and uploads the bulk file, compares each copy byte by byte, and accepts few
+/// retransmitted segments.
 pub(crate) fn bulk(site: &Site) -> Result<()> {
     bulk_with(site, 2)
 }
@@ -360,7 +361,7 @@ pub(crate) fn iperf(site: &Site, options: &str) -> Result<Value> {
         if options.contains("-n ") { "" } else { "-t 1" },
     );
     let mut report = Value::Null;
-    lvs_testbed::wait_until("iperf3's server", SOON, || {
+    lvs_testbed::wait_until("iperf3's server to be idle", SOON, || {
         let printed = site.client.sh(&command).unwrap_or_default();
         report = serde_json::from_str(&printed).unwrap_or_default();
         let busy = report["error"]
@@ -464,7 +465,7 @@ pub(crate) fn administration(site: &Site) -> Result<()> {
     open.concurrency = 3;
     open.pause_ms = 5;
     let under_way = site.client.steady_load(&open)?;
-    lvs_testbed::wait_until("three connections", SOON, || {
+    lvs_testbed::wait_until("the director to list three open connections", SOON, || {
         site.lvsadm("-L -n").is_ok_and(|text| {
             rows(&text)
                 .iter()

@@ -532,13 +532,13 @@ mod tests {
 
     #[test]
     fn doctor_tc_filters_are_findings() {
-        let said_of = |device, side, text: &str| {
+        let findings_of = |device, side, text: &str| {
             let mut findings = Findings::default();
             traffic_control(&device, side, text, &mut findings);
             let all = findings.0.into_iter();
             all.map(|f| f.what).collect::<Vec<_>>().join("; ")
         };
-        let answer = |side, text: &str| said_of(device("eth0", None), side, text);
+        let answer = |side, text: &str| findings_of(device("eth0", None), side, text);
         let program = "filter protocol ip pref 1 bpf chain 0 \n\
             filter protocol ip pref 1 bpf chain 0 handle 0x1 direct-action not_in_hw bytecode '1,6 0 0 2'\n";
         let flower = "filter protocol ip pref 2 flower chain 0 \nfilter protocol ip pref 2 flower chain 0 handle 0x1 \n  \
@@ -546,23 +546,23 @@ mod tests {
         let own = "filter protocol all pref 1 bpf chain 0 \nfilter protocol all pref 1 bpf chain 0 handle 0x4c5653 \
             lvs_ingress+clsact direct-action skip_hw not_in_hw id 7 name lvs_ingress tag f0e34533cdc40aa8 jited \n";
         assert_eq!(answer(Side::Ingress, own), "");
-        let said = answer(Side::Ingress, &format!("{own}{program}"));
+        let message = answer(Side::Ingress, &format!("{own}{program}"));
         assert!(
-            said.starts_with("a filter of tc at the ingress of eth0"),
-            "{said}"
+            message.starts_with("a filter of tc at the ingress of eth0"),
+            "{message}"
         );
-        let said = answer(Side::Egress, &format!("{program}{flower}"));
+        let message = answer(Side::Egress, &format!("{program}{flower}"));
         assert!(
-            said.starts_with("2 filters of tc at the egress of eth0"),
-            "{said}"
+            message.starts_with("2 filters of tc at the egress of eth0"),
+            "{message}"
         );
-        let said = said_of(
+        let message = findings_of(
             device("eth0", Some("eth0.100")),
             Side::Ingress,
             &format!("{program}{flower}"),
         );
         assert_eq!(
-            said,
+            message,
             "2 filters of tc at the ingress of eth0 may drop packets for eth0.100 before the dataplane receives them"
         );
         let mirror = "filter protocol all pref 1 matchall chain 0 handle 0x1 \n\taction order 1: mirred (Egress Mirror to device br0) pipe\n";
@@ -584,24 +584,24 @@ mod tests {
             assert_eq!(answer(place, &[]), "");
             assert_eq!(answer(place, &["lvs_back", "lvs_ingress"]), "");
         }
-        let said = answer(Place::Ingress, &["lvs_ingress", "cil_from_netdev"]);
+        let message = answer(Place::Ingress, &["lvs_ingress", "cil_from_netdev"]);
         assert_eq!(
-            said,
+            message,
             "a BPF program at the ingress of eth0 (tcx: cil_from_netdev) may drop packets, but none of services"
         );
-        let said = answer(Place::Egress, &["lvs_back", "", "cil_to_netdev"]);
+        let message = answer(Place::Egress, &["lvs_back", "", "cil_to_netdev"]);
         assert!(
-            said.starts_with(
+            message.starts_with(
                 "2 BPF programs at the egress of eth0 (tcx: a program without a name, cil_to_netdev) may drop requests and replies of services"
             ),
-            "{said}"
+            "{message}"
         );
-        let said = answer(Place::NetkitPrimary, &["x"]);
-        assert!(said.contains("egress of eth0 (netkit: x)"), "{said}");
-        let said = answer(Place::NetkitPeer, &["x"]);
+        let message = answer(Place::NetkitPrimary, &["x"]);
+        assert!(message.contains("egress of eth0 (netkit: x)"), "{message}");
+        let message = answer(Place::NetkitPeer, &["x"]);
         assert!(
-            said.contains("before the dataplane receives them"),
-            "{said}"
+            message.contains("before the dataplane receives them"),
+            "{message}"
         );
     }
 

@@ -127,7 +127,7 @@ fn peers(out: &mut Out<'_>, all: &[PeerStanding]) -> fmt::Result {
     )?;
     out.gauges(
         "lvs_peer_out_of_step_seconds",
-        "Seconds since a peer was last in sync, 0 while it is",
+        "Seconds since a peer was last in step, 0 while it is",
         each(|one| one.seconds),
     )?;
     out.gauges(

@@ -51,8 +51,8 @@ impl Checker<'_> {
         })
     }
 
-    /// Where the API server is, and the credentials: by a kubeconfig file, by the keys of the table, or
-    /// as each pod has them.
+    /// Where the API server is, and the credentials: by a kubeconfig file, by the keys of the
+    /// table, or as each pod has them.
     fn api_access(&mut self, spanned: &Spanned<RawKubernetes>) -> Option<Reached> {
         let (span, raw) = (spanned.span(), spanned.get_ref());
         let keys = [

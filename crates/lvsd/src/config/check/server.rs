@@ -354,12 +354,12 @@ mod tests {
         };
         check("10.0.0.0", Some(&facts)).expect("the kernel takes it");
         check("10.0.0.255", None).expect("on another host it may be right");
-        let said = check("10.0.0.255", Some(&facts))
+        let message = check("10.0.0.255", Some(&facts))
             .expect_err("the dataplane refuses it")
             .render(false);
         assert!(
-            said.contains("10.0.0.255 is the broadcast address of a network of this host"),
-            "{said}"
+            message.contains("10.0.0.255 is the broadcast address of a network of this host"),
+            "{message}"
         );
     }
 }

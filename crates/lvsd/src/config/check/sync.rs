@@ -273,8 +273,8 @@ mod tests {
                 "192.0.2.2 is named twice",
             ),
         ] {
-            let said = here(&format!("addresses = {peers}\n{listen}\n{key}")).expect_err(peers);
-            assert!(said.contains(words), "{peers}: {said}");
+            let message = here(&format!("addresses = {peers}\n{listen}\n{key}")).expect_err(peers);
+            assert!(message.contains(words), "{peers}: {message}");
         }
     }
 
@@ -307,17 +307,17 @@ mod tests {
             ("absent", "cannot read the key"),
             ("directory", "cannot read the key"),
         ] {
-            let said = with(name).expect_err(name);
+            let message = with(name).expect_err(name);
             assert!(
-                said.contains(words) && said.contains("does not start"),
-                "{said}"
+                message.contains(words) && message.contains("does not start"),
+                "{message}"
             );
         }
         if rustix::process::geteuid().is_root() {
             let good = directory.path().join("good");
             std::os::unix::fs::chown(&good, Some(65_534), None).expect("root may");
-            let said = with("good").expect_err("another user's");
-            assert!(said.contains("chown root"), "{said}");
+            let message = with("good").expect_err("another user's");
+            assert!(message.contains("chown root"), "{message}");
         }
         // Where the file is for another host, its key need not be here.
         let text = "[sync.peers]\naddresses = \"192.0.2.2\"\nkey_file = \"/nowhere\"\n";
@@ -337,12 +337,12 @@ mod tests {
         file("", "[2001:db8::7]:80").expect("a tunnel of the other family");
         file(sync, "10.0.0.7:80").expect("of the same family");
         let report = file(sync, "[2001:db8::7]:80").expect_err("the dataplane would refuse it");
-        let said = report.render(false);
-        assert_eq!(report.errors(), 1, "{said}");
+        let message = report.render(false);
+        assert_eq!(report.errors(), 1, "{message}");
         assert!(
-            said.contains("of the server [2001:db8::7]:80 differs from its service's"),
-            "{said}"
+            message.contains("of the server [2001:db8::7]:80 differs from its service's"),
+            "{message}"
         );
-        assert!(said.contains("remove [sync.ipvs]"), "{said}");
+        assert!(message.contains("remove [sync.ipvs]"), "{message}");
     }
 }

@@ -332,32 +332,36 @@ mod tests {
                 "[vrrp]\ninterface = \"eth0\"\nrouter_id = 51\nhost_addresses = \"192.0.2.10\"\n{service}"
             );
             let (_, report) = Config::from_toml("x", &text).expect("valid");
-            let said = report
+            let is_reported = report
                 .to_string()
                 .contains("which the dataplane answers for");
-            assert_eq!(said, warned, "{vip}: {report}");
+            assert_eq!(is_reported, warned, "{vip}: {report}");
         }
     }
 
     #[test]
     fn misleading_vrrp_settings_are_reported() {
-        let said = |keys: &str, service: &str, words: &str| {
+        let is_reported = |keys: &str, service: &str, words: &str| {
             let text = format!("[vrrp]\ninterface = \"eth0\"\nrouter_id = 51\n{keys}\n{service}");
             let (_, report) = Config::from_toml("x", &text).expect("valid");
             report.to_string().contains(words)
         };
         let room = "too low for the numbers that are subtracted";
-        assert!(said("priority = 150", SERVICE, room));
-        assert!(!said("priority = 151", SERVICE, room) && !said("", SERVICE, room));
+        assert!(is_reported("priority = 150", SERVICE, room));
+        assert!(!is_reported("priority = 151", SERVICE, room) && !is_reported("", SERVICE, room));
         let moves = "keepalived moves no addresses";
         let announced = SERVICE.replace("forward", "vip = \"announce\"\nforward");
         let another = SERVICE.replace("192.0.2.10", "192.0.2.11");
-        assert!(said("", &announced, moves));
-        assert!(!said("", &format!("{announced}{another}"), moves));
-        assert!(!said("host_addresses = \"10.0.0.254\"", &announced, moves));
+        assert!(is_reported("", &announced, moves));
+        assert!(!is_reported("", &format!("{announced}{another}"), moves));
+        assert!(!is_reported(
+            "host_addresses = \"10.0.0.254\"",
+            &announced,
+            moves
+        ));
         let silent = "does not announce a moved address";
         let tun = format!("[dataplane]\nbackend = \"tun\"\n{SERVICE}");
-        assert!(said("", &tun, silent) && !said("", SERVICE, silent));
+        assert!(is_reported("", &tun, silent) && !is_reported("", SERVICE, silent));
     }
 
     #[test]

@@ -104,9 +104,9 @@ fn unsupported_dataplane_key_is_refused_with_its_position() {
             "one of: drop, evict",
         ),
     ] {
-        let said = errors(&format!("[dataplane]\n{line}\n"));
+        let message = errors(&format!("[dataplane]\n{line}\n"));
         for part in [place, title, help] {
-            assert!(said.contains(part), "{part}: {said}");
+            assert!(message.contains(part), "{part}: {message}");
         }
     }
     // Where it need not be used, the dataplane goes without.
@@ -146,8 +146,8 @@ fn synchronisation_requires_an_interface() {
         ("interface = \"eth2\"\nport = 0", "port 0 is out of range"),
         ("interface = \"eth2\"\nrole = \"boss\"", "boss"),
     ] {
-        let said = errors(&format!("[sync.ipvs]\n{text}\n"));
-        assert!(said.contains(title), "{said}");
+        let message = errors(&format!("[sync.ipvs]\n{text}\n"));
+        assert!(message.contains(title), "{message}");
     }
 }
 
@@ -206,17 +206,17 @@ fn peers_are_options_of_the_dataplane() {
         ),
         (key.to_owned(), "`addresses` of [sync.peers] is missing"),
     ] {
-        let said = errors(&format!("[sync.peers]\n{text}"));
-        assert!(said.contains(title), "{title}: {said}");
+        let message = errors(&format!("[sync.peers]\n{text}"));
+        assert!(message.contains(title), "{title}: {message}");
     }
 }
 
 #[test]
 fn sysctls_have_the_ranges_of_the_dataplane() {
-    let said = errors("[sysctl]\nest_nice = 20\n");
+    let message = errors("[sysctl]\nest_nice = 20\n");
     assert!(
-        said.contains("help: give a whole number from -20 to 19"),
-        "{said}"
+        message.contains("help: give a whole number from -20 to 19"),
+        "{message}"
     );
     for (line, place, title) in [
         ("drop_entry = 4", "2:14", "`4` is not a value of drop_entry"),
@@ -263,9 +263,9 @@ fn sysctls_have_the_ranges_of_the_dataplane() {
             "`3-1` is not a value of est_cpulist",
         ),
     ] {
-        let said = errors(&format!("[sysctl]\n{line}\n"));
+        let message = errors(&format!("[sysctl]\n{line}\n"));
         for part in [title, &format!("test.toml:{place}\n"), "help: "] {
-            assert!(said.contains(part), "{line}: no {part:?} in\n{said}");
+            assert!(message.contains(part), "{line}: no {part:?} in\n{message}");
         }
     }
     let text =

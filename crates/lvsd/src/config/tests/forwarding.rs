@@ -246,14 +246,14 @@ fn unsuitable_tunnel_is_refused_with_its_position() {
         ),
         ("5", "4:10", "value of a wrong type", ""),
     ] {
-        let said = errors(&tunnelled(
+        let message = errors(&tunnelled(
             &format!("forward = \"tun\"\ntunnel = {words}"),
             "",
         ));
         for part in [title, help, &format!("test.toml:{place}\n")] {
-            assert!(said.contains(part), "{words}: no {part:?} in\n{said}");
+            assert!(message.contains(part), "{words}: no {part:?} in\n{message}");
         }
-        assert_eq!(said.matches("error: ").count(), 1, "{words}: {said}");
+        assert_eq!(message.matches("error: ").count(), 1, "{words}: {message}");
     }
     for (service, server, place) in [
         ("forward = \"nat\"\ntunnel = \"gre\"", "", "4:10"),
@@ -264,14 +264,17 @@ fn unsuitable_tunnel_is_refused_with_its_position() {
             "7:10",
         ),
     ] {
-        let said = errors(&tunnelled(service, server));
+        let message = errors(&tunnelled(service, server));
         for part in [
             "error: `tunnel` is for servers with forward = \"tun\"",
             "the forwarding method",
             "help: set forward = \"tun\", or remove `tunnel`",
             &format!("test.toml:{place}\n"),
         ] {
-            assert!(said.contains(part), "{service}: no {part:?} in\n{said}");
+            assert!(
+                message.contains(part),
+                "{service}: no {part:?} in\n{message}"
+            );
         }
     }
 }
@@ -380,8 +383,8 @@ fn proxied_service_is_refused_as_its_own_server() {
         ),
         ("0.0.0.0:8080", "localhost:8080", "names are not resolved"),
     ] {
-        let said = errors(&text(listen, server, ""));
-        assert!(said.contains(words), "{listen} {server}: {said}");
+        let message = errors(&text(listen, server, ""));
+        assert!(message.contains(words), "{listen} {server}: {message}");
     }
     for (listen, server) in [
         ("0.0.0.0:8080", "127.0.0.1:8081"),
@@ -397,8 +400,11 @@ fn proxied_service_is_refused_as_its_own_server() {
         text("127.0.0.1:8080", "127.0.0.1:8081", "name = \"a\"\n"),
         text("0.0.0.0:8081", "127.0.0.1:8080", "name = \"b\"\n")
     );
-    let said = errors(&two);
-    assert!(said.contains("127.0.0.1:8081 is the service"), "{said}");
+    let message = errors(&two);
+    assert!(
+        message.contains("127.0.0.1:8081 is the service"),
+        "{message}"
+    );
     // The host's other addresses are known where it is asked.
     let own = "192.0.2.77".parse().unwrap();
     let facts = Facts::with_address(own);

@@ -101,12 +101,12 @@ proptest::proptest! {
 
 #[test]
 fn unreadable_file_reports_reason_and_fix() {
-    let said = |path: &Path| Config::load(path).expect_err("no file").to_string();
+    let message = |path: &Path| Config::load(path).expect_err("no file").to_string();
     let directory = tempfile::tempdir().unwrap();
-    let here = said(directory.path());
+    let here = message(directory.path());
     assert!(here.contains("name a file in this directory"), "{here}");
     let file = directory.path().join("lvsd.toml");
-    assert!(said(&file).contains("put the configuration there"));
+    assert!(message(&file).contains("put the configuration there"));
     std::fs::write(&file, b"[lvsd]\nlog = \"\xe4\"\n").unwrap();
     let latin = Config::load(&file).expect_err("no text");
     assert!(
@@ -166,11 +166,11 @@ fn all_typos_are_reported_together() {
         let report = report(text);
         let errors = report.errors();
         assert_eq!(errors, findings, "{report}");
-        let said = report.to_string();
-        assert_eq!(said.matches("error: ").count(), findings.min(20));
+        let message = report.to_string();
+        assert_eq!(message.matches("error: ").count(), findings.min(20));
         if findings > 20 {
             let rest = format!("and {} more: {findings} errors", findings - 20);
-            assert!(said.contains(&rest), "{said}");
+            assert!(message.contains(&rest), "{message}");
         }
     }
 }
@@ -185,10 +185,10 @@ fn report_of_a_million_errors_is_bounded() {
     }
     let report = report(&keys);
     assert_eq!((report.errors(), report.findings.len()), (100_000, 1000));
-    let said = report.to_string();
-    assert_eq!(said.matches("error: ").count(), 20);
+    let message = report.to_string();
+    assert_eq!(message.matches("error: ").count(), 20);
     let rest = "and 99980 more: 100000 errors, 0 warnings in all; lvsd has stopped reading";
-    assert!(said.ends_with(rest), "{said}");
+    assert!(message.ends_with(rest), "{message}");
 
     // So is the memory of services that are right so far.
     let services = format!(
@@ -196,10 +196,10 @@ fn report_of_a_million_errors_is_bounded() {
         "\"192.0.2.1:80\", ".repeat(200_000)
     );
     for text in [services, "[[service]]\n".repeat(300_000)] {
-        let said = self::report(&text).to_string();
+        let message = self::report(&text).to_string();
         assert!(
-            said.contains("there are more than 100000 services"),
-            "{said}"
+            message.contains("there are more than 100000 services"),
+            "{message}"
         );
     }
 
@@ -236,11 +236,11 @@ fn report_of_a_million_errors_is_bounded() {
     warned.push_str("check = { type = \"tcp\", rise = 0 }\n");
     let report = self::report(&warned);
     assert_eq!((report.errors(), report.findings.len()), (1, 1001));
-    let said = report.to_string();
-    assert!(said.contains("`rise` is out of range"), "{said}");
+    let message = report.to_string();
+    assert!(message.contains("`rise` is out of range"), "{message}");
     assert!(
-        said.ends_with("and 1181 more: 1 error, 1200 warnings in all"),
-        "{said}"
+        message.ends_with("and 1181 more: 1 error, 1200 warnings in all"),
+        "{message}"
     );
 }
 
@@ -249,17 +249,17 @@ fn report_of_a_million_errors_is_bounded() {
 fn finding_far_down_in_a_file_is_shown_with_its_line() {
     let mut text = "# a comment\n".repeat(5000);
     text.push_str("[[service]]\nnane = \"web\"\n# end\n");
-    let said = errors(&text);
+    let message = errors(&text);
     for words in [
         "test.toml:5002:1",
         "5002 | nane = \"web\"",
         "did you mean `name`?",
     ] {
-        assert!(said.contains(words), "{words}: {said}");
+        assert!(message.contains(words), "{words}: {message}");
     }
     assert!(
-        !said.contains("# end") && !said.contains("[[service]]\n"),
-        "{said}"
+        !message.contains("# end") && !message.contains("[[service]]\n"),
+        "{message}"
     );
 }
 
@@ -272,12 +272,12 @@ fn errors_are_shown_before_warnings() {
         ));
     }
     text.push_str("check = { type = \"tcp\", rise = 0 }\n");
-    let said = errors(&text);
-    assert!(said.contains("`rise` is out of range"), "{said}");
-    assert_eq!(said.matches("warning: ").count(), 19);
+    let message = errors(&text);
+    assert!(message.contains("`rise` is out of range"), "{message}");
+    assert_eq!(message.matches("warning: ").count(), 19);
     assert!(
-        said.contains("and 10 more: 1 error, 29 warnings in all"),
-        "{said}"
+        message.contains("and 10 more: 1 error, 29 warnings in all"),
+        "{message}"
     );
 }
 
@@ -319,8 +319,8 @@ fn syntax_errors_name_their_cause() {
         let reported = reported(&text);
         let errors: Vec<_> = reported.iter().filter(|t| !t.contains("there is no [[service]]")).collect();
         assert_eq!(errors, [place], "{text}");
-        let said = self::errors(&text) + "\n";
-        assert!(said.contains(help), "{text}: {said}");
+        let message = self::errors(&text) + "\n";
+        assert!(message.contains(help), "{text}: {message}");
     }
 }
 

@@ -43,9 +43,9 @@ fn defaults_for_failures_apply_and_bad_combinations_cause_warnings() {
         assert_eq!(service.on_check_failure, OnCheckFailure::Quiesce, "{keys}");
         assert_eq!(service.drain.as_secs(), 30, "{keys}");
         assert_eq!(report.findings.len(), warnings.len(), "{keys}: {report}");
-        let said = report.to_string();
+        let message = report.to_string();
         for words in warnings {
-            assert!(said.contains(words), "{keys}: {said}");
+            assert!(message.contains(words), "{keys}: {message}");
         }
     }
     for keys in [
@@ -56,12 +56,12 @@ fn defaults_for_failures_apply_and_bad_combinations_cause_warnings() {
     ] {
         assert_eq!(report(&checked(keys, "")).to_string(), "", "{keys}");
     }
-    let said = errors(&checked("drain = \"2d\"", ""));
-    assert!(said.contains("`drain` is out of range"), "{said}");
+    let message = errors(&checked("drain = \"2d\"", ""));
+    assert!(message.contains("`drain` is out of range"), "{message}");
 }
 
 #[test]
-fn service_without_check_causes_warning_unless_none() {
+fn service_without_check_causes_warning_unless_check_is_none() {
     let words = "servers have no health check";
     let text = checked("check = \"none\"", "");
     assert_eq!(report(&text).to_string(), "");
@@ -160,10 +160,10 @@ fn settings_beyond_the_kernel_are_parsed() {
     let text =
         file("forward = \"nat\"\non_check_failure = \"quiesce\"\non_server_down = \"reschedule\"");
     let (_, warnings) = Config::from_toml("test.toml", &text).expect("only a warning");
-    let said = warnings.to_string();
+    let message = warnings.to_string();
     assert!(
-        said.contains("`on_server_down` then has no effect"),
-        "{said}"
+        message.contains("`on_server_down` then has no effect"),
+        "{message}"
     );
 
     for (service, expected) in [
@@ -188,11 +188,11 @@ fn settings_beyond_the_kernel_are_parsed() {
             "error: the scheduler ewma needs servers that are reached by NAT\n --> test.toml:3:11\n",
         ),
     ] {
-        let said = errors(&file(service));
-        assert!(said.contains(expected), "{said}");
+        let message = errors(&file(service));
+        assert!(message.contains(expected), "{message}");
     }
-    let said = errors(&file("forward = \"nat\"\non_server_down = \"rset\""));
-    assert!(said.contains("did you mean \"reset\"?"), "{said}");
+    let message = errors(&file("forward = \"nat\"\non_server_down = \"rset\""));
+    assert!(message.contains("did you mean \"reset\"?"), "{message}");
 }
 
 #[test]
@@ -201,9 +201,12 @@ fn file_without_service_causes_warning() {
         let (config, warnings) =
             Config::from_toml("test.toml", text).expect("the setting is allowed");
         assert!(config.services.is_empty());
-        let said = warnings.to_string();
-        assert!(said.contains("warning: there is no [[service]]"), "{said}");
-        assert!(said.contains("test.toml:1:1"), "{said}");
+        let message = warnings.to_string();
+        assert!(
+            message.contains("warning: there is no [[service]]"),
+            "{message}"
+        );
+        assert!(message.contains("test.toml:1:1"), "{message}");
     }
     // They are in etcd.
     let text = "[cluster]\netcd = \"http://10.0.0.5:2379\"\n";
@@ -345,9 +348,9 @@ fn inline_servers_equal_server_tables() {
             "write it in brackets: [\"10.0.0.1\"]",
         ),
     ] {
-        let said = errors(&format!("{service}{line}\n"));
-        assert_eq!(said.matches("error: ").count(), 1, "{said}");
-        assert!(said.contains(reported), "{line}: {said}");
+        let message = errors(&format!("{service}{line}\n"));
+        assert_eq!(message.matches("error: ").count(), 1, "{message}");
+        assert!(message.contains(reported), "{line}: {message}");
     }
 }
 
@@ -390,7 +393,7 @@ fn passive_true_needs_tcp_and_number_needs_nat() {
         (tcp, "nat", "0", "`passive` 0 is out of range"),
         (tcp, "nat", "\"yes\"", "true, false, or a whole number"),
     ] {
-        let said = errors(&text(protocol, forward, passive));
-        assert!(said.contains(words), "{words}: {said}");
+        let message = errors(&text(protocol, forward, passive));
+        assert!(message.contains(words), "{words}: {message}");
     }
 }

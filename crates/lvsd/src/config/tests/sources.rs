@@ -198,8 +198,8 @@ fn invalid_cluster_is_refused() {
         std::fs::set_permissions(&file, mode.clone()).unwrap();
         let (_, report) = Config::from_toml("test.toml", &with(&keys)).expect("valid");
         let words = "all users of this host may read the password";
-        let said = report.to_string();
-        assert_eq!(said.contains(words), warned, "{mode:?}: {said}");
+        let message = report.to_string();
+        assert_eq!(message.contains(words), warned, "{mode:?}: {message}");
     }
     let cluster = config.cluster.expect("there");
     let members: Vec<String> = cluster

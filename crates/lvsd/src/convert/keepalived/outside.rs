@@ -1,5 +1,5 @@
-//! Statements outside virtual servers that concern them: global settings, certificates, addresses of
-//! full NAT.
+//! Statements outside virtual servers that concern them: global settings, certificates, addresses
+//! of full NAT.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

@@ -103,9 +103,9 @@ pub(super) fn convert(
         parts.finish(&mut one, six);
         services.push(one);
     }
-    for (mark, said) in marks {
+    for (mark, origin) in marks {
         let mut one = service.clone();
-        let six = said
+        let six = origin
             .or(parts.family)
             .unwrap_or_else(|| parts.guessed(&service));
         one.fwmark = Some((*mark, six));
@@ -356,7 +356,7 @@ impl Parts {
             is_one
         });
         if let Some(sorry) = service.sorry.take_if(|sorry| !fits(sorry.ip, &sorry.keys)) {
-            lost.push(format!("{}: {why}", sorry.said));
+            lost.push(format!("{}: {why}", sorry.origin));
         }
     }
 }
@@ -453,7 +453,7 @@ fn settings(item: &Item, outside: &Outside, service: &mut Service, parts: &mut P
                 match (value.parse::<IpAddr>(), port) {
                     (Ok(ip), Some(port)) => {
                         service.sorry = Some(Sorry {
-                            said: format!("{}: {}", item.at(), item.text()),
+                            origin: format!("{}: {}", item.at(), item.text()),
                             ip,
                             port: Some(port).filter(|port| *port != 0),
                             keys: Keys::new(),
@@ -543,11 +543,11 @@ fn on_check_failure(service: &mut Service, inhibit: bool) {
     let all_inhibit = inhibit
         || (!service.servers.is_empty() && service.servers.iter().all(|s| s.inhibit.is_some()));
     for server in &mut service.servers {
-        if let Some(said) = server.inhibit.take()
+        if let Some(origin) = server.inhibit.take()
             && !all_inhibit
         {
             server.lost.push(format!(
-                "{said}: set on_check_failure = \"quiesce\" for the service"
+                "{origin}: set on_check_failure = \"quiesce\" for the service"
             ));
         }
     }

@@ -37,7 +37,7 @@ async fn failed_server_is_quiesced_and_returns_when_healthy() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn on_check_failure_remove_takes_the_server_out() {
+async fn on_check_failure_remove_removes_the_server() {
     let text = FILE.replace(
         "forward = \"nat\"",
         "forward = \"nat\"\non_check_failure = \"remove\"",

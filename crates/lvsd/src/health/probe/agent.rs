@@ -62,9 +62,9 @@ impl ProbeKind for Agent {
                 ));
             }
         };
-        let said = words::parse(&line).map_err(wrong)?;
-        match said.down {
-            None => Ok(said.advice),
+        let parsed = words::parse(&line).map_err(wrong)?;
+        match parsed.down {
+            None => Ok(parsed.advice),
             Some(why) => Err(wrong(why)),
         }
     }
@@ -91,8 +91,8 @@ mod tests {
             (&[b'a'; 4000], "more than 1 KiB"),
         ] {
             let server = answering(words).await;
-            let said = probe(check, server).await.expect_err("down");
-            assert!(format!("{said:?}").contains(wanted), "{said:?}");
+            let parsed = probe(check, server).await.expect_err("down");
+            assert!(format!("{parsed:?}").contains(wanted), "{parsed:?}");
         }
     }
 

@@ -143,11 +143,11 @@ mod tests {
             ),
         ] {
             let report = Config::from_toml("test.toml", &file(text)).expect_err(text);
-            let said = report.to_string();
-            assert!(said.contains(wanted), "{text}: {said}");
+            let output = report.to_string();
+            assert!(output.contains(wanted), "{text}: {output}");
             assert!(
-                said.contains(&format!("test.toml:{place}\n")),
-                "{text}: {said}"
+                output.contains(&format!("test.toml:{place}\n")),
+                "{text}: {output}"
             );
         }
     }

@@ -314,7 +314,7 @@ mod tests {
             let mut bytes = [0; 512];
             while let Ok((n, from)) = server.recv_from(&mut bytes).await {
                 let asked = &bytes[..n];
-                let said = match asked[13] {
+                let reply = match asked[13] {
                     b'o' => answer(asked, 0, &[[10, 0, 0, 1]]),
                     b'n' => answer(asked, 3, &[]),
                     b'h' => asked[..7].to_vec(),
@@ -332,7 +332,7 @@ mod tests {
                         lie
                     }
                 };
-                let _ = server.send_to(&said, from).await;
+                let _ = server.send_to(&reply, from).await;
             }
         });
         for (more, good) in [

@@ -104,16 +104,16 @@ impl ProbeKind for Exec {
         let child = command.spawn().map_err(|error| here(error.to_string()))?;
         let mut group = Group(child);
         let output = group.0.stdout.take();
-        let (status, said) = finished(&mut group.0, output)
+        let (status, message) = finished(&mut group.0, output)
             .await
             .map_err(|error| here(error.to_string()))?;
         match status.code() {
             Some(0) => Ok(Advice::NONE),
             Some(code @ 2..) if self.dynamic => Ok(Advice::weight(Weight::Exactly(code - 2))),
             _ => {
-                let why = match said.is_empty() {
+                let why = match message.is_empty() {
                     true => String::new(),
-                    false => format!(": {}", quoted(&said)),
+                    false => format!(": {}", quoted(&message)),
                 };
                 Err(ProbeError::server(format!("{program}: {status}{why}")))
             }
@@ -127,9 +127,9 @@ async fn finished(
     child: &mut Child,
     output: Option<ChildStdout>,
 ) -> io::Result<(ExitStatus, Vec<u8>)> {
-    let mut said = Vec::new();
+    let mut message = Vec::new();
     let Some(mut output) = output else {
-        return Ok((child.wait().await?, said));
+        return Ok((child.wait().await?, message));
     };
     let mut piece = [0; 4096];
     let status = loop {
@@ -138,24 +138,24 @@ async fn finished(
             status = child.wait() => break status?,
             // All is read, so that a program with much to say does not wait for ever.
             read = output.read(&mut piece) => match read {
-                Ok(read @ 1..) => keep(&mut said, &piece[..read]),
+                Ok(read @ 1..) => keep(&mut message, &piece[..read]),
                 Ok(0) | Err(_) => break child.wait().await?,
             },
         }
     };
     // What is in the pipe already, and no more: a read of it never waits.
-    while said.len() < OUTPUT_MAX
+    while message.len() < OUTPUT_MAX
         && let Ok(read @ 1..) = rustix::io::read(&output, &mut piece)
     {
-        keep(&mut said, &piece[..read]);
+        keep(&mut message, &piece[..read]);
     }
-    Ok((status, said))
+    Ok((status, message))
 }
 
 /// Appends the bytes that were read to `said`, up to [`OUTPUT_MAX`].
-fn keep(said: &mut Vec<u8>, read: &[u8]) {
-    let room = OUTPUT_MAX - said.len();
-    said.extend_from_slice(&read[..read.len().min(room)]);
+fn keep(message: &mut Vec<u8>, read: &[u8]) {
+    let room = OUTPUT_MAX - message.len();
+    message.extend_from_slice(&read[..read.len().min(room)]);
 }
 
 /// A program, which is killed with its process group at its timeout.
@@ -189,21 +189,21 @@ mod tests {
             let script = format!("exit {code}");
             let plain = probe(&shell(&script, ""), server).await;
             assert!(matches!(plain, Err(ProbeError::Server(_))), "{plain:?}");
-            let said = probe(&shell(&script, ", dynamic = true"), server).await;
-            assert_eq!(said, dynamic, "{code}");
+            let message = probe(&shell(&script, ", dynamic = true"), server).await;
+            assert_eq!(message, dynamic, "{code}");
         }
         let dynamic = ", dynamic = true";
         assert_eq!(
             probe(&shell("exit 0", dynamic), server).await,
             Ok(Advice::NONE)
         );
-        let said = probe(
+        let message = probe(
             &shell("echo no {address} {port} $LVSD_SERVER; exit 1", dynamic),
             server,
         )
         .await;
-        let Err(ProbeError::Server(why)) = said else {
-            panic!("{said:?}");
+        let Err(ProbeError::Server(why)) = message else {
+            panic!("{message:?}");
         };
         assert!(
             why.text.contains("\"no 127.0.0.1 81 127.0.0.1:81\""),

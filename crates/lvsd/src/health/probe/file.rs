@@ -84,9 +84,9 @@ impl ProbeKind for File {
         if line.iter().all(u8::is_ascii_whitespace) {
             return Ok(Advice::NONE);
         }
-        let said = words::parse(&line).map_err(wrong)?;
-        match said.down {
-            None => Ok(said.advice),
+        let parsed = words::parse(&line).map_err(wrong)?;
+        match parsed.down {
+            None => Ok(parsed.advice),
             Some(why) => Err(wrong(why)),
         }
     }

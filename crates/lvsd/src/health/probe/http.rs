@@ -595,8 +595,8 @@ mod tests {
             ("/away", 5, "not http"),
             ("/worse", 5, "redirects to \\\"ftp:\\\""),
         ] {
-            let said = format!("{:?}", ask(path, redirects).await);
-            assert!(said.contains(why), "{path}: {said}");
+            let output = format!("{:?}", ask(path, redirects).await);
+            assert!(output.contains(why), "{path}: {output}");
         }
     }
 
@@ -645,8 +645,11 @@ mod tests {
                 .await
                 .is_ok()
         );
-        let said = probe("{ type = \"http\", regex = 'ill' }", server).await;
-        assert!(format!("{said:?}").contains("does not match"), "{said:?}");
+        let output = probe("{ type = \"http\", regex = 'ill' }", server).await;
+        assert!(
+            format!("{output:?}").contains("does not match"),
+            "{output:?}"
+        );
     }
 
     #[tokio::test]

@@ -114,9 +114,9 @@ mod tests {
                  [[service.server]]\naddress = \"10.0.0.1\"\n"
             );
             let report = Config::from_toml("test.toml", &text).expect_err(&more);
-            let said = report.to_string();
-            assert!(said.contains(wanted), "{more}: {said}");
-            assert!(said.contains("test.toml:4:"), "{said}");
+            let output = report.to_string();
+            assert!(output.contains(wanted), "{more}: {output}");
+            assert!(output.contains("test.toml:4:"), "{output}");
         }
     }
 }

@@ -204,8 +204,8 @@ impl Asked<'_> {
         Ok(stream)
     }
 
-    /// The meaning of the error of `socket`, which could not be connected to `target`: with the ICMP error that caused
-    /// it, and the fix.
+    /// The meaning of the error of `socket`, which could not be connected to `target`: with the
+    /// ICMP error that caused it, and the fix.
     fn unconnected(&self, error: &io::Error, socket: &impl AsFd, target: SocketAddr) -> ProbeError {
         let failed = self.failed(error, target);
         let ProbeError::Server(mut reason) = failed else {
@@ -283,8 +283,8 @@ impl Asked<'_> {
     }
 }
 
-/// The error of a socket that is writable and has no connection. A queued ICMP error makes it writable before the
-/// error is that of the socket.
+/// The error of a socket that is writable and has no connection. A queued ICMP error makes it
+/// writable before the error is that of the socket.
 fn connection(stream: &TcpStream) -> io::Result<()> {
     match stream.take_error()? {
         Some(error) => Err(error),

@@ -126,8 +126,8 @@ mod tests {
             (b"2200 mx\r\n", "greets with"),
             (b"", "hangs up"),
         ] {
-            let said = format!("{:?}", probe(check, answering(words).await).await);
-            assert!(said.contains(why), "{said}");
+            let output = format!("{:?}", probe(check, answering(words).await).await);
+            assert!(output.contains(why), "{output}");
         }
     }
 
@@ -135,7 +135,7 @@ mod tests {
     async fn probe_survives_any_answer() {
         survives("{ type = \"smtp\" }", GOOD).await;
         let server = crate::health::probe::hostile::endless(b"", b"220-mx\r\n").await;
-        let said = format!("{:?}", probe("{ type = \"smtp\" }", server).await);
-        assert!(said.contains("more than 100 lines"), "{said}");
+        let output = format!("{:?}", probe("{ type = \"smtp\" }", server).await);
+        assert!(output.contains("more than 100 lines"), "{output}");
     }
 }

@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn dns_datagrams_of_other_senders_are_ignored_up_to_a_number() {
+    async fn dns_datagrams_of_other_senders_are_ignored_up_to_a_limit() {
         for (strange, answered) in [(STRANGE_MAX - 1, true), (STRANGE_MAX, false)] {
             let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
             let at = udp.local_addr().unwrap();

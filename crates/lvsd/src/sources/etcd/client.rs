@@ -396,7 +396,7 @@ mod tests {
             let given = Arc::clone(&given);
             async move {
                 while let Some(request) = request(&mut stream).await {
-                    let said = if request.contains("/v3/auth/authenticate") {
+                    let reply = if request.contains("/v3/auth/authenticate") {
                         assert!(request.contains("\"password\":\"s3cret\""), "{request}");
                         let n = given.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                         answer("200 OK", &format!("{{\"token\":\"t{n}\"}}"))
@@ -406,7 +406,7 @@ mod tests {
                         let why = "{\"error\":\"etcdserver: invalid auth token\",\"code\":16}";
                         answer("401 Unauthorized", why)
                     };
-                    if stream.write_all(said.as_bytes()).await.is_err() {
+                    if stream.write_all(reply.as_bytes()).await.is_err() {
                         return;
                     }
                 }
@@ -480,7 +480,7 @@ mod tests {
             matches!(&late, Err(Error::Failed(why)) if why.contains("does not answer within")),
             "{late:?}"
         );
-        for said in [
+        for reply in [
             "",
             "garbage\r\n\r\n",
             "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]",
@@ -489,9 +489,9 @@ mod tests {
             "HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\nnone",
             "HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
         ] {
-            let member = replying(said.as_bytes()).await;
+            let member = replying(reply.as_bytes()).await;
             let came = ask(member).await;
-            assert!(matches!(came, Err(Error::Failed(_))), "{said}: {came:?}");
+            assert!(matches!(came, Err(Error::Failed(_))), "{reply}: {came:?}");
         }
         // A line without an end.
         let endless = endless_reply(b"HTTP/1.1 200 OK\r\n\r\n", &[b'x'; 65536]).await;

@@ -67,10 +67,10 @@ impl Etcd {
     /// A digest of the content: equal content has an equal digest, at any revision.
     pub fn digest(&self) -> u32 {
         let services = self.services.iter().map(|(name, text)| (name, &text.text));
-        let said = serde_json::to_vec(&(services.collect::<Vec<_>>(), &self.pools));
+        let encoded = serde_json::to_vec(&(services.collect::<Vec<_>>(), &self.pools));
         // FNV-1a, of 64 bits folded.
         let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-        for byte in said.unwrap_or_default() {
+        for byte in encoded.unwrap_or_default() {
             hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         }
         u32::try_from((hash ^ hash >> 32) & 0xffff_ffff).unwrap_or(0)

@@ -65,7 +65,7 @@ pub(super) fn follow(settings: Cluster, shared: Arc<Shared>) -> JoinHandle<()> {
         let access = Arc::new(settings.access.clone());
         let members = access.endpoints.len().max(1);
         let (mut next, mut failures) = (0, 0_u32);
-        let mut heard = Instant::now();
+        let mut last_answer = Instant::now();
         loop {
             let Some(endpoint) = access.endpoints.get(next % members) else {
                 return;
@@ -77,14 +77,14 @@ pub(super) fn follow(settings: Cluster, shared: Arc<Shared>) -> JoinHandle<()> {
                 client: Client::new(Arc::clone(&access), endpoint.clone()),
                 model: Model::new(&settings.prefix),
                 seen: 0,
-                heard,
+                last_answer,
                 lease: None,
                 written: None,
                 keep_at: Instant::now(),
                 twin: None,
             };
             let Err(error) = session.run().await;
-            heard = session.heard;
+            last_answer = session.last_answer;
             if began.elapsed() >= WELL {
                 failures = 0;
             }
@@ -98,7 +98,7 @@ pub(super) fn follow(settings: Cluster, shared: Arc<Shared>) -> JoinHandle<()> {
                 true => retry(rounds, Duration::from_secs(1)),
                 false => GATHER,
             };
-            let left = settings.lease.saturating_sub(heard.elapsed());
+            let left = settings.lease.saturating_sub(last_answer.elapsed());
             if left.is_zero() {
                 shared.forget_directors();
             } else {
@@ -117,9 +117,9 @@ async fn timer(at: Option<Instant>) {
     }
 }
 
-/// The changes that a watch has not reported although a probe has found them. etcd before 3.4.31 and
-/// 3.5.13 may lose changes, and the fact that its history was compacted, and continues with later
-/// ones.
+/// The changes that a watch has not reported although a probe has found them. etcd before 3.4.31
+/// and 3.5.13 may lose changes, and the fact that its history was compacted, and continues with
+/// later ones.
 #[derive(Debug)]
 struct Owed {
     /// The watch has delivered all changes up to this revision, except deletions.
@@ -176,7 +176,7 @@ struct Session<'a> {
     /// The revision up to which all changes have been received.
     seen: i64,
     /// The time of the last answer that a majority has confirmed.
-    heard: Instant,
+    last_answer: Instant,
     lease: Option<i64>,
     /// The last record that was written with the lease.
     written: Option<Director>,
@@ -212,7 +212,7 @@ impl Session<'_> {
         let mut cluster = 0;
         loop {
             let page = self.client.range(range.clone()).await?;
-            self.heard = Instant::now();
+            self.last_answer = Instant::now();
             if range.revision.is_none() {
                 cluster = page.header.cluster_id.0;
                 self.seen = page.header.revision.0;
@@ -342,7 +342,7 @@ impl Session<'_> {
             ..Range::default()
         };
         let page = self.client.range(range).await?;
-        self.heard = Instant::now();
+        self.last_answer = Instant::now();
         self.shared.hear_etcd();
         Ok(page)
     }

@@ -1,4 +1,5 @@
-//! Where the API server is and how lvsd proves its identity: from a kubeconfig file, or from inside a pod.
+//! Where the API server is and how lvsd proves its identity: from a kubeconfig file, or from inside
+//! a pod.
 
 use std::collections::HashSet;
 use std::fmt;

@@ -559,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn assign_requested_address_is_given_if_it_is_free_and_in_a_pool() {
+    fn assign_requested_address_is_assigned_if_free_and_in_a_pool() {
         let all = [
             service("first", 1, &["192.0.2.10"], ""),
             service(

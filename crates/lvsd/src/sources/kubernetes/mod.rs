@@ -1,6 +1,6 @@
-//! Services of type `LoadBalancer` in Kubernetes: Services, EndpointSlices and Nodes are listed once
-//! and then watched. Where that fails in any way, they are listed anew; what was known holds until
-//! then.
+//! Services of type `LoadBalancer` in Kubernetes: Services, EndpointSlices and Nodes are listed
+//! once and then watched. Where that fails in any way, they are listed anew; what was known holds
+//! until then.
 //!
 //! ```text
 //! list ──▶ Model ◀── watch

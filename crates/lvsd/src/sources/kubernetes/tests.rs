@@ -717,13 +717,13 @@ async fn session_hostile_objects_are_left_out_alone() {
     director.wait_services(&["shop/web/tcp/80"]).await;
     director
         .wait("the refusals", |state| {
-            let said = state.kubernetes_view.left_out.join("\n");
-            let said = |words: &str| said.contains(words);
+            let output = state.kubernetes_view.left_out.join("\n");
+            let output = |words: &str| output.contains(words);
             state.kubernetes_view.refused == 4
-                && said("Service shop/many: it has more than 256 ports")
-                && said("Service shop/long: its annotations lvsd/... have 262150 bytes")
-                && said("Service shop/a[2Jb: its name is not a name in Kubernetes")
-                && said("Service shop/ports: invalid type: string")
+                && output("Service shop/many: it has more than 256 ports")
+                && output("Service shop/long: its annotations lvsd/... have 262150 bytes")
+                && output("Service shop/a[2Jb: its name is not a name in Kubernetes")
+                && output("Service shop/ports: invalid type: string")
         })
         .await;
     let state = director.shared.lock();
