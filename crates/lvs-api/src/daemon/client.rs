@@ -316,7 +316,7 @@ mod tests {
             "until the end of the connection"
         );
         let cut = &text[..text.len() - 1];
-        assert!(answered(cut).expect_err("cut").contains("has ended"));
+        assert!(answered(cut).expect_err("cut").contains("has exited"));
     }
 
     #[test]
@@ -326,8 +326,8 @@ mod tests {
 {"error":{"message":"only root may"}}"#;
         for (text, words) in [
             (refused, "only root may"),
-            ("", "has ended"),
-            ("HTTP/1.0 200 OK\r\n", "has ended"),
+            ("", "has exited"),
+            ("HTTP/1.0 200 OK\r\n", "has exited"),
             ("{\"id\":0}\n", "is not this lvsd: it says `{\"id\":0}`"),
             (
                 "HTTP/1.0 200 OK\r\ncontent-length: -1\r\n\r\n",

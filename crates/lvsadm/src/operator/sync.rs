@@ -204,7 +204,7 @@ mod tests {
         let message = announced(&info);
         for part in [
             "192.0.2.10                              announced\n",
-            "2001:db8::10                            leaving: other",
+            "2001:db8::10                            leaving: routers prefer other directors",
             "192.0.2.11                              withdrawn\n    the host already has one\n",
             "was not renewed for 12 s",
         ] {

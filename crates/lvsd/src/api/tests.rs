@@ -517,7 +517,7 @@ async fn answers_are_refused_and_counted_when_slow_readers_use_all_room() {
     for path in ["/v1/events", "/v1/services/web"] {
         let (code, body) = get(&api, path).await;
         assert!(
-            code == 503 && body.contains("slow readers"),
+            code == 503 && body.contains("slow clients"),
             "{path}: {code} {body}"
         );
     }

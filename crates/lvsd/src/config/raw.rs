@@ -101,8 +101,8 @@ pub(super) struct RawDataplane {
     pub(super) backend: Option<Spanned<String>>,
     /// Packet workers: a number, or `auto`. Default: 1.
     pub(super) workers: Option<Spanned<Scalar>>,
-    /// Control socket: `@name` (abstract, one for each network namespace) or a path. Default:
-    /// `lvs.sock` in `/run/lvs`.
+    /// Control socket: `@name` (abstract, one for each network namespace) or a path. Default: the
+    /// usual path in `/run/lvs`.
     pub(super) socket: Option<Spanned<String>>,
     /// Group, by name or number, whose members have write access to the control socket. Default:
     /// none.

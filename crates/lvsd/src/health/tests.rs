@@ -207,7 +207,7 @@ async fn unanswered_clients_trigger_a_check_at_once() {
     assert!(
         !change.up
             && change.reason.text.contains("refused")
-            && change.reason.text.contains("3 attempts"),
+            && change.reason.text.contains("3 connection attempts"),
         "{change:?}"
     );
     // Clients that are still there and try again keep nobody down.

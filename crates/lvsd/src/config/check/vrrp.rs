@@ -424,7 +424,7 @@ mod tests {
             ),
             (
                 "interface = \"eth0\"\nrouter_id = 1\npeers = [\"10.0.0.1\", \"fd00::1\"]",
-                "no group",
+                "not a valid group",
             ),
             (
                 "interface = \"eth0\"\nrouter_id = 1\npeers = [\"10.0.0.1\", \"10.0.0.1\"]",

@@ -137,7 +137,10 @@ fn invalid_cluster_is_refused() {
             "etcd = \"http://e\"\nlease = \"1s\"",
             "`lease` is out of range",
         ),
-        ("etcd = \"http://e\"\nlease = \"2s500ms\"", "whole seconds"),
+        (
+            "etcd = \"http://e\"\nlease = \"2s500ms\"",
+            "whole number of seconds",
+        ),
         (
             "etcd = \"http://e\"\ntimeout = \"1ms\"",
             "`timeout` is out of range",

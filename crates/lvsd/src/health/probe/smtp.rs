@@ -122,9 +122,9 @@ mod tests {
         for (words, why) in [
             (&b"554 go away\r\n"[..], "greets with \\\"554 go away\\\""),
             (b"220 mx\r\n502 what?\r\n", "answers EHLO with"),
-            (b"220", "hangs up"),
+            (b"220", "closes the connection"),
             (b"2200 mx\r\n", "greets with"),
-            (b"", "hangs up"),
+            (b"", "closes the connection"),
         ] {
             let output = format!("{:?}", probe(check, answering(words).await).await);
             assert!(output.contains(why), "{output}");

@@ -733,7 +733,7 @@ mod tests {
             service("web", 2, &[], ""),
         ]);
         assert!(
-            assigned.refused["shop/long"].contains("16384 at most"),
+            assigned.refused["shop/long"].contains("the maximum is 16384"),
             "{:?}",
             assigned.refused
         );
